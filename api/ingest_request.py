@@ -1,0 +1,129 @@
+"""One ingest request on its way: parsed events are sent in batches, and each batch is settled by its acknowledgement.
+
+Batches are in flight while the body is still being read, at most `max_in_flight_records` records of them; then the
+oldest is waited for, which holds the client back through its connection. A batch that is not acknowledged within
+`ack_timeout_ms` is given up: its records may still be stored, and the answer says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from api.ndjson import Parsed
+from api.settings import IngestSettings
+from api.tally import Outcome, Tally
+from shared.common.errors import KafkaTimeout, PenstockError
+from shared.common.records import ProducerRecord
+
+
+class IngestProducer(Protocol):
+    """What ingest needs of a Producer."""
+
+    async def send_many(self, records: Iterable[ProducerRecord]) -> Awaitable[Sequence[Outcome]]:
+        """Take the records over; awaiting the result gives each one's metadata or error, in order."""
+        ...
+
+    async def partitions_for(self, topic: str) -> Sequence[int]:
+        """The partitions of a topic; UnknownTopicOrPartition where there is none."""
+        ...
+
+
+class Flight(NamedTuple):
+    """A batch that was handed over: its positions and its coming outcomes."""
+
+    positions: list[int]
+    outcomes: asyncio.Future[Sequence[Outcome]]
+    deadline: float
+
+
+class IngestRequest:
+    """Sends what was parsed and keeps the tally."""
+
+    def __init__(self, producer: IngestProducer, tally: Tally, settings: IngestSettings) -> None:
+        self.tally = tally
+        self._producer = producer
+        self._settings = settings
+        self._flights: deque[Flight] = deque()
+        self._in_flight = 0
+
+    def __repr__(self) -> str:
+        return f"IngestRequest(in_flight={self._in_flight}, {self.tally!r})"
+
+    async def take(self, parsed: Parsed) -> bool:
+        """Send the records of one batch; False where the rest of the request is not worth reading."""
+        keep = self._within_errors(parsed)
+        self.tally.refused(parsed.errors)
+        if parsed.records:
+            await self._send(parsed.records, parsed.positions)
+        while self._flights and (self._flights[0].outcomes.done() or self._in_flight > self._most_in_flight):
+            await self._settle(self._flights.popleft())
+        return keep and not self.tally.must_stop
+
+    async def finish(self) -> None:
+        """Wait for everything in flight."""
+        while self._flights:
+            await self._settle(self._flights.popleft())
+
+    def abandon(self) -> None:
+        """Nobody waits for an answer any more: what was handed over goes its way without us."""
+        for flight in self._flights:
+            flight.outcomes.add_done_callback(_retrieve)
+        self._flights.clear()
+
+    @property
+    def _most_in_flight(self) -> int:
+        return self._settings.max_in_flight_records
+
+    def _within_errors(self, parsed: Parsed) -> bool:
+        """Cut a batch behind the error that is one too many, so that the errors stay bounded and all is said."""
+        room = self._settings.max_errors - len(self.tally.errors)
+        if len(parsed.errors) <= room:
+            return True
+        cut = parsed.errors[room].position
+        self.tally.stop(cut, f"more than max_errors={self._settings.max_errors} events were refused")
+        keep = sum(position < cut for position in parsed.positions)
+        del parsed.errors[room:], parsed.records[keep:], parsed.positions[keep:]
+        return False
+
+    async def _send(self, records: list[ProducerRecord], positions: list[int]) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._settings.ack_timeout_ms / 1000
+        try:
+            async with asyncio.timeout_at(deadline):
+                deliveries = await self._producer.send_many(records)
+        except TimeoutError:
+            self._give_up(positions)
+            return
+        except PenstockError as e:
+            self.tally.stored(positions, [e] * len(positions))
+            return
+        self._flights.append(Flight(positions, asyncio.ensure_future(_outcomes(deliveries)), deadline))
+        self._in_flight += len(positions)
+
+    async def _settle(self, flight: Flight) -> None:
+        self._in_flight -= len(flight.positions)
+        try:
+            async with asyncio.timeout_at(flight.deadline):
+                outcomes = await flight.outcomes
+        except TimeoutError:
+            self._give_up(flight.positions)
+        except PenstockError as e:
+            self.tally.stored(flight.positions, [e] * len(flight.positions))
+        else:
+            self.tally.stored(flight.positions, outcomes)
+
+    def _give_up(self, positions: list[int]) -> None:
+        message = f"not acknowledged within ack_timeout_ms={self._settings.ack_timeout_ms}; it may still be stored"
+        self.tally.stored(positions, [KafkaTimeout(message)] * len(positions))
+
+
+async def _outcomes(deliveries: Awaitable[Sequence[Outcome]]) -> Sequence[Outcome]:
+    return await deliveries
+
+
+def _retrieve(outcomes: asyncio.Future[Sequence[Outcome]]) -> None:
+    if not outcomes.cancelled():
+        outcomes.exception()

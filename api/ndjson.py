@@ -1,0 +1,170 @@
+"""A request's body to records: NDJSON line by line as it arrives, or a JSON array at once.
+
+Sans-IO. However the body is cut into chunks, the records and errors are the same. At most one unfinished line is
+held, and of a line that is too long nothing but the fact.
+
+>>> lines = LineSplitter(max_line_bytes=8)
+>>> lines.feed(b'{"a":1}\\r\\n{"a"')
+[b'{"a":1}']
+>>> lines.feed(b':2}\\n{"a":"too long"}\\n')
+[b'{"a":2}', None]
+>>> lines.close()
+[]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import msgspec
+
+from api.event import EventRefused, Read, RecordError, event_reader, explain_malformed
+from api.settings import IngestSettings
+from shared.common.records import ProducerRecord
+
+BLANK = b" \t\r"
+
+_decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+class LineSplitter:
+    """Chunks to lines without their line ends (LF or CR LF); None stands for a line over `max_line_bytes`."""
+
+    def __init__(self, max_line_bytes: int) -> None:
+        self._max_line_bytes = max_line_bytes
+        self._rest = bytearray()
+        self._skipping = False
+
+    def __repr__(self) -> str:
+        return f"LineSplitter(rest={len(self._rest)} bytes, skipping={self._skipping})"
+
+    def feed(self, chunk: bytes) -> list[bytes | None]:
+        """The lines that this chunk completes."""
+        head, newline, tail = chunk.partition(b"\n")
+        if not newline:
+            self._keep(chunk)
+            return []
+        self._keep(head)
+        lines: list[bytes | None] = [self._take()]
+        *complete, last = tail.split(b"\n")
+        lines += [self._bounded(line) for line in complete]
+        self._keep(last)
+        return lines
+
+    def close(self) -> list[bytes | None]:
+        """The last line, where the body does not end with a line end."""
+        return [self._take()] if self._rest or self._skipping else []
+
+    def _keep(self, part: bytes) -> None:
+        if self._skipping:
+            return
+        self._rest += part
+        if len(self._rest) > self._max_line_bytes + 1:  # + 1: its last byte may be a CR
+            self._skipping = True
+            self._rest.clear()
+
+    def _take(self) -> bytes | None:
+        if self._skipping:
+            self._skipping = False
+            return None
+        line = bytes(self._rest)
+        self._rest.clear()
+        return self._bounded(line)
+
+    def _bounded(self, line: bytes) -> bytes | None:
+        if line.endswith(b"\r"):
+            line = line[:-1]
+        return line if len(line) <= self._max_line_bytes else None
+
+
+class Parsed:
+    """Some consecutive events: records to send, each with its position, and the errors of the others."""
+
+    __slots__ = ("errors", "positions", "records")
+
+    def __init__(self) -> None:
+        self.records: list[ProducerRecord] = []
+        self.positions: list[int] = []
+        self.errors: list[RecordError] = []
+
+    def __repr__(self) -> str:
+        return f"Parsed({len(self.records)} records, errors={self.errors})"
+
+
+class EventParser:
+    """Values to records of one topic, by the topic's settings."""
+
+    def __init__(self, topic: str, settings: IngestSettings) -> None:
+        self.topic = topic
+        self._read: Read = event_reader(settings.for_topic(topic))
+        self._max_future_ms = settings.max_future_ms
+        self._max_line_bytes = settings.max_line_bytes
+
+    def parse(self, values: Sequence[bytes | None], first: int, now_ms: int) -> Parsed:
+        """Events at the positions `first`, `first + 1`, ...; blank ones are skipped but counted."""
+        parsed = Parsed()
+        read, topic, latest_ms = self._read, self.topic, now_ms + self._max_future_ms
+        add_record, add_position = parsed.records.append, parsed.positions.append
+        for position, value in enumerate(values, first):
+            if value is None:
+                parsed.errors.append(self._too_long(position))
+                continue
+            try:
+                key, timestamp = read(value, latest_ms)
+            except EventRefused as e:
+                if value.strip(BLANK):
+                    parsed.errors.append(RecordError(position, 400, e.error_code, str(e), e.column))
+                continue
+            add_record(ProducerRecord(topic, value, key, (), None, timestamp))
+            add_position(position)
+        return parsed
+
+    def _too_long(self, position: int) -> RecordError:
+        return RecordError(position, 413, "MESSAGE_TOO_LARGE", f"longer than max_line_bytes={self._max_line_bytes}")
+
+
+class NdjsonReader:
+    """The body of one NDJSON request: chunks in, records and errors out."""
+
+    def __init__(self, parser: EventParser, max_line_bytes: int) -> None:
+        self._parser = parser
+        self._lines = LineSplitter(max_line_bytes)
+        self.next_line = 1
+        """The number of the line that comes next."""
+
+    def feed(self, chunk: bytes, now_ms: int) -> Parsed:
+        """What the chunk completes; positions are 1-based line numbers."""
+        return self._parse(self._lines.feed(chunk), now_ms)
+
+    def close(self, now_ms: int) -> Parsed:
+        """The last line, where it has no line end."""
+        return self._parse(self._lines.close(), now_ms)
+
+    def _parse(self, lines: list[bytes | None], now_ms: int) -> Parsed:
+        parsed = self._parser.parse(lines, self.next_line, now_ms)
+        self.next_line += len(lines)
+        return parsed
+
+
+def array_elements(body: bytes, max_element_bytes: int, batch: int = 1_000) -> Iterator[tuple[int, list[bytes | None]]]:
+    """The elements of a JSON array as their own bytes, as (0-based index of the first, at most `batch` of them).
+
+    Raises EventRefused, before the first is given out, where the body is not an array.
+    """
+    try:
+        elements = iter(_decode_elements(body))
+    except msgspec.ValidationError:
+        raise EventRefused("NOT_AN_ARRAY", "the body must be a JSON array of events") from None
+    except (ValueError, RecursionError) as e:
+        raise explain_malformed(body, e) from None
+    return _batches(elements, max_element_bytes, batch)
+
+
+def _batches(
+    elements: Iterator[msgspec.Raw], max_element_bytes: int, batch: int
+) -> Iterator[tuple[int, list[bytes | None]]]:
+    first = 0
+    while part := [bytes(element) for element in islice(elements, batch)]:
+        yield first, [value if len(value) <= max_element_bytes else None for value in part]
+        first += len(part)

@@ -1,0 +1,139 @@
+"""What the dashboard shows, put together from what each service says of itself.
+
+Sans-IO: samples in, one plain value out; whatever is not known is None. Rates are taken over the last seconds, and a
+counter that fell (its service was restarted) starts anew:
+
+>>> rate = Rate(window_ms=5_000)
+>>> rate.add(0, 100), rate.add(1_000, 600), rate.add(2_000, 200)
+(None, 500.0, 350.0)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+RATE_WINDOW_MS = 5_000
+COMPACTIONS_MAX = 10
+
+STORED = "penstock_ingest_stored_records_total"
+REFUSED = "penstock_ingest_refused_records_total"
+LATE = "penstock_streams_late_records_total"
+DEAD_LETTERS_SUFFIX = "_dead_letters_total"
+
+Metrics = Mapping[str, float]
+"""Metric name to its value, summed over its labels."""
+
+
+class OverviewProvider(Protocol):
+    """What the dashboard's route asks."""
+
+    async def overview(self) -> dict[str, Any]:
+        """The newest overview, as plain values (see `build`)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSample:
+    """What one service answered, or why it did not."""
+
+    name: str
+    url: str
+    status: str
+    """ok, failing or unreachable."""
+    detail: str = ""
+    checks: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
+    streams: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSample:
+    """What Kafka answered: brokers, and each group with its state, number of members and total lag."""
+
+    cluster_id: str | None = None
+    brokers: int | None = None
+    groups: Sequence[Mapping[str, Any]] = ()
+    error: str = ""
+
+
+class Rate:
+    """Increase of a counter per second over a sliding window."""
+
+    def __init__(self, window_ms: int = RATE_WINDOW_MS) -> None:
+        self._window_ms = window_ms
+        self._points: deque[tuple[int, float]] = deque()
+        self._last: float | None = None
+        self._total = 0.0
+
+    def add(self, monotonic_ms: int, value: float | None) -> float | None:
+        """Take a sample (None: the counter could not be read); the rate, or None with too little to say."""
+        if value is None:
+            return None
+        if self._last is not None:
+            self._total += value - self._last if value >= self._last else value
+        self._last = value
+        self._points.append((monotonic_ms, self._total))
+        while len(self._points) > 2 and self._points[1][0] <= monotonic_ms - self._window_ms:
+            self._points.popleft()
+        first_ms, first = self._points[0]
+        return (self._total - first) * 1_000 / (monotonic_ms - first_ms) if monotonic_ms > first_ms else None
+
+
+class OverviewBuilder:
+    """Samples to overviews; remembers only what rates need."""
+
+    def __init__(self) -> None:
+        self._ingest_rate = Rate()
+
+    def build(
+        self, services: Sequence[ServiceSample], kafka: KafkaSample, *, now_ms: int, monotonic_ms: int
+    ) -> dict[str, Any]:
+        """The overview as plain values."""
+        stored = _total(services, lambda name: name == STORED)
+        streams = [s.streams for s in services if s.streams is not None]
+        tasks = [dict(task) for stream in streams for task in stream.get("tasks", ())]
+        late = _sum(tasks, "late_records")
+        dead = _total(services, lambda name: name.startswith("penstock_") and name.endswith(DEAD_LETTERS_SUFFIX))
+        compactions = [dict(run) for stream in streams for run in stream.get("compactions", ())]
+        return {
+            "now_ms": now_ms,
+            "services": [_service(sample) for sample in services],
+            "kafka": {"cluster_id": kafka.cluster_id, "brokers": kafka.brokers, "error": kafka.error},
+            "groups": [dict(group) for group in kafka.groups],
+            "ingest": {
+                "stored": stored,
+                "records_per_second": self._ingest_rate.add(monotonic_ms, stored),
+                "refused": _total(services, lambda name: name == REFUSED),
+            },
+            "streams": {
+                "tasks": sorted(tasks, key=lambda task: task.get("partition", -1)),
+                "open_sessions": _sum(tasks, "open_sessions"),
+                "closed_sessions": _sum(tasks, "closed_sessions"),
+                "late_records": _total(services, lambda name: name == LATE) if late is None else late,
+            },
+            "dead_letters": _sum(tasks, "dead_letters") if dead is None else dead,
+            "compactions": sorted(compactions, key=lambda run: -run.get("started_at_ms", 0))[:COMPACTIONS_MAX],
+        }
+
+
+def _service(sample: ServiceSample) -> dict[str, Any]:
+    return {
+        "name": sample.name,
+        "url": sample.url,
+        "status": sample.status,
+        "detail": sample.detail,
+        "checks": dict(sample.checks),
+    }
+
+
+def _total(services: Sequence[ServiceSample], wanted: Any) -> float | None:
+    values = [value for service in services for name, value in service.metrics.items() if wanted(name)]
+    return sum(values) if values else None
+
+
+def _sum(tasks: Sequence[Mapping[str, Any]], key: str) -> int | None:
+    values = [task[key] for task in tasks if task.get(key) is not None]
+    return sum(values) if values else None

@@ -1,0 +1,151 @@
+"""Errors as HTTP says them: RFC 9457 problem details, from one table.
+
+Each error of Penstock has one status, one stable `error_code` and, where the same request may succeed later, a
+`Retry-After`. The look-up follows the class hierarchy, so that a new leaf class is answered like its base:
+
+>>> from shared.common.errors import BufferExhausted, NotEnoughReplicas
+>>> kind_of(BufferExhausted()).status, kind_of(NotEnoughReplicas()).error_code, kind_of(ValueError()).status
+(429, 'NOT_ENOUGH_REPLICAS', 500)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from shared.common import errors
+from shared.common.log import get_logger
+
+log = get_logger(__name__)
+
+PROBLEM_TYPE = "application/problem+json"
+JSON_TYPE = "application/json"
+
+
+class ErrorKind(NamedTuple):
+    """How an error is answered; `retry_after_s` is None where the same request will fail again."""
+
+    status: int
+    error_code: str
+    title: str
+    retry_after_s: int | None = None
+
+
+UNEXPECTED = ErrorKind(500, "UNKNOWN_SERVER_ERROR", "Unexpected error")
+
+KINDS: Mapping[type[errors.PenstockError], ErrorKind] = {
+    errors.PenstockError: UNEXPECTED,
+    errors.RetriableError: ErrorKind(503, "KAFKA_NOT_READY", "Kafka cannot do this now", 5),
+    errors.FatalError: ErrorKind(503, "CLIENT_FAILED", "The connection to Kafka has to be made anew", 10),
+    errors.IllegalState: ErrorKind(503, "SHUTTING_DOWN", "The service is not ready, or is leaving", 5),
+    errors.ConfigError: ErrorKind(400, "INVALID_CONFIG", "Wrong setting"),
+    errors.DataError: ErrorKind(400, "INVALID_RECORD", "Wrong data"),
+    errors.InvalidRequest: ErrorKind(400, "KAFKA_INVALID_REQUEST", "Kafka does not take these values"),
+    errors.InvalidTopic: ErrorKind(400, "INVALID_TOPIC", "Not a topic name"),
+    errors.InvalidTimestamp: ErrorKind(400, "INVALID_TIMESTAMP", "Event time not accepted"),
+    errors.RecordTooLarge: ErrorKind(413, "MESSAGE_TOO_LARGE", "Record too large"),
+    errors.UnknownTopicOrPartition: ErrorKind(404, "UNKNOWN_TOPIC_OR_PARTITION", "No such topic or partition"),
+    errors.TopicAlreadyExists: ErrorKind(409, "TOPIC_ALREADY_EXISTS", "The topic exists"),
+    errors.BufferExhausted: ErrorKind(429, "BUFFER_EXHAUSTED", "Too much is waiting for Kafka", 1),
+    errors.KafkaTimeout: ErrorKind(504, "REQUEST_TIMED_OUT", "Kafka did not answer in time", 5),
+    errors.DeliveryTimeout: ErrorKind(504, "DELIVERY_TIMEOUT", "Not acknowledged in time", 5),
+    errors.BrokerNotAvailable: ErrorKind(503, "BROKER_NOT_AVAILABLE", "Kafka cannot be reached", 5),
+    errors.NotLeaderOrFollower: ErrorKind(503, "NOT_LEADER_OR_FOLLOWER", "The partition is moving", 1),
+    errors.NotEnoughReplicas: ErrorKind(503, "NOT_ENOUGH_REPLICAS", "Too few replicas are in sync", 5),
+    errors.TransactionAborted: ErrorKind(503, "TRANSACTION_ABORTED", "The transaction was aborted", 1),
+    errors.AuthenticationFailed: ErrorKind(503, "AUTHENTICATION_FAILED", "Kafka refused the service's credentials", 30),
+    errors.AuthorizationFailed: ErrorKind(403, "AUTHORIZATION_FAILED", "Kafka does not allow this to the service"),
+    errors.RebalanceInProgress: ErrorKind(503, "REBALANCE_IN_PROGRESS", "The group is rebalancing", 2),
+    errors.CommitFailed: ErrorKind(409, "COMMIT_FAILED", "Offsets could not be committed"),
+    errors.GroupNotEmpty: ErrorKind(409, "NON_EMPTY_GROUP", "The group is active"),
+    errors.BrokerError: ErrorKind(502, "BROKER_ERROR", "Kafka answered with an error"),
+    errors.GroupNotFound: ErrorKind(404, "GROUP_ID_NOT_FOUND", "No such group"),
+    errors.OffsetOutOfRange: ErrorKind(400, "OFFSET_OUT_OF_RANGE", "Offset outside of the partition"),
+    errors.NoOffsetForPartition: ErrorKind(404, "NO_OFFSET", "No committed offset"),
+}
+
+
+def kind_of(error: BaseException) -> ErrorKind:
+    """The answer to an error, by its class or the nearest base that the table names."""
+    for base in type(error).__mro__:
+        kind = KINDS.get(base)
+        if kind is not None:
+            return kind
+    return UNEXPECTED
+
+
+class Problem(Exception):
+    """An answer that is not a success; `extra` members are added to the body (RFC 9457, section 3.2)."""
+
+    def __init__(self, kind: ErrorKind, detail: str, extra: Mapping[str, Any] | None = None) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.detail = detail
+        self.extra = extra or {}
+
+    @classmethod
+    def of(cls, error: errors.PenstockError) -> Problem:
+        kind = kind_of(error)
+        return cls(kind, str(error) or kind.title)
+
+    def response(self) -> Response:
+        """The problem as an HTTP response."""
+        kind = self.kind
+        body = {
+            "type": "about:blank",
+            "title": kind.title,
+            "status": kind.status,
+            "detail": self.detail,
+            "error_code": kind.error_code,
+            "message": self.detail,
+            **self.extra,
+        }
+        headers = {} if kind.retry_after_s is None else {"Retry-After": str(kind.retry_after_s)}
+        return Response(msgspec.json.encode(body), kind.status, headers, PROBLEM_TYPE)
+
+
+def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Any plain value as JSON."""
+    return Response(msgspec.json.encode(body), status, dict(headers or {}), JSON_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of the app's routes as a problem."""
+
+    async def on_problem(request: Request, error: Exception) -> Response:
+        assert isinstance(error, Problem)
+        return error.response()
+
+    async def on_penstock_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, errors.PenstockError)
+        problem = Problem.of(error)
+        if problem.kind.status >= 500:
+            log.warning("request failed", path=request.url.path, error=type(error).__name__, reason=str(error))
+        return problem.response()
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        kind = ErrorKind(error.status_code, f"HTTP_{error.status_code}", str(error.detail))
+        response = Problem(kind, f"{request.method} {request.url.path}: {error.detail}").response()
+        response.headers.update(error.headers or {})
+        return response
+
+    async def on_validation_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        places = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        return Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), "; ".join(places)).response()
+
+    async def on_anything(request: Request, error: Exception) -> Response:
+        log.error("request failed", path=request.url.path, error=type(error).__name__, exc_info=error)
+        return Problem(UNEXPECTED, "the service failed at this request; its log says why").response()
+
+    app.add_exception_handler(Problem, on_problem)
+    app.add_exception_handler(errors.PenstockError, on_penstock_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
+    app.add_exception_handler(Exception, on_anything)

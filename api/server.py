@@ -1,0 +1,124 @@
+"""An app served by uvicorn inside the running event loop (an edge).
+
+The daemon owns the signals and the loop; the server only listens. `start` returns when the address answers, and the
+real port is known then. `stop` closes the listening socket, lets the requests in flight finish within a limit, and
+cuts the others off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from shared.common.errors import ConfigError
+from shared.common.log import get_logger
+from shared.common.settings import HttpSettings
+
+log = get_logger(__name__)
+
+BACKLOG = 2_048
+CONCURRENT_REQUESTS_MAX = 2_000
+"""Beyond this many connections or requests, uvicorn answers 503 itself: each may hold a line of `max_line_bytes`."""
+
+GRACE_MS = 10_000
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its signal handlers, and with an event for having started."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+
+class HttpServer:
+    """One app at one address, from `start` to `stop`."""
+
+    def __init__(self, app: ASGIApp, settings: HttpSettings) -> None:
+        self._app = app
+        self._settings = settings
+        self._server: _Uvicorn | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self.host = settings.host
+        self.port = settings.port
+
+    def __repr__(self) -> str:
+        return f"HttpServer({self.url}, {'listening' if self._serving else 'closed'})"
+
+    @property
+    def url(self) -> str:
+        """The address for a client on this machine."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - a name for "every address", not a binding
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    async def start(self) -> None:
+        """Listen; ConfigError where the address cannot be had."""
+        bound = _bind(self._settings)
+        self.port = bound.getsockname()[1]
+        config = uvicorn.Config(
+            self._app,
+            log_config=None,
+            log_level="warning",  # we log the address and the shutdown ourselves
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            ws="none",
+            backlog=BACKLOG,
+            limit_concurrency=CONCURRENT_REQUESTS_MAX,
+        )
+        self._server = _Uvicorn(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[bound]), name=f"http {self.port}")
+        listening = asyncio.ensure_future(self._server.listening.wait())
+        try:
+            await asyncio.wait({listening, self._serving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            listening.cancel()
+        if self._serving.done():
+            await self._serving
+            raise ConfigError(f"http: the server at {self.url} ended at once")
+        log.info("listening", url=self.url)
+
+    async def wait(self) -> None:
+        """Return when the server has ended; raises what ended it."""
+        assert self._serving is not None, "start() comes first"
+        await asyncio.shield(self._serving)
+
+    async def stop(self, grace_ms: int = GRACE_MS) -> None:
+        """Stop accepting, finish the requests in flight within `grace_ms`, then close."""
+        if self._server is None or self._serving is None:
+            return
+        self._server.config.timeout_graceful_shutdown = -(-grace_ms // 1000)  # whole seconds, rounded up
+        self._server.should_exit = True
+        await asyncio.shield(self._serving)
+        self._serving = None
+
+
+def _bind(settings: HttpSettings) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as e:
+        raise ConfigError(f"http.host: {settings.host}: {e.strerror}") from None
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.setblocking(False)
+    except OSError as e:
+        bound.close()
+        raise ConfigError(f"http.port: {settings.host}:{settings.port}: {e.strerror}") from None
+    return bound

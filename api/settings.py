@@ -1,0 +1,105 @@
+"""Settings of the HTTP interface: what a topic takes, what a request may cost, and who may ask.
+
+>>> flights = TopicSettings(key=["/carrier", "/origin"], time="/scheduled_ms")
+>>> IngestSettings(topics={"flights": flights}).for_topic("flights").key
+('/carrier', '/origin')
+>>> IngestSettings(default_topic={"allowed": False}).for_topic("anything else").allowed
+False
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, Field, SecretStr, model_validator
+
+from shared.common.errors import ConfigError
+from shared.common.settings import PositiveMs, Section, ServiceSettings
+
+HOUR_MS = 3_600_000
+TOKEN_LENGTH_MIN = 16
+
+_POINTER = re.compile(r"(/([^~/]|~[01])*)+")
+
+
+def _is_pointer(pointer: str) -> str:
+    if not _POINTER.fullmatch(pointer):
+        raise ValueError("a JSON pointer starts with '/', and '~' is followed by 0 or 1 (RFC 6901)")
+    return pointer
+
+
+Pointer = Annotated[str, AfterValidator(_is_pointer)]
+PositiveCount = Annotated[int, Field(gt=0)]
+
+
+class TopicSettings(Section):
+    """What ingest makes of an event for one topic."""
+
+    allowed: bool = Field(True, description="false: events for this topic are refused")
+    key: tuple[Pointer, ...] = Field(
+        (), description="JSON pointers whose values, joined with '-', are the record's key"
+    )
+    time: Pointer | None = Field(None, description="JSON pointer to the event time; default: the time of arrival")
+
+
+class IngestSettings(Section):
+    """What ingest accepts, and the most that one request may hold in memory."""
+
+    topics: dict[str, TopicSettings] = Field({}, description="settings by topic name")
+    default_topic: TopicSettings = Field(TopicSettings(), description="for topics that have no entry")
+    max_line_bytes: PositiveCount = Field(1_048_576, description="the longest NDJSON line or array element")
+    max_body_bytes: PositiveCount = Field(4_194_304, description="the longest JSON array; NDJSON has no such limit")
+    max_in_flight_records: PositiveCount = Field(20_000, description="unacknowledged records of one request")
+    max_errors: PositiveCount = Field(1_000, description="errors in one request after which it is stopped")
+    max_offsets: PositiveCount = Field(100_000, description="offsets in one answer to ?offsets=true")
+    max_future_ms: PositiveMs = Field(HOUR_MS, description="how far ahead of the clock an event time may be")
+    ack_timeout_ms: PositiveMs = Field(30_000, description="how long a record may wait for its acknowledgement")
+    body_timeout_ms: PositiveMs = Field(30_000, description="how long a client may pause within a body")
+
+    def for_topic(self, topic: str) -> TopicSettings:
+        """The settings of a topic, or the default ones."""
+        return self.topics.get(topic, self.default_topic)
+
+
+class GuardedSettings(ServiceSettings):
+    """Settings of a service whose address must not be open to everyone."""
+
+    auth_token: SecretStr | None = Field(None, description="what clients send as Authorization: Bearer")
+    insecure_no_auth: bool = Field(False, description="serve other machines without a token (a trusted network)")
+
+    @model_validator(mode="after")
+    def _is_guarded(self) -> Self:
+        try:
+            require_auth(self.http.host, self.auth_token, insecure_no_auth=self.insecure_no_auth)
+        except ConfigError as e:
+            raise ValueError(str(e)) from None
+        return self
+
+    @property
+    def local_hosts_only(self) -> bool:
+        """Whether only requests that name this machine are served: a loopback address without a token."""
+        return self.auth_token is None and is_loopback(self.http.host)
+
+
+def require_auth(host: str, auth_token: SecretStr | None, *, insecure_no_auth: bool) -> None:
+    """Refuse to serve an address beyond this machine to everyone; ConfigError names the settings."""
+    if auth_token is not None:
+        if len(auth_token.get_secret_value()) < TOKEN_LENGTH_MIN:
+            raise ConfigError(f"auth_token: must have at least {TOKEN_LENGTH_MIN} characters")
+    elif not is_loopback(host) and not insecure_no_auth:
+        raise ConfigError(
+            f"auth_token: required since http.host={host} is reachable from other machines"
+            " (or set insecure_no_auth=true where the network itself is trusted)"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

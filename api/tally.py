@@ -1,0 +1,129 @@
+"""What became of one request's events, and the answer that says so.
+
+Sans-IO. A record counts as stored only by the broker's acknowledgement. The tally is bounded: after `max_errors`
+errors, or an error that later events would meet too (Kafka is down), the request is to be stopped, and the answer
+names the first event that was not looked at.
+
+>>> from shared.common.errors import BrokerNotAvailable
+>>> tally = Tally("line", max_errors=10)
+>>> tally.stored([1, 2], [RecordMetadata("t", 0, 7, 0), BrokerNotAvailable("no broker")])
+>>> tally.status, tally.body()["stored"], tally.body()["errors"][0]["line"]
+(207, 1, 2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from api.event import RecordError
+from api.problem import kind_of
+from shared.common.errors import PenstockError
+from shared.common.records import RecordMetadata
+
+Outcome = RecordMetadata | BaseException
+
+TOO_MANY_REQUESTS = 429
+MET_BY_ALL = frozenset({403, 404, TOO_MANY_REQUESTS})
+"""Statuses below 500 that say something of the topic or the service, not of one record."""
+
+
+class Tally:
+    """Counts, last offsets and errors of one request; `unit` says what a position is."""
+
+    def __init__(self, unit: Literal["line", "index"], max_errors: int, max_offsets: int = 0) -> None:
+        self.unit = unit
+        self.stored_count = 0
+        self.errors: list[RecordError] = []
+        self.last_offsets: dict[int, int] = {}
+        self.stopped_at: int | None = None
+        self.stop_reason = ""
+        self._max_errors = max_errors
+        self._max_offsets = max_offsets
+        self._offsets: list[dict[str, int]] = []
+        self._lasting_failure = ""
+
+    def __repr__(self) -> str:
+        return f"Tally(stored={self.stored_count}, errors={len(self.errors)}, stopped_at={self.stopped_at})"
+
+    def refused(self, errors: Iterable[RecordError]) -> None:
+        """Events that were not sent."""
+        self.errors.extend(errors)
+
+    def stored(self, positions: Sequence[int], outcomes: Sequence[Outcome]) -> None:
+        """What the broker said of the events at these positions."""
+        last, offsets = self.last_offsets, self._offsets
+        for position, outcome in zip(positions, outcomes, strict=True):
+            if not isinstance(outcome, RecordMetadata):
+                self._failed(position, outcome)
+                continue
+            self.stored_count += 1
+            partition, offset = outcome.partition, outcome.offset
+            if offset > last.get(partition, -1):
+                last[partition] = offset
+            if len(offsets) < self._max_offsets:
+                offsets.append({self.unit: position, "partition": partition, "offset": offset})
+
+    def stop(self, position: int, reason: str) -> None:
+        """Say that nothing from `position` on was looked at; the first stop counts."""
+        if self.stopped_at is None:
+            self.stopped_at, self.stop_reason = position, reason
+
+    @property
+    def must_stop(self) -> str:
+        """Why the rest of the request is not worth reading, or nothing."""
+        if len(self.errors) >= self._max_errors:
+            return f"there were {len(self.errors)} errors"
+        return self._lasting_failure
+
+    @property
+    def status(self) -> int:
+        """200: all stored; 207: some; otherwise what the errors agree on, the service's before the client's."""
+        if not self.errors and self.stopped_at is None:
+            return 200
+        if self.stored_count:
+            return 207
+        statuses = {e.status for e in self.errors}
+        for status in (503, 504, 500, TOO_MANY_REQUESTS):
+            if status in statuses:
+                return status
+        if len(statuses) == 1:
+            return statuses.pop()
+        return 400 if statuses else 503
+
+    @property
+    def retry_after_s(self) -> int | None:
+        """Seconds after which what failed may be sent again, where that makes sense."""
+        waits = [e.retry_after_s for e in self.errors if e.retry_after_s is not None]
+        if waits:
+            return max(waits)
+        return 1 if self.stopped_at is not None and len(self.errors) < self._max_errors else None
+
+    def body(self) -> dict[str, Any]:
+        """The answer as plain values."""
+        body: dict[str, Any] = {
+            "stored": self.stored_count,
+            "last_offsets": {str(p): self.last_offsets[p] for p in sorted(self.last_offsets)},
+        }
+        if self._max_offsets:
+            body["offsets"] = sorted(self._offsets, key=lambda row: row[self.unit])
+            body["offsets_omitted"] = self.stored_count - len(self._offsets)
+        if self.status != 200:
+            body["errors"] = [self._error(e) for e in sorted(self.errors, key=lambda e: e.position)]
+        if self.stopped_at is not None:
+            body[f"stopped_at_{self.unit}"] = self.stopped_at
+            body["stop_reason"] = f"{self.stop_reason}; nothing from here on was read or stored"
+        return body
+
+    def _failed(self, position: int, error: BaseException) -> None:
+        status, error_code, title, retry_after_s = kind_of(error)
+        message = str(error) if isinstance(error, PenstockError) and str(error) else title
+        self.errors.append(RecordError(position, status, error_code, message, retry_after_s=retry_after_s))
+        if status in MET_BY_ALL or status >= 500:
+            self._lasting_failure = self._lasting_failure or message
+
+    def _error(self, error: RecordError) -> dict[str, Any]:
+        row: dict[str, Any] = {self.unit: error.position}
+        if error.column is not None:
+            row["column"] = error.column
+        return row | {"error_code": error.error_code, "message": error.message}

@@ -1,0 +1,74 @@
+"""Penstock's public names: what user code imports.
+
+>>> from penstock import Count, Mean, StreamsBuilder
+>>> builder = StreamsBuilder()
+>>> windows = builder.stream("clicks").group_by_key().session_window(gap=1_800_000, grace=300_000)
+>>> windows.aggregate("visits", clicks=Count(), ms=Mean("ms")).on_close().to("visits")
+>>> builder.build().output_topics()
+['visits', 'clicks-dlq', 'clicks-late']
+
+Clients are in `penstock.clients`, streams in `penstock.streams`, test tools in `penstock.testing`, errors in
+`penstock.errors`; what is most used is here.
+"""
+
+from penstock.clients import (
+    Admin,
+    Consumer,
+    ConsumerRecord,
+    ConsumerSettings,
+    KafkaSettings,
+    NewTopic,
+    Producer,
+    ProducerRecord,
+    ProducerSettings,
+    RebalanceListener,
+    RecordMetadata,
+    TopicPartition,
+    event_time_topic,
+)
+from penstock.streams import (
+    Aggregate,
+    Count,
+    CountDistinct,
+    Max,
+    Mean,
+    Min,
+    Processor,
+    PunctuationType,
+    Record,
+    StreamsBuilder,
+    StreamsSettings,
+    StreamWorker,
+    Sum,
+    Topology,
+)
+
+__all__ = [
+    "Admin",
+    "Aggregate",
+    "Consumer",
+    "ConsumerRecord",
+    "ConsumerSettings",
+    "Count",
+    "CountDistinct",
+    "KafkaSettings",
+    "Max",
+    "Mean",
+    "Min",
+    "NewTopic",
+    "Processor",
+    "Producer",
+    "ProducerRecord",
+    "ProducerSettings",
+    "PunctuationType",
+    "RebalanceListener",
+    "Record",
+    "RecordMetadata",
+    "StreamWorker",
+    "StreamsBuilder",
+    "StreamsSettings",
+    "Sum",
+    "TopicPartition",
+    "Topology",
+    "event_time_topic",
+]

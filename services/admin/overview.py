@@ -1,0 +1,49 @@
+"""The overview that the dashboard polls: every source asked at once, at most once in `KEEP_MS`.
+
+However many pages are open, the services and Kafka are asked once: pages that ask meanwhile wait for the same answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from api.overview import OverviewBuilder
+from services.admin.sources import KafkaSource, Source
+from shared.common.clock import SYSTEM_CLOCK, Clock
+
+KEEP_MS = 800
+
+
+class Overview:
+    """Implements `api.overview.OverviewProvider` over sources."""
+
+    def __init__(
+        self, sources: Sequence[Source], kafka: KafkaSource, *, clock: Clock = SYSTEM_CLOCK, keep_ms: int = KEEP_MS
+    ) -> None:
+        self._sources = sources
+        self._kafka = kafka
+        self._clock = clock
+        self._keep_ms = keep_ms
+        self._builder = OverviewBuilder()
+        self._lock = asyncio.Lock()
+        self._newest: dict[str, Any] = {}
+        self._taken_ms: int | None = None
+
+    async def overview(self) -> dict[str, Any]:
+        """The newest overview, at most `keep_ms` old."""
+        async with self._lock:
+            now_ms = self._clock.monotonic_ms()
+            if self._taken_ms is None or now_ms - self._taken_ms >= self._keep_ms:
+                self._newest = await self._take()
+                self._taken_ms = self._clock.monotonic_ms()
+            return self._newest
+
+    async def _take(self) -> dict[str, Any]:
+        kafka, services = await asyncio.gather(
+            self._kafka.sample(), asyncio.gather(*(source.sample() for source in self._sources))
+        )
+        return self._builder.build(
+            services, kafka, now_ms=self._clock.now_ms(), monotonic_ms=self._clock.monotonic_ms()
+        )

@@ -1,0 +1,28 @@
+"""Settings of the admin service."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, SecretStr
+
+from api.settings import GuardedSettings
+from shared.common.settings import PositiveMs
+
+
+def _http_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be an http:// or https:// address")
+    return url.rstrip("/")
+
+
+class AdminServiceSettings(GuardedSettings):
+    """The admin service: offsets, groups and topics over HTTP, and the dashboard."""
+
+    services: dict[str, Annotated[str, AfterValidator(_http_url)]] = Field(
+        {}, description="addresses of the other services by name, for the dashboard"
+    )
+    services_auth_token: SecretStr | None = Field(None, description="the token that the other services ask for")
+    services_timeout_ms: PositiveMs = Field(2_000, description="how long a service may take to tell its health")

@@ -1,0 +1,125 @@
+"""Where an overview's samples come from: services over HTTP, parts of this process, and Kafka (an edge)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import httpx
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from api.admin import AdminClient
+from api.health import Check, health_body, run_checks
+from api.overview import KafkaSample, ServiceSample
+from api.state import StreamsView
+from shared.common import metrics
+from shared.common.errors import PenstockError
+
+GROUPS_MAX = 50
+"""Groups that the overview asks for: each costs Kafka four requests."""
+
+KAFKA_TIMEOUT_MS = 3_000
+
+
+class Source(Protocol):
+    """One service to be shown."""
+
+    async def sample(self) -> ServiceSample:
+        """What the service says now; never raises for what the service does."""
+        ...
+
+
+class HttpSource:
+    """A service in another process, by its `/health`, `/metrics` and, where it has them, `/v1/streams`."""
+
+    def __init__(self, name: str, url: str, client: httpx.AsyncClient) -> None:
+        self._name = name
+        self._url = url
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"HttpSource({self._name}, {self._url})"
+
+    async def sample(self) -> ServiceSample:
+        try:
+            health = await self._client.get(f"{self._url}/health")
+            body = health.json()
+            checks, status = body["checks"], str(body["status"])
+            totals = sum_metrics((await self._client.get(f"{self._url}/metrics")).text)
+            streams = await self._client.get(f"{self._url}/v1/streams")
+            state = streams.json() if streams.status_code == httpx.codes.OK else None
+        except (httpx.HTTPError, json.JSONDecodeError, KeyError, TypeError, ValueError) as e:
+            return ServiceSample(self._name, self._url, "unreachable", f"{type(e).__name__}: {e}".rstrip(": "))
+        return ServiceSample(self._name, self._url, status, failing(checks), checks, totals, state)
+
+
+class LocalSource:
+    """A part of this process, asked without HTTP."""
+
+    def __init__(
+        self,
+        name: str,
+        checks: Mapping[str, Check],
+        registry: CollectorRegistry | None = None,
+        streams: StreamsView | None = None,
+    ) -> None:
+        self._name = name
+        self._checks = checks
+        self._registry = registry
+        self._streams = streams
+
+    def __repr__(self) -> str:
+        return f"LocalSource({self._name})"
+
+    async def sample(self) -> ServiceSample:
+        health = health_body(self._name, await run_checks(self._checks))
+        totals = {} if self._registry is None else sum_metrics(metrics.render(self._registry).decode())
+        state = None if self._streams is None else await self._streams.describe()
+        return ServiceSample(
+            self._name, "", health["status"], failing(health["checks"]), health["checks"], totals, state
+        )
+
+
+class KafkaSource:
+    """The cluster and its groups, through an admin client."""
+
+    def __init__(self, admin: AdminClient, timeout_ms: int = KAFKA_TIMEOUT_MS) -> None:
+        self._admin = admin
+        self._timeout_ms = timeout_ms
+
+    async def sample(self) -> KafkaSample:
+        """What Kafka says now, or why it does not."""
+        try:
+            async with asyncio.timeout(self._timeout_ms / 1000):
+                cluster = await self._admin.cluster()
+                listed = [g.group_id for g in await self._admin.list_groups() if g.protocol_type in ("consumer", "")]
+                groups = await asyncio.gather(*(self._group(group_id) for group_id in listed[:GROUPS_MAX]))
+        except TimeoutError:
+            return KafkaSample(error=f"no answer within {self._timeout_ms} ms")
+        except PenstockError as e:
+            return KafkaSample(error=str(e) or type(e).__name__)
+        return KafkaSample(cluster.cluster_id, len(cluster.brokers), groups)
+
+    async def _group(self, group_id: str) -> Mapping[str, Any]:
+        found = await self._admin.describe_group(group_id)
+        lag = sum(row.lag for row in await self._admin.group_lag(group_id))
+        return {"group": group_id, "state": found.state, "members": len(found.members), "lag": lag}
+
+
+def sum_metrics(text: str) -> dict[str, float]:
+    """Prometheus' text format to one value a sample name, summed over labels."""
+    totals: dict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name.startswith("penstock_") and not sample.name.endswith(("_bucket", "_created")):
+                totals[sample.name] += sample.value
+    return dict(totals)
+
+
+def failing(checks: Mapping[str, Any]) -> str:
+    """The checks that fail and why, in one line."""
+    return "; ".join(f"{name}: {c.get('detail') or 'failing'}" for name, c in checks.items() if c.get("status") != "ok")

@@ -1,0 +1,81 @@
+"""The `penstock` command: each subcommand is a service, a job or the local set-up, imported only when it is run."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.metadata import version
+
+import typer
+
+from shared.common.errors import PenstockError
+
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+app = typer.Typer(
+    name="penstock",
+    help="Event-time sessions and connectors on Kafka for asyncio Python.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+SERVICES = "Services (each reads flags, PENSTOCK_ variables and penstock.toml; see SERVICE --help)"
+JOBS = "Spark jobs"
+LOCAL = "On one machine"
+
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "up": (LOCAL, "services.local.up:main", "Start Kafka and every service, with one HTTP address."),
+    "demo": (
+        LOCAL,
+        "services.local.demo.main:main",
+        "Replay real events through the whole chain and audit it.",
+    ),
+    "kafka": (LOCAL, "services.local.kafka:main", "Run the embedded Kafka alone."),
+    "producer": (SERVICES, "services.producer.main:main", "HTTP ingest: events in, acknowledged by Kafka."),
+    "consumer": (SERVICES, "services.consumer.main:main", "Run a handler over topics, in parallel per key."),
+    "aggregator": (SERVICES, "services.aggregator.main:main", "Run a topology: windows, punctuation, exactly-once."),
+    "admin": (SERVICES, "services.admin.main:main", "REST for groups, offsets and topics; the dashboard."),
+    "compact": (JOBS, "services.compactor.main:compact_main", "Fold the changelog into Delta tables."),
+    "audit": (JOBS, "services.compactor.main:audit_main", "Prove the stream's windows against Spark's own."),
+    "dlq": (SERVICES, "services.consumer.dlq:main", "List and replay dead letters."),
+}
+
+
+def _add(name: str, panel: str, target: str, text: str) -> None:
+    @app.command(name, help=text, rich_help_panel=panel, context_settings=PASS_ON)
+    def command(context: typer.Context) -> None:
+        module, _, function = target.partition(":")
+        run = getattr(importlib.import_module(module), function)
+        try:
+            status = run(context.args)
+        except PenstockError as e:
+            print(f"penstock {name}: {e}", file=sys.stderr)
+            raise typer.Exit(1) from None
+        raise typer.Exit(status)
+
+
+for _name, (_panel, _target, _text) in COMMANDS.items():
+    _add(_name, _panel, _target, _text)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"penstock {version('penstock')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", help="Print the version.", callback=_print_version, is_eager=True),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""`penstock audit`: the stream's sessions against Spark's own over the source topic.
+
+What the stream says is read from where it says it: closed windows from the lake and from the changelog past the
+covered offset, live ones from the snapshot and the same tail. What should be is computed from the source topic by
+Spark. Nothing of the aggregator's window code takes part. See audit_checks for what is compared.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+from py4j.protocol import Py4JJavaError
+from pyspark.errors.exceptions.base import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Window as SparkWindow
+from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
+
+from services.compactor.audit_checks import ACCEPTED, CHECKS, DEAD, LATE, NULL_KEY, Compared, compare, within
+from services.compactor.audit_inputs import Read, read_inputs
+from services.compactor.failures import translated
+from services.compactor.settings import AuditSettings
+
+
+class CheckResult(NamedTuple):
+    """One check: what holds if there are no differences, how many there are, and the first few."""
+
+    name: str
+    claim: str
+    differences: int
+    shown: list[dict[str, Any]]
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What an audit found. `skipped` names what could not be compared, and why."""
+
+    records: int
+    accepted: int
+    late: int
+    dead_letters: int
+    null_keys: int
+    unprocessed: int
+    sessions_closed: int
+    sessions_open: int
+    batch_sessions: int
+    split_sessions: int
+    checks: list[CheckResult]
+    skipped: list[str]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return not any(check.differences for check in self.checks)
+
+
+def run_audit(spark: SparkSession, settings: AuditSettings, say: Callable[[str], Any]) -> Report:
+    """Read everything, compare it, and say what differs.
+
+    Raises ConfigError (a store or topic that is not there), CorruptRecord, ChangelogHole, or an error of Kafka's or
+    Spark's.
+    """
+    started = time.monotonic()
+    try:
+        read = read_inputs(spark, settings, say)
+        compared = compare(read.inputs)
+        report = summarize(compared, read, settings)
+    except (Py4JJavaError, PySparkException) as e:
+        raise translated(e) from e
+    finally:
+        spark.catalog.clearCache()
+    return msgspec.structs.replace(report, seconds=round(time.monotonic() - started, 3))
+
+
+def summarize(compared: Compared, read: Read, settings: AuditSettings) -> Report:
+    """Count and list the differences; the checks that need no session are made here."""
+    fates = {row.fate: row["count"] for row in compared.labelled.groupBy("fate").count().collect()}
+    kinds = {row.closed: row["count"] for row in compared.stream.groupBy("closed").count().collect()}
+    batch = compared.batch.count()
+    split = _split(compared)
+    checks = [_expected(read.records, settings.expect_records), _processed(read, settings.allow_unprocessed)]
+    checks += _listed(compared.differences, settings.differences_max)
+    return Report(
+        records=read.records,
+        accepted=fates.get(ACCEPTED, 0),
+        late=fates.get(LATE, 0),
+        dead_letters=fates.get(DEAD, 0),
+        null_keys=fates.get(NULL_KEY, 0),
+        unprocessed=read.records - sum(fates.values()),
+        sessions_closed=kinds.get(True, 0),
+        sessions_open=kinds.get(False, 0),
+        batch_sessions=batch,
+        split_sessions=split,
+        checks=[check for check in checks if check is not None],
+        skipped=read.skipped,
+        seconds=0.0,
+    )
+
+
+def _listed(differences: DataFrame, shown_max: int) -> list[CheckResult]:
+    order = SparkWindow.partitionBy("check").orderBy("partition", "at_ms", "key", "detail")
+    total = F.count(F.lit(1)).over(SparkWindow.partitionBy("check"))
+    ranked = differences.withColumn("nth", F.row_number().over(order)).withColumn("total", total)
+    rows = ranked.filter(F.col("nth") <= max(1, shown_max)).orderBy("check", "nth").collect()
+    results = []
+    for name, claim in CHECKS.items():
+        own = [row for row in rows if row.check == name]
+        shown = [{k: row[k] for k in ("partition", "key", "at_ms", "detail")} for row in own[:shown_max]]
+        results.append(CheckResult(name, claim, own[0].total if own else 0, shown))
+    return results
+
+
+def _split(compared: Compared) -> int:
+    """Batch sessions that are more than one session of the stream."""
+    held = within(compared.stream, compared.batch).filter(F.col("batch_ms").isNotNull())
+    return int(held.groupBy("partition", "key", "batch_ms").count().filter("count > 1").count())
+
+
+def _expected(records: int, expected: int | None) -> CheckResult | None:
+    if expected is None:
+        return None
+    shown = [] if records == expected else [_plain(f"the source holds {records} records, {expected} were expected")]
+    return CheckResult("records", f"the source topic holds {expected} records", len(shown), shown)
+
+
+def _processed(read: Read, allowed: bool) -> CheckResult | None:
+    if allowed:
+        return None
+    shown = [
+        {**_plain(f"{left} records from offset {offset} on are not covered by a commit"), "partition": partition}
+        for partition, (offset, left) in read.unprocessed.items()
+    ]
+    return CheckResult("processed", "every record of the source was processed and committed", len(shown), shown)
+
+
+def _plain(detail: str) -> dict[str, Any]:
+    return {"partition": None, "key": None, "at_ms": None, "detail": detail}

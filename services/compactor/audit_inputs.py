@@ -1,0 +1,187 @@
+"""What the audit reads: topics as columns, and the stream's sessions from lake and changelog together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
+
+from services.compactor import tables
+from services.compactor.audit_checks import Inputs
+from services.compactor.bodies import StoreLayout, final_rows, live_rows
+from services.compactor.changelog import Window, latest_per_window, layouts_of, read_window
+from services.compactor.compact import require_no_hole
+from services.compactor.kafka import TopicOffsets, read_range, topic_offsets
+from services.compactor.settings import AuditSettings
+from shared.common.errors import ConfigError
+from shared.streams.changelog_format import FINAL, Progress, StoreSchema, decode_progress
+
+SESSION = ("partition", "key", "start_ms", "end_ms", "state")
+_JSON_TYPES = {"int64": "BIGINT", "float64": "DOUBLE"}
+
+
+class Read(NamedTuple):
+    """The inputs, how many records the source holds, and by partition from where on how many are not processed."""
+
+    inputs: Inputs
+    records: int
+    unprocessed: dict[int, tuple[int, int]]
+    skipped: list[str]
+
+
+class Stream(NamedTuple):
+    """What lake and changelog say together: progress by partition, and the audited store's windows."""
+
+    progress: dict[int, Progress]
+    store: StoreSchema
+    closed: DataFrame
+    live: DataFrame
+
+
+def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str], Any]) -> Read:
+    """Everything that is compared. Raises ConfigError where there is nothing to audit."""
+    stream = read_stream(spark, settings)
+    store = stream.store
+    skipped: list[str] = []
+    say(f"store {store.name}: gap {store.gap_ms} ms, grace {store.grace_ms} ms, source {store.source}")
+    source = topic_offsets(spark, settings.kafka, store.source, settings.kafka_timeout_ms)
+    everything = read_range(spark, settings.kafka, store.source, source.earliest, source.latest).persist()
+    committed = {
+        p: stream.progress[p].sources.get(store.source, 0) if p in stream.progress else 0 for p in source.latest
+    }
+    records = everything.filter(F.col("offset") < _by_partition(committed))
+    left = everything.filter(F.col("offset") >= _by_partition(committed)).groupBy("partition").count().collect()
+    unprocessed = {row.partition: (committed[row.partition], row["count"]) for row in left}
+    once = all(p.guarantee == "exactly_once" for p in stream.progress.values())
+    late = coordinates(_topic(spark, settings, store.late), "penstock.late", store.source)
+    dead = coordinates(_topic(spark, settings, store.dead_letters), "penstock.dlq", store.source)
+    if not once:
+        # What lies beyond the commit was written by work that is going to be done again.
+        late, dead = (
+            c.filter(F.coalesce(F.col("offset") < _by_partition(committed), F.lit(True))) for c in (late, dead)
+        )
+    given, wanted = _results(spark, settings, stream, skipped)
+    unchecked = [a.name for a in store.aggregations if a.function in ("count_distinct", "aggregate")]
+    if unchecked:
+        skipped.append(f"{', '.join(unchecked)}: states that Spark cannot make anew from the records are not compared")
+    if not any(a.function == "count" for a in store.aggregations):
+        skipped.append("the store counts no records, so their number in a session is not compared")
+    inputs = Inputs(records, late, dead, stream.closed, stream.live, given, wanted, store, once)
+    return Read(inputs, everything.count(), dict(sorted(unprocessed.items())), skipped)
+
+
+def read_stream(spark: SparkSession, settings: AuditSettings) -> Stream:
+    """Progress and windows from the lake's snapshot and the changelog past it."""
+    path = f"{settings.tables}/state"
+    covered = tables.progress_rows(spark, path)
+    offsets = topic_offsets(spark, settings.kafka, settings.changelog_topic, settings.kafka_timeout_ms)
+    start = {p: covered[p].changelog_offset if p in covered else 0 for p in offsets.earliest}
+    require_no_hole(offsets, covered, start)
+    tail = read_range(spark, settings.kafka, offsets.topic, start, offsets.latest).persist()
+    window = read_window(spark, offsets.topic, tail, {p: row.epoch for p, row in covered.items()})
+    progress = {p: decode_progress(row.progress.encode()) for p, row in covered.items()}
+    progress |= {p: newest.progress for p, newest in window.newest.items()}
+    if not progress:
+        raise ConfigError(f"{offsets.topic} has no commit yet: there is nothing to audit")
+    stores = max((p.stores for p in progress.values()), key=len)
+    store = _chosen(stores, settings)
+    layout = layouts_of(stores)[[s.name for s in stores].index(store.name)]
+    live = _live(spark, path, window, offsets, layout, bool(covered))
+    return Stream(progress, store, _closed(spark, settings, window, offsets, layout, start), live)
+
+
+def coordinates(records: DataFrame, prefix: str, source: str) -> DataFrame:
+    """Source partition and offset that records carry in their headers; null where they carry none that can be read.
+
+    Records that came from another topic than `source` are left out.
+    """
+
+    def header(name: str) -> Any:
+        found = F.filter("headers", lambda h: h["key"] == f"{prefix}.{name}")
+        return F.try_element_at(found, F.lit(-1))["value"].cast("string")
+
+    named = records.select(header("topic").alias("topic"), header("partition").alias("p"), header("offset").alias("o"))
+    own = named.filter(F.col("topic").isNull() | (F.col("topic") == source))
+    return own.select(F.expr("try_cast(p AS INT)").alias("partition"), F.expr("try_cast(o AS BIGINT)").alias("offset"))
+
+
+def _chosen(stores: tuple[StoreSchema, ...], settings: AuditSettings) -> StoreSchema:
+    names = ", ".join(s.name for s in stores)
+    if settings.store is None and len(stores) != 1:
+        raise ConfigError(f"store: which one is to be audited? The application has {names or 'none'} (--store)")
+    found = [s for s in stores if settings.store in (None, s.name)]
+    if not found:
+        raise ConfigError(f"store: there is no {settings.store!r}; the application has {names} (--store)")
+    names_of_settings = ("source", "results", "late", "dead_letters", "gap_ms", "grace_ms")
+    given = {name: getattr(settings, name) for name in names_of_settings if getattr(settings, name) is not None}
+    return msgspec.structs.replace(found[0], **given)
+
+
+def _live(
+    spark: SparkSession, path: str, window: Window, offsets: TopicOffsets, layout: StoreLayout, has_snapshot: bool
+) -> DataFrame:
+    latest = latest_per_window(window.entries).filter(F.col("store") == layout.number)
+    tail = latest.mapInArrow(live_rows(offsets.topic, (layout,)), tables.live_schema((layout,))).persist()
+    now = tail.filter("live").withColumnRenamed(layout.name, "state").select(*SESSION)
+    if not has_snapshot:
+        return now
+    own = (F.col("row") == "window") & (F.col("store") == layout.name)
+    before = spark.table(tables.delta(path)).filter(own).withColumnRenamed(layout.name, "state").select(*SESSION)
+    return before.join(tail, ["partition", "key", "start_ms"], "left_anti").unionByName(now)
+
+
+def _closed(
+    spark: SparkSession,
+    settings: AuditSettings,
+    window: Window,
+    offsets: TopicOffsets,
+    layout: StoreLayout,
+    covered: dict[int, int],
+) -> DataFrame:
+    own = window.entries.filter((F.col("operation") == F.lit(FINAL)) & (F.col("store") == layout.number))
+    tail = own.mapInArrow(final_rows(offsets.topic, layout), tables.final_schema(layout)).select(*SESSION)
+    path = f"{settings.tables}/closed/{layout.name}"
+    if not tables.exists(spark, path):
+        return tail
+    # A run that crashed may have appended what the state does not cover: that is read from the changelog.
+    kept = spark.table(tables.delta(path)).filter(F.col("changelog_offset") < _by_partition(covered))
+    return kept.withColumn("key", F.col("key").cast("binary")).select(*SESSION).unionByName(tail)
+
+
+def _topic(spark: SparkSession, settings: AuditSettings, topic: str | None) -> DataFrame:
+    if topic is None:
+        return read_range(spark, settings.kafka, "", {}, {}, headers=True)
+    offsets = topic_offsets(spark, settings.kafka, topic, settings.kafka_timeout_ms)
+    return read_range(spark, settings.kafka, topic, offsets.earliest, offsets.latest, headers=True)
+
+
+def _results(
+    spark: SparkSession, settings: AuditSettings, stream: Stream, skipped: list[str]
+) -> tuple[DataFrame | None, DataFrame | None]:
+    store = stream.store
+    if store.results is None or store.emit != "on_close":
+        why = "there is no results topic" if store.results is None else "it has updates, not closed sessions"
+        skipped.append(f"published results: {why}")
+        return None, None
+    typed = [a for a in store.aggregations if a.result in _JSON_TYPES]
+    columns = "".join(f", {tables.quoted(a.name)} {_JSON_TYPES[a.result]}" for a in typed)
+    value = F.from_json(F.col("value").cast("string"), f"key STRING, start BIGINT, end BIGINT{columns}")
+    names = [tables.quoted(a.name) for a in typed]
+    given = _topic(spark, settings, store.results).select(value.alias("v"))
+    given = given.select(
+        "v.key", F.col("v.start").alias("start_ms"), F.col("v.end").alias("end_ms"), *(f"v.{n}" for n in names)
+    )
+    key = F.col("key").cast("string") if store.key == "string" else F.base64("key")
+    results = [r for r, a in zip(tables.results(store), store.aggregations, strict=True) if a in typed]
+    wanted = stream.closed.select(key.alias("key"), "start_ms", "end_ms", *results)
+    return given, wanted
+
+
+def _by_partition(numbers: dict[int, int]) -> Any:
+    chosen = F.lit(0)
+    for partition, number in numbers.items():
+        chosen = F.when(F.col("partition") == partition, F.lit(number)).otherwise(chosen)
+    return chosen

@@ -1,0 +1,71 @@
+"""An audit for people, as a table, and for machines, as one line of JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from services.compactor.audit import Report
+
+WIDTH_MIN = 100  # narrower than this, details would wrap into towers
+
+
+def as_object(report: Report) -> dict[str, Any]:
+    """The report as JSON has it; `differences` counts them by check."""
+    names = ["records", "accepted", "late", "dead_letters", "null_keys", "unprocessed"]
+    names += ["sessions_closed", "sessions_open", "batch_sessions", "split_sessions"]
+    numbers = {name: getattr(report, name) for name in names}
+    differences = {check.name: check.differences for check in report.checks}
+    more = {"differences": differences, "skipped": report.skipped, "seconds": report.seconds}
+    return {"audit_ok": report.ok, **numbers, **more}
+
+
+def print_report(report: Report, *, as_json: bool, console: Console | None = None) -> None:
+    """Print the checks, the first differences of each, and the JSON object as the last line where it is asked for."""
+    console = console or Console(width=None if Console().width >= WIDTH_MIN else WIDTH_MIN)
+    console.print(
+        f"{report.records} records: {report.accepted} in sessions, {report.late} late, "
+        f"{report.dead_letters} dead letters, {report.null_keys} without a key, {report.unprocessed} not processed"
+    )
+    console.print(
+        f"{report.sessions_closed} closed and {report.sessions_open} open sessions; "
+        f"Spark makes {report.batch_sessions}, of which {report.split_sessions} were split"
+    )
+    console.print(_checks(report))
+    if not report.ok:
+        console.print(_differences(report))
+    for reason in report.skipped:
+        console.print(f"not compared: {reason}", markup=False)
+    if as_json:
+        print(json.dumps(as_object(report)), flush=True)
+
+
+def _checks(report: Report) -> Table:
+    table = Table(title=f"Audit in {report.seconds:.1f} s: {'no differences' if report.ok else 'DIFFERENCES'}")
+    table.add_column("check")
+    table.add_column("what must hold")
+    table.add_column("differences", justify="right")
+    for check in report.checks:
+        table.add_row(check.name, check.claim, str(check.differences), style="red" if check.differences else None)
+    return table
+
+
+def _differences(report: Report) -> Table:
+    table = Table(title="Differences (the first of each check)")
+    table.add_column("check")
+    table.add_column("partition", justify="right")
+    table.add_column("key")
+    table.add_column("event time", justify="right")
+    table.add_column("what differs", overflow="fold")
+    for check in report.checks:
+        for row in check.shown:
+            places = ("" if row[name] is None else str(row[name]) for name in ("partition", "key", "at_ms"))
+            table.add_row(check.name, *map(_escaped, places), _escaped(row["detail"]))
+    return table
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", r"\[")

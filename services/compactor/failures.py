@@ -1,0 +1,43 @@
+"""What Spark, Delta and the Kafka source raise, as errors of ours: one table, searched in the text of the failure."""
+
+from __future__ import annotations
+
+import re
+
+from services.compactor.bodies import CORRUPT
+from services.compactor.spark import SparkFailed, first_line
+from shared.common.errors import ChangelogHole, CorruptRecord, PenstockError
+
+
+class CompactionConflict(PenstockError):
+    """Another job compacted the same application at the same time, and its commit won; nothing of this one counts."""
+
+
+_CONFLICTS = (
+    "ConcurrentAppendException",
+    "ConcurrentDeleteReadException",
+    "ConcurrentDeleteDeleteException",
+    "ConcurrentTransactionException",
+    "ConcurrentWriteException",
+    "MetadataChangedException",
+    "ProtocolChangedException",
+    "DELTA_CONCURRENT_",
+    "DELTA_METADATA_CHANGED",
+    "DELTA_PROTOCOL_CHANGED",
+    "DELTA_TABLE_ALREADY_EXISTS",
+)
+_DATA_LOSS = ("KafkaDataLoss", "data may have been lost", "OffsetOutOfRangeException", "Some data may have been lost")
+_CORRUPT = re.compile(rf"{CORRUPT}: (.+)")
+
+
+def translated(error: Exception) -> PenstockError:
+    """An error of ours for what Py4J or pyspark raised."""
+    cause = getattr(error, "java_exception", None)
+    text = f"{cause.toString() if cause is not None else ''}\n{error}"
+    if found := _CORRUPT.search(text):
+        return CorruptRecord(found.group(1).strip())
+    if any(name in text for name in _CONFLICTS):
+        return CompactionConflict(f"another job changed the tables at the same time: {first_line(error)}")
+    if any(name in text for name in _DATA_LOSS):
+        return ChangelogHole(f"records went missing while they were read: {first_line(error)}")
+    return SparkFailed(first_line(error))

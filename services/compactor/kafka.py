@@ -1,0 +1,184 @@
+"""Kafka as the jobs use it: Java client properties, topics' ids and offsets, ranges as DataFrames, deleting records.
+
+Offsets are asked with the Java client that Spark's own Kafka source uses, in Spark's own driver, so that a setting that
+works for the one works for the other, and so that "the end" is the last stable offset where the job reads committed
+records only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
+
+from services.compactor.spark import first_line, jvm
+from shared.common.errors import (
+    AuthenticationFailed,
+    AuthorizationFailed,
+    BrokerNotAvailable,
+    PenstockError,
+    UnknownTopicOrPartition,
+)
+from shared.common.settings import KafkaSettings
+
+READ_SCHEMA = "partition int, offset bigint, timestamp_ms bigint, key binary, value binary"
+_HEADERS = "headers array<struct<key: string, value: binary>>"
+_ERRORS: tuple[tuple[str, type[PenstockError]], ...] = (
+    ("UnknownTopicOrPartitionException", UnknownTopicOrPartition),
+    ("AuthenticationException", AuthenticationFailed),
+    ("AuthorizationException", AuthorizationFailed),
+)
+
+
+class TopicOffsets(NamedTuple):
+    """One topic: its id, and by partition the first offset it holds and the one after the last that may be read."""
+
+    topic: str
+    topic_id: str
+    earliest: dict[int, int]
+    latest: dict[int, int]
+
+
+def client_properties(kafka: KafkaSettings) -> dict[str, str]:
+    """The Java client's properties for these settings; PEM files are handed over as the client wants them."""
+    properties = {
+        "bootstrap.servers": kafka.bootstrap_servers,
+        "security.protocol": kafka.security_protocol,
+        "request.timeout.ms": str(kafka.request_timeout_ms),
+        "metadata.max.age.ms": str(kafka.metadata_max_age_ms),
+    }
+    if kafka.client_id is not None:
+        properties["client.id"] = kafka.client_id
+    if kafka.sasl_mechanism is not None and kafka.sasl_password is not None:
+        kind = "plain.Plain" if kafka.sasl_mechanism == "PLAIN" else "scram.Scram"
+        user, password = (json.dumps(v) for v in (kafka.sasl_username, kafka.sasl_password.get_secret_value()))
+        properties["sasl.mechanism"] = kafka.sasl_mechanism
+        properties["sasl.jaas.config"] = (
+            f"org.apache.kafka.common.security.{kind}LoginModule required username={user} password={password};"
+        )
+    if kafka.ssl_cafile is not None:
+        properties |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(kafka.ssl_cafile)}
+    if kafka.ssl_certfile is not None and kafka.ssl_keyfile is not None:
+        properties["ssl.keystore.type"] = "PEM"
+        properties["ssl.keystore.certificate.chain"] = kafka.ssl_certfile.read_text(encoding="utf-8")
+        properties["ssl.keystore.key"] = kafka.ssl_keyfile.read_text(encoding="utf-8")
+        if kafka.ssl_key_password is not None:
+            properties["ssl.key.password"] = kafka.ssl_key_password.get_secret_value()
+    return properties
+
+
+def topic_offsets(spark: SparkSession, kafka: KafkaSettings, topic: str, timeout_ms: int) -> TopicOffsets:
+    """What a topic holds, up to the last stable offsets.
+
+    Raises UnknownTopicOrPartition, BrokerNotAvailable, AuthenticationFailed or AuthorizationFailed.
+    """
+    java = jvm(spark)
+    bytes_class = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
+    more = {"isolation.level": "read_committed", "key.deserializer": bytes_class, "value.deserializer": bytes_class}
+    try:
+        admin = java.org.apache.kafka.clients.admin.AdminClient.create(_properties(java, client_properties(kafka)))
+        try:
+            names = java.java.util.ArrayList()
+            names.add(topic)
+            milliseconds = java.java.util.concurrent.TimeUnit.MILLISECONDS
+            description = admin.describeTopics(names).allTopicNames().get(timeout_ms, milliseconds).get(topic)
+        finally:
+            admin.close()
+        consumer = java.org.apache.kafka.clients.consumer.KafkaConsumer(
+            _properties(java, client_properties(kafka) | more)
+        )
+        try:
+            partitions = java.java.util.ArrayList()
+            for info in description.partitions():
+                partitions.add(java.org.apache.kafka.common.TopicPartition(topic, info.partition()))
+            limit = java.java.time.Duration.ofMillis(timeout_ms)
+            earliest = _by_partition(consumer.beginningOffsets(partitions, limit))
+            latest = _by_partition(consumer.endOffsets(partitions, limit))
+        finally:
+            consumer.close()
+    except Py4JJavaError as e:
+        raise _translated(e, kafka, topic) from None
+    return TopicOffsets(topic, str(description.topicId().toString()), earliest, latest)
+
+
+def delete_records(
+    spark: SparkSession, kafka: KafkaSettings, topic: str, before: Mapping[int, int], timeout_ms: int
+) -> None:
+    """Delete the records of each partition that come before an offset; errors as `topic_offsets`."""
+    java = jvm(spark)
+    wanted = java.java.util.HashMap()
+    for partition, offset in before.items():
+        place = java.org.apache.kafka.common.TopicPartition(topic, partition)
+        wanted.put(place, _records_before(spark, offset))
+    try:
+        admin = java.org.apache.kafka.clients.admin.AdminClient.create(_properties(java, client_properties(kafka)))
+        try:
+            milliseconds = java.java.util.concurrent.TimeUnit.MILLISECONDS
+            admin.deleteRecords(wanted).all().get(timeout_ms, milliseconds)
+        finally:
+            admin.close()
+    except Py4JJavaError as e:
+        raise _translated(e, kafka, topic) from None
+
+
+def read_range(
+    spark: SparkSession,
+    kafka: KafkaSettings,
+    topic: str,
+    start: Mapping[int, int],
+    end: Mapping[int, int],
+    *,
+    headers: bool = False,
+) -> DataFrame:
+    """Committed records from `start` up to `end` (exclusive) of each partition: READ_SCHEMA, and headers if asked."""
+    ranges = {p: (start[p], end[p]) for p in start if start[p] < end[p]}
+    schema = f"{READ_SCHEMA}, {_HEADERS}" if headers else READ_SCHEMA
+    if not ranges:
+        return spark.createDataFrame([], schema)
+    reader = spark.read.format("kafka")
+    for name, value in client_properties(kafka).items():
+        reader = reader.option(f"kafka.{name}", value)
+    frame = (
+        reader.option("kafka.isolation.level", "read_committed")
+        .option("assign", json.dumps({topic: sorted(ranges)}))
+        .option("startingOffsets", json.dumps({topic: {str(p): first for p, (first, _) in ranges.items()}}))
+        .option("endingOffsets", json.dumps({topic: {str(p): last for p, (_, last) in ranges.items()}}))
+        .option("includeHeaders", str(headers).lower())
+        .load()
+    )
+    columns = ["partition", "offset", F.unix_millis("timestamp").alias("timestamp_ms"), "key", "value"]
+    return frame.select(*columns, "headers") if headers else frame.select(*columns)
+
+
+def _properties(java: Any, values: Mapping[str, str]) -> Any:
+    properties = java.java.util.Properties()
+    for name, value in values.items():
+        properties.put(name, value)
+    return properties
+
+
+def _records_before(spark: SparkSession, offset: int) -> Any:
+    """`RecordsToDelete.beforeOffset(offset)`: by reflection, since Py4J cannot tell it from its getter's namesake."""
+    java: Any = jvm(spark)
+    loader = java.java.lang.Thread.currentThread().getContextClassLoader()
+    kind = loader.loadClass("org.apache.kafka.clients.admin.RecordsToDelete")
+    maker = next(m for m in kind.getMethods() if m.getName() == "beforeOffset" and m.getParameterCount() == 1)
+    arguments = spark.sparkContext._gateway.new_array(java.java.lang.Object, 1)
+    arguments[0] = java.java.lang.Long.valueOf(offset)
+    return maker.invoke(None, arguments)
+
+
+def _by_partition(offsets: Any) -> dict[int, int]:
+    return {int(place.partition()): int(offsets[place]) for place in offsets}
+
+
+def _translated(error: Py4JJavaError, kafka: KafkaSettings, topic: str) -> PenstockError:
+    said = first_line(error)
+    for name, kind in _ERRORS:
+        if name in said:
+            return kind(f"{topic}: {said}")
+    return BrokerNotAvailable(f"{kafka.bootstrap_servers} did not answer about {topic}: {said}")

@@ -1,0 +1,87 @@
+"""`penstock compact` and `penstock audit`.
+
+Progress goes to standard error, the result to standard output. Exit statuses of `compact`: 0 done (also when there was
+nothing new), 1 refused or failed, 2 wrong settings, 3 another job compacted at the same time and won. Of `audit`: 0 no
+differences, 1 differences, 2 wrong settings, 3 it could not be carried out.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from services.compactor.settings import AuditSettings, CompactSettings
+from shared.common.errors import ConfigError, PenstockError
+from shared.common.log import configure
+
+DONE, FAILED, WRONG_SETTINGS, CONFLICT = 0, 1, 2, 3
+AUDIT_OK, AUDIT_DIFFERENCES, AUDIT_FAILED = 0, 1, 3
+
+
+def compact_main(arguments: list[str]) -> int:
+    """Run one compaction; the exit status."""
+    try:
+        settings = CompactSettings.load(arguments, program="penstock compact")
+    except ConfigError as e:
+        return _say(str(e), WRONG_SETTINGS)
+    configure(settings.log, "compact")
+    # Imported late: pyspark takes a second, which --help and a wrong setting need not wait for.
+    from services.compactor.compact import Compaction
+    from services.compactor.failures import CompactionConflict
+    from services.compactor.spark import spark_session
+
+    try:
+        started = time.monotonic()
+        with spark_session(settings.spark, f"penstock compact {settings.application}") as spark:
+            start_seconds = round(time.monotonic() - started, 3)
+            summary = Compaction(spark, settings, _say).run()
+    except CompactionConflict as e:
+        return _say(str(e), CONFLICT)
+    except ConfigError as e:
+        return _say(str(e), WRONG_SETTINGS)
+    except PenstockError as e:
+        return _say(f"{type(e).__name__}: {e}", FAILED)
+    print(json.dumps({**summary._asdict(), "spark_start_seconds": start_seconds}), flush=True)
+    return DONE
+
+
+def audit_main(arguments: list[str]) -> int:
+    """Run one audit; the exit status."""
+    try:
+        settings = AuditSettings.load(
+            ["--json-line" if argument == "--json" else argument for argument in arguments], program="penstock audit"
+        )
+    except ConfigError as e:
+        return _say(str(e), WRONG_SETTINGS)
+    configure(settings.log, "audit")
+    from services.compactor.audit import run_audit
+    from services.compactor.audit_report import print_report
+    from services.compactor.spark import spark_session
+
+    try:
+        with spark_session(settings.spark, f"penstock audit {settings.application}") as spark:
+            report = run_audit(spark, settings, _say)
+    except ConfigError as e:
+        return _say(str(e), WRONG_SETTINGS)
+    except PenstockError as e:
+        return _say(f"{type(e).__name__}: {e}", AUDIT_FAILED)
+    print_report(report, as_json=settings.json_line)
+    return AUDIT_OK if report.ok else AUDIT_DIFFERENCES
+
+
+def _say(text: str, status: int = DONE) -> int:
+    print(text, file=sys.stderr, flush=True)
+    return status
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m services.compactor.main compact|audit …`."""
+    commands = {"compact": compact_main, "audit": audit_main}
+    if not arguments or arguments[0] not in commands:
+        return _say(f"usage: {'|'.join(commands)} [flags]; --help lists them", WRONG_SETTINGS)
+    return commands[arguments[0]](arguments[1:])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

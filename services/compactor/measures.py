@@ -1,0 +1,92 @@
+"""What the audit compares beside windows' bounds: counts, sums, least and greatest values, as Spark's expressions.
+
+A measure is one number of an aggregation's state. It can be computed from source records, merged from the state of
+several windows, and compared. Distinct counts and a user's own aggregates cannot be checked this way and are left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
+
+from services.compactor.tables import SQL_TYPES, quoted
+from shared.streams.changelog_format import AggregationSchema, StoreSchema
+
+RELATIVE_ERROR = 1e-9  # what two orders of adding the same floats may differ by, of the sum of their magnitudes
+FIELDS = "fields"
+
+
+class Measure(NamedTuple):
+    """One number: `name` is its column, `label` what a person calls it.
+
+    `of_records` aggregates it from source records, `of_state` reads it from a window's state, `merge` aggregates it
+    from several windows. `magnitude` names the measure of a float sum's magnitudes; that one itself is not `shown`.
+    """
+
+    name: str
+    label: str
+    of_records: SparkColumn
+    of_state: SparkColumn
+    merge: Any
+    is_float: bool = False
+    magnitude: str | None = None
+    shown: bool = True
+
+
+def measures(store: StoreSchema) -> list[Measure]:
+    """All numbers of a store that can be checked."""
+    return [m for i, aggregation in enumerate(store.aggregations) for m in _of(aggregation, f"m{i}")]
+
+
+def field_types(store: StoreSchema) -> str:
+    """The source values' fields that are needed, as a SQL schema for from_json; empty where none is."""
+    wanted = {a.field: a.state[0][1] for a in store.aggregations if a.field and a.function in _NUMBERS}
+    return ", ".join(f"{quoted(name)} {SQL_TYPES[type_]}" for name, type_ in wanted.items())
+
+
+_NUMBERS = ("sum", "mean", "min", "max")
+
+
+def _of(aggregation: AggregationSchema, name: str) -> list[Measure]:
+    label = aggregation.name
+
+    def state(column: str) -> SparkColumn:
+        return F.col(f"state.{quoted(f'{label}_{column}')}")
+
+    if aggregation.function == "count":
+        return [Measure(name, label, F.count(F.lit(1)), state("n"), F.sum)]
+    if aggregation.function not in _NUMBERS or aggregation.field is None:
+        return []
+    column, type_ = aggregation.state[0]
+    value = F.col(f"{FIELDS}.{quoted(aggregation.field)}")
+    own = F.when(state("n") > 0, state(column))
+    function = {"sum": F.sum, "mean": F.sum, "min": F.min, "max": F.max}[aggregation.function]
+    number = Measure(name, f"{label} ({column})", function(value), own, function, is_float=type_ == "float64")
+    count = Measure(f"{name}_n", f"{label} (values)", F.count(value), state("n"), F.sum)
+    if function is not F.sum or not number.is_float:
+        return [number, count]
+    magnitude = Measure(f"{name}_magnitude", label, F.sum(F.abs(value)), F.abs(own), F.sum, shown=False)
+    return [number._replace(magnitude=magnitude.name), magnitude, count]
+
+
+def contradictions(all_measures: list[Measure]) -> SparkColumn:
+    """What differs between the columns `<name>` (expected) and `found_<name>`, as text; empty where nothing does."""
+    said = []
+    for measure in all_measures:
+        if not measure.shown:
+            continue
+        a, b = F.col(measure.name), F.col(f"found_{measure.name}")
+        differs = ~a.eqNullSafe(b)
+        if measure.is_float:
+            # A sum's error is measured against the magnitudes added: values of both signs may cancel.
+            against = F.col(measure.magnitude) if measure.magnitude else F.greatest(F.abs(a), F.abs(b))
+            differs &= ~F.coalesce(F.abs(a - b) <= against * RELATIVE_ERROR, F.lit(False))
+        text = F.concat(F.lit(f"{measure.label}: expected "), _shown(a), F.lit(", found "), _shown(b))
+        said.append(F.when(differs, text))
+    return F.concat_ws("; ", *said) if said else F.lit("")
+
+
+def _shown(value: SparkColumn) -> SparkColumn:
+    return F.coalesce(value.cast("string"), F.lit("none"))

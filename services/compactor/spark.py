@@ -1,0 +1,155 @@
+"""The Spark session of the jobs: local by default, the same code on a cluster.
+
+The Kafka and Delta connectors are not part of pyspark. Locally they come from a folder that is filled once
+(`python -m services.compactor.spark --fetch`), which spares every start Ivy's resolution of two seconds and its need of
+a network; a cluster's driver gets the same files by `spark.jars` and hands them to its executors.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyspark
+from pyspark import cloudpickle
+from pyspark.errors.exceptions.base import PySparkException
+from pyspark.sql import SparkSession
+
+from services.compactor import bodies, sessions
+from services.compactor.settings import SparkSettings
+from shared.common.errors import ConfigError, FatalError
+from shared.common.ivy import JarSet, cache_root, fetch_jars
+from shared.common.log import configure
+from shared.common.settings import LogSettings
+
+SPARK_JARS = JarSet(
+    title=f"Spark {pyspark.__version__}'s connectors for Kafka and Delta",
+    folder=f"spark-{pyspark.__version__}",
+    artifacts=(
+        ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.0.0"),
+        ("io.delta", "delta-spark_2.13", "4.0.1"),
+    ),
+    needed_bytes=100 * 1024 * 1024,
+    # What pyspark's own folder of jars has already: a second copy of another version would hide it.
+    excluded=(
+        ("org.apache.hadoop", "*"),
+        ("org.scala-lang", "*"),
+        ("org.scala-lang.modules", "*"),
+        ("org.slf4j", "*"),
+        ("org.antlr", "*"),
+        ("org.lz4", "*"),
+        ("org.xerial.snappy", "*"),
+        ("org.apache.spark", "spark-tags_2.13"),
+        ("com.google.code.findbugs", "*"),
+    ),
+)
+ARROW_BATCH_ROWS = 50_000  # numpy's fixed costs vanish well below it; a batch stays within some ten megabytes
+_LOG4J = Path(__file__).with_name("log4j2.properties")
+
+
+class SparkFailed(FatalError):
+    """Spark could not be started, or a job of it failed for a reason that has no name of its own."""
+
+
+def java_executable() -> Path:
+    """The Java launcher by JAVA_HOME or PATH; ConfigError where there is none."""
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
+    if found is None:
+        where = f"JAVA_HOME ({home}) has no bin/java" if home else "none was found by JAVA_HOME or PATH"
+        raise ConfigError(f"Spark needs Java 17 or newer, and {where}")
+    return Path(found)
+
+
+def connector_jars() -> list[Path]:
+    """The connectors' jars, downloaded if this user does not have them yet."""
+    folder = cache_root() / SPARK_JARS.folder
+    if not folder.is_dir():
+        folder = fetch_jars(java_executable(), SPARK_JARS)
+    return sorted(folder.glob("*.jar"))
+
+
+@contextmanager
+def spark_session(settings: SparkSettings, application: str) -> Iterator[SparkSession]:
+    """A Spark session for one job, stopped at the end. Raises ConfigError (no Java, no jars) or SparkFailed."""
+    java_executable()
+    # Python workers must be this interpreter, with the same numpy and pyarrow.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # What runs in workers travels with the job, so that a cluster's workers need numpy and pyarrow alone.
+    for module in (bodies, sessions):
+        cloudpickle.register_pickle_by_value(module)
+    with tempfile.TemporaryDirectory(prefix="penstock-spark-", ignore_cleanup_errors=True) as work:
+        builder = SparkSession.builder.appName(application).master(settings.master)
+        for name, value in _configuration(settings, work).items():
+            builder = builder.config(name, value)
+        try:
+            spark = builder.getOrCreate()
+        except (PySparkException, RuntimeError, OSError) as e:
+            raise SparkFailed(f"Spark at {settings.master} did not start: {first_line(e)}") from e
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+def _configuration(settings: SparkSettings, work: str) -> dict[str, str]:
+    conf = {
+        "spark.jars": ",".join(map(str, connector_jars())),
+        "spark.jars.ivy": str(cache_root() / "ivy"),
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.driver.memory": settings.driver_memory,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J.as_uri()} -Dderby.system.home={work}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(settings.shuffle_partitions),
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_BATCH_ROWS),
+        "spark.sql.warehouse.dir": f"{work}/warehouse",
+        "spark.databricks.delta.snapshotPartitions": "2",
+        # Planning again after every stage costs these jobs more than it saves: many plans over little data.
+        "spark.sql.adaptive.enabled": "false",
+    }
+    if settings.master.startswith("local"):
+        conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.local.dir": work}
+    options = "spark.driver.extraJavaOptions"
+    given = dict(settings.conf)
+    if options in given:
+        given[options] = f"{conf[options]} {given[options]}"
+    return conf | given
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of Spark's says, without the stack traces that it carries."""
+    cause = getattr(error, "java_exception", None)
+    text = str(cause.toString()) if cause is not None else str(error)
+    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+
+
+def jvm(spark: SparkSession) -> Any:
+    """The driver's Java virtual machine."""
+    return spark.sparkContext._jvm
+
+
+def main(arguments: list[str]) -> int:
+    """`--fetch`: put the connectors into the cache, print their folder."""
+    if arguments != ["--fetch"]:
+        print("usage: python -m services.compactor.spark --fetch", file=sys.stderr)
+        return 2
+    configure(LogSettings(), "spark")
+    try:
+        print(connector_jars()[0].parent)
+    except ConfigError as e:
+        print(e, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

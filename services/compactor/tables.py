@@ -1,0 +1,185 @@
+"""The Delta tables of an application: `state`, and `closed/<store>` with typed results.
+
+`state` has one row a live window and one row a changelog partition (its covered offset and progress), so that what is
+live and how far it goes change in one commit. Progress rows have the store "", no bytes as key, and start 0.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
+
+from services.compactor.bodies import StoreLayout
+from shared.common.errors import ConfigError, SchemaMismatch
+from shared.streams.changelog_format import AggregationSchema, StoreSchema
+
+SQL_TYPES = {"int64": "BIGINT", "float64": "DOUBLE", "binary": "BINARY"}
+STATE_HEAD = (
+    *(("row", "STRING"), ("partition", "INT"), ("store", "STRING")),
+    *(("key", "BINARY"), ("start_ms", "BIGINT"), ("end_ms", "BIGINT")),
+)
+STATE_TAIL = (
+    *(("changelog_offset", "BIGINT"), ("epoch", "INT"), ("commit", "BIGINT")),
+    *(("progress", "STRING"), ("topic_id", "STRING"), ("run", "BIGINT")),
+)
+CLOSED_COLUMNS = (
+    *("key", "start", "end", "start_ms", "end_ms", "state", "closed_at", "written_at"),
+    *("revision", "partition", "changelog_offset", "day"),
+)
+HISTORY_VERSIONS_MAX = 100  # how far back a crashed run's append is looked for; only upkeep can lie between
+_NAME_FORBIDDEN = frozenset(" ,;{}()\n\t=/\\")
+
+
+def quoted(name: str) -> str:
+    """A name as Spark SQL takes any name."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def delta(path: str) -> str:
+    """A table by its path, in Spark SQL."""
+    return f"delta.{quoted(path)}"
+
+
+def exists(spark: SparkSession, path: str) -> bool:
+    """Whether there is a Delta table at `path`."""
+    return bool(spark._jvm.io.delta.tables.DeltaTable.isDeltaTable(spark._jsparkSession, path))
+
+
+def require_names(stores: tuple[StoreSchema, ...]) -> None:
+    """Raise ConfigError for a store or an aggregation whose name a table cannot have as a column beside its own."""
+    state = {name for name, _ in (*STATE_HEAD, *STATE_TAIL)} | {"live"}
+    _require_distinct("store", [s.name for s in stores], state)
+    for store in stores:
+        _require_distinct(
+            f"store {store.name!r}: aggregation", [a.name for a in store.aggregations], set(CLOSED_COLUMNS)
+        )
+
+
+def _require_distinct(what: str, names: list[str], taken: set[str]) -> None:
+    seen = set(taken)
+    for name in names:
+        if not name or _NAME_FORBIDDEN & set(name):
+            raise ConfigError(f"{what} {name!r}: the name cannot be that of a Delta column")
+        if name.lower() in seen:
+            raise ConfigError(
+                f"{what} {name!r}: the name is taken by another column of its table (case does not count)"
+            )
+        seen.add(name.lower())
+
+
+def struct_type(layout: StoreLayout) -> str:
+    """The store's struct column as a SQL type."""
+    return f"STRUCT<{', '.join(f'{quoted(name)}: {SQL_TYPES[type_]}' for name, type_ in layout.columns)}>"
+
+
+def ensure_state(spark: SparkSession, path: str, layouts: tuple[StoreLayout, ...]) -> None:
+    """Create `state`, or give it columns for new stores. SchemaMismatch where a store's columns have changed."""
+    columns = [*STATE_HEAD, *((layout.name, struct_type(layout)) for layout in layouts), *STATE_TAIL]
+    if not exists(spark, path):
+        listed = ", ".join(f"{quoted(name)} {type_}" for name, type_ in columns)
+        properties = "'delta.enableDeletionVectors' = 'true'"
+        spark.sql(
+            f"CREATE TABLE IF NOT EXISTS {delta(path)} ({listed}) USING DELTA PARTITIONED BY (partition) "
+            f"TBLPROPERTIES ({properties})"
+        )
+        return
+    present = {f.name: f.dataType.simpleString() for f in spark.table(delta(path)).schema.fields}
+    for layout in layouts:
+        wanted = spark.createDataFrame([], f"c {struct_type(layout)}").schema["c"].dataType.simpleString()
+        if layout.name not in present:
+            spark.sql(f"ALTER TABLE {delta(path)} ADD COLUMNS ({quoted(layout.name)} {struct_type(layout)})")
+        elif present[layout.name] != wanted:
+            raise SchemaMismatch(
+                f"store {layout.name!r} of the table {path} is {present[layout.name]}, the changelog's is {wanted}"
+            )
+
+
+def progress_rows(spark: SparkSession, path: str) -> dict[int, Row]:
+    """The progress row of each partition, none where there is no table yet."""
+    if not exists(spark, path):
+        return {}
+    columns = ("partition", "changelog_offset", "epoch", "commit", "progress", "topic_id", "run")
+    rows = spark.table(delta(path)).filter("row = 'progress'").select(*columns).collect()
+    return {row.partition: row for row in sorted(rows, key=lambda r: int(r.partition))}
+
+
+def history(spark: SparkSession, path: str) -> list[Row]:
+    """The newest versions of a table, newest first: version, operation, userMetadata, operationMetrics."""
+    return list(spark.sql(f"DESCRIBE HISTORY {delta(path)} LIMIT {HISTORY_VERSIONS_MAX}").collect())
+
+
+def pending_append(spark: SparkSession, path: str, run: int) -> dict[str, Any] | None:
+    """What an append of this run said about itself, None where there was none."""
+    if not exists(spark, path):
+        return None
+    for row in history(spark, path):
+        try:
+            said = json.loads(row.userMetadata or "null")
+        except ValueError:
+            continue
+        if isinstance(said, dict) and "penstock_run" in said:
+            return said if said["penstock_run"] == run else None
+    return None
+
+
+def closed_frame(finals: DataFrame, store: StoreSchema) -> DataFrame:
+    """Decoded finals (as `bodies.final_rows` gives them) as rows of `closed/<store>`."""
+    key = F.col("key").cast("string") if store.key == "string" else F.col("key")
+    return finals.select(
+        key.alias("key"),
+        F.timestamp_millis("start_ms").alias("start"),
+        F.timestamp_millis("end_ms").alias("end"),
+        "start_ms",
+        "end_ms",
+        *results(store),
+        "state",
+        F.timestamp_millis("closed_ms").alias("closed_at"),
+        F.timestamp_millis("written_ms").alias("written_at"),
+        F.lit(0).alias("revision"),
+        "partition",
+        "changelog_offset",
+        F.to_date(F.timestamp_millis("end_ms")).alias("day"),
+    )
+
+
+def results(store: StoreSchema, state: str = "state") -> list[Any]:
+    """The typed result columns of a store, computed from its state struct."""
+    return [F.expr(_result(a, state)).alias(a.name) for a in store.aggregations]
+
+
+def _result(aggregation: AggregationSchema, state: str) -> str:
+    def column(name: str) -> str:
+        return f"{state}.{quoted(f'{aggregation.name}_{name}')}"
+
+    match aggregation.function:
+        case "count":
+            return column("n")
+        case "sum" | "min" | "max" as function:
+            return f"IF({column('n')} > 0, {column(function)}, NULL)"
+        case "mean":
+            return f"IF({column('n')} > 0, CAST({column('sum')} AS DOUBLE) / {column('n')}, NULL)"
+        case "count_distinct":
+            return f"hll_sketch_estimate({column('hll')})"
+        case "aggregate":
+            return f"CAST({column('json')} AS STRING)"
+    raise SchemaMismatch(
+        f"aggregation {aggregation.name!r}: this release does not know the function {aggregation.function!r}"
+    )
+
+
+def final_schema(layout: StoreLayout) -> str:
+    """What `bodies.final_rows` gives, as a SQL schema."""
+    return (
+        "key BINARY, start_ms BIGINT, end_ms BIGINT, closed_ms BIGINT, "
+        f"state {struct_type(layout)}, written_ms BIGINT, partition INT, changelog_offset BIGINT"
+    )
+
+
+def live_schema(layouts: tuple[StoreLayout, ...]) -> str:
+    """What `bodies.live_rows` gives, as a SQL schema."""
+    head = ", ".join(f"{name} {type_}" for name, type_ in STATE_HEAD)
+    own = "".join(f", {quoted(layout.name)} {struct_type(layout)}" for layout in layouts)
+    return f"{head}{own}, changelog_offset BIGINT, epoch INT, commit BIGINT, live BOOLEAN"

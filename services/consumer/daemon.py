@@ -1,0 +1,146 @@
+"""The handler daemon: wires consumer, scheduler, handler and dead letters together (an edge).
+
+The handler is loaded first: a wrong one ends the process before anything is read. `/health` and `/metrics` answer from
+then on. Until Kafka is reached and the topics exist, the daemon waits; then it creates missing dead-letter topics and
+joins the group. SIGTERM: nothing new is started, what is in flight drains within `shutdown_timeout_ms`, its offsets
+are committed, the member leaves the group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry
+
+from api.health import CheckResult, create_health_app
+from api.server import HttpServer
+from services.consumer.executor import Executor
+from services.consumer.handlers import load_decoder, load_handler
+from services.consumer.runner import HandlerRunner
+from services.consumer.runner_metrics import RunnerMetrics
+from services.consumer.settings import GIVE_UP_RESERVE_MS, ConsumerServiceSettings
+from shared.clients.admin import Admin, NewTopic
+from shared.clients.consumer import Consumer
+from shared.clients.producer import Producer
+from shared.common.clock import SYSTEM_CLOCK
+from shared.common.errors import PenstockError, RetriableError
+from shared.common.log import get_logger
+from shared.common.records import ProducerRecord, RecordMetadata
+
+log = get_logger(__name__)
+
+SERVICE = "consumer"
+DEAD_LETTER_HEADROOM_BYTES = 65_536
+"""What a dead letter's own headers may add to the largest record of its source topic."""
+CONNECT_RETRY_MS = 1_000
+
+
+class DeadLetterProducer:
+    """Writes dead letters through a Producer, acknowledged by all in-sync replicas."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+
+    async def __call__(self, records: Sequence[ProducerRecord]) -> Sequence[Exception | None]:
+        try:
+            results = await (await self._producer.send_many(records))
+        except PenstockError as e:
+            return [e] * len(records)
+        return [None if isinstance(result, RecordMetadata) else result for result in results]
+
+
+class ConsumerDaemon:
+    """Settings to a running service; `server.url` is known after `startup`. ConfigError for a wrong handler."""
+
+    def __init__(self, settings: ConsumerServiceSettings, registry: CollectorRegistry | None = None) -> None:
+        self._settings = settings
+        self._registry = CollectorRegistry() if registry is None else registry
+        self._handler = load_handler(settings.handler)
+        self._decode = load_decoder(settings.value)
+        self._clients = contextlib.AsyncExitStack()
+        self._metrics = RunnerMetrics(self._registry, settings.group_id)
+        self.runner: HandlerRunner | None = None
+        self.server = HttpServer(create_health_app(SERVICE, {"progress": self.check}, self._registry), settings.http)
+
+    def __repr__(self) -> str:
+        return f"ConsumerDaemon({self.server!r}, {self.runner!r})"
+
+    async def startup(self) -> None:
+        """Listen; ConfigError where the address cannot be had."""
+        await self.server.start()
+
+    async def main_loop(self) -> None:
+        """Connect, then handle records until cancelled."""
+        settings = self._settings
+        largest = await self._prepare_dead_letter_topics() if settings.create_dead_letter_topics else 0
+        producer_settings = settings.producer.model_copy(
+            update={"acks": "all", "max_request_size": max(settings.producer.max_request_size, largest)}
+        )
+        producer = Producer(settings.kafka, producer_settings, registry=self._registry)
+        await self._clients.enter_async_context(producer)
+        consumer = Consumer(settings.kafka, settings.consumer_settings(), registry=self._registry)
+        await self._clients.enter_async_context(consumer)
+        executor = Executor(
+            self._handler,
+            settings.retry_policy(),
+            DeadLetterProducer(producer),
+            self._metrics,
+            group=settings.group_id,
+            dead_letter_topic=settings.dead_letter_topic,
+            decode=self._decode,
+        )
+        scheduler = settings.scheduler(batch=self._handler.batch)
+        self.runner = HandlerRunner(
+            consumer, scheduler, executor, self._metrics, SYSTEM_CLOCK, settings.runner_options()
+        )
+        self.runner.subscribe(settings.topics)
+        log.info("handling", topics=settings.topics, group=settings.group_id, handler=settings.handler)
+        await self.runner.run()
+
+    async def shutdown(self) -> None:
+        """Drain, commit, leave, close."""
+        drain_ms = max(0, self._settings.shutdown_timeout_ms - GIVE_UP_RESERVE_MS)
+        try:
+            if self.runner is not None:
+                await self.runner.stop(drain_ms)
+        finally:
+            await self._clients.aclose()
+            await self.server.stop(grace_ms=1_000)
+
+    def check(self) -> CheckResult:
+        """Unhealthy until the group is joined, and with lag without progress for `stuck_after_ms`."""
+        if self.runner is None:
+            return CheckResult(False, "not connected to Kafka yet")
+        progress, now_ms = self.runner.progress, SYSTEM_CLOCK.monotonic_ms()
+        facts = {"lag": progress.lag, "finished": self.runner.finished, "in_flight": self.runner.scheduler.in_flight}
+        if not progress.stuck(now_ms):
+            return CheckResult(True, "", facts)
+        waited_ms = progress.without_progress_ms(now_ms)
+        return CheckResult(False, f"{progress.lag} records behind, none finished for {waited_ms} ms", facts)
+
+    async def _prepare_dead_letter_topics(self) -> int:
+        """Create what is missing, wide enough for every record of its source; returns the widest, in bytes."""
+        told = ""
+        while True:
+            try:
+                async with Admin(self._settings.kafka) as admin:
+                    widths = [
+                        await _dead_letter_topic(admin, *pair) for pair in self._settings.dead_letter_topics.items()
+                    ]
+                return max(widths)
+            except RetriableError as e:  # a broker or a topic that is not there yet
+                if told != str(e):
+                    log.warning("waiting for Kafka", error=type(e).__name__, reason=str(e))
+                told = str(e)
+                await asyncio.sleep(CONNECT_RETRY_MS / 1000)
+
+
+async def _dead_letter_topic(admin: Admin, source: str, target: str) -> int:
+    partitions = len((await admin.describe_topics([source]))[source].partitions)
+    configs = await admin.describe_configs(source)
+    width = int(configs["max.message.bytes"] or 0) + DEAD_LETTER_HEADROOM_BYTES
+    wide = {"retention.ms": "-1", "max.message.bytes": str(width)}
+    await admin.create_topics([NewTopic(target, partitions, configs=wide)], exist_ok=True)
+    return width

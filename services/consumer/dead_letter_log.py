@@ -1,0 +1,213 @@
+"""Reading a dead-letter topic, and sending what is in it back to where it came from (an edge).
+
+A replay remembers what it sent: it commits in a consumer group of its own, finished offsets beyond the gap included,
+so a replay of a part (by stage, by exception) can be followed by one of the rest, and none is sent twice. Sending is
+at least once: a crash between an acknowledgement and the commit sends those records again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import dataclass
+
+from shared.clients.admin import Admin
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.clients.consumer.dead_letters import DeadLetter, parse_dead_letter, replay_record
+from shared.clients.consumer.key_scheduler import Execution, KeyScheduler, Work
+from shared.clients.producer import Producer
+from shared.common.commit_metadata import Ranges, decode_finished
+from shared.common.errors import DataError, IllegalState
+from shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, RecordMetadata, TopicPartition
+from shared.common.settings import KafkaSettings
+
+POLL_TIMEOUT_MS = 1_000
+IN_FLIGHT_MAX = 1_000
+"""Replayed records that are not acknowledged yet."""
+LEFT_OUT_MAX = 100_000
+"""Dead letters that one replay may leave out: each is kept in memory until its end."""
+NEVER_MS = 2**62
+
+Wanted = Callable[[DeadLetter], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A dead letter and its own place; `letter` is None, with the `fault`, for a record that is none."""
+
+    topic_partition: TopicPartition
+    offset: int
+    written_ms: int
+    letter: DeadLetter | None
+    replayed: bool = False
+    fault: str = ""
+
+
+@dataclass(slots=True)
+class Replay:
+    """What a replay did: records sent and refused, dead letters left out, records that are no dead letters."""
+
+    sent: int = 0
+    failed: int = 0
+    left_out: int = 0
+    faults: int = 0
+    errors: tuple[str, ...] = ()
+
+
+def replay_group(dead_letter_topic: str) -> str:
+    """The consumer group in which replays of a topic keep their progress."""
+    return f"penstock-dlq-replay-{dead_letter_topic}"
+
+
+class DeadLetterLog:
+    """One dead-letter topic from its beginning to the end it had when it was opened; an async context manager.
+
+    UnknownTopicOrPartition where there is no such topic.
+    """
+
+    def __init__(self, kafka: KafkaSettings, topic: str) -> None:
+        self.topic = topic
+        settings = ConsumerSettings(
+            group_id=replay_group(topic),
+            auto_offset_reset="earliest",
+            commit_strategy="none",
+            isolation_level="read_committed",
+        )
+        self._kafka, self._consumer = kafka, Consumer(kafka, settings)
+        self._ends: dict[TopicPartition, int] = {}
+        self.committed: dict[TopicPartition, OffsetAndMetadata | None] = {}
+        self._finished: dict[TopicPartition, Ranges] = {}
+
+    async def __aenter__(self) -> DeadLetterLog:
+        async with Admin(self._kafka) as admin:
+            described = (await admin.describe_topics([self.topic]))[self.topic]
+        partitions = [TopicPartition(self.topic, each.partition) for each in described.partitions]
+        await self._consumer.__aenter__()
+        try:
+            self._consumer.assign(partitions)
+            self._ends = await self._consumer.end_offsets(partitions)
+            self.committed = {p: await self._consumer.committed(p) for p in partitions}
+            self._finished = {p: decode_finished(c) for p, c in self.committed.items() if c}
+            await self._consumer.seek_to_beginning(*partitions)
+        except BaseException:
+            await self._consumer.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._consumer.close()
+
+    async def batches(self) -> AsyncGenerator[Columns, None]:
+        """Everything up to the end, by partition in offset order."""
+        left = set(self._ends)
+        while left:
+            for partition, columns in (await self._consumer.poll(POLL_TIMEOUT_MS)).items():
+                yield columns[: int(columns.offsets.searchsorted(self._ends[partition]))]
+            left = {p for p in left if await self._consumer.position(p) < self._ends[p]}
+
+    async def entries(self) -> AsyncGenerator[Entry, None]:
+        """Every record as an entry, with whether it was replayed."""
+        async for columns in self.batches():
+            for record in columns.records():
+                yield _entry(record, self.replayed(record.topic_partition, record.offset))
+
+    def replayed(self, partition: TopicPartition, offset: int) -> bool:
+        """Whether an earlier replay sent the record."""
+        committed = self.committed[partition]
+        if committed is None:
+            return False
+        return offset < committed.offset or any(first <= offset <= last for first, last in self._finished[partition])
+
+    async def replay(self, producer: Producer, wanted: Wanted, *, limit: int, again: bool = False) -> Replay:
+        """Send the wanted dead letters to their source topics; those replayed before only with `again`.
+
+        Raises IllegalState where more are left out than can be remembered.
+        """
+        scheduler = KeyScheduler("unordered", IN_FLIGHT_MAX, buffered_records_max=LEFT_OUT_MAX)
+        for partition, committed in self.committed.items():
+            scheduler.assign(partition, None if again else committed)
+        result = Replay()
+        try:
+            async for columns in self.batches():
+                position = self.committed[columns.topic_partition]
+                if position is not None and not again:
+                    columns = columns[int(columns.offsets.searchsorted(position.offset)) :]
+                scheduler.deliver(columns)
+                while result.sent < limit and (chosen := self._choose(scheduler, wanted, limit - result.sent, result)):
+                    await self._send(producer, scheduler, chosen, result)
+                if scheduler.paused().get(columns.topic_partition):
+                    raise IllegalState(
+                        f"{columns.topic_partition}: more dead letters are left out than a commit can remember; "
+                        "replay the earlier ones first"
+                    )
+                if result.sent >= limit or result.failed:
+                    break
+        finally:
+            offsets = scheduler.committable()
+            if offsets and result.sent:
+                await self._consumer.commit(offsets)
+        return result
+
+    def _choose(
+        self, scheduler: KeyScheduler, wanted: Wanted, room: int, result: Replay
+    ) -> list[tuple[Execution, Work, DeadLetter]]:
+        """Take what is to be sent; what is not stays as it was, so that a later replay finds what this one left."""
+        chosen: list[tuple[Execution, Work, DeadLetter]] = []
+        while len(chosen) < min(room, IN_FLIGHT_MAX) and (execution := scheduler.take(0)):
+            (work,) = execution.works
+            letter = None
+            try:
+                letter = parse_dead_letter(work.record)
+            except DataError:
+                result.faults += 1
+            if letter is not None and wanted(letter):
+                chosen.append((execution, work, letter))
+            elif self.replayed(execution.topic_partition, work.offset):
+                scheduler.settle(execution, finished=[work])
+            else:
+                result.left_out += letter is not None
+                scheduler.settle(execution, retry=[work], due_ms=NEVER_MS)
+        return chosen
+
+    async def _send(
+        self,
+        producer: Producer,
+        scheduler: KeyScheduler,
+        chosen: list[tuple[Execution, Work, DeadLetter]],
+        result: Replay,
+    ) -> None:
+        known = {topic: set(await producer.partitions_for(topic)) for topic in {e[2].record.topic for e in chosen}}
+        records = []
+        for _, _, letter in chosen:
+            partition = letter.record.partition
+            records.append(replay_record(letter, partition if partition in known[letter.record.topic] else None))
+        outcomes = await (await producer.send_many(records))
+        for (execution, work, _), outcome in zip(chosen, outcomes, strict=True):
+            if isinstance(outcome, RecordMetadata):
+                scheduler.settle(execution, finished=[work])
+                result.sent += 1
+            else:
+                scheduler.settle(execution, retry=[work], due_ms=NEVER_MS)
+                result.failed += 1
+                if len(result.errors) < 10:
+                    result.errors += (f"{work}: {type(outcome).__name__}: {outcome}",)
+
+
+def _entry(record: ConsumerRecord, replayed: bool) -> Entry:
+    try:
+        return Entry(record.topic_partition, record.offset, record.timestamp, parse_dead_letter(record), replayed)
+    except DataError as e:
+        return Entry(record.topic_partition, record.offset, record.timestamp, None, replayed, str(e))
+
+
+def wanted_by(stage: str | None, exception: str | None, source_partitions: Iterable[int] = ()) -> Wanted:
+    """Dead letters of a stage, an exception class (its full name or its last part) and source partitions."""
+    partitions = frozenset(source_partitions)
+
+    def wanted(letter: DeadLetter) -> bool:
+        return (
+            (stage is None or letter.stage == stage)
+            and (exception is None or exception in (letter.exception, letter.exception.rpartition(".")[2]))
+            and (not partitions or letter.record.partition in partitions)
+        )
+
+    return wanted

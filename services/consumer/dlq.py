@@ -1,0 +1,221 @@
+"""`penstock dlq list|replay`: look at the dead letters of a topic, and send them back to it.
+
+Settings of the connection come from `PENSTOCK_KAFKA__…` and the TOML file, as for every service; `--bootstrap-servers`
+goes before them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from services.consumer.dead_letter_log import DeadLetterLog, Entry, Wanted, wanted_by
+from shared.clients.producer import Producer, ProducerSettings
+from shared.common import log
+from shared.common.errors import ConfigError, PenstockError
+from shared.common.settings import KafkaSettings, ServiceSettings
+
+TEXT_MAX = 60
+"""Characters of keys, values and messages in the table; `--json` has all of them."""
+LARGEST_RECORD_BYTES = 64 * 1024 * 1024
+"""A dead letter was a stored record once: how large it may be is the broker's to say."""
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Dead letters: list them, and replay them to their source."
+)
+
+Topic = Annotated[str, typer.Argument(help="the source topic")]
+Servers = Annotated[str | None, typer.Option("--bootstrap-servers", help="host:port, comma-separated")]
+Config = Annotated[str | None, typer.Option("--config", help="TOML file")]
+DeadLetterTopic = Annotated[str | None, typer.Option(help="default: TOPIC-dlq")]
+Stage = Annotated[str | None, typer.Option(help="only this stage: deserialize, process, produce")]
+ExceptionName = Annotated[str | None, typer.Option("--exception", help="only this exception class")]
+Partitions = Annotated[list[int] | None, typer.Option("--partition", help="only this source partition; repeatable")]
+Json = Annotated[bool, typer.Option("--json", help="one JSON object a line")]
+
+
+@app.command("list")
+def list_(
+    topic: Topic,
+    bootstrap_servers: Servers = None,
+    config: Config = None,
+    dead_letter_topic: DeadLetterTopic = None,
+    stage: Stage = None,
+    exception: ExceptionName = None,
+    partition: Partitions = None,
+    pending: Annotated[bool, typer.Option(help="only those that were not replayed")] = False,
+    limit: Annotated[int, typer.Option(min=1)] = 100,
+    json: Json = False,
+) -> None:
+    """List dead letters with their reasons, oldest first within each partition."""
+    wanted = wanted_by(stage, exception, partition or ())
+    entries, more = _run(
+        lambda kafka: _list(kafka, dead_letter_topic or f"{topic}-dlq", wanted, pending, limit),
+        bootstrap_servers,
+        config,
+    )
+    if json:
+        for entry in entries:
+            sys.stdout.write(msgspec.json.encode(_plain(entry)).decode() + "\n")
+        return
+    _print_table(entries)
+    if more:
+        typer.echo(f"the first {limit}; --limit shows more", err=True)
+
+
+@app.command()
+def replay(
+    topic: Topic,
+    bootstrap_servers: Servers = None,
+    config: Config = None,
+    dead_letter_topic: DeadLetterTopic = None,
+    stage: Stage = None,
+    exception: ExceptionName = None,
+    partition: Partitions = None,
+    limit: Annotated[int, typer.Option(min=1, help="records to send at most")] = 10_000,
+    again: Annotated[bool, typer.Option(help="also what was replayed before")] = False,
+    dry_run: Annotated[bool, typer.Option(help="only say what would be sent")] = False,
+    json: Json = False,
+) -> None:
+    """Send dead letters back to their source topics: raw key and value, original headers and timestamp."""
+    target, wanted = dead_letter_topic or f"{topic}-dlq", wanted_by(stage, exception, partition or ())
+    if dry_run:
+        entries, _ = _run(lambda kafka: _list(kafka, target, wanted, not again, limit), bootstrap_servers, config)
+        entries = [entry for entry in entries if entry.letter is not None]
+        if not json:
+            _print_table(entries)
+        typer.echo(msgspec.json.encode({"would_send": len(entries)}) if json else f"would send {len(entries)}")
+        return
+    result = _run(lambda kafka: _replay(kafka, target, wanted, limit, again), bootstrap_servers, config)
+    if json:
+        typer.echo(msgspec.json.encode(result))
+    else:
+        typer.echo(
+            f"sent {result.sent}, failed {result.failed}, left out {result.left_out}, no dead letters {result.faults}"
+        )
+        for error in result.errors:
+            typer.echo(error, err=True)
+    if result.failed:
+        raise typer.Exit(1)
+
+
+async def _list(
+    kafka: KafkaSettings, topic: str, wanted: Wanted, pending: bool, limit: int
+) -> tuple[list[Entry], bool]:
+    found: list[Entry] = []
+    async with DeadLetterLog(kafka, topic) as letters, aclosing(letters.entries()) as entries:
+        async for entry in entries:
+            if (pending and entry.replayed) or (entry.letter is not None and not wanted(entry.letter)):
+                continue
+            if len(found) == limit:
+                return found, True
+            found.append(entry)
+    return found, False
+
+
+async def _replay(kafka: KafkaSettings, topic: str, wanted: Wanted, limit: int, again: bool) -> Any:
+    settings = ProducerSettings(max_request_size=LARGEST_RECORD_BYTES)
+    async with DeadLetterLog(kafka, topic) as letters, Producer(kafka, settings) as producer:
+        return await letters.replay(producer, wanted, limit=limit, again=again)
+
+
+def _run(call: Callable[[KafkaSettings], Coroutine[Any, Any, Any]], servers: str | None, config: str | None) -> Any:
+    arguments = [
+        *(["--config", config] if config else []),
+        *(["--kafka.bootstrap-servers", servers] if servers else []),
+    ]
+    settings = ServiceSettings.load(arguments, program="penstock dlq")
+    log.configure(settings.log, "dlq")
+    return asyncio.run(call(settings.kafka))
+
+
+def _plain(entry: Entry) -> dict[str, Any]:
+    own: dict[str, Any] = {
+        "dead_letter": {
+            "topic": entry.topic_partition.topic,
+            "partition": entry.topic_partition.partition,
+            "offset": entry.offset,
+        },
+        "written_ms": entry.written_ms,
+        "replayed": entry.replayed,
+    }
+    if entry.letter is None:
+        return {**own, "fault": entry.fault}
+    letter, source = entry.letter, entry.letter.record
+    return {
+        **own,
+        "topic": source.topic,
+        "partition": source.partition,
+        "offset": source.offset,
+        "timestamp": source.timestamp,
+        "stage": letter.stage,
+        "exception": letter.exception,
+        "message": letter.message,
+        "attempts": letter.attempts,
+        "group": letter.group,
+        "key": _text(source.key),
+        "value": _text(source.value),
+        "headers": [[name, _text(value)] for name, value in source.headers],
+    }
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else data.decode(errors="backslashreplace")
+
+
+def _print_table(entries: list[Entry]) -> None:
+    table = Table("source", "written", "stage", "exception", "message", "attempts", "group", "key", "replayed")
+    for entry in entries:
+        written = datetime.fromtimestamp(entry.written_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
+        letter = entry.letter
+        if letter is None:
+            table.add_row(f"({entry.topic_partition}@{entry.offset})", written, "", "", _short(entry.fault))
+            continue
+        source = letter.record
+        table.add_row(
+            _short(f"{source.topic_partition}@{source.offset}"),
+            written,
+            _short(letter.stage),
+            _short(letter.exception),
+            _short(letter.message),
+            str(letter.attempts),
+            _short(letter.group),
+            _short(_text(source.key) or ""),
+            "yes" if entry.replayed else "",
+        )
+    Console().print(table)
+
+
+def _short(text: str) -> Text:
+    """Cut, and without anything that a terminal or the table would take as a command."""
+    plain = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[: TEXT_MAX + 1])
+    return Text(plain if len(plain) <= TEXT_MAX else plain[: TEXT_MAX - 1] + "…")
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; returns the exit status (2 for wrong arguments or settings)."""
+    try:
+        app(args=arguments, prog_name="penstock dlq")
+    except SystemExit as e:
+        return e.code if isinstance(e.code, int) else 0
+    except ConfigError as e:
+        print(e, file=sys.stderr)
+        return 2
+    except PenstockError as e:
+        print(f"penstock dlq: {type(e).__name__}: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

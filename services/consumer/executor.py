@@ -1,0 +1,163 @@
+"""One execution: decode, call the handler, and decide for each record whether it is finished or runs again (an edge).
+
+A record that cannot be decoded, or whose handling is given up, is finished once its dead letter is acknowledged by
+the broker. Until then it stays unfinished: the dead letter is written again later, and the handler is not called again.
+
+A batch that fails says nothing about which record was at fault: its records run again one by one, and only then do
+failures count as attempts.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from services.consumer.handlers import Handler, HandlerTimeout
+from services.consumer.runner_metrics import RunnerMetrics
+from shared.clients.consumer.dead_letters import STAGE_DESERIALIZE, STAGE_PROCESS, DeadLetter, dead_letter_record
+from shared.clients.consumer.key_scheduler import Execution, Work
+from shared.clients.consumer.retry_policy import Retry, RetryPolicy
+from shared.common.errors import SerializationError
+from shared.common.log import get_logger
+from shared.common.records import ConsumerRecord, ProducerRecord
+from shared.common.serialization import Deserializer, bytes_deserializer
+
+log = get_logger(__name__)
+
+
+class DeadLetterWriter(Protocol):
+    """Writes with acks=all; returns None for an acknowledged record, else its error, in order; never raises for one."""
+
+    async def __call__(self, records: Sequence[ProducerRecord]) -> Sequence[Exception | None]: ...
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of an execution's records; those in `retry` run again `after_ms` from now."""
+
+    finished: list[Work] = field(default_factory=list)
+    retry: list[Work] = field(default_factory=list)
+    after_ms: int = 0
+
+    def put_back(self, work: Work, after_ms: int) -> None:
+        self.retry.append(work)
+        self.after_ms = max(self.after_ms, after_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unwritten:
+    """Kept on a record whose dead letter could not be written so many times."""
+
+    letter: DeadLetter
+    failures: int
+
+
+class Executor:
+    """See the module. `dead_letter_topic` may hold `{topic}`."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        policy: RetryPolicy,
+        write: DeadLetterWriter,
+        metrics: RunnerMetrics,
+        *,
+        group: str,
+        dead_letter_topic: str = "{topic}-dlq",
+        decode: Deserializer = bytes_deserializer,
+    ) -> None:
+        self._handler, self._policy, self._write, self._metrics = handler, policy, write, metrics
+        self._group, self._dead_letter_topic, self._decode = group, dead_letter_topic, decode
+
+    async def run(self, execution: Execution) -> Outcome:
+        """Do one execution; a cancellation passes through."""
+        outcome = Outcome()
+        letters: list[tuple[Work, DeadLetter]] = []
+        works: list[Work] = []
+        records: list[ConsumerRecord] = []
+        for work in execution.works:
+            if isinstance(work.memo, _Unwritten):
+                letters.append((work, work.memo.letter))
+                continue
+            record = work.record
+            if self._decode is not bytes_deserializer:
+                try:
+                    record = replace(record, value=self._decode(record.topic, record.value))
+                except SerializationError as e:
+                    letters.append((work, DeadLetter.of(work.record, STAGE_DESERIALIZE, e, 1, self._group)))
+                    continue
+            works.append(work)
+            records.append(record)
+        if works:
+            await self._handle(execution.topic_partition.topic, works, records, outcome, letters)
+        if letters:
+            await self._bury(execution.topic_partition.topic, letters, outcome)
+        return outcome
+
+    async def _handle(
+        self,
+        topic: str,
+        works: list[Work],
+        records: list[ConsumerRecord],
+        outcome: Outcome,
+        letters: list[tuple[Work, DeadLetter]],
+    ) -> None:
+        started = time.perf_counter()
+        error = await self._handler.call(records, self._policy.handler_timeout_ms)
+        self._metrics.latency(topic).observe(time.perf_counter() - started)
+        if error is None:
+            self._metrics.handled(topic).inc(len(works))
+            outcome.finished += works
+            return
+        self._metrics.failures(topic).inc()
+        if isinstance(error, HandlerTimeout):
+            self._metrics.timeouts(topic).inc()
+        if len(works) > 1:
+            log.warning(
+                "batch failed, its records run one by one", **_where(works[0]), records=len(works), **_why(error)
+            )
+            for work in works:
+                work.alone = True
+                outcome.put_back(work, 0)
+            self._metrics.retries(topic).inc(len(works))
+            return
+        (work,) = works
+        work.attempts += 1
+        decision = self._policy.decide(error, work.attempts, random.random())  # noqa: S311 - jitter, no secret
+        if isinstance(decision, Retry):
+            log.warning(
+                "handler failed", **_where(work), attempt=work.attempts, again_in_ms=decision.after_ms, **_why(error)
+            )
+            self._metrics.retries(topic).inc()
+            outcome.put_back(work, decision.after_ms)
+        else:
+            letters.append((work, DeadLetter.of(work.record, STAGE_PROCESS, error, work.attempts, self._group)))
+
+    async def _bury(self, topic: str, letters: list[tuple[Work, DeadLetter]], outcome: Outcome) -> None:
+        target = self._dead_letter_topic.replace("{topic}", topic)
+        errors = await self._write([dead_letter_record(target, letter) for _, letter in letters])
+        for (work, letter), error in zip(letters, errors, strict=True):
+            reason = {"stage": letter.stage, "exception": letter.exception, "message": letter.message[:500]}
+            if error is None:
+                outcome.finished.append(work)
+                self._metrics.dead_letters(topic).inc()
+                log.warning("dead letter", **_where(work), to=target, attempts=letter.attempts, **reason)
+            else:
+                failures = work.memo.failures + 1 if isinstance(work.memo, _Unwritten) else 1
+                work.memo = _Unwritten(letter, failures)
+                outcome.put_back(work, self._policy.backoff_after_ms(failures, random.random()))  # noqa: S311
+                self._metrics.dead_letter_failures(topic).inc()
+                log.error(
+                    "dead letter not written, the record stays unfinished", **_where(work), to=target, **_why(error)
+                )
+
+
+def _where(work: Work) -> dict[str, object]:
+    return {"topic": work.columns.topic, "partition": work.columns.partition, "offset": work.offset}
+
+
+def _why(error: BaseException) -> dict[str, str]:
+    return {"error": type(error).__name__, "reason": str(error)[:500]}

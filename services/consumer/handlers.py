@@ -1,0 +1,118 @@
+"""The user's handler: found by name, called within a time limit, its failure returned as a value.
+
+A handler is `async def handle(record: ConsumerRecord)`; a batch handler takes `Sequence[ConsumerRecord]` (or `list`,
+`tuple`), seen by that annotation or by the mark `handle.batch = True`. A batch holds records of one partition in offset
+order. Under the value formats `json` and `module:Struct` the record's `value` is the decoded one.
+
+A handler that outlives its limit is cancelled, and its end awaited: were it left behind, the next record of its key
+would run beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_origin, get_type_hints
+
+from shared.common.errors import ConfigError, RetriableError
+from shared.common.records import ConsumerRecord
+from shared.common.serialization import Deserializer, bytes_deserializer, json_deserializer, struct_deserializer
+
+
+class HandlerTimeout(RetriableError):
+    """The handler was cancelled: it ran longer than `handler_timeout_ms`."""
+
+
+class HandlerCancelled(RetriableError):
+    """Something within the handler was cancelled, and it let the cancellation through."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A handler and how it wants its records."""
+
+    name: str
+    function: Callable[[Any], Awaitable[object]]
+    batch: bool = False
+
+    async def call(self, records: Sequence[ConsumerRecord], timeout_ms: int) -> Exception | None:
+        """Hand the records over (one, unless it is a batch handler); returns what it raised, or None."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1000) as limit:
+                await self.function(records if self.batch else records[0])
+        except TimeoutError as e:
+            return HandlerTimeout(f"{self.name} was cancelled after {timeout_ms} ms") if limit.expired() else e
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return HandlerCancelled(f"{self.name} let a cancellation through that was not asked for")
+        except Exception as e:
+            return e
+        return None
+
+
+def load_handler(spec: str) -> Handler:
+    """The handler named `module:function`; ConfigError says what is wrong with it."""
+    function = load_object(spec, "handler")
+    called = function if inspect.isroutine(function) else getattr(type(function), "__call__", None)  # noqa: B004 - its kind is wanted, not whether it is there
+    if inspect.isclass(function) or not inspect.iscoroutinefunction(called):
+        raise ConfigError(f"handler: {spec} is not an async function")
+    parameters = list(inspect.signature(function).parameters.values())
+    needed = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if not parameters or len(needed) > 1 or any(p.kind is p.KEYWORD_ONLY for p in needed):
+        raise ConfigError(f"handler: {spec} must take one argument: a record, or a sequence of records")
+    batch = getattr(function, "batch", None)
+    return Handler(spec, function, _takes_sequence(called, parameters[0].name) if batch is None else bool(batch))
+
+
+def load_decoder(value: str) -> Deserializer:
+    """The decoder for the value format `bytes`, `json` or `module:Struct`."""
+    if value == "bytes":
+        return bytes_deserializer
+    if value == "json":
+        return json_deserializer
+    struct = load_object(value, "value")
+    try:
+        return struct_deserializer(struct)
+    except TypeError as e:
+        raise ConfigError(f"value: {value} is not a type that JSON can be decoded into: {e}") from None
+
+
+def load_object(spec: str, setting: str) -> Any:
+    """The object `module:name`, modules of the current folder included; ConfigError names the setting."""
+    module_name, _, path = spec.partition(":")
+    if not module_name or not path:
+        raise ConfigError(f"{setting}: expected module:name, got {spec!r}")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as e:
+        if e.name is None or not f"{module_name}.".startswith(f"{e.name}."):
+            raise
+        raise ConfigError(f"{setting}: no module {e.name!r} (searched from {here})") from None
+    except (TypeError, ValueError) as e:  # a relative or empty name
+        raise ConfigError(f"{setting}: {spec!r}: {e}") from None
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"{setting}: {module_name} has no {path!r}")
+        found = getattr(found, part)
+    return found
+
+
+def _takes_sequence(function: Any, parameter: str) -> bool:
+    try:
+        annotation = get_type_hints(function).get(parameter)
+    except (NameError, TypeError, AttributeError):
+        annotation = inspect.signature(function).parameters[parameter].annotation
+    if isinstance(annotation, str):
+        return annotation.partition("[")[0].rpartition(".")[2] in ("Sequence", "list", "List", "tuple", "Tuple")
+    origin = get_origin(annotation) or annotation
+    return inspect.isclass(origin) and issubclass(origin, Sequence)

@@ -1,0 +1,267 @@
+"""The handler runner: polls, lets the scheduler decide, runs handlers, commits what is finished (an edge).
+
+One turn is `run_once`: apply pauses, poll, deliver, start what may run, commit if due. Handlers run as tasks of their
+own, and each one's end starts the next at once, so a poll that waits for records holds nothing up.
+
+Who owns a partition owns its results. A revocation starts nothing more of it, waits for what is in flight
+(`drain_timeout_ms`), cancels the rest, commits what finished and only then lets go. A loss cancels at once and commits
+nothing. At-least-once always: what was not committed is handled again by the next owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from services.consumer.executor import Executor, Outcome
+from services.consumer.progress import ProgressWatch
+from services.consumer.runner_metrics import RunnerMetrics
+from shared.clients.consumer import Consumer, RebalanceListener
+from shared.clients.consumer.key_scheduler import Execution, KeyScheduler
+from shared.common.clock import Clock
+from shared.common.errors import CommitFailed, DataError, IllegalState, RetriableError
+from shared.common.log import get_logger
+from shared.common.records import Columns, OffsetAndMetadata, TopicPartition
+
+log = get_logger(__name__)
+
+POLL_TIMEOUT_MS = 200
+"""The longest a turn waits for records: what bounds the delay of commits, pauses and lag."""
+GIVE_UP_COMMIT_TIMEOUT_MS = 2_500
+"""How long the last commit of partitions that are given up may take."""
+CANCEL_TIMEOUT_MS = 2_000
+"""How long cancelled handlers may take to end before their partition is let go regardless."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """The runner's limits, in ms."""
+
+    commit_interval_ms: int = 5_000
+    drain_timeout_ms: int = 20_000
+    lag_interval_ms: int = 5_000
+    stuck_after_ms: int = 60_000
+
+
+class HandlerRunner(RebalanceListener):
+    """Drives one started, not yet subscribed Consumer; single event loop."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        scheduler: KeyScheduler,
+        executor: Executor,
+        metrics: RunnerMetrics,
+        clock: Clock,
+        options: RunnerOptions = RunnerOptions(),
+    ) -> None:
+        self.scheduler, self.options = scheduler, options
+        self.progress = ProgressWatch(options.stuck_after_ms, clock.monotonic_ms())
+        self.finished = 0
+        self._consumer, self._executor, self._metrics, self._clock = consumer, executor, metrics, clock
+        self._tasks: dict[Execution, asyncio.Task[None]] = {}
+        self._paused: set[TopicPartition] = set()
+        self._skipped = 0
+        self._stopping = False
+        self._crash: BaseException | None = None
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._retry_due_ms: int | None = None
+        self._measuring: asyncio.Task[None] | None = None
+        self._commit_due_ms = clock.monotonic_ms() + options.commit_interval_ms
+        self._lag_due_ms = clock.monotonic_ms()
+
+    def __repr__(self) -> str:
+        return f"HandlerRunner({self.scheduler}, {self.finished} finished, {self.progress})"
+
+    # Life
+
+    def subscribe(self, topics: Iterable[str]) -> None:
+        """Join the group for these topics, as the listener of its rebalances."""
+        self._consumer.subscribe(list(topics), self)
+
+    async def run(self) -> None:
+        """Turns until cancelled, or until something fails that cannot be gone on from."""
+        while True:
+            await self.run_once()
+
+    async def run_once(self) -> None:
+        """One turn."""
+        if self._crash is not None:
+            raise self._crash
+        self._apply_pauses()
+        now_ms = self._clock.monotonic_ms()
+        wait_ms = max(0, min(POLL_TIMEOUT_MS, self._commit_due_ms - now_ms))
+        for columns in (await self._consumer.poll(wait_ms)).values():
+            self._deliver(columns)
+        self._start()
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._commit_due_ms:
+            await self.commit()
+            self._commit_due_ms = self._clock.monotonic_ms() + self.options.commit_interval_ms
+        if now_ms >= self._lag_due_ms and (self._measuring is None or self._measuring.done()):
+            self._measuring = asyncio.create_task(self._measure_lag())
+            self._lag_due_ms = now_ms + self.options.lag_interval_ms
+
+    async def stop(self, drain_timeout_ms: int) -> None:
+        """Drain within the limit, commit, let go of everything; the consumer is left to be closed."""
+        self._stopping = True
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+        if self._measuring is not None:
+            self._measuring.cancel()
+        await self._give_up(self.scheduler.partitions, drain_timeout_ms)
+
+    # Records
+
+    def _deliver(self, columns: Columns) -> None:
+        if columns.topic_partition not in self.scheduler.partitions:
+            return  # polled just before it was given up: left to its next owner, since it is not committed
+        self.scheduler.deliver(columns)
+        if self.scheduler.skipped != self._skipped:
+            self._metrics.skipped(columns.topic).inc(self.scheduler.skipped - self._skipped)
+            self._skipped = self.scheduler.skipped
+
+    def _start(self) -> None:
+        """Start everything that may run now, and have the next retry wake us."""
+        if self._stopping:
+            return
+        now_ms = self._clock.monotonic_ms()
+        while execution := self.scheduler.take(now_ms):
+            self._tasks[execution] = asyncio.create_task(self._execute(execution))
+        self._metrics.in_flight.set(len(self._tasks))
+        due_ms = self.scheduler.next_due_ms()
+        if due_ms == self._retry_due_ms:
+            return
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+        self._retry_due_ms = due_ms
+        if due_ms is not None:
+            self._retry_timer = asyncio.get_running_loop().call_later(max(0, due_ms - now_ms) / 1000, self._wake)
+
+    def _wake(self) -> None:
+        self._retry_due_ms = None
+        self._start()
+
+    async def _execute(self, execution: Execution) -> None:
+        outcome = Outcome(retry=list(execution.works))  # what holds if it is cancelled
+        try:
+            outcome = await self._executor.run(execution)
+        except Exception as e:
+            self._crash, self._stopping = e, True
+        finally:
+            del self._tasks[execution]
+            due_ms = self._clock.monotonic_ms() + outcome.after_ms
+            if self.scheduler.settle(execution, outcome.finished, outcome.retry, due_ms):
+                self.finished += len(outcome.finished)
+            else:
+                self._metrics.ignored(execution.topic_partition.topic).inc(len(execution.works))
+            if self._paused and not self._stopping:
+                self._apply_pauses()
+            self._start()
+
+    def _apply_pauses(self) -> None:
+        wanted = {p: why for p, why in self.scheduler.paused().items() if p in self._consumer.assignment()}
+        for partition in self._paused - wanted.keys():
+            self._consumer.resume(partition)
+            self._metrics.paused(*partition, False)
+        for partition in wanted.keys() - self._paused:
+            self._consumer.pause(partition)
+            self._metrics.paused(*partition, True)
+            if wanted[partition] == "metadata":
+                log.warning(
+                    "paused: no more offsets finished out of order fit into the commit metadata",
+                    partition=str(partition),
+                    first_unfinished=repr(self.scheduler.committable([partition]).get(partition)),
+                )
+        self._paused = set(wanted)
+
+    # Offsets
+
+    async def commit(self) -> bool:
+        """Commit what is finished; False where it failed and is due again."""
+        return await self._commit(self.scheduler.committable())
+
+    async def _commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: int | None = None) -> bool:
+        if not offsets:
+            return True
+        try:
+            await self._consumer.commit(dict(offsets), timeout_ms)
+        except (RetriableError, CommitFailed) as e:
+            self._metrics.commit_failures.inc()
+            log.warning("commit failed", error=type(e).__name__, reason=str(e))
+            return False
+        self.scheduler.committed(offsets)
+        return True
+
+    async def _measure_lag(self) -> None:
+        try:
+            behind = await self._consumer.lag()
+        except (RetriableError, IllegalState) as e:  # a broker that is away, or a rebalance meanwhile
+            log.info("lag unknown", reason=str(e))
+            return
+        total = 0
+        for partition in self.scheduler.partitions:
+            lag = behind.get(partition, 0) + self.scheduler.unfinished(partition)
+            self._metrics.lag(*partition, lag)
+            total += lag
+        self.progress.observe(self._clock.monotonic_ms(), total, self.finished)
+
+    # Rebalances
+
+    async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        for partition in sorted(partitions - self.scheduler.partitions):
+            committed = await self._consumer.committed(partition)
+            try:
+                self.scheduler.assign(partition, committed)
+            except DataError as e:
+                log.warning(
+                    "finished offsets beyond the committed one are unknown", partition=str(partition), reason=str(e)
+                )
+                assert committed is not None
+                self.scheduler.assign(partition, OffsetAndMetadata(committed.offset))
+        log.info("assigned", partitions=sorted(map(str, partitions)))
+
+    async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        await self._give_up(partitions, self.options.drain_timeout_ms)
+
+    async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
+        in_flight = self.scheduler.lost(partitions)
+        await self._cancel(in_flight)
+        self._forget(partitions)
+        log.warning("lost", partitions=sorted(map(str, partitions)), cancelled=len(in_flight))
+
+    async def _give_up(self, partitions: frozenset[TopicPartition], drain_timeout_ms: int) -> None:
+        partitions &= self.scheduler.partitions
+        if not partitions:
+            return
+        in_flight = self.scheduler.revoke(partitions)
+        tasks = [self._tasks[execution] for execution in in_flight if execution in self._tasks]
+        left: set[asyncio.Task[None]] = set()
+        committed = False
+        try:
+            if tasks:
+                _, left = await asyncio.wait(tasks, timeout=drain_timeout_ms / 1000)
+            await self._cancel([execution for execution in in_flight if self._tasks.get(execution) in left])
+            committed = await self._commit(self.scheduler.committable(partitions), GIVE_UP_COMMIT_TIMEOUT_MS)
+        finally:  # whatever happened, what comes after belongs to the next owner
+            self.scheduler.lost(partitions)
+            self._forget(partitions)
+        log.info(
+            "given up", partitions=sorted(map(str, partitions)), drained=len(tasks) - len(left), cancelled=len(left),
+            committed=committed,
+        )  # fmt: skip
+
+    async def _cancel(self, executions: Iterable[Execution]) -> None:
+        tasks = [self._tasks[execution] for execution in executions if execution in self._tasks]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            _, stubborn = await asyncio.wait(tasks, timeout=CANCEL_TIMEOUT_MS / 1000)
+            if stubborn:
+                log.error("handlers do not end when cancelled, their results will be ignored", count=len(stubborn))
+
+    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
+        self._paused -= set(partitions)
+        for partition in partitions:
+            self._metrics.forget(*partition)

@@ -1,0 +1,55 @@
+"""What the handler runner counts and times."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from shared.common.metrics import counter, gauge, histogram
+
+
+class RunnerMetrics:
+    """One child per topic, made on first use."""
+
+    def __init__(self, registry: CollectorRegistry, group: str) -> None:
+        def per_topic(make: Any, name: str, documentation: str) -> Any:
+            metric = make(registry, f"consumer_{name}", documentation, "group", "topic")
+            return cache(lambda topic: metric.labels(group=group, topic=topic))
+
+        self.handled = per_topic(counter, "handled_records", "Records whose handling is finished, by the handler.")
+        self.latency = per_topic(histogram, "handler_latency_seconds", "How long one call of the handler took.")
+        self.failures = per_topic(counter, "handler_failures", "Calls of the handler that raised or were cancelled.")
+        self.timeouts = per_topic(counter, "handler_timeouts", "Calls cancelled after handler_timeout_ms.")
+        self.retries = per_topic(counter, "retries", "Records put back to be handled again.")
+        self.dead_letters = per_topic(counter, "dead_letters", "Records written to the dead-letter topic.")
+        self.dead_letter_failures = per_topic(
+            counter, "dead_letter_failures", "Writes to the dead-letter topic that failed and will be made again."
+        )
+        self.skipped = per_topic(counter, "skipped_records", "Delivered records that an earlier owner had finished.")
+        self.ignored = per_topic(counter, "ignored_results", "Results that came after the partition was lost.")
+        self.commit_failures = counter(
+            registry, "consumer_runner_commit_failures", "Commits that failed and will be made again.", "group"
+        ).labels(group=group)
+        self.in_flight = gauge(
+            registry, "consumer_handlers_in_flight", "Calls of the handler that are running.", "group"
+        ).labels(group=group)
+        self._lag = gauge(
+            registry, "consumer_unfinished_lag", "Records not finished, fetched or not.", "group", "topic", "partition"
+        )
+        self._paused = gauge(
+            registry, "consumer_paused", "1 while the partition is paused.", "group", "topic", "partition"
+        )
+        self._group = group
+
+    def lag(self, topic: str, partition: int, records: int) -> None:
+        self._lag.labels(group=self._group, topic=topic, partition=partition).set(records)
+
+    def paused(self, topic: str, partition: int, paused: bool) -> None:
+        self._paused.labels(group=self._group, topic=topic, partition=partition).set(paused)
+
+    def forget(self, topic: str, partition: int) -> None:
+        """Drop the gauges of a partition that is another member's now."""
+        for metric in (self._lag, self._paused):
+            metric.remove_by_labels({"group": self._group, "topic": topic, "partition": str(partition)})

@@ -1,0 +1,132 @@
+"""Settings of the consumer service.
+
+>>> settings = ConsumerServiceSettings.load(
+...     ["--topics", "clicks,visits", "--group-id", "alerts", "--handler", "alerts:handle"], environ={}
+... )
+>>> settings.topics, settings.dead_letter_topics
+(('clicks', 'visits'), {'clicks': 'clicks-dlq', 'visits': 'visits-dlq'})
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_settings import NoDecode
+
+from services.consumer.runner import RunnerOptions
+from shared.clients.consumer import ConsumerSettings
+from shared.clients.consumer.key_scheduler import BUFFERED_RECORDS_MAX, KeyScheduler
+from shared.clients.consumer.retry_policy import RetryPolicy
+from shared.clients.producer import ProducerSettings
+from shared.common.settings import PositiveMs, Section, ServiceSettings
+
+PositiveCount = Annotated[int, Field(gt=0)]
+
+GIVE_UP_RESERVE_MS = 5_000
+"""What a revocation or a shutdown keeps of its limit for cancelling what did not drain, and for the last commit."""
+
+
+def _names(value: Any) -> Any:
+    """Names as a list, or comma-separated in one text."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if isinstance(parts, list | tuple):
+        return tuple(name.strip() for part in parts for name in str(part).split(",") if name.strip())
+    return parts
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
+
+
+class RetrySettings(Section):
+    """How long a failed record waits, and which exceptions are worth it."""
+
+    backoff_ms: int = Field(100, ge=0, description="the wait before the second attempt; doubled each time")
+    backoff_max_ms: int = Field(30_000, ge=0)
+    multiplier: float = Field(2.0, ge=1, allow_inf_nan=False)
+    jitter: float = Field(0.2, ge=0, lt=1, description="the share by which a wait varies either way")
+    retriable: Names = Field(("Exception",), description="exception classes, by name or module.name")
+    not_retriable: Names = Field(("shared.common.errors.DataError",), description="given up at once")
+
+
+class ConsumerServiceSettings(ServiceSettings):
+    """A handler for every record of some topics: per-key parallel, retried, dead-lettered."""
+
+    topics: Names = Field(description="comma-separated", min_length=1)
+    group_id: str = Field(min_length=1)
+    handler: str = Field(
+        min_length=1, description="module:function, async, taking a ConsumerRecord or a Sequence of them"
+    )
+    value: str = Field("bytes", min_length=1, description="bytes, json or module:Struct (a msgspec struct)")
+    ordering: Literal["key", "partition", "unordered"] = "key"
+    max_concurrency: PositiveCount = Field(64, description="handler calls in flight")
+    batch_records_max: PositiveCount = Field(500, description="records of one call, for a batch handler")
+    buffered_records_max: PositiveCount = Field(
+        BUFFERED_RECORDS_MAX, description="unfinished records of a partition above which it is paused"
+    )
+    max_attempts: PositiveCount = 5
+    handler_timeout_ms: PositiveMs = Field(60_000, description="a call that takes longer is cancelled and has failed")
+    dead_letter_topic: str = Field("{topic}-dlq", min_length=1, description="{topic} stands for the record's topic")
+    create_dead_letter_topics: bool = Field(True, description="create them at start-up where they are missing")
+    commit_interval_ms: PositiveMs = 5_000
+    lag_interval_ms: PositiveMs = 5_000
+    stuck_after_ms: PositiveMs = Field(60_000, description="lag without a record finished for this long is unhealthy")
+    retry: RetrySettings = RetrySettings()
+    consumer: ConsumerSettings = ConsumerSettings()
+    producer: ProducerSettings = Field(ProducerSettings(), description="for dead letters; acks is always all")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        loops = sorted(set(self.dead_letter_topics.values()) & set(self.topics))
+        if loops:
+            raise ValueError(
+                f"dead_letter_topic: {', '.join(loops)} is among the topics: dead letters would go in circles"
+            )
+        if self.consumer.group_id not in (None, self.group_id):
+            raise ValueError(f"consumer.group_id: {self.consumer.group_id!r} contradicts group_id {self.group_id!r}")
+        if self.retry.backoff_max_ms < self.retry.backoff_ms:
+            raise ValueError("retry.backoff_max_ms: must not be below retry.backoff_ms")
+        if self.shutdown_timeout_ms <= GIVE_UP_RESERVE_MS:
+            raise ValueError(
+                f"shutdown_timeout_ms: must be above {GIVE_UP_RESERVE_MS}: cancelling and the last commit need it"
+            )
+        if self.drain_timeout_ms <= 0:
+            least = GIVE_UP_RESERVE_MS + self.consumer.heartbeat_interval_ms
+            raise ValueError(
+                f"consumer.rebalance_timeout_ms: must be above {least}: noticing, cancelling and the commit need it"
+            )
+        return self
+
+    @property
+    def dead_letter_topics(self) -> dict[str, str]:
+        """The dead-letter topic of each topic."""
+        return {topic: self.dead_letter_topic.replace("{topic}", topic) for topic in self.topics}
+
+    @property
+    def drain_timeout_ms(self) -> int:
+        """How long a revocation waits for handlers: a rebalance is noticed by a heartbeat, and ends for all at once."""
+        return self.consumer.rebalance_timeout_ms - self.consumer.heartbeat_interval_ms - GIVE_UP_RESERVE_MS
+
+    def consumer_settings(self) -> ConsumerSettings:
+        """The client's settings: the runner commits by itself."""
+        return self.consumer.model_copy(update={"group_id": self.group_id, "commit_strategy": "none"})
+
+    def retry_policy(self) -> RetryPolicy:
+        return RetryPolicy(
+            max_attempts=self.max_attempts,
+            handler_timeout_ms=self.handler_timeout_ms,
+            **self.retry.model_dump(),
+        )
+
+    def scheduler(self, *, batch: bool) -> KeyScheduler:
+        return KeyScheduler(
+            self.ordering, self.max_concurrency, self.batch_records_max if batch else 1, self.buffered_records_max
+        )
+
+    def runner_options(self) -> RunnerOptions:
+        return RunnerOptions(
+            commit_interval_ms=self.commit_interval_ms,
+            drain_timeout_ms=self.drain_timeout_ms,
+            lag_interval_ms=self.lag_interval_ms,
+            stuck_after_ms=self.stuck_after_ms,
+        )

@@ -1,0 +1,193 @@
+"""What the embedded broker is told: values in, the text of its files and its command line out.
+
+One node is both broker and controller (KRaft). Everything that Kafka replicates by default is set to one copy, its
+internal topics have few partitions, and memory is bounded for a machine that also runs everything else. All paths are
+relative to the data folder, the broker's working directory, since `log.dirs` splits at commas and a JVM in the C
+locale cannot open a name outside ASCII.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from services.local.java import Java
+from shared.common.errors import ConfigError
+from shared.common.settings import Port, PositiveMs, Section
+
+CLIENT_LISTENER = "PLAINTEXT"
+CONTROLLER_LISTENER = "CONTROLLER"
+NODE_ID = 1
+LOG_FOLDER = "log"
+BROKER_LOG = "broker.log"
+CONSOLE_LOG = "console.log"
+FORMAT_LOG = "format.log"
+PROPERTIES_FILE = "server.properties"
+LOG4J_FILE = "log4j2.xml"
+# What ties the process to its ports and folder is ours to say.
+RESERVED_PROPERTIES = frozenset(
+    (
+        "process.roles",
+        "node.id",
+        "listeners",
+        "advertised.listeners",
+        "listener.security.protocol.map",
+        "controller.quorum.voters",
+        "controller.listener.names",
+        "inter.broker.listener.name",
+        "log.dir",
+        "log.dirs",
+        "metadata.log.dir",
+    )
+)
+
+DEFAULT_PROPERTIES: Mapping[str, str] = {
+    "auto.create.topics.enable": "false",
+    "offsets.topic.replication.factor": "1",
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "4",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "share.coordinator.state.topic.num.partitions": "1",
+    "group.initial.rebalance.delay.ms": "0",
+    # Kafka deletes by record timestamp: a week would eat old event times within minutes.
+    "log.retention.ms": "-1",
+    # 128 MiB by default, a quarter of our heap.
+    "log.cleaner.dedupe.buffer.size": "16777216",
+    # After a crash the new broker is let in once the old one's session has ended: 9 s by default.
+    "broker.session.timeout.ms": "3000",
+    "broker.heartbeat.interval.ms": "500",
+    "num.network.threads": "2",
+    "num.io.threads": "4",
+    "background.threads": "4",
+}
+
+HeapMb = Annotated[int, Field(ge=128, le=65_536)]
+
+
+class EmbeddedKafkaSettings(Section):
+    """The single-node Kafka that Penstock starts itself."""
+
+    host: str = Field("127.0.0.1", min_length=1, description="the address to listen on and to tell clients")
+    port: Port = Field(0, description="0: a free one, printed at start-up")
+    heap_mb: HeapMb = Field(512, description="the most memory that the broker's heap may take")
+    jvm_options: tuple[str, ...] = ()
+    start_timeout_ms: PositiveMs = Field(60_000, description="how long the broker may take until it answers")
+    stop_timeout_ms: PositiveMs = Field(4_000, description="after this long a graceful stop becomes SIGKILL")
+    listeners: dict[str, str] = Field(
+        default_factory=dict,
+        description="further listeners on free ports: name to security protocol (SSL, SASL_SSL, …)",
+    )
+    properties: dict[str, str] = Field(
+        default_factory=dict, description="Kafka broker properties, as in server.properties"
+    )
+
+    @field_validator("properties")
+    @classmethod
+    def _not_reserved(cls, properties: dict[str, str]) -> dict[str, str]:
+        if reserved := sorted(RESERVED_PROPERTIES & properties.keys()):
+            raise ValueError(f"{', '.join(reserved)} cannot be set for the embedded broker")
+        return properties
+
+    @field_validator("listeners")
+    @classmethod
+    def _names_are_free(cls, listeners: dict[str, str]) -> dict[str, str]:
+        if taken := sorted({CLIENT_LISTENER, CONTROLLER_LISTENER} & listeners.keys()):
+            raise ValueError(f"{', '.join(taken)} is a listener that the embedded broker has already")
+        return listeners
+
+
+def broker_properties(settings: EmbeddedKafkaSettings, ports: Mapping[str, int]) -> dict[str, str]:
+    """server.properties as a mapping; `ports` has a port for each listener, `PLAINTEXT` and `CONTROLLER` included."""
+    addresses = {name: f"{name}://{settings.host}:{port}" for name, port in ports.items()}
+    protocols = {CLIENT_LISTENER: "PLAINTEXT", CONTROLLER_LISTENER: "PLAINTEXT", **settings.listeners}
+    return {
+        **DEFAULT_PROPERTIES,
+        **settings.properties,
+        "process.roles": "broker,controller",
+        "node.id": str(NODE_ID),
+        "controller.quorum.voters": f"{NODE_ID}@{settings.host}:{ports[CONTROLLER_LISTENER]}",
+        "controller.listener.names": CONTROLLER_LISTENER,
+        "inter.broker.listener.name": CLIENT_LISTENER,
+        "listeners": ",".join(addresses.values()),
+        "advertised.listeners": ",".join(a for name, a in addresses.items() if name != CONTROLLER_LISTENER),
+        "listener.security.protocol.map": ",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),
+        "log.dirs": LOG_FOLDER,
+    }
+
+
+def render_properties(properties: Mapping[str, str]) -> str:
+    """A Java properties file, ASCII only.
+
+    >>> render_properties({"a b": "1:2"}), render_properties({"name": "ä\\n"})
+    ('a\\\\ b=1\\\\:2\\n', 'name=\\\\u00e4\\\\n\\n')
+    """
+    return "".join(f"{_escape(name)}={_escape(value)}\n" for name, value in properties.items())
+
+
+def _escape(text: str) -> str:
+    named = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    units = text.encode("utf-16-be", "surrogatepass")
+    out = []
+    for high, low in zip(units[::2], units[1::2], strict=True):
+        character = chr(high << 8 | low)
+        if character in named:
+            out.append(named[character])
+        elif character in " :=#!\\":
+            out.append(f"\\{character}")
+        else:
+            out.append(character if 32 < ord(character) < 127 else f"\\u{ord(character):04x}")
+    return "".join(out)
+
+
+def log4j_config() -> str:
+    """log4j's file: one log of at most 30 MiB, one line an event, stack traces cut to what identifies them."""
+    return f"""<?xml version="1.0" encoding="UTF-8"?>
+<Configuration status="ERROR" shutdownHook="disable">
+  <Appenders>
+    <RollingFile name="file" fileName="{BROKER_LOG}" filePattern="{BROKER_LOG}.%i">
+      <PatternLayout pattern="%d %p %m (%c)%n%throwable{{12}}"/>
+      <Policies><SizeBasedTriggeringPolicy size="10MB"/></Policies>
+      <DefaultRolloverStrategy max="2"/>
+    </RollingFile>
+  </Appenders>
+  <Loggers>
+    <Root level="INFO"><AppenderRef ref="file"/></Root>
+    <Logger name="kafka.server.KafkaConfig" level="WARN"/>
+    <Logger name="org.apache.kafka.common.config.AbstractConfig" level="WARN"/>
+  </Loggers>
+</Configuration>
+"""
+
+
+def server_command(java: Java, jars: Path, settings: EmbeddedKafkaSettings) -> list[str]:
+    """The command line that runs the broker in its data folder."""
+    return [
+        str(java.executable),
+        f"-Xmx{settings.heap_mb}m",
+        "-XX:+ExitOnOutOfMemoryError",
+        "-Djava.awt.headless=true",
+        *settings.jvm_options,
+        *_common(jars),
+        "kafka.Kafka",
+        PROPERTIES_FILE,
+    ]
+
+
+def format_command(java: Java, jars: Path, cluster_id: str) -> list[str]:
+    """The command line that formats the storage in the data folder."""
+    # A short-lived JVM: the cheap compiler alone makes it start sooner.
+    quick = ["-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+    arguments = ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", PROPERTIES_FILE]
+    return [str(java.executable), *quick, *_common(jars), *arguments]
+
+
+def _common(jars: Path) -> list[str]:
+    if ":" in str(jars):
+        raise ConfigError(f"{jars}: a path with a colon cannot be on Java's class path; set XDG_CACHE_HOME to another")
+    return ["-cp", f"{jars}/*", f"-Dlog4j2.configurationFile={LOG4J_FILE}"]

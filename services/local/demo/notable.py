@@ -1,0 +1,51 @@
+"""The demo's consumer handler: keeps the notable sessions, one JSON line each, in the file that an environment
+variable names. Notable is a session with many events, or with a mean delay that a passenger would remember.
+
+A line is written whole or not at all, and a record that is handled again (at-least-once) writes the same line again;
+readers fold duplicates by key, start and end.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from shared.common.errors import DataError
+from shared.common.records import ConsumerRecord
+
+FILE_VARIABLE = "NOTABLE_FILE"
+EVENTS_MIN = 40
+MEAN_DELAY_MIN = 90.0  # minutes
+
+
+def is_notable(session: dict[str, object]) -> bool:
+    """Whether a closed session is worth keeping.
+
+    >>> is_notable({"flights": 50, "mean_delay": 3.0}), is_notable({"flights": 3, "mean_delay": 12.5})
+    (True, False)
+    """
+    count, delay = session.get("flights", session.get("events", 0)), session.get("mean_delay")
+    many = isinstance(count, int) and count >= EVENTS_MIN
+    return many or (isinstance(delay, int | float) and delay >= MEAN_DELAY_MIN)
+
+
+async def store(record: ConsumerRecord) -> None:
+    """Append the session's line if it is notable; DataError where the value is no session."""
+    try:
+        session = msgspec.json.decode(record.value or b"")
+    except msgspec.DecodeError as e:
+        raise DataError(f"not a session: {e}") from e
+    if not isinstance(session, dict):
+        raise DataError("not a session: not a JSON object")
+    if is_notable(session):
+        _append(Path(os.environ[FILE_VARIABLE]), msgspec.json.encode(session) + b"\n")
+
+
+def _append(path: Path, line: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(fd, line)  # one short write in append mode is atomic on a local disk
+    finally:
+        os.close(fd)

@@ -1,0 +1,85 @@
+"""Sends events to the ingest endpoint in NDJSON batches, in order, and counts what was acknowledged (an edge)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+import httpx
+
+from shared.common.errors import BrokerNotAvailable, PenstockError
+
+BATCH_LINES = 5_000
+REQUEST_TIMEOUT_MS = 60_000
+ATTEMPTS_MAX = 20
+ERRORS_KEPT = 5
+
+
+class IngestRefused(PenstockError):
+    """The endpoint refused a whole batch; the message has its answer."""
+
+
+@dataclass(slots=True)
+class ReplayCounts:
+    """What became of the events so far; `errors` are the first few refusals, in the endpoint's words."""
+
+    sent: int = 0
+    acknowledged: int = 0
+    refused: int = 0
+    errors: list[str] = field(default_factory=list)
+
+
+class Replay:
+    """One pass over a source of events; `send` may be called for one part after the other."""
+
+    def __init__(self, url: str, topic: str, lines: Iterator[bytes]) -> None:
+        self._url = f"{url}/v1/topics/{topic}/events"
+        self._lines = lines
+        self._client = httpx.AsyncClient(timeout=REQUEST_TIMEOUT_MS / 1000, trust_env=False)
+        self.counts = ReplayCounts()
+
+    async def send(self, limit: int | None = None) -> bool:
+        """Send up to `limit` more events, batch by batch; False when there were no more."""
+        left = limit
+        while left is None or left > 0:
+            batch = list(islice(self._lines, BATCH_LINES if left is None else min(BATCH_LINES, left)))
+            if not batch:
+                return False
+            await self._send(batch)
+            left = None if left is None else left - len(batch)
+        return True
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._client.aclose()
+
+    async def _send(self, batch: list[bytes]) -> None:
+        counts, body = self.counts, b"\n".join(batch) + b"\n"
+        counts.sent += len(batch)
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            try:
+                answer = await self._client.post(
+                    self._url, content=body, headers={"Content-Type": "application/x-ndjson"}
+                )
+            except httpx.HTTPError as e:
+                # A batch whose answer was lost may have been stored: to send it again could store it twice.
+                raise BrokerNotAvailable(f"{self._url}: {type(e).__name__}: {e}") from e
+            if answer.status_code not in (429, 503) or attempt == ATTEMPTS_MAX:
+                break
+            await asyncio.sleep(float(answer.headers.get("Retry-After", "1")))
+        self._count(answer, len(batch))
+
+    def _count(self, answer: httpx.Response, lines: int) -> None:
+        counts = self.counts
+        try:
+            body = answer.json()
+            stored, errors = int(body["stored"]), list(body.get("errors", ()))
+        except (ValueError, KeyError, TypeError):
+            raise IngestRefused(f"{self._url} answered {answer.status_code}: {answer.text[:500]}") from None
+        if "stopped_at_line" in body:
+            raise IngestRefused(f"{self._url} answered {answer.status_code}: {body.get('stop_reason')}")
+        counts.acknowledged += stored
+        counts.refused += lines - stored
+        counts.errors += [e["message"] for e in errors[: ERRORS_KEPT - len(counts.errors)]]

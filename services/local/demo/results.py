@@ -1,0 +1,42 @@
+"""What the demo's stream published, read back from its topic (an edge)."""
+
+from __future__ import annotations
+
+import heapq
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.common.records import TopicPartition
+from shared.common.settings import KafkaSettings
+
+POLL_MS = 500
+POLL_RECORDS = 10_000
+
+
+async def longest_sessions(kafka: KafkaSettings, topic: str, partitions: int, most: int) -> list[dict[str, Any]]:
+    """The sessions of a results topic that lasted longest, longest first."""
+    settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="earliest", commit_strategy="none")
+    at = [TopicPartition(topic, p) for p in range(partitions)]
+    heap: list[tuple[int, int, dict[str, Any]]] = []
+    seen = 0
+    async with Consumer(kafka, settings) as consumer:
+        consumer.assign(at)
+        ends = await consumer.end_offsets(at)
+        while any([await consumer.position(p) < ends[p] for p in at]):
+            for columns in (await consumer.poll(POLL_MS, POLL_RECORDS)).values():
+                for value in columns.values:
+                    session = msgspec.json.decode(value or b"{}")
+                    seen += 1
+                    item = (session["end"] - session["start"], -seen, session)
+                    (heapq.heappush if len(heap) < most else heapq.heappushpop)(heap, item)
+    return [session for _, _, session in sorted(heap, reverse=True)]
+
+
+def count_notable(path: Path) -> int:
+    """How many different sessions the handler kept."""
+    if not path.exists():
+        return 0
+    return len(set(path.read_bytes().splitlines()))

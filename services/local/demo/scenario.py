@@ -1,0 +1,238 @@
+"""The demo's course, on real parts: replay, compact, kill the aggregator half-way, restore, finish, audit.
+
+Half of the events are sent; when the wall-clock punctuator's first compaction has put a snapshot into the lake, the
+aggregator is killed (SIGKILL) while it works on more, started again, and restores from snapshot and changelog. The
+rest follows, and at the end a Spark job that shares no code with the engine proves the result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from services.local.demo import specs
+from services.local.demo.display import Display
+from services.local.demo.events import Events
+from services.local.demo.replay import Replay, ReplayCounts
+from services.local.demo.results import count_notable, longest_sessions
+from services.local.jobs import run_job
+from services.local.kafka import EmbeddedKafka
+from services.local.stack import Service, Stack
+from shared.clients.admin import Admin, event_time_topic
+from shared.common import lake
+from shared.common.errors import KafkaTimeout
+from shared.common.settings import KafkaSettings
+
+PARTITIONS = 4
+LONGEST = 10
+POLL_MS = 200
+WAIT_MS = 300_000  # for each thing that is waited for
+SENT_BEFORE_CRASH = 0.5  # of all events
+SENT_INTO_CRASH = 0.1  # of all events, right before it, so that it comes in the middle of work
+
+COUNTED = ("closed_sessions", "late_records", "dead_letters")
+
+Task = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the demo found."""
+
+    counts: ReplayCounts
+    restores: list[Task] = field(default_factory=list)
+    compactions: int = 0
+    replay_seconds: float = 0.0
+    audit_ok: bool = False
+    audit: dict[str, Any] = field(default_factory=dict)
+    lake: dict[str, Any] = field(default_factory=dict)
+    longest: list[dict[str, Any]] = field(default_factory=list)
+    notable: int = 0
+    seconds: float = 0.0
+
+    @property
+    def restore_ms(self) -> int:
+        """The longest restore after the crash: the tasks restore side by side."""
+        return max((task["restore_ms"] for task in self.restores), default=0)
+
+
+class Scenario:
+    """One run with its data in `folder`."""
+
+    def __init__(self, events: Events, folder: Path, display: Display) -> None:
+        self._events, self._plan, self._folder, self._display = events, events.plan, folder, display
+        self._stack = Stack(folder, hermetic=True)
+        self._lake, self._notable = folder / "lake", folder / "notable.jsonl"
+        self._kafka = KafkaSettings()
+        self._tasks: list[Task] = []
+        self._compactions: list[dict[str, Any]] = []
+        self._last_totals = dict.fromkeys(COUNTED, 0)
+        self._totals_before = dict.fromkeys(COUNTED, 0)
+        self._outcome = Outcome(ReplayCounts())
+
+    async def run(self) -> Outcome:
+        """The whole course; raises where a part of it fails."""
+        started = time.monotonic()
+        async with EmbeddedKafka(self._folder / "kafka") as broker:
+            self._kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
+            self._display.step(f"Kafka is up at {broker.bootstrap_servers}")
+            try:
+                await self._start_services()
+                await self._stream()
+                await self._stack.stop()
+                await self._look_at_the_result()
+            finally:
+                await self._stack.stop()
+        self._outcome.seconds = time.monotonic() - started
+        return self._outcome
+
+    # --- the parts ---
+
+    async def _start_services(self) -> None:
+        plan, stack, address = self._plan, self._stack, self._kafka.bootstrap_servers
+        async with Admin(self._kafka) as admin:
+            await admin.create_topics([event_time_topic(plan.topic, PARTITIONS)])
+        aggregator = await stack.start(specs.aggregator(plan, address, self._lake))
+        await aggregator.healthy()
+        await self._until("the first tasks", lambda: self._all_tasks("running"))
+        consumer = await stack.start(specs.consumer(plan, address, self._notable))
+        gateway = await stack.start(specs.gateway(plan, address, {s.name: s.url for s in (aggregator, consumer)}))
+        await asyncio.gather(gateway.healthy(), consumer.healthy())
+        url = gateway.url
+        self._display.step(f"producer, aggregator, consumer and admin are up; dashboard: [link={url}]{url}[/link]")
+
+    async def _stream(self) -> None:
+        replay = Replay(self._gateway.url, self._plan.topic, self._events.lines())
+        self._outcome.counts = replay.counts
+        watching = asyncio.create_task(self._watch(replay), name="demo-watch")
+        try:
+            await self._replay_with_a_crash(replay)
+            self._display.step("waiting for a compaction that covers everything")
+            now_ms = time.time_ns() // 1_000_000
+            await self._until("the last compaction", lambda: self._compacted_since(now_ms))
+            self._outcome.compactions = sum(run["status"] == "done" for run in self._compactions)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            await replay.close()
+
+    async def _replay_with_a_crash(self, replay: Replay) -> None:
+        step, total = self._display.step, self._events.count()
+        first, more = int(total * SENT_BEFORE_CRASH), int(total * SENT_INTO_CRASH)
+        step(f"sending {first:,} of {total:,} events to POST /v1/topics/{self._plan.topic}/events")
+        seconds = await _timed(replay.send(first))
+        step("waiting for the wall-clock punctuator's compaction (PySpark into Delta)")
+        await self._until("the first compaction", lambda: self._compacted_since(0))
+        seconds += await _timed(replay.send(more))
+        await self._crash()
+        step("sending the rest")
+        seconds += await _timed(replay.send())
+        seconds += await _timed(self._until("the last event", lambda: self._processed() >= replay.counts.acknowledged))
+        self._outcome.replay_seconds = seconds
+
+    async def _crash(self) -> None:
+        step, aggregator = self._display.step, self._aggregator
+        step("killing the aggregator (SIGKILL) in the middle of its work, and starting it again")
+        await aggregator.kill()
+        self._tasks = []
+        await aggregator.start()
+        await self._until("the restore", lambda: self._all_tasks("running"))
+        restores = self._outcome.restores = self._tasks
+        windows = sum(task["restored_windows"] for task in restores)
+        records = sum(task["restored_changelog_records"] for task in restores)
+        milliseconds = self._outcome.restore_ms
+        step(f"restored in {milliseconds:,} ms: {windows:,} windows from Delta, then {records:,} changelog records")
+
+    async def _look_at_the_result(self) -> None:
+        plan, outcome = self._plan, self._outcome
+        self._display.step("auditing: a Spark job with Spark's own session windows")
+        flags = ["--application", plan.application, "--lake", str(self._lake), "--json"]
+        flags += ["--expect-records", str(outcome.counts.acknowledged)]
+        status, outcome.audit, job = await run_job("audit", flags, self._kafka, self._folder / "logs" / "audit.log")
+        if not outcome.audit:
+            raise job.died()
+        outcome.audit_ok = status == 0
+        outcome.lake = await asyncio.to_thread(lake.describe, str(self._lake), plan.application)
+        outcome.longest = await longest_sessions(self._kafka, plan.results, PARTITIONS, LONGEST)
+        outcome.notable = count_notable(self._notable)
+
+    # --- watching ---
+
+    @property
+    def _aggregator(self) -> Service:
+        return self._stack.services["aggregator"]
+
+    @property
+    def _gateway(self) -> Service:
+        return self._stack.services["gateway"]
+
+    async def _look(self) -> None:
+        """Ask the aggregator how far it is; while it does not answer, what it said last stands."""
+        state = await self._aggregator.get("/v1/streams")
+        if state is not None:
+            self._tasks, runs = state["tasks"], state["compactions"]
+            known = {run["started_at_ms"]: run for run in [*self._compactions, *runs]}
+            self._compactions = [known[at] for at in sorted(known)]
+
+    async def _watch(self, replay: Replay) -> None:
+        while True:
+            await self._look()
+            self._show(replay)
+            await asyncio.sleep(POLL_MS / 1000)
+
+    def _show(self, replay: Replay) -> None:
+        figures, tasks = self._display.figures, self._tasks
+        figures.acknowledged, figures.processed = replay.counts.acknowledged, self._processed()
+        figures.open = sum(t.get("open_sessions", 0) for t in tasks) if tasks else None
+        figures.stream_time_ms = max((t.get("stream_time_ms", -1) for t in tasks), default=None)
+        self._show_totals(tasks)
+        figures.notable = count_notable(self._notable)
+        figures.compactions = sum(run["status"] == "done" for run in self._compactions)
+        figures.compacting = any(run["status"] == "running" for run in self._compactions[-1:])
+        self._display.update()
+
+    def _show_totals(self, tasks: list[Task]) -> None:
+        """A restarted aggregator counts from nothing: what it had counted before the crash is added."""
+        totals = {name: sum(t.get(name, 0) for t in tasks) for name in COUNTED}
+        if any(totals[name] < self._last_totals[name] for name in COUNTED):
+            self._totals_before = {n: self._totals_before[n] + self._last_totals[n] for n in COUNTED}
+        self._last_totals = totals
+        figures = self._display.figures
+        closed, late, dead = (self._totals_before[n] + totals[n] for n in COUNTED)
+        figures.closed, figures.late, figures.dead_letters = closed, late, dead
+
+    def _processed(self) -> int:
+        """Source records that commits cover; offsets have no holes, since ingest writes without transactions."""
+        return sum(offset for task in self._tasks for offset in task.get("sources", {}).values())
+
+    def _all_tasks(self, state: str) -> bool:
+        return len(self._tasks) == PARTITIONS and all(task["state"] == state for task in self._tasks)
+
+    def _compacted_since(self, ms: int) -> bool:
+        for run in self._compactions:
+            if run["status"] == "failed":
+                raise KafkaTimeout(f"a compaction failed: {run['detail']}; see {self._aggregator.log_file}")
+        return any(run["status"] == "done" and run["started_at_ms"] >= ms for run in self._compactions)
+
+    async def _until(self, what: str, reached: Callable[[], bool]) -> None:
+        """Wait until `reached`; the error names what did not come, or the service that ended instead."""
+        try:
+            async with asyncio.timeout(WAIT_MS / 1000):
+                while True:
+                    await self._look()
+                    if reached():
+                        return
+                    self._stack.check()
+                    await asyncio.sleep(POLL_MS / 1000)
+        except TimeoutError:
+            raise KafkaTimeout(f"waited {WAIT_MS} ms for {what}; the logs are in {self._folder / 'logs'}") from None
+
+
+async def _timed(work: Awaitable[object]) -> float:
+    started = time.monotonic()
+    await work
+    return time.monotonic() - started

@@ -1,0 +1,66 @@
+"""The demo's services: what each is told, as environment variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from services.local.demo.events import Plan
+from services.local.demo.notable import FILE_VARIABLE
+from services.local.stack import ServiceSpec
+
+COMPACTION_INTERVAL_MS = 5_000
+COMMIT_INTERVAL_MS = 200
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def aggregator(plan: Plan, bootstrap_servers: str, lake: Path) -> ServiceSpec:
+    """Runs the topology under exactly_once, with a compaction every few seconds of wall-clock time."""
+    return ServiceSpec(
+        "aggregator",
+        {
+            "KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers,
+            "TOPOLOGY": plan.topology,
+            "TOPOLOGY_OPTIONS": _json(plan.options),
+            "STREAMS__APPLICATION_ID": plan.application,
+            "STREAMS__COMMIT_INTERVAL_MS": str(COMMIT_INTERVAL_MS),
+            "STREAMS__LAKE": str(lake),
+            "STREAMS__GROUP_INSTANCE_ID": "aggregator-1",
+            "COMPACTION__INTERVAL_MS": str(COMPACTION_INTERVAL_MS),
+        },
+    )
+
+
+def consumer(plan: Plan, bootstrap_servers: str, notable: Path) -> ServiceSpec:
+    """Keeps the notable sessions in a file."""
+    return ServiceSpec(
+        "consumer",
+        {
+            "KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers,
+            "TOPICS": plan.results,
+            "GROUP_ID": f"notable-{plan.results}",
+            "HANDLER": plan.handler,
+            "CONSUMER__ISOLATION_LEVEL": "read_committed",
+            "CONSUMER__AUTO_OFFSET_RESET": "earliest",
+        },
+        environment={FILE_VARIABLE: str(notable)},
+    )
+
+
+def gateway(plan: Plan, bootstrap_servers: str, others: Mapping[str, str]) -> ServiceSpec:
+    """Takes the events, and shows the chain."""
+    topics = {plan.topic: {"key": plan.key, "time": plan.time}}
+    return ServiceSpec(
+        "gateway",
+        {
+            "KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers,
+            "INGEST__TOPICS": _json(topics),
+            "SERVICES": _json(others),
+        },
+        module="services.local.gateway",
+    )

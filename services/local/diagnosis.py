@@ -1,0 +1,80 @@
+"""Why a broker did not start, in plain words, read from what it logged.
+
+One table holds the known causes; the first that matches wins, so the specific stand before the general. What the
+table does not know is shown as the broker said it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import Enum
+
+SHOWN_LINES = 8
+FULL_BELOW_BYTES = 65_536  # less than the broker needs for its next small file, its log line included
+
+
+class Cause(Enum):
+    """What kept the broker from running; the value is what to say, with `{folder}` filled in."""
+
+    PORT_TAKEN = "another process took its port"
+    NO_SPACE = "no space left on the disk of {folder}: free some, or name another data folder"
+    LOCKED = "the data folder {folder} is in use by another running broker"
+    NOT_WRITABLE = "the data folder {folder} cannot be written by this user"
+    NO_MEMORY = "there is not enough memory for its heap: lower heap_mb, or free some"
+    CORRUPT = "the data in {folder} is damaged or from another Kafka: move the folder away to start with an empty one"
+    WRONG_PROPERTY = "one of its properties, or of the JVM's options, is wrong"
+
+
+_TABLE: tuple[tuple[Cause, re.Pattern[str]], ...] = tuple(
+    (cause, re.compile(pattern))
+    for cause, pattern in (
+        (Cause.PORT_TAKEN, r"Address already in use|BindException"),
+        (Cause.NO_SPACE, r"No space left on device|Disk quota exceeded"),
+        (Cause.LOCKED, r"Failed to acquire lock on file \.lock"),
+        (Cause.NOT_WRITABLE, r"AccessDeniedException|Permission denied|Read-only file system"),
+        (
+            Cause.NO_MEMORY,
+            r"Could not reserve enough space|OutOfMemoryError|insufficient memory|Cannot allocate memory",
+        ),
+        (Cause.WRONG_PROPERTY, r"ConfigException|JAAS configuration|Unrecognized VM option|IllegalArgumentException"),
+        (
+            Cause.CORRUPT,
+            r"node ID not found|Stored node id|meta\.properties|quorum-state|Malformed line in checkpoint|Corrupt"
+            r"|InconsistentClusterId|Invalid cluster\.id|log dirs in .* have failed",
+        ),
+    )
+)
+_LOG_LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (\w+) ")
+_TROUBLE = re.compile(r"Exception|Error\b|^Caused by|insufficient memory|Unrecognized VM option")
+_NOISE = re.compile(r"^\s+at |^\s*\.\.\. \d+ more")
+
+
+def is_trouble(line: str) -> bool:
+    """Whether a line reports a failure: an event at ERROR or FATAL, or an exception's or the JVM's own text."""
+    event = _LOG_LINE.match(line)
+    return event.group(1) in ("ERROR", "FATAL") if event else bool(_TROUBLE.search(line))
+
+
+def find_cause(lines: Sequence[str]) -> Cause | None:
+    """The known cause in a broker's output, if there is one."""
+    troubled = [line for line in lines if is_trouble(line)]
+    for cause, pattern in _TABLE:
+        if any(pattern.search(line) for line in troubled):
+            return cause
+    return None
+
+
+def meaningful(lines: Sequence[str], count: int = SHOWN_LINES) -> list[str]:
+    """The lines that say what went wrong; the last ones when none does."""
+    readable = [line.strip() for line in lines if line.strip() and not _NOISE.search(line)]
+    troubled = list(dict.fromkeys(line for line in readable if is_trouble(line)))
+    return (troubled or readable)[-count:]
+
+
+def explain(lines: Sequence[str], folder: str, free_bytes: int) -> str:
+    """The known cause in words, then the broker's own lines. A full disk is a cause even when no line could say so."""
+    cause = Cause.NO_SPACE if free_bytes < FULL_BELOW_BYTES else find_cause(lines)
+    said = meaningful(lines)
+    words = cause.value.format(folder=folder) if cause else "it gave no reason that is known"
+    return words + (". It said\n  " + "\n  ".join(said) if said else " and said nothing")

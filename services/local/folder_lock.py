@@ -1,0 +1,116 @@
+"""One broker per data folder, by a file lock that the broker inherits.
+
+The lock (flock) belongs to an open file, not to a process: it is held until the last process that has the file open
+is gone. So it outlives a starter that was killed exactly as long as its broker does, and never longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from shared.common.errors import ConfigError
+
+LOCK_FILE = ".penstock.lock"
+KAFKA_LOCK_FILE = ".lock"
+# A broker whose starter is gone is ending: its keeper's limit, and some for the kernel.
+ORPHAN_WAIT_MS = 15_000
+_POLL_MS = 50
+
+
+class FolderInUse(ConfigError):
+    """Another running broker has the data folder; the message names the process that started it."""
+
+
+class FolderLock:
+    """The lock of one data folder; the folder is made when it is missing."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._fd: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<FolderLock {self._folder} {'held' if self._fd is not None else 'free'}>"
+
+    @property
+    def fd(self) -> int:
+        """The descriptor to pass on to the broker."""
+        assert self._fd is not None
+        return self._fd
+
+    async def acquire(self) -> None:
+        """Take the lock. Raises FolderInUse, or ConfigError when the folder cannot be written."""
+        deadline = time.monotonic() + ORPHAN_WAIT_MS / 1000
+        while True:
+            owner = self._try()
+            if owner is None:
+                return
+            if _alive(owner) or time.monotonic() >= deadline:
+                raise FolderInUse(
+                    f"the data folder {self._folder} is in use by another running broker, started by process {owner}"
+                )
+            await asyncio.sleep(_POLL_MS / 1000)
+
+    def release(self) -> None:
+        """Let go; a broker that still runs keeps its own hold."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _try(self) -> int | None:
+        """None when we have it now, otherwise the id of the process that took it (0: not known)."""
+        path = self._folder / LOCK_FILE
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as e:
+            raise ConfigError(f"the data folder {self._folder} cannot be used: {e.filename}: {e.strerror}") from None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        except BlockingIOError:
+            text = os.pread(fd, 32, 0)
+            os.close(fd)
+            return int(text) if text.strip().isdigit() else 0
+        except OSError as e:
+            os.close(fd)
+            raise ConfigError(f"the data folder {self._folder} cannot be used: {e.strerror}") from None
+        self._fd = fd
+        return None
+
+
+def refuse_if_kafka_runs_in(log_folder: Path) -> None:
+    """Raises FolderInUse when a Kafka that was started without our lock runs there.
+
+    A second KRaft node reads and truncates the metadata log before it comes to Kafka's own lock, so letting it
+    find out by itself could damage what the first one writes.
+    """
+    try:
+        fd = os.open(log_folder / KAFKA_LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    except OSError as e:
+        raise ConfigError(f"the data folder {log_folder.parent} cannot be used: {e.filename}: {e.strerror}") from None
+    try:
+        # Java's file locks are POSIX record locks, which flock() does not see and lockf() does.
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        raise FolderInUse(f"the data folder {log_folder.parent} is in use by another running broker") from None
+    finally:
+        os.close(fd)
+
+
+def _alive(pid: int) -> bool:
+    if pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,26 @@
+"""A handler to start with: every record as a log line."""
+
+from __future__ import annotations
+
+from shared.common.log import get_logger
+from shared.common.records import ConsumerRecord
+
+log = get_logger(__name__)
+
+VALUE_CHARACTERS_MAX = 500
+
+
+async def log_record(record: ConsumerRecord) -> None:
+    """Log topic, partition, offset, key and value."""
+    log.info(
+        "record",
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        key=_text(record.key),
+        value=_text(record.value),
+    )
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else data.decode(errors="replace")[:VALUE_CHARACTERS_MAX]

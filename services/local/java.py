@@ -1,0 +1,135 @@
+"""Which Java runs Kafka, and what to do when there is none.
+
+Places are tried in order: `JAVA_HOME`, `PATH`, then where macOS and Homebrew keep theirs; the first that is at least
+`MINIMUM_VERSION` wins. A place that has an older one is passed over but remembered, so that the error can say which
+version was found where.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.common.errors import ConfigError
+
+MINIMUM_VERSION = 17
+VERSION_TIMEOUT_SECONDS = 20  # a cold JVM on a busy machine needs a few; a launcher that hangs must not hang us
+_MAC_JAVA_HOME = Path("/usr/libexec/java_home")
+_BREW_PREFIXES = (Path("/opt/homebrew"), Path("/usr/local"))
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+
+
+class JavaNotFound(ConfigError):
+    """No Java at any of the places looked at."""
+
+
+class WrongJava(ConfigError):
+    """There is a Java, but none that is new enough; the message says which version is where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java runtime that was asked for its version. `found_by` says how: JAVA_HOME, PATH, …"""
+
+    executable: Path
+    version: int
+    found_by: str
+
+    @property
+    def home(self) -> Path:
+        """What `JAVA_HOME` is for this runtime."""
+        return self.executable.resolve().parent.parent
+
+
+def find_java(
+    environ: Mapping[str, str] | None = None, *, platform: str = sys.platform, minimum: int = MINIMUM_VERSION
+) -> Java:
+    """The first Java of at least version `minimum`.
+
+    Raises JavaNotFound or WrongJava; both messages end with the command that installs the right one.
+    """
+    environ = os.environ if environ is None else environ
+    rejected: list[str] = []
+    seen_any = False
+    for found_by, executable in _candidates(environ, platform):
+        version = read_version(executable)
+        if version is None:
+            rejected.append(f"{executable} ({found_by}) does not run")
+            continue
+        if version >= minimum:
+            return Java(executable, version, found_by)
+        seen_any = True
+        rejected.append(f"{executable} ({found_by}) is Java {version}")
+    hint = f"Install one: {install_command(platform, minimum)}"
+    if seen_any:
+        raise WrongJava(f"Java {minimum} or newer is needed, but {'; '.join(rejected)}. {hint}")
+    looked = f" ({'; '.join(rejected)})" if rejected else ""
+    raise JavaNotFound(f"Java {minimum} or newer is needed and none was found by JAVA_HOME or PATH{looked}. {hint}")
+
+
+def parse_version(output: str) -> int | None:
+    """The major version in what `java -version` prints.
+
+    >>> parse_version('openjdk version "17.0.15" 2025-04-15')
+    17
+    >>> parse_version('java version "1.8.0_402"')
+    8
+    """
+    match = _VERSION.search(output)
+    return int(match.group(1)) if match else None
+
+
+def read_version(executable: Path) -> int | None:
+    """The major version of a `java` launcher; None when it does not run or says nothing understandable."""
+    try:
+        answer = subprocess.run(
+            [executable, "-version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=VERSION_TIMEOUT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return parse_version(answer.stderr + answer.stdout) if answer.returncode == 0 else None
+
+
+def install_command(platform: str = sys.platform, version: int = MINIMUM_VERSION) -> str:
+    """The exact command that installs Java on this platform."""
+    if platform == "darwin":
+        return f"brew install openjdk@{version}"
+    sudo = "" if os.geteuid() == 0 else "sudo "
+    package = f"openjdk-{version}-jre-headless"
+    return f"{sudo}apt-get install -y {package} (or your distribution's package of Java {version})"
+
+
+def _candidates(environ: Mapping[str, str], platform: str) -> Iterator[tuple[str, Path]]:
+    if home := environ.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(home) / "bin" / "java"
+    # shutil.which falls back to the process's own PATH when it is given None, and to nothing for an empty string.
+    if on_path := shutil.which("java", path=environ.get("PATH", "")):
+        yield "PATH", Path(on_path)
+    if platform == "darwin":
+        yield from _mac_candidates()
+
+
+def _mac_candidates() -> Iterator[tuple[str, Path]]:
+    if _MAC_JAVA_HOME.exists():
+        command = [str(_MAC_JAVA_HOME), "-v", f"{MINIMUM_VERSION}+"]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_TIMEOUT_SECONDS, check=False)
+        if answer.returncode == 0:
+            yield str(_MAC_JAVA_HOME), Path(answer.stdout.strip()) / "bin" / "java"
+    for prefix in _BREW_PREFIXES:
+        # Homebrew's openjdk is keg-only: installed, but linked into no folder of PATH.
+        for formula in (f"openjdk@{MINIMUM_VERSION}", "openjdk"):
+            executable = prefix / "opt" / formula / "bin" / "java"
+            if executable.exists():
+                yield "Homebrew", executable

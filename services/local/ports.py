@@ -1,0 +1,55 @@
+"""Ports for the embedded broker.
+
+They are picked below the range from which systems take the ports of outgoing connections (32768 on Linux, 49152 on
+macOS). A port in that range can be taken by a client's own connection attempt while the broker restarts: on the
+loopback such an attempt can even connect to itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+
+from shared.common.errors import ConfigError
+
+FIRST, LAST = 20_000, 32_000
+ATTEMPTS = 200  # 12,000 ports: that many misses in a row mean something else is wrong
+
+
+class PortTaken(ConfigError):
+    """Another process listens on the port."""
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether a server could listen there now. Raises ConfigError when this machine does not have the address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as s:
+        # As Java's server sockets do: a port whose old connections linger in TIME_WAIT counts as free.
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind((host, port))
+            s.listen(1)
+        except OSError as e:
+            if e.errno == errno.EADDRINUSE:
+                return False
+            raise ConfigError(f"cannot listen on {host}:{port}: {e.strerror or e}") from None
+    return True
+
+
+def pick(host: str, count: int) -> list[int]:
+    """`count` different ports that are free now; another process can still take one before it is used."""
+    picked: list[int] = []
+    for _ in range(ATTEMPTS):
+        if len(picked) == count:
+            return picked
+        port = random.randrange(FIRST, LAST)  # noqa: S311 - nothing secret
+        if port not in picked and is_free(host, port):
+            picked.append(port)
+    raise ConfigError(f"no {count} free ports on {host} between {FIRST} and {LAST}")
+
+
+def require_free(host: str, port: int) -> None:
+    """Raises PortTaken when something listens on the port."""
+    if not is_free(host, port):
+        raise PortTaken(f"port {port} on {host} is taken by another process; choose another, or 0 for a free one")

@@ -1,0 +1,177 @@
+"""Penstock's services as children of one process: started, watched, killed and started again (an edge).
+
+Every child gets its settings through its environment alone, on ports of this machine, and ends with its parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from services.local import ports
+from services.local.child import ChildDied, ChildProcess
+from shared.common.errors import KafkaTimeout
+from shared.common.log import get_logger
+from shared.common.settings import ENV_PREFIX
+
+log = get_logger(__name__)
+
+HOST = "127.0.0.1"
+STOP_TIMEOUT_MS = 20_000
+HEALTH_INTERVAL_MS = 100
+HEALTH_TIMEOUT_MS = 60_000  # until a service that was started must be healthy
+REQUEST_TIMEOUT_MS = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSpec:
+    """How one service is run: `python -m <module> <arguments>` with `settings` as PENSTOCK_ variables."""
+
+    name: str
+    settings: Mapping[str, str]
+    module: str = "services.cli"
+    arguments: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def command(self) -> list[str]:
+        return [
+            sys.executable,
+            "-m",
+            self.module,
+            *(self.arguments or ([self.name] if self.module == "services.cli" else [])),
+        ]
+
+
+class Service:
+    """One service as a child; its port stays the same when it is started again."""
+
+    def __init__(self, spec: ServiceSpec, port: int, log_file: Path, inherited: Mapping[str, str]) -> None:
+        self.spec, self.port, self.log_file = spec, port, log_file
+        self._inherited = inherited
+        self._child: ChildProcess | None = None
+        self.starts = 0
+
+    def __repr__(self) -> str:
+        return f"Service({self.spec.name}, {self.url}, {self._child!r})"
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    async def start(self) -> None:
+        """Start the child; ConfigError where it cannot be."""
+        own = {"HTTP__HOST": HOST, "HTTP__PORT": str(self.port), "LOG__FORMAT": "json", **self.spec.settings}
+        environment = {**self._inherited, **self.spec.environment}
+        environment |= {f"{ENV_PREFIX}{name}": value for name, value in own.items()}
+        self._child = await ChildProcess.start(
+            self.spec.command(),
+            log_file=self.log_file,
+            name=self.name,
+            env=environment,
+            orphan_limit_ms=STOP_TIMEOUT_MS,
+        )
+        self.starts += 1
+
+    async def healthy(self, timeout_ms: int = HEALTH_TIMEOUT_MS) -> None:
+        """Wait until `/health` says 200; ChildDied with its last output, or KafkaTimeout with what it says instead."""
+        said = "no answer"
+        try:
+            async with asyncio.timeout(timeout_ms / 1000), _client() as client:
+                while True:
+                    if self._child is None or self._child.returncode is not None:
+                        raise self.died()
+                    try:
+                        answer = await client.get(f"{self.url}/health")
+                        if answer.status_code == httpx.codes.OK:
+                            return
+                        said = answer.text
+                    except httpx.HTTPError as e:
+                        said = type(e).__name__
+                    await asyncio.sleep(HEALTH_INTERVAL_MS / 1000)
+        except TimeoutError:
+            raise KafkaTimeout(
+                f"{self.name} is not healthy after {timeout_ms} ms: {said}; its log: {self.log_file}"
+            ) from None
+
+    async def get(self, path: str) -> Any:
+        """The JSON that the service answers for a path; None while it does not."""
+        try:
+            async with _client() as client:
+                answer = await client.get(f"{self.url}{path}")
+            return answer.json() if answer.status_code == httpx.codes.OK else None
+        except (httpx.HTTPError, ValueError):
+            return None
+
+    async def stop(self) -> None:
+        """SIGTERM, then SIGKILL after a limit."""
+        child, self._child = self._child, None
+        if child is not None:
+            await child.terminate(STOP_TIMEOUT_MS)
+
+    async def kill(self) -> None:
+        """SIGKILL at once, as in a crash."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            await child.wait()
+
+    async def wait(self) -> int:
+        """Wait for the end that nobody asked for, and return the exit status."""
+        assert self._child is not None, "start() comes first"
+        return await self._child.wait()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it ended though nobody asked for it."""
+        return self._child is not None and self._child.returncode is not None
+
+    def died(self) -> ChildDied:
+        """The error for such an end."""
+        return self._child.died() if self._child is not None else ChildDied(f"{self.name} is not running")
+
+
+class Stack:
+    """The services of one machine, in the order of their start."""
+
+    def __init__(self, folder: Path, *, hermetic: bool) -> None:
+        """`hermetic` children see neither PENSTOCK_ variables of ours nor a penstock.toml."""
+        self._logs = folder / "logs"
+        self._inherited = {k: v for k, v in os.environ.items() if not (hermetic and k.startswith(ENV_PREFIX))}
+        if hermetic:
+            self._inherited[f"{ENV_PREFIX}CONFIG"] = os.devnull
+        self.services: dict[str, Service] = {}
+
+    async def start(self, spec: ServiceSpec, port: int = 0) -> Service:
+        """Start a service at a port, a free one by default; `healthy()` is the caller's to wait for."""
+        if port:
+            ports.require_free(HOST, port)
+        service = Service(spec, port or ports.pick(HOST, 1)[0], self._logs / f"{spec.name}.log", self._inherited)
+        self.services[spec.name] = service
+        await service.start()
+        return service
+
+    def check(self) -> None:
+        """ChildDied for a service that ended by itself."""
+        for service in self.services.values():
+            if service.ended:
+                raise service.died()
+
+    async def stop(self) -> None:
+        """Stop all, the last started first."""
+        for service in reversed(self.services.values()):
+            await service.stop()
+
+
+def _client() -> httpx.AsyncClient:
+    return httpx.AsyncClient(timeout=REQUEST_TIMEOUT_MS / 1000, trust_env=False)

@@ -1,0 +1,24 @@
+"""The topology for any topic of JSON events: sessions per key, counted."""
+
+from __future__ import annotations
+
+from shared.common.durations import parse_ms
+from shared.streams.aggregations import Count
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.topology import Topology
+
+DEFAULT_GAP = "30m"
+DEFAULT_GRACE = "5m"
+
+
+def sessions(
+    topic: str = "events",
+    results: str = "sessions",
+    gap: str = DEFAULT_GAP,
+    grace: str = DEFAULT_GRACE,
+) -> Topology:
+    """Sessions of `topic` with how many events each had, forwarded to `results` when they close."""
+    builder = StreamsBuilder()
+    windows = builder.stream(topic).group_by_key().session_window(parse_ms(gap), parse_ms(grace))
+    windows.aggregate("sessions", events=Count()).on_close().to(results)
+    return builder.build()

@@ -1,0 +1,165 @@
+"""`penstock up`: Kafka and every service on this machine, with one HTTP address for ingest, admin and dashboard.
+
+A service that ends by itself is started again after a pause that doubles; one that cannot start at all ends the whole
+with its reason, since a wrong setting does not mend itself. Settings of the services come from the environment and
+penstock.toml as usual; what only `up` can know (addresses) is set by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import msgspec
+from pydantic import Field
+from rich.console import Console
+from rich.table import Table
+
+from services.local.broker_config import EmbeddedKafkaSettings
+from services.local.kafka import EmbeddedKafka
+from services.local.stack import HOST, Service, ServiceSpec, Stack
+from shared.clients.admin import Admin, event_time_topic
+from shared.common import daemon, log
+from shared.common.errors import PenstockError
+from shared.common.settings import HttpSettings, KafkaSettings, LogSettings, ServiceSettings, load_or_exit
+
+PROGRAM = "penstock up"
+RESTART_MS = 1_000
+RESTART_MS_MAX = 60_000
+STEADY_MS = 60_000  # a service that ran this long starts with the short pause again
+
+
+class UpSettings(ServiceSettings):
+    """Kafka and every service on this machine."""
+
+    http: HttpSettings = HttpSettings(host=HOST, port=8080)
+    log: LogSettings = LogSettings(level="warning")
+    data_dir: Path = Field(Path(".penstock"), description="Kafka's data, the lake and the logs")
+    broker: EmbeddedKafkaSettings = EmbeddedKafkaSettings()
+    topic: str = Field("events", description="created where it is missing, for event-time data")
+    partitions: int = Field(4, gt=0, description="of a topic that is created")
+    topology: str = "services.local.topologies:sessions"
+    topology_options: dict[str, str] = Field({}, description="keyword arguments for the topology's function")
+    topics: str = Field("sessions", description="what the consumer handles, comma-separated")
+    handler: str = "services.local.handlers:log_record"
+    group_id: str = "handler"
+
+
+class Up:
+    """Kafka and the services; see `shared.common.daemon`."""
+
+    def __init__(self, settings: UpSettings, console: Console) -> None:
+        self._settings, self._console = settings, console
+        folder = settings.data_dir.absolute()
+        self._folder = folder
+        self._broker = EmbeddedKafka(folder / "kafka", settings.broker)
+        self._stack = Stack(folder, hermetic=False)
+
+    async def startup(self) -> None:
+        """Kafka first, then the services; ConfigError or ChildDied with the reason where one cannot start."""
+        self._console.print("starting Kafka …")
+        await self._broker.start()
+        kafka = KafkaSettings(bootstrap_servers=self._broker.bootstrap_servers)
+        async with Admin(kafka) as admin:
+            await admin.create_topics(
+                [event_time_topic(self._settings.topic, self._settings.partitions)], exist_ok=True
+            )
+        self._console.print("starting the services …")
+        aggregator = await self._stack.start(self._aggregator())
+        await aggregator.healthy()
+        consumer = await self._stack.start(self._consumer())
+        gateway = await self._stack.start(self._gateway([aggregator, consumer]), self._settings.http.port)
+        await asyncio.gather(consumer.healthy(), gateway.healthy())
+        self._console.print(self._summary(gateway))
+
+    async def main_loop(self) -> None:
+        """Keep everything running; Kafka's own end is an error."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._broker.wait())
+            for service in self._stack.services.values():
+                tasks.create_task(self._keep(service))
+
+    async def shutdown(self) -> None:
+        """Stop the services, then Kafka."""
+        self._console.print("stopping …")
+        await self._stack.stop()
+        await self._broker.stop()
+
+    async def _keep(self, service: Service) -> None:
+        logger, clock, pause_ms = log.get_logger(__name__), asyncio.get_running_loop().time, RESTART_MS
+        while True:
+            started = clock()
+            await service.wait()
+            if (clock() - started) * 1_000 >= STEADY_MS:
+                pause_ms = RESTART_MS
+            logger.error(
+                "service ended: starting it again", service=service.name, in_ms=pause_ms, reason=str(service.died())
+            )
+            await asyncio.sleep(pause_ms / 1_000)
+            pause_ms = min(pause_ms * 2, RESTART_MS_MAX)
+            await service.start()
+
+    # --- what each service is told ---
+
+    def _common(self) -> dict[str, str]:
+        return {"KAFKA__BOOTSTRAP_SERVERS": self._broker.bootstrap_servers}
+
+    def _aggregator(self) -> ServiceSpec:
+        settings = self._settings
+        own = {
+            "TOPOLOGY": settings.topology,
+            "TOPOLOGY_OPTIONS": msgspec.json.encode(settings.topology_options).decode(),
+            "STREAMS__LAKE": str(self._folder / "lake"),
+            "STREAMS__GROUP_INSTANCE_ID": "aggregator-1",
+        }
+        return ServiceSpec("aggregator", self._common() | own)
+
+    def _consumer(self) -> ServiceSpec:
+        settings = self._settings
+        own = {
+            "TOPICS": settings.topics,
+            "HANDLER": settings.handler,
+            "GROUP_ID": settings.group_id,
+            "CONSUMER__ISOLATION_LEVEL": "read_committed",
+            "CONSUMER__AUTO_OFFSET_RESET": "earliest",
+        }
+        return ServiceSpec("consumer", self._common() | own)
+
+    def _gateway(self, others: list[Service]) -> ServiceSpec:
+        addresses = msgspec.json.encode({service.name: service.url for service in others}).decode()
+        return ServiceSpec("gateway", self._common() | {"SERVICES": addresses}, module="services.local.gateway")
+
+    def _summary(self, gateway: Service) -> Table:
+        settings = self._settings
+        table = Table.grid(padding=(0, 2))
+        example = (
+            f"curl -H 'Content-Type: application/x-ndjson' --data-binary '{{\"n\": 1}}'"
+            f" {gateway.url}/v1/topics/{settings.topic}/events"
+        )
+        rows = {
+            "dashboard": gateway.url,
+            "ingest": example,
+            "Kafka": self._broker.bootstrap_servers,
+            "lake": str(self._folder / "lake"),
+            "logs": str(self._folder / "logs"),
+        }
+        for name, text in rows.items():
+            table.add_row(f"[bold]{name}[/bold]", text)
+        table.add_row("", "Ctrl-C stops everything; the data stays.")
+        return table
+
+
+def main(arguments: list[str]) -> int:
+    """Run until Ctrl-C or SIGTERM; the exit status."""
+    settings = load_or_exit(UpSettings, arguments, PROGRAM)
+    log.configure(settings.log, "up")
+
+    async def run() -> int:
+        return await daemon.run(Up(settings, Console()), settings.shutdown_timeout_ms)
+
+    try:
+        return asyncio.run(run())
+    except PenstockError as e:
+        print(f"{PROGRAM}: {e}", file=sys.stderr)
+        return 1

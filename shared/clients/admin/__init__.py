@@ -1,0 +1,29 @@
+"""Administration: `Admin` and the values it takes and gives."""
+
+from shared.clients.admin.admin import Admin
+from shared.clients.admin.groups import ShiftBy
+from shared.clients.admin.types import (
+    ClusterDescription,
+    GroupDescription,
+    GroupListing,
+    MemberDescription,
+    NewTopic,
+    OffsetChange,
+    PartitionLag,
+    TopicDescription,
+    event_time_topic,
+)
+
+__all__ = [
+    "Admin",
+    "ClusterDescription",
+    "GroupDescription",
+    "GroupListing",
+    "MemberDescription",
+    "NewTopic",
+    "OffsetChange",
+    "PartitionLag",
+    "ShiftBy",
+    "TopicDescription",
+    "event_time_topic",
+]

@@ -1,0 +1,206 @@
+"""Topics, their configs and offsets, and the cluster.
+
+Each call has one deadline (`timeout_ms`, else the admin's), retries what is passing within it, and ends in
+KafkaTimeout, or in the Kafka error named with the topic or partition.
+"""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Literal, TypeVar
+
+from shared.clients.admin.types import (
+    BrokerDescription,
+    ClusterDescription,
+    NewTopic,
+    PartitionDescription,
+    TopicDescription,
+)
+from shared.clients.connection import NO_UUID, Connection, by_leader, error_for_code, list_offsets, wire
+from shared.common.errors import IllegalState, NotLeaderOrFollower, TopicAlreadyExists
+from shared.common.records import TopicPartition
+
+T = TypeVar("T")
+
+IsolationLevel = Literal["read_uncommitted", "read_committed"]
+OffsetSpec = Literal["earliest", "latest"] | int
+TOPIC_RESOURCE = 2
+
+
+def kafka_uuid(value: uuid.UUID) -> str:
+    """A UUID as Kafka and its tools write it: base64, 22 characters.
+
+    >>> kafka_uuid(uuid.UUID("da26b76d-ab0e-47e2-9b95-658fb13b8b6f"))
+    '2ia3basOR-KblWWPsTuLbw'
+    """
+    return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
+
+
+class TopicsAdmin:
+    """The part of `Admin` that deals with topics."""
+
+    _connection: Connection
+    _timeout_ms: int
+    _open: bool
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise IllegalState("the admin is not open; use it in `async with`")
+
+    async def _run(self, call: Callable[[], Awaitable[T]], where: str, timeout_ms: int | None) -> T:
+        self._check_open()
+        return await self._connection.retrying(call, where, self._timeout_ms if timeout_ms is None else timeout_ms)
+
+    async def _metadata(self, names: Iterable[str] | None, timeout_ms: int | None = None) -> Any:
+        topics: list[Any] | None = None if names is None else [(NO_UUID, name, {}) for name in names]
+        where = "metadata"
+        request = wire.METADATA(topics, False, False, False)
+        return await self._run(
+            lambda: self._connection.send(self._connection.any_node(), request, where), where, timeout_ms
+        )
+
+    async def create_topics(
+        self, topics: Iterable[NewTopic], exist_ok: bool = False, *, timeout_ms: int | None = None
+    ) -> None:
+        """Create topics and wait until every partition has a leader.
+
+        Raises TopicAlreadyExists (unless `exist_ok`, which leaves an existing topic as it is), InvalidTopic,
+        InvalidRequest (partitions, replication factor, configs: the broker's words).
+        """
+        wanted = list(topics)
+        if not wanted:
+            return
+        rows: list[Any] = [(t.name, t.partitions, t.replication_factor, [], list(t.configs.items())) for t in wanted]
+        request = wire.CREATE_TOPICS(rows, self._connection.settings.request_timeout_ms, False)
+        sent: list[bool] = []
+
+        async def create() -> None:
+            retried = bool(sent)
+            sent.append(True)
+            response = await self._connection.send(await self._controller(), request, "create topics")
+            for name, code, message in response.topics:
+                if code:
+                    error = error_for_code(code, f"topic {name}", message)
+                    # After a try whose answer was lost, "exists" says that the first one succeeded.
+                    if not (isinstance(error, TopicAlreadyExists) and (exist_ok or retried)):
+                        raise error
+
+        await self._run(create, "create topics", timeout_ms)
+        await self._wait_for_leaders([t.name for t in wanted], timeout_ms)
+
+    async def _wait_for_leaders(self, names: list[str], timeout_ms: int | None) -> None:
+        async def check() -> None:
+            for description in (await self.describe_topics(names)).values():
+                for partition in description.partitions:
+                    if partition.leader is None:
+                        raise NotLeaderOrFollower(f"{description.name}-{partition.partition}: no leader yet")
+
+        await self._run(check, "wait for leaders", timeout_ms)
+
+    async def delete_topics(self, names: Iterable[str], *, timeout_ms: int | None = None) -> None:
+        """Delete topics; UnknownTopicOrPartition names one that does not exist."""
+        request = wire.DELETE_TOPICS(list(names), self._connection.settings.request_timeout_ms)
+
+        async def delete() -> list[tuple[str, int]]:
+            response = await self._connection.send(await self._controller(), request, "delete topics")
+            return [(name, code) for name, code in response.topics if code]
+
+        for name, code in await self._run(delete, "delete topics", timeout_ms):
+            raise error_for_code(code, f"topic {name}")
+
+    async def list_topics(self, *, internal: bool = False, timeout_ms: int | None = None) -> list[str]:
+        """The names of all topics, sorted; Kafka's own only with `internal`."""
+        response = await self._metadata(None, timeout_ms)
+        return sorted(name for _, name, _, is_internal, *_ in response.topics if internal or not is_internal)
+
+    async def describe_topics(
+        self, names: Iterable[str], *, timeout_ms: int | None = None
+    ) -> dict[str, TopicDescription]:
+        """Each topic's id and partitions; UnknownTopicOrPartition names one that does not exist."""
+        wanted = list(names)
+        if not wanted:
+            return {}
+        found = {}
+        for code, name, topic_id, is_internal, partitions, *_ in (await self._metadata(wanted, timeout_ms)).topics:
+            if code:
+                raise error_for_code(code, f"topic {name}")
+            rows = tuple(
+                PartitionDescription(index, None if leader < 0 else leader, tuple(replicas), tuple(isr))
+                for _, index, leader, _, replicas, isr, *_ in sorted(partitions, key=lambda p: p[1])
+            )
+            found[name] = TopicDescription(name, kafka_uuid(topic_id), is_internal, rows)
+        return found
+
+    async def describe_configs(self, topic: str, *, timeout_ms: int | None = None) -> dict[str, str | None]:
+        """Every config of a topic in force, defaults included; sensitive values are None."""
+        request = wire.DESCRIBE_CONFIGS([(TOPIC_RESOURCE, topic, None)], False)
+        where = f"configs of topic {topic}"
+        response = await self._run(
+            lambda: self._connection.send(self._connection.any_node(), request, where), where, timeout_ms
+        )
+        configs: dict[str, str | None] = {}
+        for code, message, _, _, rows in response.results:
+            if code:
+                raise error_for_code(code, where, message)
+            configs.update({row[0]: row[1] for row in rows})
+        return configs
+
+    async def list_offsets(
+        self,
+        specs: Mapping[TopicPartition, OffsetSpec],
+        isolation_level: IsolationLevel = "read_uncommitted",
+        *,
+        timeout_ms: int | None = None,
+    ) -> dict[TopicPartition, int]:
+        """One offset a partition: the earliest, the latest, or the first record at or after a time (ms since the
+        epoch).
+
+        The latest is the high watermark, under `read_committed` the last stable offset (before the first open
+        transaction). Where no record is as late as the time, the latest offset is given.
+        """
+        self._check_open()
+        limit_ms = self._timeout_ms if timeout_ms is None else timeout_ms
+        found = await list_offsets(self._connection, specs, isolation_level, limit_ms)
+        without = {tp: "latest" for tp, offset in found.items() if offset < 0}
+        if without:
+            found.update(await list_offsets(self._connection, without, isolation_level, limit_ms))
+        return found
+
+    async def delete_records(
+        self, before: Mapping[TopicPartition, int], *, timeout_ms: int | None = None
+    ) -> dict[TopicPartition, int]:
+        """Delete the records below an offset (-1: all there are); gives each partition's new first offset.
+
+        Raises OffsetOutOfRange naming the partition where the offset is above the high watermark.
+        """
+        low: dict[TopicPartition, int] = {}
+
+        async def delete() -> None:
+            missing = [tp for tp in before if tp not in low]
+            for node, topics in (await by_leader(self._connection, missing)).items():
+                rows = [(t, [(p, before[TopicPartition(t, p)]) for p in ps]) for t, ps in topics.items()]
+                request = wire.DELETE_RECORDS(rows, self._connection.settings.request_timeout_ms)
+                response = await self._connection.send(node, request, "delete records")
+                for topic, partitions in response.topics:
+                    for partition, watermark, code in partitions:
+                        tp = TopicPartition(topic, partition)
+                        if code:
+                            raise error_for_code(code, f"{tp} at offset {before[tp]}")
+                        low[tp] = watermark
+
+        await self._run(delete, "delete records", timeout_ms)
+        return low
+
+    async def cluster(self, *, timeout_ms: int | None = None) -> ClusterDescription:
+        """The cluster's id, controller and brokers."""
+        response = await self._metadata([], timeout_ms)
+        brokers = tuple(BrokerDescription(*row[:4]) for row in sorted(response.brokers))
+        return ClusterDescription(response.cluster_id, response.controller_id, brokers)
+
+    async def _controller(self) -> int:
+        topics: list[Any] = []
+        request = wire.METADATA(topics, False, False, False)
+        response = await self._connection.send(self._connection.any_node(), request, "metadata")
+        return int(response.controller_id)

@@ -1,0 +1,130 @@
+"""What administration asks for and gets back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shared.common.records import TopicPartition
+
+LONG_MAX = 2**63 - 1
+
+EVENT_TIME_CONFIGS: Mapping[str, str] = {
+    # Kafka deletes by record timestamp: with a retention, old event times are gone within minutes.
+    "retention.ms": "-1",
+    # A jump of event time over segment.ms rolls a segment each time.
+    "segment.ms": str(LONG_MAX),
+    # One record further ahead than this makes the broker refuse its whole batch.
+    "message.timestamp.after.max.ms": str(LONG_MAX),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """A topic to create; `replication_factor` -1 is the broker's default."""
+
+    name: str
+    partitions: int
+    replication_factor: int = -1
+    configs: Mapping[str, str] = field(default_factory=dict)
+
+
+def event_time_topic(name: str, partitions: int, *, replication_factor: int = -1, **configs: str) -> NewTopic:
+    """A topic for records that carry event times, however old or far ahead; nothing in it expires.
+
+    Configs are given with underscores for dots: `event_time_topic("t", 4, cleanup_policy="compact")`.
+    """
+    given = {name_.replace("_", "."): value for name_, value in configs.items()}
+    return NewTopic(name, partitions, replication_factor, {**EVENT_TIME_CONFIGS, **given})
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDescription:
+    """A partition's leader (None while there is none), replicas and in-sync replicas, as node ids."""
+
+    partition: int
+    leader: int | None
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic's id (Kafka's text form; another one after it was deleted and made again) and its partitions in order."""
+
+    name: str
+    topic_id: str
+    is_internal: bool
+    partitions: tuple[PartitionDescription, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberDescription:
+    """A member of a group."""
+
+    member_id: str
+    client_id: str
+    host: str
+    group_instance_id: str | None
+    assignment: frozenset[TopicPartition]
+
+    def __str__(self) -> str:
+        return f"{self.member_id} (client {self.client_id}, host {self.host})"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """A group: `state` is Kafka's word (Stable, Empty, PreparingRebalance, CompletingRebalance, Dead)."""
+
+    group_id: str
+    state: str
+    protocol_type: str
+    protocol: str
+    coordinator: int
+    members: tuple[MemberDescription, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupListing:
+    """A group as listed by its coordinator."""
+
+    group_id: str
+    state: str
+    protocol_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """How far a group is behind: `committed` is None without a commit, `lag` then counts from the first record."""
+
+    topic_partition: TopicPartition
+    committed: int | None
+    end: int
+    lag: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetChange:
+    """One partition's committed offset before (None: no commit) and after a change."""
+
+    before: int | None
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerDescription:
+    """A broker's node id and address."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDescription:
+    """The cluster's id, controller and brokers."""
+
+    cluster_id: str | None
+    controller: int
+    brokers: tuple[BrokerDescription, ...]

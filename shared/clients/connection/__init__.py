@@ -1,0 +1,39 @@
+"""The one room that knows aiokafka: sockets, metadata, wire structs, record batches, and the error table."""
+
+from shared.clients.connection import wire
+from shared.clients.connection.batches import (
+    COMPRESSION,
+    crc32c,
+    new_batch_builder,
+    produce_request,
+    read_batches,
+    record_size,
+    seal_batch,
+)
+from shared.clients.connection.client import Connection, default_client_id, translated
+from shared.clients.connection.consuming import Fetching
+from shared.clients.connection.errors import error_for_code, name_of, translate
+from shared.clients.connection.lookups import by_leader, list_offsets
+from shared.clients.connection.wire_types import NO_UUID, decode_assignment
+
+__all__ = [
+    "COMPRESSION",
+    "NO_UUID",
+    "Connection",
+    "Fetching",
+    "by_leader",
+    "crc32c",
+    "decode_assignment",
+    "default_client_id",
+    "error_for_code",
+    "list_offsets",
+    "name_of",
+    "new_batch_builder",
+    "produce_request",
+    "read_batches",
+    "record_size",
+    "seal_batch",
+    "translate",
+    "translated",
+    "wire",
+]

@@ -1,0 +1,63 @@
+"""Offsets looked up at the partitions' leaders."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from shared.clients.connection import wire
+from shared.clients.connection.client import Connection
+from shared.clients.connection.errors import error_for_code
+from shared.clients.connection.wire_types import NO_UUID
+from shared.common.errors import NotLeaderOrFollower, UnknownTopicOrPartition
+from shared.common.records import TopicPartition
+
+SPECS = {"earliest": -2, "latest": -1}
+
+
+async def list_offsets(
+    connection: Connection, specs: Mapping[TopicPartition, str | int], isolation_level: str, timeout_ms: float
+) -> dict[TopicPartition, int]:
+    """`earliest`, `latest` or a time in ms for each partition, to an offset; -1 where no record is as late as the time.
+
+    The latest is the high watermark, under `read_committed` the last stable offset.
+    """
+    stamps = {tp: SPECS[spec] if isinstance(spec, str) else spec for tp, spec in specs.items()}
+    level = 1 if isolation_level == "read_committed" else 0
+    found: dict[TopicPartition, int] = {}
+
+    async def ask() -> None:
+        missing = [tp for tp in stamps if tp not in found]
+        for node, topics in (await by_leader(connection, missing)).items():
+            rows = [(t, [(p, -1, stamps[TopicPartition(t, p)]) for p in ps]) for t, ps in topics.items()]
+            response = await connection.send(node, wire.LIST_OFFSETS(-1, level, rows), "list offsets")
+            for topic, partitions in response.topics:
+                for partition, code, _, offset, _ in partitions:
+                    tp = TopicPartition(topic, partition)
+                    if code:
+                        raise error_for_code(code, str(tp))
+                    found[tp] = offset
+
+    await connection.retrying(ask, "list offsets", timeout_ms)
+    return found
+
+
+async def by_leader(connection: Connection, partitions: Iterable[TopicPartition]) -> dict[int, dict[str, list[int]]]:
+    """Partitions by leader and topic, from fresh metadata; NotLeaderOrFollower (passing) where one has none."""
+    wanted = list(partitions)
+    rows: list[Any] = [(NO_UUID, name, {}) for name in dict.fromkeys(tp.topic for tp in wanted)]
+    response = await connection.send(connection.any_node(), wire.METADATA(rows, False, False, False), "metadata")
+    leaders: dict[TopicPartition, int] = {}
+    for code, name, _, _, partition_rows, *_ in response.topics:
+        if code:
+            raise error_for_code(code, f"topic {name}")
+        leaders.update({TopicPartition(name, p): leader for _, p, leader, *_ in partition_rows})
+    nodes: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for tp in wanted:
+        if tp not in leaders:
+            raise UnknownTopicOrPartition(f"{tp}: the topic has {sum(t.topic == tp.topic for t in leaders)} partitions")
+        if leaders[tp] < 0:
+            raise NotLeaderOrFollower(f"{tp}: no leader")
+        nodes[leaders[tp]][tp.topic].append(tp.partition)
+    return nodes

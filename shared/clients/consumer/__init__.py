@@ -1,0 +1,7 @@
+"""The consumer."""
+
+from shared.clients.consumer.consumer import Consumer
+from shared.clients.consumer.listener import RebalanceListener
+from shared.clients.consumer.settings import ConsumerSettings
+
+__all__ = ["Consumer", "ConsumerSettings", "RebalanceListener"]

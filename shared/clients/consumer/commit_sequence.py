@@ -1,0 +1,137 @@
+"""Which offsets are to be committed, when commits fail, are delayed, or have an unknown fate.
+
+Every registered offset of a partition gets the partition's next number. The newest number is what is wanted; a commit
+that fails is repeated only with the newest, so an old offset never follows a new one. One commit is out at a time: what
+is registered meanwhile waits for its answer and goes with the next, which failed offsets join. A commit whose fate is
+unknown may still land on top of a later one, so after the next success the offsets are read back and, where they are
+not the newest that succeeded, committed again.
+
+>>> tp = TopicPartition("clicks", 0)
+>>> sequence = CommitSequence()
+>>> _ = sequence.register({tp: OffsetAndMetadata(5)})
+>>> first = sequence.next_commit(generation=1)
+>>> _ = sequence.register({tp: OffsetAndMetadata(9)})
+>>> sequence.next_commit(generation=1) is None  # one at a time
+True
+>>> sequence.on_failure(first)
+>>> sequence.next_commit(generation=1).offsets  # 9 has made 5 superfluous
+{TopicPartition(topic='clicks', partition=0): OffsetAndMetadata(offset=9, metadata='')}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from shared.common.records import OffsetAndMetadata, TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One request's offsets, their numbers, and the generation it belongs to."""
+
+    offsets: dict[TopicPartition, OffsetAndMetadata]
+    numbers: dict[TopicPartition, int]
+    generation: int
+
+
+@dataclass(slots=True)
+class _Partition:
+    number: int = 0
+    wanted: OffsetAndMetadata | None = None
+    done: int = 0
+    committed: OffsetAndMetadata | None = None
+
+
+@dataclass(slots=True)
+class CommitSequence:
+    """The numbers and offsets of every partition of a consumer."""
+
+    _partitions: dict[TopicPartition, _Partition] = field(default_factory=dict)
+    _out: Commit | None = None
+    _unsure: set[TopicPartition] = field(default_factory=set)
+
+    def register(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, int]:
+        """Want these offsets committed; gives each partition's number."""
+        numbers = {}
+        for tp, offset in offsets.items():
+            partition = self._partitions.setdefault(tp, _Partition())
+            partition.number += 1
+            partition.wanted = offset
+            numbers[tp] = partition.number
+        return numbers
+
+    @property
+    def is_drained(self) -> bool:
+        """Nothing is wanted and nothing is out."""
+        return self._out is None and not any(p.wanted for p in self._partitions.values())
+
+    def is_done(self, numbers: Mapping[TopicPartition, int]) -> bool:
+        """Whether these numbers, or newer ones, were committed."""
+        return all(tp in self._partitions and self._partitions[tp].done >= n for tp, n in numbers.items())
+
+    def next_commit(self, generation: int) -> Commit | None:
+        """The commit to send now: the newest of every partition that wants one; None while another is out."""
+        if self._out is not None:
+            return None
+        wanted = {tp: p for tp, p in self._partitions.items() if p.wanted is not None}
+        if not wanted:
+            return None
+        self._out = Commit(
+            {tp: p.wanted for tp, p in wanted.items() if p.wanted is not None},
+            {tp: p.number for tp, p in wanted.items()},
+            generation,
+        )
+        return self._out
+
+    def on_success(self, commit: Commit) -> frozenset[TopicPartition]:
+        """The coordinator has it; gives the partitions to read back, since an earlier commit may land on top."""
+        self._answered(commit)
+        for tp, number in commit.numbers.items():
+            if (partition := self._partitions.get(tp)) is None:
+                continue
+            partition.done = max(partition.done, number)
+            partition.committed = commit.offsets[tp]
+            if partition.number == number:
+                partition.wanted = None
+        unsure = frozenset(self._unsure & commit.offsets.keys())
+        self._unsure -= unsure
+        return unsure
+
+    def on_failure(self, commit: Commit, *, fate_unknown: bool = False) -> None:
+        """It was refused, or got no answer (`fate_unknown`); what is newest stays wanted."""
+        self._answered(commit)
+        if fate_unknown:
+            self._unsure |= commit.offsets.keys()
+
+    def on_read_back(
+        self, found: Mapping[TopicPartition, OffsetAndMetadata], partitions: Collection[TopicPartition]
+    ) -> None:
+        """What the coordinator holds for partitions whose last commit succeeded after one of unknown fate."""
+        for tp in partitions:
+            partition = self._partitions.get(tp)
+            if partition is None or partition.committed is None or partition.wanted is not None:
+                continue
+            if found.get(tp) != partition.committed:
+                partition.wanted = partition.committed
+
+    def unsure_again(self, partitions: Collection[TopicPartition]) -> None:
+        """Reading back failed: do it after the next success."""
+        self._unsure |= set(partitions) & self._partitions.keys()
+
+    def give_up(self, commit: Commit) -> None:
+        """Do not try this commit's offsets again, where they are the newest."""
+        for tp, number in commit.numbers.items():
+            if (partition := self._partitions.get(tp)) is not None and partition.number == number:
+                partition.wanted = None
+
+    def keep(self, partitions: Collection[TopicPartition]) -> frozenset[TopicPartition]:
+        """Forget every other partition; gives those of them that still wanted a commit."""
+        dropped = frozenset(tp for tp, p in self._partitions.items() if tp not in partitions and p.wanted is not None)
+        self._partitions = {tp: p for tp, p in self._partitions.items() if tp in partitions}
+        self._unsure &= self._partitions.keys()
+        return dropped
+
+    def _answered(self, commit: Commit) -> None:
+        assert self._out is commit, "an answer to a commit that is not out"
+        self._out = None

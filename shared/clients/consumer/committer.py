@@ -1,0 +1,273 @@
+"""Sends what the commit sequence wants: OffsetCommit with generation, member and instance id, one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from shared.clients.connection import Connection, error_for_code, wire
+from shared.clients.consumer.commit_sequence import Commit, CommitSequence
+from shared.clients.consumer.metrics import ConsumerMetrics
+from shared.common.clock import Clock
+from shared.common.errors import (
+    BrokerNotAvailable,
+    CommitFailed,
+    CoordinatorNotAvailable,
+    IllegalGeneration,
+    KafkaTimeout,
+    PenstockError,
+    RebalanceInProgress,
+    RetriableError,
+    UnknownMember,
+)
+from shared.common.log import get_logger
+from shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
+
+log = get_logger(__name__)
+
+OnCommit = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Exception | None], object]
+
+BACKOFF_MAX_MS = 1_000
+
+
+class Committer:
+    """Commits a group's offsets for one member."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        member: Callable[[], GroupMetadata],
+        metrics: ConsumerMetrics,
+        clock: Clock,
+        *,
+        is_managed: Callable[[], bool],
+        require_stable: bool,
+    ) -> None:
+        self._connection = connection
+        self._member = member
+        self._metrics = metrics
+        self._clock = clock
+        self._is_managed = is_managed
+        self._require_stable = require_stable
+        self.sequence = CommitSequence()
+        self._task: asyncio.Task[None] | None = None
+        self._waiting: list[tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, int], OnCommit]] = []
+        self._changed = asyncio.Event()
+        self._last_error: PenstockError | None = None
+
+    def commit_async(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], callback: OnCommit | None = None
+    ) -> None:
+        """Have offsets committed beside the caller; `callback(offsets, error)` is called once, None for success."""
+        numbers = self.sequence.register(offsets)
+        if callback is not None:
+            self._waiting.append((dict(offsets), numbers, callback))
+        self._start()
+
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float) -> None:
+        """Commit and wait, pending ones before (or with) it.
+
+        Raises CommitFailed (IllegalGeneration, UnknownMember) and RebalanceInProgress at once, KafkaTimeout after
+        `timeout_ms`: the offsets may then still be committed.
+        """
+        where = self._where(self._member())
+        numbers = self.sequence.register(offsets)
+        self._last_error = None
+        self._start()
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                while not self.sequence.is_done(numbers):
+                    if self._last_error is not None and not self._passing(self._last_error):
+                        raise self._last_error
+                    if self._task is None or self._task.done():
+                        self._start()
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            last = f": {self._last_error}" if self._last_error else ""
+            raise KafkaTimeout(f"{where}: not committed within {timeout_ms:.0f} ms{last}") from self._last_error
+
+    async def drain(self, timeout_ms: float) -> None:
+        """Until nothing is pending, for at most `timeout_ms`; what fails is logged and left to the next generation."""
+        self._start()
+        try:
+            async with asyncio.timeout(max(0.0, timeout_ms) / 1000):
+                while not self.sequence.is_drained and self._task is not None and not self._task.done():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            log.warning("commits are pending", **self._fields(), waited_ms=round(timeout_ms))
+
+    def keep(self, partitions: Collection[TopicPartition]) -> None:
+        """Only these are ours now: their pending offsets go on under the new generation, others are dropped."""
+        dropped = self.sequence.keep(partitions)
+        if dropped:
+            log.warning(
+                "pending offsets dropped with their partitions", **self._fields(), partitions=sorted(map(str, dropped))
+            )
+        for entry in [w for w in self._waiting if not set(w[1]) <= set(partitions)]:
+            self._waiting.remove(entry)
+            where = self._where(self._member())
+            self._tell(entry, CommitFailed(f"{where}: the partitions were taken away before the commit succeeded"))
+        self._start()
+
+    async def close(self) -> None:
+        """Stop; callbacks still waiting are told."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        waiting, self._waiting = self._waiting, []
+        for entry in waiting:
+            self._tell(entry, CommitFailed(f"{self._where(self._member())}: closed before the commit succeeded"))
+
+    async def fetch(
+        self, partitions: Sequence[TopicPartition], timeout_ms: float
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What the group has committed for partitions; those without a commit are missing."""
+        group_id = self._member().group_id
+        topics: dict[str, list[int]] = defaultdict(list)
+        for tp in partitions:
+            topics[tp.topic].append(tp.partition)
+        request = wire.OFFSET_FETCH(group_id, [(t, ps, {}) for t, ps in topics.items()], self._require_stable)
+        where = f"offsets of {self._where(self._member())}"
+
+        async def ask() -> dict[TopicPartition, OffsetAndMetadata]:
+            response = await self._connection.ask_coordinator("group", group_id, request, where)
+            found = {}
+            codes = [(response.error_code, where)]
+            for topic, rows, _ in response.topics:
+                for partition, offset, _, metadata, code, _ in rows:
+                    tp = TopicPartition(topic, partition)
+                    codes.append((code, f"{where}, {tp}"))
+                    if offset >= 0:
+                        found[tp] = OffsetAndMetadata(offset, metadata or "")
+            self._check(codes, group_id)
+            return found
+
+        return await self._connection.retrying(ask, where, timeout_ms)
+
+    def _start(self) -> None:
+        if (self._task is None or self._task.done()) and not self.sequence.is_drained:
+            self._task = asyncio.ensure_future(self._run())
+            self._task.add_done_callback(lambda _: self._changed.set())
+
+    async def _run(self) -> None:
+        """Send until nothing is wanted; ends where only a rebalance can help."""
+        backoff_ms = self._connection.settings.retry_backoff_ms
+        while (commit := self.sequence.next_commit(self._member().generation_id)) is not None:
+            error = await self._try(commit)
+            if error is None:
+                backoff_ms = self._connection.settings.retry_backoff_ms
+            elif not self._passing(error):
+                return
+            else:
+                await asyncio.sleep(backoff_ms / 1000)
+                backoff_ms = min(backoff_ms * 2, BACKOFF_MAX_MS)
+
+    async def _try(self, commit: Commit) -> PenstockError | None:
+        started_ms = self._clock.monotonic_ms()
+        error: PenstockError | None = None
+        unsure: frozenset[TopicPartition] = frozenset()
+        try:
+            await self._send(commit)
+        except PenstockError as e:
+            error = e
+            self.sequence.on_failure(commit, fate_unknown=isinstance(e, KafkaTimeout | BrokerNotAvailable))
+            self._failed(commit, e)
+        except BaseException:
+            self.sequence.on_failure(commit, fate_unknown=True)
+            raise
+        else:
+            unsure = self.sequence.on_success(commit)
+            self._metrics.committed(self._clock.monotonic_ms() - started_ms)
+        self._last_error = error
+        if unsure:
+            await self._read_back(unsure)
+        for entry in [w for w in self._waiting if self.sequence.is_done(w[1])]:
+            self._waiting.remove(entry)
+            self._tell(entry, None)
+        self._changed.set()
+        return error
+
+    async def _read_back(self, partitions: frozenset[TopicPartition]) -> None:
+        try:
+            found = await self.fetch(sorted(partitions), self._connection.settings.request_timeout_ms)
+        except PenstockError as e:
+            log.warning("offsets could not be read back", **self._fields(), reason=str(e))
+            self.sequence.unsure_again(partitions)
+        else:
+            self.sequence.on_read_back(found, partitions)
+
+    def _failed(self, commit: Commit, error: PenstockError) -> None:
+        self._metrics.commit_failed()
+        log.warning("commit failed", **self._fields(), error=type(error).__name__, reason=str(error))
+        waits_for_rebalance = isinstance(error, RebalanceInProgress | CommitFailed)
+        if not self._passing(error) and not waits_for_rebalance:
+            self.sequence.give_up(commit)
+        if not self._passing(error):
+            # Sooner or later the offsets may be committed after all; the callback is told of this try.
+            for entry in [w for w in self._waiting if set(w[1]) <= set(commit.numbers)]:
+                self._waiting.remove(entry)
+                self._tell(entry, error)
+
+    async def _send(self, commit: Commit) -> None:
+        member = self._member()
+        if member.generation_id < 0 and self._is_managed():
+            # The broker would take it for a commit by hand, as long as the group is empty.
+            raise UnknownMember(f"{self._where(member)}: not assigned anything by the group yet")
+        if commit.generation != member.generation_id:
+            raise IllegalGeneration(f"{self._where(member)}: the commit belongs to generation {commit.generation}")
+        topics: dict[str, list[tuple[int, int, int, str]]] = defaultdict(list)
+        for tp, (offset, metadata) in commit.offsets.items():
+            topics[tp.topic].append((tp.partition, offset, -1, metadata))
+        request = wire.OFFSET_COMMIT(
+            member.group_id, member.generation_id, member.member_id, member.group_instance_id, list(topics.items())
+        )
+        where = f"OffsetCommit of {self._where(member)}"
+        response = await self._connection.ask_coordinator("group", member.group_id, request, where)
+        codes = [
+            (code, f"{where}, {TopicPartition(topic, partition)}")
+            for topic, rows in response.topics
+            for partition, code in rows
+        ]
+        self._check(codes, member.group_id)
+
+    def _check(self, codes: list[tuple[int, str]], group_id: str) -> None:
+        for code, where in codes:
+            if code:
+                error = error_for_code(code, where)
+                if isinstance(error, CoordinatorNotAvailable):
+                    self._connection.forget_coordinator("group", group_id)
+                raise error
+
+    @staticmethod
+    def _passing(error: PenstockError) -> bool:
+        return isinstance(error, RetriableError) and not isinstance(error, RebalanceInProgress)
+
+    def _tell(
+        self,
+        entry: tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, int], OnCommit],
+        error: Exception | None,
+    ) -> None:
+        offsets, _, callback = entry
+        try:
+            callback(offsets, error)
+        except Exception:
+            log.exception("commit callback failed", **self._fields())
+
+    def _fields(self) -> dict[str, object]:
+        member = self._member()
+        return {
+            "client_id": self._connection.client_id,
+            "group_id": member.group_id,
+            "generation": member.generation_id,
+            "member_id": member.member_id,
+        }
+
+    def _where(self, member: GroupMetadata) -> str:
+        instance = f", instance {member.group_instance_id}" if member.group_instance_id else ""
+        return (
+            f"client {self._connection.client_id}, group {member.group_id}, generation {member.generation_id}, "
+            f"member {member.member_id}{instance}"
+        )

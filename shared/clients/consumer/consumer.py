@@ -1,0 +1,322 @@
+"""The consumer: records as columns, positions that are committed only when they were processed.
+
+    async with Consumer(kafka, ConsumerSettings(group_id="g", auto_offset_reset="earliest")) as consumer:
+        consumer.subscribe(["clicks"])
+        while True:
+            for tp, columns in (await consumer.poll(timeout_ms=1_000)).items():
+                ...
+            consumer.commit_async()
+
+The group works in the background: rebalances happen beside the code that polls, and the listener is awaited there.
+So what a poll returned counts as processed only when the next poll is made; revocation commits no more than that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Literal, Self
+
+from prometheus_client import CollectorRegistry
+
+from shared.clients.connection import Fetching
+from shared.clients.consumer.committer import Committer, OnCommit
+from shared.clients.consumer.listener import RebalanceListener
+from shared.clients.consumer.membership import Membership
+from shared.clients.consumer.metrics import ConsumerMetrics
+from shared.clients.consumer.offsets import OffsetLookups
+from shared.clients.consumer.settings import ConsumerSettings
+from shared.common.clock import SYSTEM_CLOCK
+from shared.common.errors import IllegalState, PenstockError
+from shared.common.log import get_logger
+from shared.common.records import Columns, ConsumerRecord, GroupMetadata, OffsetAndMetadata, TopicPartition
+from shared.common.settings import KafkaSettings
+
+log = get_logger(__name__)
+
+UNKNOWN_TOPIC_REFRESH_MS = 1_000
+"""How often metadata is asked for while a subscribed topic does not exist."""
+ITERATION_TIMEOUT_MS = 1_000
+
+
+class Consumer(OffsetLookups):
+    """Reads records; use it from one event loop, in `async with`."""
+
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        settings: ConsumerSettings | None = None,
+        *,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        self._settings = settings = settings or ConsumerSettings()
+        self._fetching = Fetching(
+            kafka,
+            assignor=settings.partition_assignment_strategy,
+            group_id=settings.group_id,
+            group_instance_id=settings.group_instance_id,
+            auto_offset_reset=settings.auto_offset_reset,
+            isolation_level=settings.isolation_level,
+            session_timeout_ms=settings.session_timeout_ms,
+            heartbeat_interval_ms=settings.heartbeat_interval_ms,
+            max_poll_interval_ms=settings.max_poll_interval_ms,
+            rebalance_timeout_ms=settings.rebalance_timeout_ms,
+            fetch_min_bytes=settings.fetch_min_bytes,
+            fetch_max_bytes=settings.fetch_max_bytes,
+            fetch_max_wait_ms=settings.fetch_max_wait_ms,
+            max_partition_fetch_bytes=settings.max_partition_fetch_bytes,
+        )
+        self._metrics = ConsumerMetrics(registry, settings.group_id or "")
+        self._committer = Committer(
+            self._fetching.connection,
+            self.group_metadata,
+            self._metrics,
+            SYSTEM_CLOCK,
+            is_managed=lambda: self._fetching.is_managed,
+            require_stable=settings.isolation_level == "read_committed",
+        )
+        self._membership = Membership(self._fetching, self._committer, settings, self._metrics)
+        self._state = "new"
+        self._wanted: tuple[Sequence[str] | re.Pattern[str], RebalanceListener | None] | list[TopicPartition] | None = (
+            None
+        )
+        self._next_commit_ms = 0
+        self._next_refresh_ms = 0
+        self._iterator: AsyncIterator[ConsumerRecord] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self._state}, client {self._fetching.client_id}, group {self._settings.group_id}>"
+
+    async def start(self) -> None:
+        """Connect; BrokerNotAvailable with the address within `request_timeout_ms`, AuthenticationFailed at once."""
+        if self._state != "new":
+            raise IllegalState(f"the consumer is {self._state}; make a new one")
+        await self._fetching.open(lambda tps: self._committer.fetch(tps, self._settings.commit_timeout_ms))
+        self._state = "open"
+        self._next_commit_ms = SYSTEM_CLOCK.monotonic_ms() + self._settings.auto_commit_interval_ms
+        if isinstance(self._wanted, list):
+            self.assign(self._wanted)
+        elif self._wanted is not None:
+            self.subscribe(*self._wanted)
+
+    async def close(self, timeout_ms: float | None = None) -> None:
+        """Commit what was polled (unless the strategy is `none`), have the listener revoke, leave the group.
+
+        `timeout_ms` bounds the commit and the listener; by default `commit_timeout_ms` and `rebalance_timeout_ms` do.
+        """
+        await self._close(timeout_ms, processed=True)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # Where the block failed, what the last poll returned may not have been processed.
+        await self._close(None, processed=kind is None)
+
+    def subscribe(self, topics: Sequence[str] | re.Pattern[str], listener: RebalanceListener | None = None) -> None:
+        """Read topics by name, or all that a pattern matches from their start, shared among the group's members."""
+        if isinstance(topics, str):
+            raise TypeError("subscribe takes a list of topics or a compiled pattern, not one name")
+        if self._state == "new":
+            self._wanted = (topics, listener)
+            return
+        self._check_open()
+        self._membership.listener = listener
+        self._fetching.subscribe(topics, self._membership.on_revoked, self._membership.on_assigned)
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read exactly these partitions; a `group_id` is then used for commits alone."""
+        partitions = list(partitions)
+        if self._state == "new":
+            self._wanted = partitions
+            return
+        self._check_open()
+        self._fetching.assign(partitions)
+        self._committer.keep(partitions)
+        self._membership.forget_except(partitions)
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """The partitions read now."""
+        self._check_open()
+        return self._fetching.assignment()
+
+    async def poll(self, timeout_ms: float, max_records: int | None = None) -> dict[TopicPartition, Columns]:
+        """Up to `max_records` (default `max_poll_records`) records, as soon as there are any, {} after `timeout_ms`.
+
+        Also makes what earlier polls returned count as processed, and commits it as `commit_strategy` says. Raises what
+        a listener raised, NoOffsetForPartition and OffsetOutOfRange (under `auto_offset_reset=none`), CorruptRecord,
+        AuthorizationFailed, IllegalState (closed); under `sync` what `commit` raises.
+        """
+        self._check_open()
+        if not self._fetching.is_subscribed:
+            raise IllegalState("poll needs a subscription or assigned partitions")
+        limit = self._settings.max_poll_records if max_records is None else max_records
+        deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_ms
+        self._membership.processed()
+        with self._fetching.polling():
+            self._membership.raise_pending()
+            await self._commit_as_configured()
+            while True:
+                self._check_open()
+                self._membership.raise_pending()
+                self._fetching.check_errors()
+                if not self._membership.rebalancing and (taken := await self._take(limit)):
+                    return taken
+                now_ms = SYSTEM_CLOCK.monotonic_ms()
+                if now_ms >= deadline_ms:
+                    return {}
+                self._look_for_topics(now_ms)
+                await self._membership.wait(min(deadline_ms - now_ms, UNKNOWN_TOPIC_REFRESH_MS))
+
+    def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
+        """Records one by one; one counts as processed when the next poll is made, that is after all of its batch."""
+        if self._iterator is None:
+            self._iterator = self._iterate()
+        return self._iterator
+
+    async def commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, timeout_ms: float | None = None
+    ) -> None:
+        """Commit `offsets` (each the next to read), by default everything polled, and wait.
+
+        Pending asynchronous commits go first or with it. Raises IllegalGeneration, UnknownMember, RebalanceInProgress,
+        FencedInstanceId, KafkaTimeout after `timeout_ms` (default `commit_timeout_ms`), IllegalState without a group.
+        """
+        wanted = self._offsets(offsets)
+        if wanted:
+            await self._committer.commit(wanted, self._settings.commit_timeout_ms if timeout_ms is None else timeout_ms)
+
+    def commit_async(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, callback: OnCommit | None = None
+    ) -> None:
+        """Commit `offsets`, by default everything polled, beside the caller.
+
+        Passing failures are retried while no newer offset covers them. `callback(offsets, error)` is called once on the
+        event loop: None when these offsets or newer ones are committed.
+        """
+        wanted = self._offsets(offsets)
+        if wanted:
+            self._committer.commit_async(wanted, callback)
+        elif callback is not None:
+            asyncio.get_running_loop().call_soon(callback, wanted, None)
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        """Read on from `offset`; IllegalState where the partition is not assigned."""
+        self._check_open()
+        if offset < 0:
+            raise ValueError(f"{tp}: cannot seek to offset {offset}")
+        self._fetching.seek(tp, offset)
+        self._membership.sought(tp, offset)
+
+    async def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """Read on from the first record of these, by default of all assigned partitions."""
+        await self._reset(partitions, "earliest")
+
+    async def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """Read on after the last record of these, by default of all assigned partitions."""
+        await self._reset(partitions, "latest")
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Give no records of these until `resume`; what is buffered is kept, the group is not told."""
+        self._check_open()
+        self._fetching.pause(partitions)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        """Give records of these again."""
+        self._check_open()
+        self._fetching.resume(partitions)
+
+    def paused(self) -> frozenset[TopicPartition]:
+        """The paused partitions; a rebalance forgets them."""
+        self._check_open()
+        return self._fetching.paused()
+
+    def enforce_rebalance(self) -> None:
+        """Have the group assign anew."""
+        self._check_open()
+        if self._settings.group_id is None:
+            raise IllegalState("enforce_rebalance needs a group_id")
+        self._fetching.enforce_rebalance()
+
+    def group_metadata(self) -> GroupMetadata:
+        """Who this member is in the generation of its last assignment; IllegalState without a group.
+
+        A member that has lost its place keeps the old identity, so that commits under it are refused. Generation -1
+        and no member id before the first assignment, and where partitions were assigned by hand.
+        """
+        if self._settings.group_id is None:
+            raise IllegalState("no group_id is set")
+        return GroupMetadata(self._settings.group_id, *self._membership.identity, self._settings.group_instance_id)
+
+    async def _take(self, limit: int | None) -> dict[TopicPartition, Columns]:
+        try:
+            taken = self._fetching.take(limit)
+        except PenstockError as e:
+            raise await self._with_offsets(e) from e
+        for tp, columns in taken.items():
+            self._metrics.consumed(tp.topic, len(columns))
+        positions = {tp: p for tp in taken if (p := self._fetching.position(tp)) is not None}
+        self._membership.returned(positions)
+        self._metrics.lag(self._fetching.known_lag(positions))
+        return taken
+
+    async def _iterate(self) -> AsyncIterator[ConsumerRecord]:
+        while True:
+            for columns in (await self.poll(ITERATION_TIMEOUT_MS)).values():
+                for record in columns.records():
+                    yield record
+
+    async def _reset(self, partitions: tuple[TopicPartition, ...], to: Literal["earliest", "latest"]) -> None:
+        self._check_open()
+        wanted = partitions or tuple(self.assignment())
+        self._fetching.reset(wanted, to)
+        for tp in wanted:
+            self._membership.sought(tp, await self.position(tp))
+
+    async def _commit_as_configured(self) -> None:
+        strategy = self._settings.commit_strategy
+        offsets = self._membership.uncommitted()
+        if strategy == "none" or not offsets:
+            return
+        if strategy == "sync":
+            await self._committer.commit(offsets, self._settings.commit_timeout_ms)
+        elif strategy == "async" or SYSTEM_CLOCK.monotonic_ms() >= self._next_commit_ms:
+            self._next_commit_ms = SYSTEM_CLOCK.monotonic_ms() + self._settings.auto_commit_interval_ms
+            self._committer.commit_async(offsets)
+        self._membership.registered(offsets)
+
+    def _offsets(
+        self, given: Mapping[TopicPartition, OffsetAndMetadata | int] | None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        self._check_open()
+        if self._settings.group_id is None:
+            raise IllegalState("commit needs a group_id")
+        if given is None:
+            return self._membership.polled()
+        return {tp: o if isinstance(o, OffsetAndMetadata) else OffsetAndMetadata(o) for tp, o in given.items()}
+
+    def _look_for_topics(self, now_ms: int) -> None:
+        if now_ms < self._next_refresh_ms:
+            return
+        if any(self._fetching.connection.partitions(topic) is None for topic in self._fetching.topics()):
+            self._next_refresh_ms = now_ms + UNKNOWN_TOPIC_REFRESH_MS
+            self._fetching.connection.refresh_metadata()
+
+    async def _close(self, timeout_ms: float | None, *, processed: bool) -> None:
+        if self._state != "open":
+            self._state = "closed"
+            return
+        if processed:
+            self._membership.processed()
+        try:
+            await self._membership.leave(timeout_ms)
+        finally:
+            await self._committer.close()
+            self._state = "closed"
+            await self._fetching.close()
+
+    def _check_open(self) -> None:
+        if self._state != "open":
+            raise IllegalState(f"the consumer is {self._state}")

@@ -1,0 +1,115 @@
+"""Dead letters: a record that could not be handled, as bytes that can be read, explained and replayed.
+
+Key and value are the raw bytes, the headers first the original ones, then nine of ours that say where the record came
+from and why it is here; numbers are decimal text in UTF-8. The dead letter's own timestamp is the time of its writing:
+an old event time would let retention delete it. Where a record is dead-lettered twice (the consumer of a dead-letter
+topic fails too), the last of each header is the newest.
+
+>>> source = ConsumerRecord("clicks", 3, 17, 1_000, b"ann", b"{", (("trace", b"a1"),))
+>>> letter = DeadLetter(source, "deserialize", "SerializationError", "clicks: not JSON", attempts=1, group="alerts")
+>>> record = dead_letter_record("clicks-dlq", letter)
+>>> record.topic, record.key, record.value, record.headers[:4]
+('clicks-dlq', b'ann', b'{', (('trace', b'a1'), ('penstock.dlq.topic', b'clicks'), ('penstock.dlq.partition', b'3'), \
+('penstock.dlq.offset', b'17')))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from shared.common.errors import DataError
+from shared.common.records import ConsumerRecord, Headers, ProducerRecord
+
+PREFIX = "penstock.dlq."
+TOPIC = PREFIX + "topic"
+PARTITION = PREFIX + "partition"
+OFFSET = PREFIX + "offset"
+TIMESTAMP = PREFIX + "timestamp"
+STAGE = PREFIX + "stage"
+EXCEPTION = PREFIX + "exception"
+MESSAGE = PREFIX + "message"
+ATTEMPTS = PREFIX + "attempts"
+GROUP = PREFIX + "group"
+HEADERS = (TOPIC, PARTITION, OFFSET, TIMESTAMP, STAGE, EXCEPTION, MESSAGE, ATTEMPTS, GROUP)
+
+STAGE_DESERIALIZE = "deserialize"
+STAGE_PROCESS = "process"
+STAGE_PRODUCE = "produce"
+
+MESSAGE_BYTES_MAX = 4_096
+"""Longer exception messages are cut: a dead letter must stay writable where its record was."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A record with its place of origin, and why it could not be handled; `exception` is the class's full name."""
+
+    record: ConsumerRecord
+    stage: str
+    exception: str
+    message: str
+    attempts: int
+    group: str
+
+    @classmethod
+    def of(cls, record: ConsumerRecord, stage: str, error: BaseException, attempts: int, group: str) -> DeadLetter:
+        kind = type(error)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        return cls(record, stage, name, str(error), attempts, group)
+
+
+def dead_letter_record(topic: str, letter: DeadLetter) -> ProducerRecord:
+    """The dead letter as a record for the dead-letter topic."""
+    source = letter.record
+    values = (
+        source.topic,
+        str(source.partition),
+        str(source.offset),
+        str(source.timestamp),
+        letter.stage,
+        letter.exception,
+        letter.message,
+        str(letter.attempts),
+        letter.group,
+    )
+    own = tuple((name, _text(value)) for name, value in zip(HEADERS, values, strict=True))
+    return ProducerRecord(topic, source.value, source.key, (*source.headers, *own))
+
+
+def parse_dead_letter(record: ConsumerRecord) -> DeadLetter:
+    """A record of a dead-letter topic as what it was; DataError where a header is missing or is not what it must be."""
+    place = {name: index for index, (name, _) in enumerate(record.headers) if name in HEADERS}
+    missing = [name for name in HEADERS if name not in place]
+    if missing:
+        raise DataError(f"{record.topic_partition}@{record.offset} is no dead letter: without {', '.join(missing)}")
+    text = {name: (record.headers[index][1] or b"").decode(errors="replace") for name, index in place.items()}
+    numbers = {}
+    for name in (PARTITION, OFFSET, TIMESTAMP, ATTEMPTS):
+        try:
+            numbers[name] = int(text[name])
+        except ValueError:
+            where = f"{record.topic_partition}@{record.offset}"
+            raise DataError(f"{where} is no dead letter: {name} is {text[name]!r}, not a number") from None
+    own = set(place.values())
+    original: Headers = tuple(header for index, header in enumerate(record.headers) if index not in own)
+    source = replace(
+        record,
+        topic=text[TOPIC],
+        partition=numbers[PARTITION],
+        offset=numbers[OFFSET],
+        timestamp=numbers[TIMESTAMP],
+        headers=original,
+    )
+    return DeadLetter(source, text[STAGE], text[EXCEPTION], text[MESSAGE], numbers[ATTEMPTS], text[GROUP])
+
+
+def replay_record(letter: DeadLetter, partition: int | None) -> ProducerRecord:
+    """The record for its source topic again, as it was: raw key and value, original headers and timestamp."""
+    source = letter.record
+    timestamp = source.timestamp if source.timestamp >= 0 else None
+    return ProducerRecord(source.topic, source.value, source.key, source.headers, partition, timestamp)
+
+
+def _text(value: str) -> bytes:
+    data = value.encode(errors="backslashreplace")
+    return data if len(data) <= MESSAGE_BYTES_MAX else data[:MESSAGE_BYTES_MAX].decode(errors="ignore").encode()

@@ -1,0 +1,394 @@
+"""Which delivered records may be handled now, and what may be committed.
+
+Records of a partition fall into lanes: one lane a key (`ordering="key"`), one in all (`partition`), or one a record
+(`unordered`, and records without a key under `key`). A lane runs one record at a time, in offset order; a record that
+waits for its retry holds up its own lane and nothing else. Ready lanes are served lowest offset first, so that the gap
+stays small, and partitions in turn.
+
+The committable offset is the first unfinished record's: contiguous over the DELIVERED records, since compaction and
+transaction markers leave holes in the offsets. What is finished beyond it travels in the commit's metadata, so that a
+restart skips it. A record beyond the gap starts only where the metadata would still fit with everything in flight
+finished; else its partition is `paused` until the first unfinished record is through.
+
+>>> from shared.common.records import Columns, ConsumerRecord, TopicPartition
+>>> tp = TopicPartition("clicks", 0)
+>>> scheduler = KeyScheduler()
+>>> scheduler.assign(tp, None)
+>>> delivered = ((7, b"ann"), (8, b"ann"), (12, b"bob"))
+>>> scheduler.deliver(Columns.of([ConsumerRecord("clicks", 0, offset, 0, key, b"") for offset, key in delivered]))
+3
+>>> ann, bob = scheduler.take(now_ms=0), scheduler.take(now_ms=0)
+>>> scheduler.take(now_ms=0) is None                          # offset 8 waits for 7: the same key
+True
+>>> scheduler.settle(bob, finished=bob.works)
+True
+>>> scheduler.committable()[tp].offset                        # 12 is finished, beyond the gap
+7
+>>> decode_finished(scheduler.committable()[tp])
+((12, 12),)
+>>> scheduler
+KeyScheduler(key, executing 1/64, clicks-0: at 7, 2 unfinished, 0 ready, 1 running, 1 runs beyond)
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shared.common.commit_metadata import (
+    METADATA_BYTES_MAX,
+    Ranges,
+    decode_finished,
+    encode_finished,
+    encoded_bytes_max,
+)
+from shared.common.errors import IllegalState
+from shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition
+
+Ordering = Literal["key", "partition", "unordered"]
+PauseReason = Literal["buffer", "metadata"]
+
+BUFFERED_RECORDS_MAX = 2_000
+"""Unfinished records of one partition above which no more of it are fetched; resumed at half."""
+SPAN_ALWAYS_FITS = 24_000
+"""So many offsets fit as a bitmap, whatever the pattern: the usual case, known without a calculation."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Work:
+    """One delivered record: `attempts` that failed, whether it must run alone, and a `memo` of whoever runs it."""
+
+    columns: Columns
+    index: int
+    offset: int
+    attempts: int = 0
+    alone: bool = False
+    memo: object = None
+    due_ms: int | None = None
+    lane: _Lane | None = None
+    before: Work | None = None
+    after: Work | None = None
+    run: tuple[int, int] | None = None  # the finished records between this unfinished one and the next
+
+    @property
+    def record(self) -> ConsumerRecord:
+        return self.columns.record(self.index)
+
+    def __repr__(self) -> str:
+        return f"Work({self.columns.topic_partition}@{self.offset}, {self.attempts} attempts)"
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    key: object
+    queue: deque[Work] = field(default_factory=deque)
+    running: int = 0
+
+
+class _Partition:
+    """Lanes and progress of one partition: a linked list of its unfinished records, each with the run behind it."""
+
+    def __init__(self, committed: OffsetAndMetadata | None, finished: Ranges) -> None:
+        self.committed = committed
+        self.known = deque(finished)
+        self.position = committed.offset if committed else None
+        self.highest = finished[-1][1] if finished else -1
+        self.begin()
+
+    def begin(self) -> None:
+        self.head: Work | None = None
+        self.tail: Work | None = None
+        self.lanes: dict[object, _Lane] = {}
+        self.ready: list[tuple[int, _Lane]] = []
+        self.unfinished = self.runs = self.running = self.epoch = 0
+        self.full = self.buffering = self.draining = False
+
+    def rewind(self) -> None:
+        """Delivery went back (a truncated log, or a seek): forget the progress, keep the locks of what runs."""
+        lanes, running, epoch = {k: lane for k, lane in self.lanes.items() if lane.running}, self.running, self.epoch
+        self.begin()
+        for lane in lanes.values():
+            lane.queue.clear()
+        self.lanes, self.running, self.epoch = lanes, running, epoch + 1
+        self.known.clear()
+        self.highest = -1
+
+    def deliver(self, work: Work) -> bool:
+        """Append a record; False where the metadata of an earlier commit says that it is finished."""
+        offset = work.offset
+        if self.position is not None and offset < self.position:
+            self.rewind()
+        self.position = offset + 1
+        while self.known and self.known[0][1] < offset:
+            self.known.popleft()
+        if self.known and self.known[0][0] <= offset:
+            if self.tail is not None:
+                self.runs += self.tail.run is None
+                self.tail.run = (self.tail.run[0] if self.tail.run else offset, offset)
+            return False
+        work.before, self.tail = self.tail, work
+        if work.before is None:
+            self.head = work
+        else:
+            work.before.after = work
+        self.unfinished += 1
+        return True
+
+    def finish(self, work: Work) -> None:
+        before, after = work.before, work.after
+        if before is None:
+            self.head = after
+            self.runs -= work.run is not None
+        else:
+            self.runs += 1 - (work.run is not None) - (before.run is not None)
+            before.run = (before.run[0] if before.run else work.offset, work.run[1] if work.run else work.offset)
+            before.after = after
+        if after is None:
+            self.tail = before
+        else:
+            after.before = before
+        work.before = work.after = None
+        self.unfinished -= 1
+
+    def may_start(self, work: Work) -> bool:
+        base = self.head.offset if self.head else work.offset
+        span = max(self.highest, work.offset) - base + 1
+        if span <= SPAN_ALWAYS_FITS or work is self.head:
+            return True
+        return encoded_bytes_max(self.runs + len(self.known) + self.running + 1, span) <= METADATA_BYTES_MAX
+
+    def committable(self) -> OffsetAndMetadata | None:
+        if self.position is None:
+            return None
+        offset = self.head.offset if self.head else self.position
+        return OffsetAndMetadata(offset, encode_finished(offset, list(self._finished())))
+
+    def _finished(self) -> Iterator[tuple[int, int]]:
+        work = self.head
+        while work is not None:
+            if work.run:
+                yield work.run
+            work = work.after
+        assert self.position is not None
+        yield from ((max(first, self.position), last) for first, last in self.known if last >= self.position)
+
+
+@dataclass(slots=True, eq=False)
+class Execution:
+    """Records of one partition handed to one call of the handler, in offset order."""
+
+    topic_partition: TopicPartition
+    works: tuple[Work, ...]
+    owner: _Partition = field(repr=False)
+    epoch: int = field(repr=False)
+
+
+class KeyScheduler:
+    """See the module. Not thread-safe; every method returns at once."""
+
+    def __init__(
+        self,
+        ordering: Ordering = "key",
+        max_concurrency: int = 64,
+        batch_records_max: int = 1,
+        buffered_records_max: int = BUFFERED_RECORDS_MAX,
+    ) -> None:
+        self.ordering, self.max_concurrency, self.batch_records_max = ordering, max_concurrency, batch_records_max
+        self.buffered_records_max = buffered_records_max
+        self.ignored = 0  # results that came after their partition was lost, or had been rewound
+        self.skipped = 0  # delivered records that an earlier owner had finished
+        self._partitions: dict[TopicPartition, _Partition] = {}
+        self._turn: deque[TopicPartition] = deque()
+        self._executions: set[Execution] = set()
+        self._waiting: list[tuple[int, int, TopicPartition, _Partition, _Lane]] = []
+        self._sequence = 0
+
+    def assign(self, partition: TopicPartition, committed: OffsetAndMetadata | None) -> None:
+        """Own a partition from its committed position; DataError if its metadata is damaged: assign without it."""
+        if partition in self._partitions:
+            raise IllegalState(f"{partition} is assigned already")
+        self._partitions[partition] = _Partition(committed, decode_finished(committed) if committed else ())
+        self._turn.append(partition)
+
+    def deliver(self, columns: Columns) -> int:
+        """Take records in; returns how many are to be handled.
+
+        Those of a partition that is being given up are left to its next owner.
+        IllegalState for a partition that is not assigned: its records would be missing from the contiguous offset.
+        """
+        partition = columns.topic_partition
+        state = self._partitions.get(partition)
+        if state is None:
+            raise IllegalState(f"records of {partition}, which is not assigned")
+        if state.draining:
+            return 0
+        taken = 0
+        for index, (offset, key) in enumerate(zip(columns.offsets.tolist(), columns.keys, strict=True)):
+            work = Work(columns, index, offset)
+            if state.deliver(work):
+                taken += 1
+                self._enqueue(state, work, key)
+        self.skipped += len(columns) - taken
+        return taken
+
+    def _enqueue(self, state: _Partition, work: Work, key: bytes | None) -> None:
+        alone = self.ordering == "unordered" or (self.ordering == "key" and key is None)
+        lane_key: object = work.offset if alone else key if self.ordering == "key" else None
+        lane = state.lanes.get(lane_key)
+        if lane is None:
+            lane = state.lanes[lane_key] = _Lane(lane_key)
+        work.lane = lane
+        lane.queue.append(work)
+        if len(lane.queue) == 1 and not lane.running:
+            heapq.heappush(state.ready, (work.offset, lane))
+
+    def take(self, now_ms: int) -> Execution | None:
+        """The next records to hand to the handler, or None: nothing may run now, or `max_concurrency` do."""
+        while self._waiting and self._waiting[0][0] <= now_ms:
+            *_, partition, state, lane = heapq.heappop(self._waiting)
+            if self._partitions.get(partition) is state and state.lanes.get(lane.key) is lane and lane.queue:
+                heapq.heappush(state.ready, (lane.queue[0].offset, lane))
+        if len(self._executions) >= self.max_concurrency:
+            return None
+        for _ in range(len(self._turn)):
+            partition = self._turn[0]
+            self._turn.rotate(-1)
+            state = self._partitions[partition]
+            works = self._take_of(state) if state.ready else ()
+            if works:
+                execution = Execution(partition, works, state, state.epoch)
+                self._executions.add(execution)
+                return execution
+        return None
+
+    def _take_of(self, state: _Partition) -> tuple[Work, ...]:
+        works: list[Work] = []
+        next_in_lane: list[tuple[int, _Lane]] = []  # a batch may go on in its lanes: the handler sees them in order
+        while len(works) < self.batch_records_max and (state.ready or next_in_lane):
+            from_ready = not next_in_lane or (bool(state.ready) and state.ready[0] < next_in_lane[0])
+            heap = state.ready if from_ready else next_in_lane
+            lane = heap[0][1]
+            work = lane.queue[0]
+            if works and (work.alone or works[0].alone):
+                break
+            if not state.may_start(work):
+                state.full = not works
+                break
+            heapq.heappop(heap)
+            lane.queue.popleft()
+            lane.running += 1
+            state.full, state.running, state.highest = False, state.running + 1, max(state.highest, work.offset)
+            works.append(work)
+            if lane.queue and self.batch_records_max > 1:
+                heapq.heappush(next_in_lane, (lane.queue[0].offset, lane))
+        return tuple(works)
+
+    def settle(
+        self, execution: Execution, finished: Iterable[Work] = (), retry: Iterable[Work] = (), due_ms: int = 0
+    ) -> bool:
+        """End an execution: what is finished, and what is to run again at `due_ms`; False, and counted, if too late."""
+        self._executions.remove(execution)
+        state, partition = execution.owner, execution.topic_partition
+        owned = self._partitions.get(partition) is state and execution.epoch == state.epoch
+        state.running -= len(execution.works)
+        for work in execution.works:
+            assert work.lane is not None
+            work.lane.running -= 1
+        if owned:
+            done, again = list(finished), sorted(retry, key=lambda work: work.offset, reverse=True)
+            assert {*done, *again} == {*execution.works}
+            for work in done:
+                state.finish(work)
+            for work in again:
+                assert work.lane is not None
+                work.due_ms = due_ms
+                work.lane.queue.appendleft(work)
+        else:
+            self.ignored += len(execution.works)
+        for lane in {id(work.lane): work.lane for work in execution.works}.values():
+            if lane is not None and not lane.running:
+                self._go_on(partition, state, lane)
+        return owned
+
+    def _go_on(self, partition: TopicPartition, state: _Partition, lane: _Lane) -> None:
+        if not lane.queue:
+            state.lanes.pop(lane.key, None)
+        elif not state.draining:
+            due_ms = lane.queue[0].due_ms
+            if due_ms is None:
+                heapq.heappush(state.ready, (lane.queue[0].offset, lane))
+            else:
+                self._sequence += 1
+                heapq.heappush(self._waiting, (due_ms, self._sequence, partition, state, lane))
+
+    def next_due_ms(self) -> int | None:
+        """When the next retry is due."""
+        return self._waiting[0][0] if self._waiting else None
+
+    def paused(self) -> dict[TopicPartition, PauseReason]:
+        """Partitions of which no more records are wanted, and why."""
+        reasons: dict[TopicPartition, PauseReason] = {}
+        for partition, state in self._partitions.items():
+            limit = self.buffered_records_max // 2 if state.buffering else self.buffered_records_max
+            state.buffering = state.unfinished >= max(limit, 1)
+            if state.full or state.buffering:
+                reasons[partition] = "metadata" if state.full else "buffer"
+        return reasons
+
+    def committable(
+        self, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What may be committed and differs from what was, by partition."""
+        offsets = {
+            p: self._partitions[p].committable() for p in (self._partitions if partitions is None else partitions)
+        }
+        return {p: o for p, o in offsets.items() if o is not None and o != self._partitions[p].committed}
+
+    def committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """A commit went through; partitions given up meanwhile are passed over."""
+        for partition, offset in offsets.items():
+            if partition in self._partitions:
+                self._partitions[partition].committed = offset
+
+    def revoke(self, partitions: Iterable[TopicPartition]) -> list[Execution]:
+        """Start nothing more of these; returns what is in flight. Commit once it is settled, then `lost` lets go."""
+        going = {p: self._partitions[p] for p in partitions if p in self._partitions}
+        for state in going.values():
+            state.draining = True
+            state.ready.clear()
+        return [e for e in self._executions if e.owner is going.get(e.topic_partition)]
+
+    def lost(self, partitions: Iterable[TopicPartition]) -> list[Execution]:
+        """Let go of these; returns what is still in flight, whose results will be ignored and counted."""
+        in_flight = self.revoke(gone := [p for p in partitions if p in self._partitions])
+        for partition in gone:
+            del self._partitions[partition]
+            self._turn.remove(partition)
+        return in_flight
+
+    @property
+    def partitions(self) -> frozenset[TopicPartition]:
+        return frozenset(self._partitions)
+
+    @property
+    def in_flight(self) -> int:
+        """Executions that are not settled."""
+        return len(self._executions)
+
+    def unfinished(self, partition: TopicPartition) -> int:
+        """Delivered records of the partition that are not finished."""
+        return self._partitions[partition].unfinished
+
+    def __repr__(self) -> str:
+        parts = [f"{self.ordering}, executing {len(self._executions)}/{self.max_concurrency}"]
+        for partition, state in self._partitions.items():
+            at = state.head.offset if state.head else state.position
+            reason = ", metadata full" if state.full else ", draining" if state.draining else ""
+            parts.append(
+                f"{partition}: at {at}, {state.unfinished} unfinished, {len(state.ready)} ready, "
+                f"{state.running} running, {state.runs} runs beyond{reason}"
+            )
+        return f"KeyScheduler({', '.join(parts)})"

@@ -1,0 +1,22 @@
+"""What a user hears of a rebalance."""
+
+from __future__ import annotations
+
+from shared.common.records import TopicPartition
+
+
+class RebalanceListener:
+    """Base with all methods doing nothing; override what is wanted.
+
+    Each is awaited, with `rebalance_timeout_ms`, beside the code that polls; poll gives nothing meanwhile. What a
+    method raises (or its time running out, as KafkaTimeout) is raised by the next poll. Do not poll in them.
+    """
+
+    async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        """These are ours from now on; called after every rebalance, with all of them. The place to seek."""
+
+    async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        """These are still ours and will not be after this returns: finish them and commit."""
+
+    async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
+        """These are not ours any more and may be another's already: a commit would be refused."""

@@ -1,0 +1,183 @@
+"""What a rebalance does to a consumer, and which positions may be committed at any moment.
+
+Positions go through three hands: what the current poll returned (`_returned`: the user may be working on it), what
+polls before it returned (`_processed`), and what of that was handed to the committer (`_registered`). A revocation runs
+beside the user's code, so it commits `_processed` and no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Iterable
+
+from shared.clients.connection import Fetching
+from shared.clients.consumer.committer import Committer
+from shared.clients.consumer.listener import RebalanceListener
+from shared.clients.consumer.metrics import ConsumerMetrics
+from shared.clients.consumer.settings import ConsumerSettings
+from shared.common.errors import KafkaTimeout, PenstockError
+from shared.common.log import get_logger
+from shared.common.records import OffsetAndMetadata, TopicPartition
+
+log = get_logger(__name__)
+
+NO_GENERATION = -1
+
+
+class Membership:
+    """The listener's calls around a rebalance, and the positions."""
+
+    def __init__(
+        self, fetching: Fetching, committer: Committer, settings: ConsumerSettings, metrics: ConsumerMetrics
+    ) -> None:
+        self._fetching = fetching
+        self._committer = committer
+        self._settings = settings
+        self._metrics = metrics
+        self.listener: RebalanceListener | None = None
+        self.rebalancing = False
+        self._left = False
+        self.identity = (NO_GENERATION, "")
+        self._owned: frozenset[TopicPartition] = frozenset()
+        self._errors: deque[BaseException] = deque()
+        self._settled = asyncio.Event()
+        self._returned: dict[TopicPartition, int] = {}
+        self._processed: dict[TopicPartition, int] = {}
+        self._registered: dict[TopicPartition, int] = {}
+
+    def returned(self, positions: dict[TopicPartition, int]) -> None:
+        """A poll returned records up to these positions."""
+        self._returned.update(positions)
+
+    def processed(self) -> None:
+        """The next poll (or close) says that what was returned so far is done."""
+        self._processed.update(self._returned)
+        self._returned.clear()
+
+    def uncommitted(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The processed positions that were not handed to the committer yet."""
+        return {tp: OffsetAndMetadata(p) for tp, p in self._processed.items() if self._registered.get(tp) != p}
+
+    def registered(self, offsets: Iterable[TopicPartition]) -> None:
+        """The committer has them."""
+        self._registered.update({tp: self._processed[tp] for tp in offsets})
+
+    def polled(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The positions after everything that was returned, for a commit that the user asks for."""
+        return {tp: OffsetAndMetadata(p) for tp, p in {**self._processed, **self._returned}.items()}
+
+    def sought(self, tp: TopicPartition, offset: int) -> None:
+        """The user's own position: what was read before says nothing any more."""
+        self._returned.pop(tp, None)
+        self._processed[tp] = offset
+
+    def forget_except(self, partitions: Iterable[TopicPartition]) -> None:
+        """Only these are read now."""
+        kept = set(partitions)
+        for positions in (self._returned, self._processed, self._registered):
+            for tp in [tp for tp in positions if tp not in kept]:
+                del positions[tp]
+
+    def raise_pending(self) -> None:
+        """Raise what a listener raised since the last poll."""
+        if self._errors:
+            raise self._errors.popleft()
+
+    async def wait(self, timeout_ms: float) -> None:
+        """Until there may be something to return."""
+        if self.rebalancing:
+            try:
+                async with asyncio.timeout(timeout_ms / 1000):
+                    await self._settled.wait()
+            except TimeoutError:
+                return
+        else:
+            await self._fetching.wait_for_data(timeout_ms)
+
+    async def on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        """Before the group is joined anew: all partitions are given back, or were lost already."""
+        if self._left:
+            return
+        self.rebalancing = True
+        self._settled.clear()
+        lost = bool(partitions) and self._fetching.generation == NO_GENERATION
+        if lost and self._fetching.idle_ms >= self._settings.max_poll_interval_ms:
+            log.error(
+                "left the group: no poll within max_poll_interval_ms",
+                group_id=self._settings.group_id,
+                client_id=self._fetching.client_id,
+                max_poll_interval_ms=self._settings.max_poll_interval_ms,
+            )
+        await self._give_back(partitions, lost=lost, timeout_ms=self._settings.rebalance_timeout_ms)
+
+    async def on_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        """After the group has assigned."""
+        if self._left:
+            return
+        # The identity of work done from here on. Work of the generation before keeps the old one, whatever the group
+        # has agreed on in the background: its commits must be refused.
+        self.identity = (self._fetching.generation, self._fetching.member_id)
+        self._metrics.rebalanced()
+        self._metrics.no_lag(self._owned - partitions)
+        self._owned = partitions
+        self._committer.keep(partitions)
+        # Reading goes on from the committed offsets, so positions of the last generation say nothing any more.
+        self.forget_except(())
+        log.info(
+            "assigned",
+            group_id=self._settings.group_id,
+            generation=self._fetching.generation,
+            member_id=self._fetching.member_id,
+            partitions=sorted(map(str, partitions)),
+        )
+        try:
+            if self.listener is not None:
+                await self._call(self.listener.on_partitions_assigned(partitions), "on_partitions_assigned", None)
+        finally:
+            self.rebalancing = False
+            self._settled.set()
+
+    async def leave(self, timeout_ms: float | None) -> None:
+        """The last commit and revocation, before the group is left."""
+        if self._settings.group_id is None:
+            return
+        self._left = self.rebalancing = True
+        partitions = self._fetching.assignment()
+        lost = bool(self._fetching.topics()) and self._fetching.generation == NO_GENERATION
+        await self._give_back(partitions, lost=lost, timeout_ms=timeout_ms)
+        self.raise_pending()
+
+    async def _give_back(self, partitions: frozenset[TopicPartition], *, lost: bool, timeout_ms: float | None) -> None:
+        listener = self.listener
+        if lost:
+            self._committer.keep(())
+            if listener is not None and partitions:
+                await self._call(listener.on_partitions_lost(partitions), "on_partitions_lost", timeout_ms)
+            return
+        if self._settings.commit_strategy != "none" and (offsets := self.uncommitted()):
+            self._committer.commit_async(offsets)
+            self.registered(offsets)
+        if listener is not None and partitions and self._fetching.topics():
+            await self._call(listener.on_partitions_revoked(partitions), "on_partitions_revoked", timeout_ms)
+        if self._settings.group_id is not None:
+            await self._committer.drain(self._settings.commit_timeout_ms if timeout_ms is None else timeout_ms)
+
+    async def _call(self, call: Awaitable[None], name: str, timeout_ms: float | None) -> None:
+        limit_ms = self._settings.rebalance_timeout_ms if timeout_ms is None else timeout_ms
+        deadline = asyncio.timeout(limit_ms / 1000)
+        try:
+            async with deadline:
+                await call
+        except TimeoutError as e:
+            error: Exception = KafkaTimeout(f"{name}: not done within {limit_ms:.0f} ms") if deadline.expired() else e
+            self._note(error, name)
+        except Exception as e:
+            self._note(e, name)
+
+    def _note(self, error: Exception, name: str) -> None:
+        kind = "known" if isinstance(error, PenstockError) else type(error).__name__
+        log.error(
+            "rebalance listener failed", method=name, kind=kind, reason=str(error), group_id=self._settings.group_id
+        )
+        self._errors.append(error)

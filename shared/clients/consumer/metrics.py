@@ -1,0 +1,50 @@
+"""The consumer's metrics, in a registry of the caller's or one of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry
+
+from shared.common.metrics import counter, gauge, histogram
+from shared.common.records import TopicPartition
+
+
+class ConsumerMetrics:
+    """Records, lag, commits and rebalances of one consumer."""
+
+    def __init__(self, registry: CollectorRegistry | None, group: str) -> None:
+        registry = registry or CollectorRegistry()
+        self._group = group
+        self._consumed = counter(registry, "consumer_records_consumed", "Records that poll returned.", "group", "topic")
+        self._lag = gauge(registry, "consumer_lag_records", "Records not read yet.", "group", "topic", "partition")
+        commits = counter(registry, "consumer_commits", "Offset commits, by result.", "group", "result")
+        self._ok, self._failed = commits.labels(group=group, result="ok"), commits.labels(group=group, result="failed")
+        self._latency = histogram(registry, "consumer_commit_latency_seconds", "Offset commits that succeeded.")
+        self._rebalances = counter(registry, "consumer_rebalances", "Assignments received.", "group").labels(
+            group=group
+        )
+
+    def consumed(self, topic: str, records: int) -> None:
+        self._consumed.labels(group=self._group, topic=topic).inc(records)
+
+    def lag(self, lags: Mapping[TopicPartition, int]) -> None:
+        for tp, lag in lags.items():
+            self._lag.labels(group=self._group, topic=tp.topic, partition=tp.partition).set(lag)
+
+    def no_lag(self, partitions: frozenset[TopicPartition]) -> None:
+        """Partitions that are read here no more."""
+        for tp in partitions:
+            with contextlib.suppress(KeyError):
+                self._lag.remove(self._group, tp.topic, str(tp.partition))
+
+    def committed(self, latency_ms: float) -> None:
+        self._ok.inc()
+        self._latency.observe(latency_ms / 1000)
+
+    def commit_failed(self) -> None:
+        self._failed.inc()
+
+    def rebalanced(self) -> None:
+        self._rebalances.inc()

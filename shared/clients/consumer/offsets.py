@@ -1,0 +1,87 @@
+"""What a consumer can ask about offsets: positions, commits, ends, times, lag."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+from shared.clients.connection import Fetching, list_offsets
+from shared.clients.consumer.committer import Committer
+from shared.clients.consumer.settings import ConsumerSettings
+from shared.common.clock import SYSTEM_CLOCK
+from shared.common.errors import (
+    IllegalState,
+    KafkaTimeout,
+    NoOffsetForPartition,
+    OffsetOutOfRange,
+    PenstockError,
+)
+from shared.common.records import OffsetAndMetadata, TopicPartition
+
+POSITION_POLL_MS = 20
+
+
+class OffsetLookups:
+    """The part of `Consumer` that looks offsets up; each call within `request_timeout_ms`, then KafkaTimeout."""
+
+    _fetching: Fetching
+    _committer: Committer
+    _settings: ConsumerSettings
+
+    def _check_open(self) -> None: ...
+
+    async def position(self, tp: TopicPartition) -> int:
+        """The offset of the next record that poll gives; IllegalState where the partition is not assigned."""
+        self._check_open()
+        deadline_ms = SYSTEM_CLOCK.monotonic_ms() + self._fetching.settings.request_timeout_ms
+        while (position := self._fetching.position(tp)) is None:
+            self._fetching.check_errors()
+            if SYSTEM_CLOCK.monotonic_ms() >= deadline_ms:
+                raise KafkaTimeout(f"{tp}: position not known after {self._fetching.settings.request_timeout_ms} ms")
+            await asyncio.sleep(POSITION_POLL_MS / 1000)
+        return position
+
+    async def committed(self, tp: TopicPartition) -> OffsetAndMetadata | None:
+        """What the group has committed, None without a commit."""
+        self._check_open()
+        if self._settings.group_id is None:
+            raise IllegalState("committed needs a group_id")
+        return (await self._committer.fetch([tp], self._fetching.settings.request_timeout_ms)).get(tp)
+
+    async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The first offset each partition holds."""
+        return await self._list(dict.fromkeys(partitions, "earliest"))
+
+    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offset after the last record, under `read_committed` the last stable offset."""
+        return await self._list(dict.fromkeys(partitions, "latest"))
+
+    async def offsets_for_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+        """The first offset with a timestamp at or after each time (ms since the epoch), None where there is none."""
+        found = await self._list(times)
+        return {tp: None if offset < 0 else offset for tp, offset in found.items()}
+
+    async def lag(self) -> dict[TopicPartition, int]:
+        """For each assigned partition how many offsets lie between its position and its end."""
+        self._check_open()
+        partitions = self._fetching.assignment()
+        ends = await self.end_offsets(partitions)
+        return {tp: max(0, ends[tp] - await self.position(tp)) for tp in partitions}
+
+    async def _list(self, specs: Mapping[TopicPartition, str | int]) -> dict[TopicPartition, int]:
+        self._check_open()
+        if not specs:
+            return {}
+        return await list_offsets(
+            self._fetching.connection, specs, self._settings.isolation_level, self._fetching.settings.request_timeout_ms
+        )
+
+    async def _with_offsets(self, error: PenstockError) -> PenstockError:
+        """Under `auto_offset_reset=none`, add to the error what each partition without a position holds."""
+        if not isinstance(error, NoOffsetForPartition | OffsetOutOfRange):
+            return error
+        unplaced = sorted(self._fetching.assignment())
+        first, end = await self.beginning_offsets(unplaced), await self.end_offsets(unplaced)
+        held = ", ".join(f"{tp} holds {first[tp]} to {end[tp]}" for tp in unplaced)
+        group = f"group {self._settings.group_id}: " if self._settings.group_id else ""
+        return type(error)(f"{group}{error} (auto_offset_reset=none; {held})")

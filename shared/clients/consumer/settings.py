@@ -1,0 +1,50 @@
+"""The consumer's settings, with the Java consumer's names and defaults."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from shared.common.settings import PositiveMs, Section
+
+CommitStrategy = Literal["none", "auto", "sync", "async"]
+
+
+class ConsumerSettings(Section):
+    """What is read, how positions are committed, and when a member counts as dead."""
+
+    group_id: str | None = Field(None, min_length=1, description="none: no commits, no shared assignment")
+    group_instance_id: str | None = Field(None, min_length=1, description="static membership")
+    auto_offset_reset: Literal["earliest", "latest", "none"] = "latest"
+    isolation_level: Literal["read_uncommitted", "read_committed"] = "read_uncommitted"
+    commit_strategy: CommitStrategy = Field(
+        "none",
+        description="what polls before the current one returned is committed: none: only on request; auto: every "
+        "auto_commit_interval_ms, in poll; sync: by every poll, which waits; async: by every poll, beside it",
+    )
+    auto_commit_interval_ms: PositiveMs = 5_000
+    commit_timeout_ms: PositiveMs = Field(60_000, description="a commit that is waited for is retried so long")
+    session_timeout_ms: PositiveMs = 45_000
+    heartbeat_interval_ms: PositiveMs = 3_000
+    max_poll_interval_ms: PositiveMs = 300_000
+    rebalance_timeout_ms: PositiveMs = Field(60_000, description="for the members to join, and for one listener call")
+    partition_assignment_strategy: Literal["range", "roundrobin", "sticky"] = "range"
+    fetch_min_bytes: int = Field(1, ge=1)
+    fetch_max_bytes: int = Field(50 * 1024 * 1024, ge=1)
+    fetch_max_wait_ms: int = Field(500, ge=0)
+    max_partition_fetch_bytes: int = Field(1024 * 1024, ge=1)
+    max_poll_records: int | None = Field(500, ge=1, description="None: no bound")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.group_id is None and self.commit_strategy != "none":
+            raise ValueError(f"commit_strategy={self.commit_strategy} needs a group_id")
+        if self.group_id is None and self.group_instance_id is not None:
+            raise ValueError("group_instance_id needs a group_id")
+        if self.heartbeat_interval_ms >= self.session_timeout_ms:
+            raise ValueError(
+                f"heartbeat_interval_ms={self.heartbeat_interval_ms} must be below "
+                f"session_timeout_ms={self.session_timeout_ms}"
+            )
+        return self

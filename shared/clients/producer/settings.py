@@ -1,0 +1,67 @@
+"""The producer's settings, with the Java producer's names and defaults."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from shared.common.log import get_logger
+from shared.common.settings import PositiveMs, Section
+
+log = get_logger(__name__)
+
+IN_FLIGHT_MAX_FOR_IDEMPOTENCE = 5
+
+
+def _acks(value: object) -> object:
+    return "all" if value in (-1, "-1") else int(value) if value in ("0", "1") else value
+
+
+class ProducerSettings(Section):
+    """How records are batched, sent, retried and given up."""
+
+    acks: Annotated[Literal["all", 1, 0], BeforeValidator(_acks)] = "all"
+    enable_idempotence: bool = True
+    linger_ms: int = Field(5, ge=0)
+    batch_size: int = Field(16_384, gt=0, description="bytes of one batch before compression")
+    buffer_memory: int = Field(32 * 1024 * 1024, gt=0, description="bytes of records not yet acknowledged")
+    max_block_ms: int = Field(60_000, ge=0, description="for metadata and buffer memory together")
+    delivery_timeout_ms: PositiveMs = Field(120_000, description="from being handed over to being acknowledged")
+    max_request_size: int = Field(1024 * 1024, gt=0, description="bytes")
+    compression_type: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
+    transactional_id: str | None = Field(None, min_length=1)
+    transaction_timeout_ms: PositiveMs = 60_000
+    max_in_flight_requests_per_connection: int = Field(
+        5, gt=0, description="of which one partition is in at most one, so retries keep its order"
+    )
+    retries: int = Field(2**31 - 1, ge=0, description="bounded by delivery_timeout_ms in any case")
+    retry_backoff_max_ms: PositiveMs = 1_000
+
+    @model_validator(mode="after")
+    def _idempotence_is_possible(self) -> Self:
+        in_flight = self.max_in_flight_requests_per_connection
+        conflicts = [
+            reason
+            for reason, holds in (
+                (f"acks={self.acks} (needs all)", self.acks != "all"),
+                ("retries=0 (needs at least 1)", self.retries == 0),
+                (
+                    f"max_in_flight_requests_per_connection={in_flight} (needs at most 5)",
+                    in_flight > IN_FLIGHT_MAX_FOR_IDEMPOTENCE,
+                ),
+            )
+            if holds
+        ]
+        if not conflicts and self.enable_idempotence:
+            return self
+        if self.transactional_id is not None:
+            raise ValueError(
+                f"transactional_id needs idempotence, which {', '.join(conflicts) or 'is switched off'} excludes"
+            )
+        if self.enable_idempotence and "enable_idempotence" in self.model_fields_set:
+            raise ValueError(f"enable_idempotence=true contradicts {', '.join(conflicts)}")
+        if self.enable_idempotence:
+            log.warning("idempotence is switched off", because=", ".join(conflicts))
+            object.__setattr__(self, "enable_idempotence", False)
+        return self

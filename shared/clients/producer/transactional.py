@@ -1,0 +1,164 @@
+"""The calls of a transactional producer.
+
+    async with producer.transaction():
+        await producer.send("out", b"...")
+        await producer.send_offsets_to_transaction(offsets, consumer.group_metadata())
+
+Everything sent between begin and commit becomes visible to `read_committed` at once, or never. An error of any record
+or offset makes the transaction abortable; `transaction()` aborts on any exception and hands it on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from shared.clients.connection import Connection
+from shared.clients.producer.accumulator import RecordAccumulator
+from shared.clients.producer.sender import Sender
+from shared.clients.producer.transactions import Transaction, TxnState
+from shared.common.errors import FatalError, IllegalState, PenstockError, RetriableError, TransactionAborted
+from shared.common.log import get_logger
+from shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
+
+log = get_logger(__name__)
+
+
+class TransactionalCalls:
+    """The part of `Producer` that deals with transactions; raises IllegalState without a `transactional_id`."""
+
+    _transaction: Transaction | None
+    _sender: Sender
+    _accumulator: RecordAccumulator
+    _connection: Connection
+
+    async def _flush(self) -> None: ...
+
+    def _check_usable(self) -> None: ...
+
+    async def init_transactions(self) -> None:
+        """Take over the transactional id: older producers that have it are fenced, their open transaction is aborted.
+
+        Raises KafkaTimeout after `max_block_ms` (may be called again), ProducerFenced.
+        """
+        txn = self._transactional()
+        if txn.state is not TxnState.UNINITIALIZED:
+            raise IllegalState(f"transactional id {txn.transactional_id}: init_transactions was called before")
+        with self._noting(txn):
+            await self._sender.coordinator.init_producer_id()
+        txn.move(TxnState.READY)
+
+    async def begin_transaction(self) -> None:
+        """Open a transaction; IllegalState where one is open or `init_transactions` is missing."""
+        self._transactional().begin()
+
+    async def commit_transaction(self) -> None:
+        """Flush, then commit.
+
+        Raises TransactionAborted where a record or offset failed (abort, then do the work again), ProducerFenced,
+        KafkaTimeout after `max_block_ms`: whether it is committed is then unknown, and the call may be made again.
+        """
+        txn = self._transactional()
+        if txn.state is not TxnState.COMMITTING:
+            txn.check_open("commit")
+        txn.move(TxnState.COMMITTING)
+        await self._flush()
+        await self._sender.until_prepared()
+        txn.check_fatal()
+        if txn.state is TxnState.ABORTABLE_ERROR:
+            raise TransactionAborted(
+                f"transactional id {txn.transactional_id}: not committed: {txn.error}"
+            ) from txn.error
+        if not txn.is_empty:
+            with self._noting(txn):
+                await self._sender.coordinator.end(commit=True)
+        txn.ended()
+
+    async def abort_transaction(self) -> None:
+        """Drop what is not sent, then abort; the deliveries of dropped records end in TransactionAborted.
+
+        Raises ProducerFenced, KafkaTimeout after `max_block_ms` (may be called again).
+        """
+        txn = self._transactional()
+        txn.move(TxnState.ABORTING)
+        dropped = TransactionAborted(f"transactional id {txn.transactional_id}: aborted before the record was sent")
+        self._sender.fail_all(dropped, in_flight=False)
+        await self._sender.until_landed()
+        txn.check_fatal()
+        self._sender.fail_all(dropped, in_flight=False)
+        with self._noting(txn):
+            if not txn.is_empty:
+                await self._sender.coordinator.end(commit=False)
+            if txn.epoch_is_spent:
+                # A lost batch may still be under way with sequence numbers that are used again: have it refused.
+                await self._sender.coordinator.init_producer_id(bump=True)
+                txn.epoch_is_spent = False
+        txn.ended()
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """Begin; commit at the end, abort where the block raises. A failed commit is aborted before it is raised."""
+        await self.begin_transaction()
+        txn = self._transactional()
+        try:
+            yield
+            await self.commit_transaction()
+        except BaseException as e:
+            if txn.state in (TxnState.IN_TRANSACTION, TxnState.ABORTABLE_ERROR):
+                try:
+                    await self.abort_transaction()
+                except PenstockError as also:
+                    if not isinstance(e, PenstockError):
+                        log.warning("abort failed", transactional_id=txn.transactional_id, reason=str(also))
+                    elif isinstance(also, FatalError):
+                        raise also from e
+            raise
+
+    async def send_offsets_to_transaction(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: GroupMetadata
+    ) -> None:
+        """Commit a consumer's offsets with the transaction, fenced by the group's generation and member.
+
+        Raises IllegalGeneration, UnknownMember (the transaction must be aborted), FencedInstanceId, ProducerFenced.
+        """
+        txn = self._transactional()
+        txn.check_open("send_offsets_to_transaction")
+        if not offsets:
+            return
+        with self._noting(txn):
+            known = group.group_id in txn.groups
+            txn.groups.add(group.group_id)
+            await self._sender.coordinator.add_offsets(offsets, group, known=known)
+
+    async def _abort_on_close(self) -> None:
+        txn = self._transactional()
+        if txn.state in (TxnState.IN_TRANSACTION, TxnState.ABORTABLE_ERROR, TxnState.ABORTING):
+            try:
+                await self.abort_transaction()
+            except PenstockError as e:
+                log.warning("abort on close failed", transactional_id=txn.transactional_id, reason=str(e))
+
+    def _transactional(self) -> Transaction:
+        if self._transaction is None:
+            raise IllegalState("no transactional_id is set")
+        return self._transaction
+
+    def _noting(self, txn: Transaction) -> _Noting:
+        return _Noting(self._sender, txn)
+
+
+class _Noting:
+    """Errors that leave the block become the transaction's, except a passing one of commit, abort and init."""
+
+    def __init__(self, sender: Sender, txn: Transaction) -> None:
+        self._sender, self._txn = sender, txn
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, asyncio.CancelledError) or not isinstance(error, PenstockError):
+            return
+        ending = self._txn.state in (TxnState.COMMITTING, TxnState.ABORTING, TxnState.UNINITIALIZED)
+        if not (ending and isinstance(error, RetriableError)):
+            self._sender.fail_transaction(error)

@@ -1,0 +1,123 @@
+"""Offsets that are finished beyond a committed one, as the text that the commit carries.
+
+Parallel handling finishes records out of order; Kafka stores one offset a partition and up to 4,096 bytes of text with
+it. The text is `p1r:` (version 1, runs: gap, length, gap, length … as varints) or `p1b:` (version 1, a bit an offset),
+each after the committed offset itself, so that it cannot be read against another offset, in base64. Ranges may span
+offsets that hold no record.
+
+>>> text = encode_finished(100, [(103, 110), (120, 120)])
+>>> text
+'p1r:ZAMHCQA='
+>>> decode_finished(OffsetAndMetadata(100, text))
+((103, 110), (120, 120))
+>>> decode_finished(OffsetAndMetadata(100, "written by someone else"))
+()
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from shared.common.errors import DataError
+from shared.common.records import OffsetAndMetadata
+
+Ranges = tuple[tuple[int, int], ...]
+
+METADATA_BYTES_MAX = 4096
+"""Kafka's default `offset.metadata.max.bytes`: what a commit may carry for a partition."""
+
+_RUNS, _BITS = "p1r:", "p1b:"
+_BASE_BYTES_MAX = 9
+
+
+def encode_finished(offset: int, finished: Sequence[tuple[int, int]]) -> str:
+    """Finished ranges (first, last), rising from `offset`, as commit metadata: runs or a bitmap, the shorter one."""
+    if not finished:
+        return ""
+    runs, at = bytearray(_varint(offset)), offset
+    finished = _joined(finished)
+    for first, last in finished:
+        runs += _varint(first - at) + _varint(last - first)
+        at = last + 1
+    if len(runs) <= _BASE_BYTES_MAX + (at - offset) // 8:
+        return _RUNS + base64.b64encode(runs).decode()
+    bits = np.zeros(at - offset, np.uint8)
+    for first, last in finished:
+        bits[first - offset : last + 1 - offset] = 1
+    return _BITS + base64.b64encode(_varint(offset) + np.packbits(bits).tobytes()).decode()
+
+
+def encoded_bytes_max(runs: int, span: int) -> int:
+    """An upper bound of `encode_finished`'s length for so many ranges over so many offsets.
+
+    Of the numbers that add up to the span, at most span / 128^k need more than k bytes.
+    """
+    longer = sum(min(2 * runs, span >> shift) for shift in range(7, 64, 7))
+    size = _BASE_BYTES_MAX + min(2 * runs + longer, span // 8 + 1)
+    return len(_RUNS) + (size + 2) // 3 * 4 if runs else 0
+
+
+def decode_finished(committed: OffsetAndMetadata) -> Ranges:
+    """The finished ranges of a commit; none for metadata that is not ours. DataError where it is ours and damaged."""
+    text = committed.metadata
+    if not text.startswith((_RUNS, _BITS)):
+        return ()
+    try:
+        data = base64.b64decode(text[len(_RUNS) :], validate=True)
+        numbers = _numbers(data)
+        base, used = next(numbers)
+        if base != committed.offset:
+            raise ValueError(f"it belongs to offset {base}")
+        if text.startswith(_RUNS):
+            return tuple(_from_runs(committed.offset, numbers))
+        edges = np.flatnonzero(np.diff(np.unpackbits(np.frombuffer(data[used:], np.uint8)), prepend=0, append=0)) + base
+        return tuple((int(first), int(last) - 1) for first, last in zip(edges[::2], edges[1::2], strict=True))
+    except (ValueError, StopIteration, binascii.Error) as e:
+        raise DataError(f"commit metadata at offset {committed.offset} is damaged: {e or 'cut off'}") from None
+
+
+def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    out: list[tuple[int, int]] = []
+    for first, last in ranges:
+        if out and first == out[-1][1] + 1:
+            out[-1] = (out[-1][0], last)
+        else:
+            out.append((first, last))
+    return out
+
+
+def _from_runs(at: int, numbers: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    for gap, _ in numbers:
+        length = next(numbers, None)
+        if length is None:
+            raise ValueError("a run without its length")
+        yield at + gap, at + gap + length[0]
+        at += gap + length[0] + 1
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _numbers(data: bytes) -> Iterator[tuple[int, int]]:
+    """Varints with the position after each."""
+    number = shift = 0
+    for at, byte in enumerate(data, 1):
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number of more than 63 bits")
+        if byte < 0x80:
+            yield number, at
+            number = shift = 0
+    if shift:
+        raise ValueError("the last number is cut off")

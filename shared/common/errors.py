@@ -1,0 +1,181 @@
+"""What can go wrong, said as it is.
+
+A leaf class says what is true (`ProducerFenced`, `RecordTooLarge`); the base it derives from says what to do:
+`RetriableError` may be tried again as it is, `AbortableError` needs the transaction aborted first, `FatalError`
+ends the client or task that raised it. `ConfigError` and `DataError` are neither: a person must change a setting
+or a record. Names are Kafka's where Kafka has one (org.apache.kafka.common.errors, without the suffix `Exception`).
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Base of every error that Penstock raises on purpose."""
+
+
+class RetriableError(PenstockError):
+    """Passing: the same call may succeed when it is made again."""
+
+
+class AbortableError(PenstockError):
+    """The transaction cannot be committed; abort it, then the work may be done again."""
+
+
+class FatalError(PenstockError):
+    """The client or task that raised it cannot go on; make a new one."""
+
+
+class ConfigError(PenstockError):
+    """A setting is missing, wrong, or contradicts another. The message names it."""
+
+
+class DataError(PenstockError):
+    """A value from outside is not what it must be. The message names the value's place."""
+
+
+class SerializationError(DataError):
+    """A key or value could not be turned into bytes, or back."""
+
+
+class IllegalState(PenstockError):
+    """A call that the object's present state does not allow (closed, not started, no transaction)."""
+
+
+class KafkaTimeout(RetriableError):
+    """The deadline of a call passed before the broker answered. What was asked may still have happened."""
+
+
+class BrokerNotAvailable(RetriableError):
+    """No broker could be reached."""
+
+
+class UnknownTopicOrPartition(RetriableError):
+    """The broker does not know the topic or partition (yet)."""
+
+
+class NotLeaderOrFollower(RetriableError):
+    """The broker asked does not lead the partition (any more)."""
+
+
+class NotEnoughReplicas(RetriableError):
+    """Fewer in-sync replicas than `min.insync.replicas`."""
+
+
+class DeliveryTimeout(PenstockError):
+    """A record was not acknowledged within `delivery_timeout_ms` of being handed over."""
+
+
+class BufferExhausted(RetriableError):
+    """No buffer memory became free within `max_block_ms`."""
+
+
+class RecordTooLarge(DataError):
+    """A record is larger than `max_request_size`, or than the broker takes."""
+
+
+class InvalidTopic(DataError):
+    """A topic name that Kafka does not allow."""
+
+
+class InvalidTimestamp(DataError):
+    """A record's timestamp is outside of what the topic accepts."""
+
+
+class TopicAlreadyExists(PenstockError):
+    """A topic of that name exists."""
+
+
+class AuthenticationFailed(FatalError):
+    """The broker refused the credentials."""
+
+
+class AuthorizationFailed(FatalError):
+    """The principal may not do this on the topic, group or transactional id that the message names."""
+
+
+class ProducerFenced(FatalError):
+    """A newer producer with the same transactional id exists: this one must not write any more."""
+
+
+class OutOfOrderSequence(FatalError):
+    """The broker saw a gap in an idempotent producer's sequence numbers."""
+
+
+class TransactionAborted(AbortableError):
+    """The transaction a record or offset belonged to was aborted."""
+
+
+class CommitFailed(PenstockError):
+    """Offsets could not be committed since the member no longer owns the partitions; the message says why."""
+
+
+class IllegalGeneration(CommitFailed):
+    """The group has moved to a newer generation."""
+
+
+class UnknownMember(CommitFailed):
+    """The group does not know this member (any more)."""
+
+
+class RebalanceInProgress(RetriableError):
+    """The group is rebalancing; poll to take part, then try again."""
+
+
+class FencedInstanceId(FatalError):
+    """Another member took over this `group_instance_id`."""
+
+
+class OffsetOutOfRange(PenstockError):
+    """An offset outside of what the partition holds, where no reset is allowed."""
+
+
+class NoOffsetForPartition(PenstockError):
+    """No committed offset, and `auto_offset_reset` is `none`."""
+
+
+class GroupNotEmpty(PenstockError):
+    """The group has members, so its offsets cannot be changed. The message names them."""
+
+
+class CorruptRecord(DataError):
+    """Bytes that fail their checksum or cannot be parsed; the message names topic, partition and offset."""
+
+
+class SchemaMismatch(FatalError):
+    """Stored state was written by a topology that this one does not match; the message names the difference."""
+
+
+class ChangelogHole(FatalError):
+    """Changelog records that a restore needs are gone; the message says which offsets are missing."""
+
+
+class CoordinatorNotAvailable(RetriableError):
+    """The coordinator of a group or transactional id is loading, moving or unknown."""
+
+
+class ConcurrentTransactions(RetriableError):
+    """The transactional id's last transaction is still being completed."""
+
+
+class UnstableOffsets(RetriableError):
+    """Offsets of the group are part of a transaction that is still open."""
+
+
+class InvalidTxnState(FatalError):
+    """The broker's state of the transaction does not allow the request."""
+
+
+class UnsupportedVersion(FatalError):
+    """The broker does not speak the version of a request that is needed."""
+
+
+class InvalidRequest(DataError):
+    """The broker refused a request's values (partitions, replication factor, a topic's configs); the message says why."""
+
+
+class GroupNotFound(PenstockError):
+    """The coordinator knows no group of that id."""
+
+
+class BrokerError(PenstockError):
+    """The broker answered with an error that has no class of its own here; the message gives Kafka's name for it."""

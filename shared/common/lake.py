@@ -1,0 +1,190 @@
+"""Snapshots: what the compactor's Delta tables say, as Arrow.
+
+`<lake>/<application>/state` holds one row a live window and one row a changelog partition, changed together by one
+commit; `<lake>/<application>/closed/<store>` holds closed windows. A snapshot is one version of `state`: read the
+covered offsets first, then the windows at exactly that version, and they belong together.
+
+Reads go through deltalake's query engine, which honours deletion vectors; its pyarrow path would bring deleted rows
+back. Everything here blocks: call it by `asyncio.to_thread`. `storage_options` are deltalake's, such as AWS_REGION.
+"""
+
+# ruff: noqa: S608 - SQL is the only way in, and every name and text in it is quoted
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from shared.common.errors import FatalError, RetriableError
+
+PROGRESS_COLUMNS = ("partition", "changelog_offset", "epoch", "commit", "progress", "topic_id")
+WINDOW_KEY = ("key", "start_ms", "end_ms")
+
+
+class LakeUnavailable(RetriableError):
+    """The table cannot be read: storage that does not answer, or files that an upkeep has removed meanwhile."""
+
+
+class NotASnapshot(FatalError):
+    """There is a Delta table, but not one that this release can read as a snapshot; the message says why."""
+
+
+class PartitionSnapshot(NamedTuple):
+    """How far the snapshot covers one changelog partition; `covered_offset` is the NEXT offset to read."""
+
+    partition: int
+    covered_offset: int
+    epoch: int
+    commit: int
+    progress: bytes
+    topic_id: str | None
+
+
+class Snapshot(NamedTuple):
+    """One version of an application's `state`, and the progress of the partitions asked for (those it covers)."""
+
+    version: int
+    partitions: dict[int, PartitionSnapshot]
+
+
+def table_uri(lake: str, application: str, *table: str) -> str:
+    """Where a table of an application is: a URI as it is, a folder as an absolute path."""
+    root = lake if "://" in lake else str(Path(lake).expanduser().resolve())
+    return "/".join((root.rstrip("/"), application, *table))
+
+
+def read_snapshot(
+    lake: str, application: str, partitions: Collection[int], storage_options: Mapping[str, str] | None = None
+) -> Snapshot | None:
+    """The newest snapshot; None where there is no table yet. Raises LakeUnavailable or NotASnapshot."""
+    table = _open(table_uri(lake, application, "state"), None, storage_options)
+    if table is None:
+        return None
+    _require_columns(table, ("row", *PROGRESS_COLUMNS))
+    chosen = [int(p) for p in partitions]
+    rows: list[dict[str, Any]] = []
+    if chosen:
+        where = f"row = 'progress' AND partition IN ({', '.join(map(str, chosen))})"
+        batches = _query(table, f"SELECT {', '.join(map(_name, PROGRESS_COLUMNS))} FROM t WHERE {where}")
+        rows = [row for batch in batches for row in batch.to_pylist()]
+    covered = {
+        row["partition"]: PartitionSnapshot(
+            row["partition"],
+            row["changelog_offset"],
+            row["epoch"],
+            row["commit"],
+            row["progress"].encode(),
+            row["topic_id"],
+        )
+        for row in rows
+    }
+    return Snapshot(int(table.version()), dict(sorted(covered.items())))
+
+
+def read_windows(
+    lake: str,
+    application: str,
+    partition: int,
+    store: str,
+    version: int,
+    columns: Sequence[str],
+    storage_options: Mapping[str, str] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """One partition's live windows of a store at exactly that version of `state`, in no order.
+
+    Columns: key (binary), start_ms, end_ms (int64), then the state's fields `columns`, in that order (int64, float64 or
+    binary). A store that the snapshot does not know yet has no windows. Raises LakeUnavailable or NotASnapshot.
+    """
+    table = _open(table_uri(lake, application, "state"), version, storage_options)
+    if table is None:
+        raise LakeUnavailable(f"there is no table {table_uri(lake, application, 'state')} (any more)")
+    fields = _fields(table)
+    if store not in fields:
+        return
+    known = {f.name for f in fields[store].type.fields}
+    if missing := [c for c in columns if c not in known]:
+        raise NotASnapshot(f"{table.table_uri}: store {store!r} has no column {', '.join(missing)}")
+    state = [f"{_name(store)}[{_text(c)}] AS {_name(c)}" for c in columns]
+    query = (
+        f"SELECT {', '.join((*WINDOW_KEY, *state))} FROM t "
+        f"WHERE row = 'window' AND partition = {int(partition)} AND store = {_text(store)}"
+    )
+    yield from _query(table, query)
+
+
+def describe(lake: str, application: str, storage_options: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What a dashboard shows: live rows, closed rows by store, table versions, when the newest compaction ended.
+
+    `compacted_at_ms` is None, and `state_version` -1, where nothing was compacted yet.
+    """
+    state = _open(table_uri(lake, application, "state"), None, storage_options)
+    told: dict[str, Any] = {"live_rows": 0, "closed_rows": {}, "state_version": -1, "closed_versions": {}}
+    told["compacted_at_ms"] = None
+    if state is None:
+        return told
+    told["state_version"] = int(state.version())
+    told["live_rows"] = _count(state, "row = 'window'")
+    merged = [entry["timestamp"] for entry in state.history(limit=20) if entry.get("operation") == "MERGE"]
+    told["compacted_at_ms"] = max(merged, default=None)
+    base = {"row", "partition", "store", "key", "start_ms", "end_ms", *PROGRESS_COLUMNS, "run"}
+    for store in sorted(_fields(state).keys() - base):
+        closed = _open(table_uri(lake, application, "closed", store), None, storage_options)
+        told["closed_rows"][store] = 0 if closed is None else _count(closed, "true")
+        told["closed_versions"][store] = -1 if closed is None else int(closed.version())
+    return told
+
+
+def _open(uri: str, version: int | None, storage_options: Mapping[str, str] | None) -> DeltaTable | None:
+    try:
+        return DeltaTable(uri, version=version, storage_options=dict(storage_options) if storage_options else None)
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError) as e:
+        at = "" if version is None else f" at version {version}"
+        raise LakeUnavailable(f"{uri}{at} cannot be read: {e}") from e
+
+
+def _query(table: DeltaTable, query: str) -> Iterator[pa.RecordBatch]:
+    try:
+        answer = pa.RecordBatchReader.from_stream(QueryBuilder().register("t", table).execute(query))
+        # The engine's views of strings and bytes are not what the rest of the code (and older pyarrow) computes with.
+        schema = pa.schema([pa.field(f.name, _plain(f.type)) for f in answer.schema])
+        for batch in answer:
+            yield batch.cast(schema)
+    except (DeltaError, OSError, pa.ArrowException) as e:
+        raise LakeUnavailable(f"{table.table_uri} at version {table.version()} cannot be read: {e}") from e
+
+
+def _plain(type_: pa.DataType) -> pa.DataType:
+    if type_ == pa.binary_view() or pa.types.is_large_binary(type_):
+        return pa.binary()
+    if type_ == pa.string_view() or pa.types.is_large_string(type_):
+        return pa.string()
+    return type_
+
+
+def _count(table: DeltaTable, where: str) -> int:
+    return sum(
+        row["n"] for batch in _query(table, f"SELECT count(*) AS n FROM t WHERE {where}") for row in batch.to_pylist()
+    )
+
+
+def _fields(table: DeltaTable) -> dict[str, Any]:
+    return {field.name: field for field in table.schema().fields}
+
+
+def _require_columns(table: DeltaTable, wanted: Sequence[str]) -> None:
+    if missing := [name for name in wanted if name not in _fields(table)]:
+        raise NotASnapshot(f"{table.table_uri} is no snapshot: it has no column {', '.join(missing)}")
+
+
+def _name(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"

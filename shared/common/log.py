@@ -1,0 +1,51 @@
+"""structlog, set up once a process: JSON lines for machines, a console form for people, on standard error."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+from shared.common.settings import LogSettings
+
+
+def configure(settings: LogSettings, service: str) -> None:
+    """Route structlog and the standard library's logging (aiokafka's, uvicorn's) through one renderer."""
+    as_json = settings.format == "json" or (settings.format == "auto" and not sys.stderr.isatty())
+    shared_processors: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    structlog.configure(
+        processors=[*shared_processors, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    renderers: list[structlog.typing.Processor] = (
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(sort_keys=True)]
+        if as_json
+        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared_processors,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(settings.level.upper())
+    for noisy in ("aiokafka", "httpx", "httpcore", "uvicorn.access"):
+        logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
+    structlog.contextvars.bind_contextvars(service=service)
+
+
+def get_logger(name: str) -> structlog.stdlib.BoundLogger:
+    """The logger of a room; events are short phrases, everything else is a field."""
+    logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)
+    return logger

@@ -1,0 +1,55 @@
+"""Prometheus metrics: one registry a process, one naming rule.
+
+Every metric is `penstock_<room>_<what>_<unit>`; labels are few and bounded (topic, partition, group, store), never
+a record's key. Rooms take the registry as an argument, so that a test reads its own:
+
+>>> from prometheus_client import CollectorRegistry
+>>> registry = CollectorRegistry()
+>>> late = counter(registry, "streams_late_records", "Records that came after their window was closed.", "topic")
+>>> late.labels(topic="flights").inc()
+>>> registry.get_sample_value("penstock_streams_late_records_total", {"topic": "flights"})
+1.0
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+M = TypeVar("M", Counter, Gauge, Histogram)
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+LATENCY_BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+def counter(registry: CollectorRegistry, name: str, documentation: str, *labels: str) -> Counter:
+    """A counter `penstock_<name>_total`; the same one again where the registry already has it."""
+    return _once(registry, Counter, name, documentation, labels)
+
+
+def gauge(registry: CollectorRegistry, name: str, documentation: str, *labels: str) -> Gauge:
+    """A gauge `penstock_<name>`; the same one again where the registry already has it."""
+    return _once(registry, Gauge, name, documentation, labels)
+
+
+def histogram(registry: CollectorRegistry, name: str, documentation: str, *labels: str) -> Histogram:
+    """A histogram `penstock_<name>` in seconds; the same one again where the registry already has it."""
+    return _once(registry, Histogram, name, documentation, labels, buckets=LATENCY_BUCKETS_SECONDS)
+
+
+def render(registry: CollectorRegistry) -> bytes:
+    """The registry in Prometheus' text format."""
+    return generate_latest(registry)
+
+
+def _once(
+    registry: CollectorRegistry, kind: type[M], name: str, documentation: str, labels: tuple[str, ...], **options: Any
+) -> M:
+    full = f"penstock_{name}"
+    known = registry._names_to_collectors.get(full) or registry._names_to_collectors.get(f"{full}_total")
+    if isinstance(known, kind):
+        return known
+    return kind(full, documentation, labels, registry=registry, **options)

@@ -1,0 +1,164 @@
+"""Records, alone and in columns: the values that travel through every room.
+
+>>> first, second = ConsumerRecord("clicks", 0, 7, 1_000, b"ann", b"{}"), ConsumerRecord("clicks", 0, 9, 1_005, None, b"{}")
+>>> columns = Columns.of([first, second])
+>>> len(columns), columns.offsets.tolist(), columns.timestamps.tolist(), columns.keys
+(2, [7, 9], [1000, 1005], [b'ann', None])
+>>> columns.record(1).offset
+9
+>>> columns[1:].keys
+[None]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Headers = tuple[tuple[str, bytes | None], ...]
+Int64Array = NDArray[np.int64]
+
+NO_TIMESTAMP = -1
+"""Kafka's mark for a record without a timestamp."""
+
+
+class TopicPartition(NamedTuple):
+    """One partition of a topic."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class OffsetAndMetadata(NamedTuple):
+    """A position to commit: the offset of the NEXT record to read, and a free text of at most 4,096 bytes."""
+
+    offset: int
+    metadata: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMetadata:
+    """Who a member is within its group's current generation (Kafka's ConsumerGroupMetadata)."""
+
+    group_id: str
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerRecord:
+    """A record to be sent. `timestamp` is in ms since the epoch; None means now."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None = None
+    headers: Headers = ()
+    partition: int | None = None
+    timestamp: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordMetadata:
+    """Where a record was stored: `offset` is -1 under acks=0; `timestamp` is ms; sizes are bytes, -1 for none."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    serialized_key_size: int = -1
+    serialized_value_size: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerRecord:
+    """A record as read from a partition; `timestamp` is ms since the epoch."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Consecutive records of one partition, as parallel columns in offset order.
+
+    `timestamps` (ms) and `offsets` are int64 arrays, `keys` and `values` lists of bytes or None, all of one length.
+    `headers` is None where no record of the batch has any. Offsets rise but may have holes (compaction,
+    transaction markers).
+    """
+
+    topic: str
+    partition: int
+    keys: list[bytes | None]
+    values: list[bytes | None]
+    timestamps: Int64Array
+    offsets: Int64Array
+    headers: list[Headers] | None = field(default=None)
+
+    @classmethod
+    def of(cls, records: Sequence[ConsumerRecord]) -> Columns:
+        """Columns from record objects of one partition; ValueError where there are none or several partitions."""
+        if len({r.topic_partition for r in records}) != 1:
+            raise ValueError("columns hold the records of exactly one partition")
+        return cls(
+            topic=records[0].topic,
+            partition=records[0].partition,
+            keys=[r.key for r in records],
+            values=[r.value for r in records],
+            timestamps=np.fromiter((r.timestamp for r in records), np.int64, len(records)),
+            offsets=np.fromiter((r.offset for r in records), np.int64, len(records)),
+            headers=[r.headers for r in records] if any(r.headers for r in records) else None,
+        )
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, part: slice) -> Columns:
+        return Columns(
+            self.topic,
+            self.partition,
+            self.keys[part],
+            self.values[part],
+            self.timestamps[part],
+            self.offsets[part],
+            None if self.headers is None else self.headers[part],
+        )
+
+    def record(self, index: int) -> ConsumerRecord:
+        """The record at `index`, as an object."""
+        return ConsumerRecord(
+            self.topic,
+            self.partition,
+            int(self.offsets[index]),
+            int(self.timestamps[index]),
+            self.keys[index],
+            self.values[index],
+            () if self.headers is None else self.headers[index],
+        )
+
+    def records(self) -> Iterator[ConsumerRecord]:
+        """The records as objects, in offset order."""
+        headers: Sequence[Headers] = [()] * len(self) if self.headers is None else self.headers
+        columns = zip(self.offsets.tolist(), self.timestamps.tolist(), self.keys, self.values, headers, strict=True)
+        for offset, timestamp, key, value, own in columns:
+            yield ConsumerRecord(self.topic, self.partition, offset, timestamp, key, value, own)

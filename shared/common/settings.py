@@ -1,0 +1,245 @@
+"""Settings: flags over environment over a TOML file over defaults; a wrong value is refused by its name.
+
+A service's settings are one class derived from `ServiceSettings`. The same setting has three spellings: the flag
+`--http.port`, the variable `PENSTOCK_HTTP__PORT` and the TOML key `port` in the table `[http]`. The file is the one
+named by `--config` or `PENSTOCK_CONFIG`, otherwise `penstock.toml` in the current folder if there is one; keys that
+another service reads are allowed in it, so one file serves all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+from pydantic_settings.exceptions import SettingsError
+
+from shared.common.errors import ConfigError
+
+ENV_PREFIX = "PENSTOCK_"
+DEFAULT_FILE = "penstock.toml"
+
+S = TypeVar("S", bound="ServiceSettings")
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+PositiveMs = Annotated[int, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """A table of settings; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class KafkaSettings(Section):
+    """How to reach Kafka; names are those of Kafka's clients, with underscores."""
+
+    bootstrap_servers: str = Field("localhost:9092", min_length=1, description="host:port, comma-separated")
+    client_id: str | None = Field(None, description="default: the service's name, host and process id")
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    sasl_username: str | None = None
+    sasl_password: SecretStr | None = None
+    ssl_cafile: Path | None = Field(None, description="PEM file of the certificate authorities to trust")
+    ssl_certfile: Path | None = Field(None, description="PEM file of the client's certificate")
+    ssl_keyfile: Path | None = Field(None, description="PEM file of the client's key")
+    ssl_key_password: SecretStr | None = None
+    request_timeout_ms: PositiveMs = 30_000
+    metadata_max_age_ms: PositiveMs = 300_000
+    connections_max_idle_ms: PositiveMs = 540_000
+    reconnect_backoff_ms: PositiveMs = 50
+    retry_backoff_ms: PositiveMs = 100
+
+    @model_validator(mode="after")
+    def _sasl_is_complete(self) -> Self:
+        if self.security_protocol.startswith("SASL"):
+            wanted = ("sasl_mechanism", "sasl_username", "sasl_password")
+            missing = [name for name in wanted if getattr(self, name) is None]
+            if missing:
+                raise ValueError(f"security_protocol={self.security_protocol} also needs {', '.join(missing)}")
+        return self
+
+
+class HttpSettings(Section):
+    """Where a service's HTTP address is."""
+
+    host: str = "127.0.0.1"
+    port: Port = Field(0, description="0: a free one, printed at start-up")
+
+
+class LogSettings(Section):
+    """How a service logs, to standard error."""
+
+    format: Literal["auto", "json", "console"] = Field("auto", description="auto: console on a terminal, else json")
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class ServiceSettings(BaseSettings):
+    """Base of every service's settings."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        extra="ignore",
+        frozen=True,
+        nested_model_default_partial_update=True,
+    )
+
+    kafka: KafkaSettings = KafkaSettings()
+    http: HttpSettings = HttpSettings()
+    log: LogSettings = LogSettings()
+    shutdown_timeout_ms: PositiveMs = Field(
+        30_000, description="how long a graceful shutdown may take before it is cut off"
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings, env_settings)
+
+    @classmethod
+    def load(
+        cls,
+        arguments: Sequence[str] = (),
+        *,
+        program: str = "penstock",
+        environ: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Settings from flags, environment and file.
+
+        Raises ConfigError that names each wrong setting, what was wrong, and how it is spelled. `--help` prints
+        every setting and exits, as argparse does.
+        """
+        environ = os.environ if environ is None else environ
+        arguments, file = _config_file(arguments, environ)
+        unknown = _unknown_variables(cls, environ)
+        if unknown:
+            raise ConfigError(f"{program}: {', '.join(unknown)}: no such setting")
+        sources: list[PydanticBaseSettingsSource] = []
+        own = {"settings_customise_sources": classmethod(lambda *_, **__: tuple(sources)), "__doc__": cls.__doc__}
+        loaded: Any = type(cls.__name__, (cls,), {**own, "__module__": cls.__module__})
+        try:
+            sources.append(
+                CliSettingsSource(
+                    loaded,
+                    cli_prog_name=program,
+                    cli_parse_args=list(arguments),
+                    cli_hide_none_type=True,
+                    cli_kebab_case=True,
+                    cli_exit_on_error=False,
+                    cli_implicit_flags=True,
+                    cli_avoid_json=True,
+                )
+            )
+            sources.append(_Environment(loaded, environ))
+            sources.append(InitSettingsSource(loaded, _read_toml(file) if file else {}))
+            return cast(Self, cls.model_construct(**dict(loaded())))
+        except ValidationError as e:
+            raise ConfigError(f"{program}: " + "; ".join(map(_explain, e.errors()))) from None
+        except SettingsError as e:
+            raise ConfigError(f"{program}: {_without_values(str(e))}") from None
+
+
+class _Environment(EnvSettingsSource):
+    def __init__(self, settings_cls: type[BaseSettings], environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        super().__init__(settings_cls)
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        return {name.lower(): value for name, value in self._environ.items()}
+
+
+def _config_file(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], Path | None]:
+    rest, named = [], environ.get(f"{ENV_PREFIX}CONFIG")
+    iterator = iter(arguments)
+    for argument in iterator:
+        if argument == "--config":
+            named = next(iterator, None)
+            if named is None:
+                raise ConfigError("--config: needs the path of a TOML file")
+        elif argument.startswith("--config="):
+            named = argument.removeprefix("--config=")
+        else:
+            rest.append(argument)
+    if named is not None:
+        return rest, Path(named)
+    return rest, Path(DEFAULT_FILE) if Path(DEFAULT_FILE).is_file() else None
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as f:
+            return tomllib.load(f)
+    except OSError as e:
+        raise ConfigError(f"{file}: {e.strerror}") from None
+    except tomllib.TOMLDecodeError as e:
+        raise ConfigError(f"{file}: {e}") from None
+
+
+def _unknown_variables(cls: type[BaseSettings], environ: Mapping[str, str]) -> list[str]:
+    """Variables of ours whose section is known but whose setting is not: a typing error that would pass unseen."""
+    sections = {
+        f"{ENV_PREFIX}{name.upper()}__": field.annotation.model_fields
+        for name, field in cls.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    }
+    return [
+        variable
+        for variable in environ
+        for prefix, fields in sections.items()
+        if variable.startswith(prefix) and variable.removeprefix(prefix).lower().split("__")[0] not in fields
+    ]
+
+
+def _explain(error: Any) -> str:
+    path = [str(part) for part in error["loc"]]
+    name = ".".join(path)
+    spelled = f"--{name.replace('_', '-')}, {ENV_PREFIX}{'__'.join(path).upper()}"
+    given = (
+        ""
+        if error["type"] in ("missing", "extra_forbidden") or isinstance(error["input"], dict)
+        else f", got {_shown(path, error['input'])}"
+    )
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        message = "no such setting"
+    return f"{name or 'settings'}: {message}{given} ({spelled})" if name else message
+
+
+def _shown(path: Sequence[str], value: Any) -> str:
+    return "a hidden value" if any("password" in p or "token" in p or "secret" in p for p in path) else repr(value)
+
+
+def _without_values(message: str) -> str:
+    """Of unknown flags only the names: the value may be a secret whose flag was misspelled."""
+    head, unknown, flags = message.partition("unrecognized arguments: ")
+    names = re.findall(r"(?:^|\s)(--[\w.-]+)", flags)
+    return head + unknown + (", ".join(names) or flags)
+
+
+def load_or_exit(cls: type[S], arguments: Sequence[str], program: str) -> S:
+    """`cls.load`, with a wrong setting said in one line on standard error and exit status 2."""
+    try:
+        return cls.load(arguments, program=program)
+    except ConfigError as e:
+        print(e, file=sys.stderr)
+        raise SystemExit(2) from None

@@ -1,0 +1,239 @@
+"""One owner's hold on one changelog partition: take over, restore, commit.
+
+Taking over. Under exactly_once the producer's first request fences the former owner and ends its open transaction.
+Then the log is read to its end to learn the epoch in force, a takeover record with the next epoch is written, and
+reading goes on until that record comes by: whatever a zombie wrote before it has been applied by then, whatever it
+writes after it counts for nobody. Should another owner have taken over meanwhile, ours is written anew, one higher.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shared.clients.admin import Admin
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.clients.producer import Producer, ProducerSettings
+from shared.common import lake
+from shared.common.clock import SYSTEM_CLOCK, Clock
+from shared.common.errors import ChangelogHole, CorruptRecord, KafkaTimeout, OffsetOutOfRange
+from shared.common.log import get_logger
+from shared.common.records import GroupMetadata, OffsetAndMetadata, ProducerRecord, RecordMetadata, TopicPartition
+from shared.common.settings import KafkaSettings
+from shared.streams.changelog_format import Takeover, decode_progress, encode_takeover
+from shared.streams.changelog_reader import ChangelogReader
+from shared.streams.restore import restore_change, restore_progress
+from shared.streams.settings import StreamsSettings
+from shared.streams.stream_task import StreamTask, TaskCommit
+
+log = get_logger(__name__)
+
+PRODUCER_BATCH_BYTES = 256 * 1024
+RESTORE_POLL_MS = 500
+RESTORE_IDLE_MS_MAX = 60_000  # no record and no movement for this long while restoring is an error
+SNAPSHOT_ATTEMPTS_MAX = 5  # times a restore that lost the ground under it starts again from a newer snapshot
+TAKEOVER_ATTEMPTS_MAX = 10
+
+
+@dataclass(slots=True)
+class RestoreReport:
+    """What a restore did; `snapshot_version` is None where there was no snapshot."""
+
+    snapshot_version: int | None = None
+    snapshot_windows: int = 0
+    changelog_records: int = 0
+    milliseconds: int = 0
+
+
+class ChangelogPartition:
+    """Owns one partition's changelog from `open` to `close`."""
+
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        settings: StreamsSettings,
+        partition: int,
+        instance: str,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._kafka, self._settings, self._instance, self._clock = kafka, settings, instance, clock
+        self.topic_partition = TopicPartition(settings.changelog_topic, partition)
+        self.exactly_once = settings.processing_guarantee == "exactly_once"
+        transactional = settings.transactional_id(partition) if self.exactly_once else None
+        self._producer = Producer(
+            kafka,
+            ProducerSettings(
+                transactional_id=transactional,
+                transaction_timeout_ms=settings.transaction_timeout_ms,
+                batch_size=PRODUCER_BATCH_BYTES,
+                linger_ms=0,
+            ),
+        )
+
+    async def open(self) -> None:
+        """Start the producer; under exactly_once this fences the former owner."""
+        await self._producer.__aenter__()
+        if self.exactly_once:
+            await self._producer.init_transactions()
+
+    async def close(self) -> None:
+        """Close the producer; an open transaction is aborted."""
+        await self._producer.close()
+
+    async def take_over(self, make_task: Callable[[], StreamTask]) -> tuple[StreamTask, RestoreReport]:
+        """Restore a task and become its changelog's one writer.
+
+        `make_task` gives an empty task; it is called again where a restore has to start afresh. Raises ChangelogHole,
+        SchemaMismatch or CorruptRecord, naming the place, where the state cannot be had back whole.
+        """
+        started = self._clock.monotonic_ms()
+        for attempt in range(1, SNAPSHOT_ATTEMPTS_MAX + 1):
+            task, report = make_task(), RestoreReport()
+            try:
+                await self._restore(task, report)
+            except OffsetOutOfRange as e:
+                if attempt == SNAPSHOT_ATTEMPTS_MAX:
+                    raise ChangelogHole(f"{self.topic_partition}: {e}") from e
+                log.warning("the changelog moved on during a restore", partition=task.partition, attempt=attempt)
+            else:
+                report.milliseconds = self._clock.monotonic_ms() - started
+                return task, report
+        raise AssertionError("unreachable")
+
+    async def commit(self, commit: TaskCommit, group: GroupMetadata) -> None:
+        """Write one commit; raises where it did not, or may not, hold: then the task must be discarded."""
+        partition = self.topic_partition.partition
+        offsets = {TopicPartition(topic, partition): OffsetAndMetadata(at) for topic, at in commit.sources.items()}
+        changelog = [self._entry(key, value) for key, value in commit.changelog]
+        if self.exactly_once:
+            async with self._producer.transaction():
+                await self._write([*commit.outputs, *changelog])
+                if offsets:
+                    await self._producer.send_offsets_to_transaction(offsets, group)
+        else:
+            await self._write(commit.outputs)
+            await self._write(changelog)
+
+    # --- restore ---
+
+    async def _restore(self, task: StreamTask, report: RestoreReport) -> None:
+        reader = ChangelogReader(lambda change: restore_change(task, change), stores=task.topology.schemas())
+        start = await self._load_snapshot(task, reader, report)
+        settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none")
+        async with Consumer(self._kafka, settings) as consumer:
+            at = self.topic_partition
+            consumer.assign([at])
+            first = (await consumer.beginning_offsets([at]))[at]
+            end = (await consumer.end_offsets([at]))[at]
+            start = await self._checked_start(start, first, end)
+            consumer.seek(at, start)
+            await self._read_until(consumer, reader, end, report)
+            for _ in range(TAKEOVER_ATTEMPTS_MAX):
+                epoch = reader.epoch + 1
+                metadata = await self._write_takeover(epoch)
+                await self._read_until(consumer, reader, metadata.offset + 1, report)
+                if reader.takeover_offset == metadata.offset:
+                    break
+                log.warning("another owner took over meanwhile", partition=at.partition, epoch=reader.epoch)
+            else:
+                raise KafkaTimeout(f"{at}: {TAKEOVER_ATTEMPTS_MAX} takeovers were overtaken by other owners'")
+        if reader.progress is not None:
+            restore_progress(task, reader.progress)
+        task.epoch = epoch
+
+    async def _load_snapshot(self, task: StreamTask, reader: ChangelogReader, report: RestoreReport) -> int | None:
+        """Load this partition's rows and return the offset from which the changelog goes on; None without snapshot."""
+        settings, own = self._settings, self.topic_partition.partition
+        if settings.lake is None:
+            return None
+        found = await asyncio.to_thread(
+            lake.read_snapshot, settings.lake, settings.application_id, [own], settings.lake_options or None
+        )
+        if found is None or own not in found.partitions:
+            return None
+        snapshot = found.partitions[own]
+        await self._check_topic_id(snapshot.topic_id)
+        progress = decode_progress(snapshot.progress)
+        restore_progress(task, progress)
+        for schema in progress.stores:
+            columns = [column.name for column in schema.state_columns()]
+            batches = lake.read_windows(
+                settings.lake,
+                settings.application_id,
+                own,
+                schema.name,
+                found.version,
+                columns,
+                settings.lake_options or None,
+            )
+            while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+                values = [column.to_pylist() for column in batch.columns]
+                for key, start, end, *state in zip(*values, strict=True):
+                    task.restore_window(schema.name, key, start, end, state)
+                report.snapshot_windows += batch.num_rows
+        reader.epoch, reader.progress = snapshot.epoch, progress
+        report.snapshot_version = found.version
+        return snapshot.covered_offset
+
+    async def _check_topic_id(self, expected: str | None) -> None:
+        async with Admin(self._kafka) as admin:
+            topic = self.topic_partition.topic
+            actual = (await admin.describe_topics([topic]))[topic].topic_id
+        if expected is not None and actual != expected:
+            raise ChangelogHole(
+                f"the snapshot was made from topic {topic} with id {expected}, but its id is {actual}: it was deleted "
+                "and created again. To start afresh, remove the application's tables from the lake."
+            )
+
+    async def _checked_start(self, covered: int | None, first: int, end: int) -> int:
+        at = self.topic_partition
+        if covered is None:
+            if first > 0:
+                raise ChangelogHole(
+                    f"{at}: offsets 0 to {first - 1} were deleted, and there is no snapshot that covers them"
+                )
+            return first
+        if first > covered:
+            raise ChangelogHole(f"{at}: offsets {covered} to {first - 1} are missing: the snapshot ends before them")
+        if end < covered:
+            raise ChangelogHole(f"{at}: the log ends at {end}, but the snapshot covers it up to {covered}")
+        return covered
+
+    async def _read_until(self, consumer: Consumer, reader: ChangelogReader, end: int, report: RestoreReport) -> None:
+        at = self.topic_partition
+        position = await consumer.position(at)
+        moved = self._clock.monotonic_ms()
+        while position < end:
+            for columns in (await consumer.poll(RESTORE_POLL_MS)).values():
+                for offset, key, value in zip(columns.offsets.tolist(), columns.keys, columns.values, strict=True):
+                    try:
+                        reader.feed(offset, key, value)
+                    except CorruptRecord as e:
+                        raise CorruptRecord(f"{at}: {e}") from None
+                report.changelog_records += len(columns)
+            before, position, now = position, await consumer.position(at), self._clock.monotonic_ms()
+            if position > before:
+                moved = now
+            elif now - moved > RESTORE_IDLE_MS_MAX:
+                raise KafkaTimeout(f"{at}: restore stands at {position} of {end} for {now - moved} ms")
+
+    # --- writing ---
+
+    async def _write_takeover(self, epoch: int) -> RecordMetadata:
+        takeover = Takeover(self._settings.application_id, self._instance, self._clock.now_ms())
+        record = self._entry(None, encode_takeover(epoch, takeover))
+        if not self.exactly_once:
+            return (await self._write([record]))[0]
+        async with self._producer.transaction():
+            return (await self._write([record]))[0]
+
+    def _entry(self, key: bytes | None, value: bytes) -> ProducerRecord:
+        return ProducerRecord(self.topic_partition.topic, value, key, (), self.topic_partition.partition, None)
+
+    async def _write(self, records: list[ProducerRecord]) -> list[RecordMetadata]:
+        results = await (await self._producer.send_many(records))
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return [r for r in results if isinstance(r, RecordMetadata)]

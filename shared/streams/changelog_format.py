@@ -1,0 +1,214 @@
+"""The changelog's bytes, format version 1.
+
+A changelog partition is a write-ahead log with one writer at a time. Every record's value is an envelope and a body;
+all numbers are big-endian:
+
+    offset  size  envelope
+    0       1     format version (1)
+    1       1     operation: L live session, D deleted, F final, G progress, T takeover
+    2       1     store number (its place in the progress record's `stores`; 0 for G and T)
+    3       4     owner epoch, int32
+    7       8     commit number, int64
+    15            body
+
+    L body: start int64, end int64, state
+    F body: start int64, end int64, stream time at which it was closed int64, state
+    D body: start int64
+    G body: JSON, `Progress`        T body: JSON, `Takeover`
+
+`state` is the fixed columns of the store's aggregations in their order (int64 or float64, 8 bytes each), then each
+binary column in its order as a length uint32 and that many bytes. The record's key is the window's key; G and T have
+none. A session is known by (store, key, start): L replaces what was there, D removes it, F removes it and adds one
+immutable closed window.
+
+The reader's rule. An entry counts only if a progress record of the same epoch and commit number follows it in the
+partition while that epoch is in force; an epoch is in force from its takeover record until one with a higher epoch.
+Within a commit all F and D come before all L, since a key's closed session and its next live one may share a start.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from shared.common.errors import CorruptRecord
+from shared.streams.aggregations import Aggregation, Column, ColumnType, ColumnValue, ResultType
+
+FORMAT_VERSION = 1
+ENVELOPE = struct.Struct(">BcBiq")
+START_END = struct.Struct(">qq")
+START_END_CLOSED = struct.Struct(">qqq")
+START = struct.Struct(">q")
+LENGTH = struct.Struct(">I")
+
+LIVE, DELETED, FINAL, PROGRESS, TAKEOVER = b"L", b"D", b"F", b"G", b"T"
+OPERATIONS = frozenset((LIVE, DELETED, FINAL, PROGRESS, TAKEOVER))
+STORES_MAX = 256  # a store's number is one byte
+
+
+class AggregationSchema(msgspec.Struct, frozen=True):
+    """One aggregation as readers of the changelog need it."""
+
+    name: str
+    function: str
+    field: str | None
+    state: tuple[tuple[str, ColumnType], ...]
+    result: ResultType
+
+    @classmethod
+    def of(cls, name: str, aggregation: Aggregation[Any]) -> AggregationSchema:
+        return cls(
+            name, aggregation.function, aggregation.field, tuple(aggregation.state_columns), aggregation.result_type
+        )
+
+
+class StoreSchema(msgspec.Struct, frozen=True):
+    """One store: how its windows were made and what its state columns are.
+
+    `key` says how the record key reads: `string` is UTF-8, `bytes` is opaque. `source` is the topic whose records
+    were aggregated; `results`, `late` and `dead_letters` are the topics that closed windows, late records and records
+    that could not be decoded or handled went to, None where there is none. `emit` says when results were forwarded.
+    """
+
+    name: str
+    kind: Literal["session"]
+    key: Literal["string", "bytes"]
+    gap_ms: int
+    grace_ms: int
+    emit: Literal["on_close", "on_update"]
+    source: str
+    results: str | None
+    late: str | None
+    dead_letters: str | None
+    aggregations: tuple[AggregationSchema, ...]
+
+    def state_columns(self) -> tuple[Column, ...]:
+        """All aggregations' columns, each named `<aggregation>_<column>`, in the body's order of fields."""
+        return tuple(Column(f"{a.name}_{name}", type_) for a in self.aggregations for name, type_ in a.state)
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """What ends every commit: how far the task is, and all that a restart needs beside the windows.
+
+    `sources` maps each source topic to the next offset to read in this partition; `stream_time_ms` is the task's,
+    `operator_times_ms` that of each store's operator, -1 where no record came yet; `grids_ms` the next due time of
+    each named punctuation schedule; `guarantee` is the processing guarantee of the owner; `wall_ms` is when the commit
+    was made.
+    """
+
+    application: str
+    guarantee: Literal["exactly_once", "at_least_once"]
+    sources: dict[str, int]
+    stream_time_ms: int
+    operator_times_ms: dict[str, int]
+    grids_ms: dict[str, int]
+    stores: tuple[StoreSchema, ...]
+    wall_ms: int
+    version: int = FORMAT_VERSION
+
+
+class Takeover(msgspec.Struct, frozen=True):
+    """What a new owner writes first: from here on only its epoch counts."""
+
+    application: str
+    instance: str
+    wall_ms: int
+    version: int = FORMAT_VERSION
+
+
+class Entry(NamedTuple):
+    """One decoded changelog record. `body` is what follows the envelope."""
+
+    operation: bytes
+    store: int
+    epoch: int
+    commit: int
+    body: bytes
+
+
+class StateCodec:
+    """Packs and unpacks one store's windows."""
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self.columns = tuple(columns)
+        fixed = [i for i, c in enumerate(columns) if c.type != "binary"]
+        self._binary = [i for i, c in enumerate(columns) if c.type == "binary"]
+        self._fixed = fixed
+        self._struct = struct.Struct(">" + "".join("q" if columns[i].type == "int64" else "d" for i in fixed))
+        self._all_fixed = not self._binary
+
+    def pack(self, values: Sequence[ColumnValue]) -> bytes:
+        """The state's bytes from its column values in declared order."""
+        if self._all_fixed:
+            return self._struct.pack(*values)
+        parts = [self._struct.pack(*(values[i] for i in self._fixed))]
+        for i in self._binary:
+            blob = values[i]
+            assert isinstance(blob, bytes)
+            parts += (LENGTH.pack(len(blob)), blob)
+        return b"".join(parts)
+
+    def unpack(self, data: bytes, at: int = 0) -> list[ColumnValue]:
+        """Column values in declared order; CorruptRecord where `data` is not exactly one state from `at` on."""
+        try:
+            values: list[ColumnValue] = [0] * len(self.columns)
+            for i, value in zip(self._fixed, self._struct.unpack_from(data, at), strict=True):
+                values[i] = value
+            at += self._struct.size
+            for i in self._binary:
+                (length,) = LENGTH.unpack_from(data, at)
+                at += LENGTH.size
+                values[i] = data[at : at + length]
+                at += length
+        except struct.error as e:
+            raise CorruptRecord(f"a changelog state of {len(data)} bytes is too short: {e}") from None
+        if at != len(data):
+            raise CorruptRecord(f"a changelog state has {len(data)} bytes where {at} were expected")
+        return values
+
+
+def encode_live(store: int, epoch: int, commit: int, start: int, end: int, state: bytes) -> bytes:
+    return ENVELOPE.pack(FORMAT_VERSION, LIVE, store, epoch, commit) + START_END.pack(start, end) + state
+
+
+def encode_final(store: int, epoch: int, commit: int, start: int, end: int, closed_at: int, state: bytes) -> bytes:
+    head = ENVELOPE.pack(FORMAT_VERSION, FINAL, store, epoch, commit)
+    return head + START_END_CLOSED.pack(start, end, closed_at) + state
+
+
+def encode_deleted(store: int, epoch: int, commit: int, start: int) -> bytes:
+    return ENVELOPE.pack(FORMAT_VERSION, DELETED, store, epoch, commit) + START.pack(start)
+
+
+def encode_progress(epoch: int, commit: int, progress: Progress) -> bytes:
+    return ENVELOPE.pack(FORMAT_VERSION, PROGRESS, 0, epoch, commit) + msgspec.json.encode(progress)
+
+
+def encode_takeover(epoch: int, takeover: Takeover) -> bytes:
+    return ENVELOPE.pack(FORMAT_VERSION, TAKEOVER, 0, epoch, 0) + msgspec.json.encode(takeover)
+
+
+def decode(value: bytes | None) -> Entry:
+    """One record's value. CorruptRecord where it is no entry of this format version."""
+    if value is None or len(value) < ENVELOPE.size:
+        raise CorruptRecord(f"a changelog record of {0 if value is None else len(value)} bytes has no envelope")
+    version, operation, store, epoch, commit = ENVELOPE.unpack_from(value)
+    if version != FORMAT_VERSION:
+        raise CorruptRecord(f"changelog format version {version}; this release reads version {FORMAT_VERSION}")
+    if operation not in OPERATIONS:
+        raise CorruptRecord(f"unknown changelog operation {operation!r}")
+    return Entry(operation, store, epoch, commit, value[ENVELOPE.size :])
+
+
+_decode_progress = msgspec.json.Decoder(Progress).decode
+
+
+def decode_progress(body: bytes) -> Progress:
+    """A progress record's body; CorruptRecord where it is not one."""
+    try:
+        return _decode_progress(body)
+    except msgspec.MsgspecError as e:
+        raise CorruptRecord(f"a progress record cannot be read: {e}") from None

@@ -1,0 +1,116 @@
+"""The Processor API: what a node of a topology is, and what it may ask of the task that runs it.
+
+A processor is made anew for each task, so it needs no locks: `init` once, `process` for each record in offset order,
+`close` at the end. It is plain code: it never awaits and never reads a clock.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, NamedTuple, Protocol
+
+from shared.common.errors import ConfigError
+from shared.common.records import Headers
+from shared.streams.punctuation import PunctuationType, Punctuator, Schedule
+
+
+class Record(NamedTuple):
+    """A record between processors; `timestamp` is ms since the epoch."""
+
+    key: Any
+    value: Any
+    timestamp: int
+    headers: Headers = ()
+
+
+class RecordMetadata(NamedTuple):
+    """Where the record that is being processed was read."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class ProcessorContext(Protocol):
+    """What a processor may ask of its task."""
+
+    @property
+    def partition(self) -> int:
+        """The task's partition."""
+        ...
+
+    @property
+    def deduplicate_updates(self) -> bool:
+        """Whether results on update are reduced to the last per window and commit."""
+        ...
+
+    @property
+    def record_metadata(self) -> RecordMetadata | None:
+        """The source record being processed; None in a wall-clock punctuation."""
+        ...
+
+    @property
+    def stream_time_ms(self) -> int:
+        """The highest timestamp the task has seen; -1 before the first record."""
+        ...
+
+    @property
+    def now_ms(self) -> int:
+        """The wall clock as of this turn of the worker's loop."""
+        ...
+
+    def forward(self, record: Record, to: str | None = None) -> None:
+        """Hand a record to all children, or to the one of that name."""
+        ...
+
+    def schedule(
+        self,
+        interval: timedelta | int,
+        type: PunctuationType,
+        callback: Punctuator,
+        *,
+        start_ms: int | None = None,
+        name: str | None = None,
+    ) -> Schedule:
+        """Call `callback` every `interval` (timedelta or ms). The grid of a named schedule survives a restart."""
+        ...
+
+    def store(self, name: str) -> Any:
+        """A state store this processor was connected to; ConfigError for one it was not."""
+        ...
+
+    def emit_late(self, record: Record, close_time_ms: int, operator_time_ms: int) -> None:
+        """Count the record that is being processed as late and send its source record to the late topic."""
+        ...
+
+    def count_skipped(self, reason: str) -> None:
+        """Count the record as skipped, by reason."""
+        ...
+
+
+class Processor:
+    """Base of processors: keeps its context, forwards nothing."""
+
+    context: ProcessorContext
+
+    def init(self, context: ProcessorContext) -> None:
+        """Called once before the first record."""
+        self.context = context
+
+    def process(self, record: Record) -> None:
+        """Take one record. DataError sends the source record to the dead-letter topic; anything else fails the task."""
+        raise TypeError(f"{type(self).__name__} does not define process()")
+
+    def commit(self) -> None:
+        """Called before each commit: forward what was held back."""
+
+    def close(self) -> None:
+        """Called once at the end."""
+
+
+def interval_ms(interval: timedelta | int) -> int:
+    """A duration as whole ms; ConfigError where it is below 1 ms or not whole."""
+    ms = interval / timedelta(milliseconds=1) if isinstance(interval, timedelta) else interval
+    if ms != int(ms) or ms < 1:
+        raise ConfigError(f"a duration must be a whole number of ms and at least 1, got {interval!r}")
+    return int(ms)

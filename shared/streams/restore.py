@@ -1,0 +1,35 @@
+"""Putting a task's state back from what a changelog (and a snapshot before it) confirmed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shared.streams.changelog_format import DELETED, FINAL, LIVE, Progress
+from shared.streams.changelog_reader import Change, check_schema
+from shared.streams.stream_task import StreamTask
+
+
+def restore_task(task: StreamTask, changes: Iterable[Change], progress: Progress | None) -> None:
+    """Put confirmed changes, in log order, and the last progress record into a task that is not initialized yet.
+
+    Raises SchemaMismatch where the state was written by another topology.
+    """
+    if progress is not None:
+        restore_progress(task, progress)
+    for change in changes:
+        restore_change(task, change)
+
+
+def restore_progress(task: StreamTask, progress: Progress) -> None:
+    """Check the schema that the state was written under, and take up time, offsets and grids."""
+    check_schema(progress.stores, task.topology.schemas())
+    task.restore_progress(progress)
+
+
+def restore_change(task: StreamTask, change: Change) -> None:
+    """Put one confirmed change into a task's store."""
+    if change.operation == LIVE:
+        task.restore_live(change.store, change.key, change.start, change.end, change.state)
+    else:
+        assert change.operation in (DELETED, FINAL)
+        task.restore_deleted(change.store, change.key, change.start)

@@ -1,0 +1,167 @@
+"""Session windows: the record-by-record rule of Kafka Streams, emitted on close or on update.
+
+A session is all records of a key of which each lies within `gap_ms` of another; it closes when the operator's stream
+time has passed its end by more than gap and grace. With a gap of 10 and no grace, records at 0, 8 and 25 of one key:
+8 extends the session [0, 0] to [0, 8]; 25 lies 17 after its end, so it starts [25, 25], and since the close time is
+now 25 - 0 - 10 = 15 > 8, [0, 8] is closed. A record at 12 comes too late (12 < 15); one at 16 does not, it merges into
+[16, 25].
+
+Source of the semantics: KStreamSessionWindowAggregate. On update, results of one commit are reduced to the last per
+window, and a window is retracted (value None) only if an earlier commit had shown it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from shared.common.errors import ConfigError
+from shared.streams.aggregations import Aggregation
+from shared.streams.processor import Processor, ProcessorContext, Record
+from shared.streams.state.session_store import InMemorySessionStore, Session
+
+Emit = Literal["on_close", "on_update"]
+
+NO_TIME = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SessionWindows:
+    """The inactivity gap and the grace period in ms."""
+
+    gap_ms: int
+    grace_ms: int
+
+    def __post_init__(self) -> None:
+        if self.gap_ms < 1:
+            raise ConfigError(f"session gap must be at least 1 ms, got {self.gap_ms}")
+        if self.grace_ms < 0:
+            raise ConfigError(f"session grace must not be negative, got {self.grace_ms}")
+
+    def close_time(self, stream_time: int) -> int:
+        """Sessions that end below this are closed."""
+        return stream_time - self.grace_ms - self.gap_ms
+
+
+class WindowKey(NamedTuple):
+    """The key of a windowed result: the record key and the window's bounds in ms (a session's end is inclusive)."""
+
+    key: Any
+    start: int
+    end: int
+
+
+class WindowResult(msgspec.Struct, frozen=True):
+    """A window's results by name."""
+
+    key: Any
+    start: int
+    end: int
+    results: dict[str, Any]
+
+    def to_json(self) -> bytes:
+        """One flat object: key, start, end, then the results."""
+        return msgspec.json.encode({"key": self.key, "start": self.start, "end": self.end, **self.results})
+
+
+class SessionAggregate(Processor):
+    """Aggregates records of a key into sessions."""
+
+    def __init__(
+        self, store_name: str, windows: SessionWindows, aggregations: Mapping[str, Aggregation[Any]], emit: Emit
+    ) -> None:
+        self.store_name, self.windows, self.emit = store_name, windows, emit
+        self.names = tuple(aggregations)
+        self.aggregations = tuple(aggregations.values())
+        # What changes its state in place goes last, so that an error in another leaves the session as it was.
+        self._add_order = sorted(range(len(self.names)), key=lambda i: self.aggregations[i].in_place)
+        self._check_first = tuple(a for a in self.aggregations if a.in_place)[1:]  # of several, the others beforehand
+        self.stream_time_ms = NO_TIME
+        self._updates: dict[WindowKey, tuple[list[Any] | None, bool]] = {}
+        self._store: InMemorySessionStore
+
+    def init(self, context: ProcessorContext) -> None:
+        super().init(context)
+        self._store = context.store(self.store_name)
+
+    def process(self, record: Record) -> None:
+        if record.key is None:
+            self.context.count_skipped("null key")
+            return
+        timestamp = record.timestamp
+        if timestamp > self.stream_time_ms:
+            self.stream_time_ms = timestamp
+        close_time = self.windows.close_time(self.stream_time_ms)
+        gap = self.windows.gap_ms
+        found = self._store.find(record.key, max(timestamp - gap, close_time), timestamp + gap)
+        start = min(timestamp, found[0].start) if found else timestamp
+        end = max(timestamp, found[-1].end) if found else timestamp
+        if end < close_time:
+            self.context.emit_late(record, close_time, self.stream_time_ms)
+        else:
+            self._merge(record, found, start, end)
+        self._close(close_time)
+
+    def advance_time(self, stream_time_ms: int) -> None:
+        """Move the operator's time on without a record."""
+        if stream_time_ms > self.stream_time_ms:
+            self.stream_time_ms = stream_time_ms
+            self._close(self.windows.close_time(stream_time_ms))
+
+    def commit(self) -> None:
+        for at, (states, shown) in self._updates.items():
+            if states is not None or shown:
+                self.context.forward(Record(at, None if states is None else self._result(at, states), at.end))
+        self._updates.clear()
+
+    def results(self, states: list[Any]) -> dict[str, Any]:
+        """The named results of a session's states."""
+        return {n: a.result(s) for n, a, s in zip(self.names, self.aggregations, states, strict=True)}
+
+    def _merge(self, record: Record, found: list[Session], start: int, end: int) -> None:
+        states = list(found[0].states) if found else [a.initial() for a in self.aggregations]
+        for other in found[1:]:
+            states = [a.merge(x, y) for a, x, y in zip(self.aggregations, states, other.states, strict=True)]
+        for aggregation in self._check_first:
+            aggregation.check(record.value)
+        for i in self._add_order:
+            states[i] = self.aggregations[i].add(states[i], record.value)
+        if self.emit == "on_update":
+            self._update(WindowKey(record.key, start, end), found, states, retract=(start != end))
+        for other in found[1:]:
+            self._store.remove(other)
+        if found:
+            self._store.extend(found[0], start, end, states)
+        else:
+            self._store.put(Session(record.key, start, end, states))
+
+    def _update(self, at: WindowKey, found: list[Session], states: list[Any], retract: bool) -> None:
+        if not self.context.deduplicate_updates:
+            self._forward_update(at, found if retract else [], states)
+            return
+        updates = self._updates
+        if retract:
+            for session in found:
+                old = WindowKey(session.key, session.start, session.end)
+                shown = updates.pop(old, (None, True))[1]
+                updates[old] = (None, shown)
+        shown = updates.pop(at, (None, bool(found) and not retract))[1]
+        updates[at] = (list(states), shown)
+
+    def _forward_update(self, at: WindowKey, retracted: list[Session], states: list[Any]) -> None:
+        for session in retracted:
+            old = WindowKey(session.key, session.start, session.end)
+            self.context.forward(Record(old, None, old.end))
+        self.context.forward(Record(at, self._result(at, states), at.end))
+
+    def _close(self, close_time: int) -> None:
+        for closed in self._store.close_before(close_time, self.stream_time_ms):
+            if self.emit == "on_close":
+                at = WindowKey(closed.key, closed.start, closed.end)
+                self.context.forward(Record(at, self._result(at, closed.states), closed.end))
+
+    def _result(self, at: WindowKey, states: list[Any]) -> WindowResult:
+        return WindowResult(at.key, at.start, at.end, self.results(states))

@@ -1,0 +1,58 @@
+"""The stream worker's settings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from shared.common.settings import PositiveMs, Section
+
+
+class StreamsSettings(Section):
+    """Names are Kafka Streams', with underscores, where it has one."""
+
+    application_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")] = Field(
+        "penstock", description="names the consumer group, the changelog and the transactional ids"
+    )
+    processing_guarantee: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    commit_interval_ms: PositiveMs = 100
+    poll_ms: PositiveMs = Field(100, description="how long one turn waits for records")
+    max_poll_records: Annotated[int, Field(gt=0)] = Field(2_000, description="records one turn takes at most")
+    replication_factor: Annotated[int, Field(ge=-1)] = Field(
+        -1, description="of topics it creates; -1: the broker's default"
+    )
+    group_instance_id: str | None = Field(
+        None, description="this instance's own name: it gets its partitions back at once when it starts again"
+    )
+    session_timeout_ms: PositiveMs = Field(45_000, description="the group gives up a silent instance after this")
+    heartbeat_interval_ms: PositiveMs = 3_000
+    transaction_timeout_ms: PositiveMs = Field(
+        10_000, description="the broker aborts an owner's transaction after this"
+    )
+    topic_wait_ms: PositiveMs = Field(60_000, description="how long start-up waits for the source topics")
+    restore_attempts_max: Annotated[int, Field(gt=0)] = Field(
+        5, description="times in a row that a task's failed commit or restore is tried again before the worker fails"
+    )
+    lake: str | None = Field(
+        None, min_length=1, description="URI or path of the Delta tables that compaction keeps; unset: none"
+    )
+    lake_options: dict[str, str] = Field({}, description="object store options for the lake, as deltalake takes them")
+
+    @model_validator(mode="after")
+    def _heartbeats_fit(self) -> Self:
+        if self.heartbeat_interval_ms >= self.session_timeout_ms:
+            raise ValueError(
+                f"heartbeat_interval_ms={self.heartbeat_interval_ms} must be below "
+                f"session_timeout_ms={self.session_timeout_ms}"
+            )
+        return self
+
+    @property
+    def changelog_topic(self) -> str:
+        """The one changelog of the application."""
+        return f"{self.application_id}-changelog"
+
+    def transactional_id(self, partition: int) -> str:
+        """One a partition, so that a new owner's first request fences the old one."""
+        return f"{self.application_id}-{partition}"

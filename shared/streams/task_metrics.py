@@ -1,0 +1,46 @@
+"""A stream task's metrics, labelled by partition."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from shared.common.metrics import counter, gauge
+
+
+class TaskMetrics:
+    """Counts what a task did; kept in a registry of its own where none is given. Plain totals are attributes."""
+
+    def __init__(self, registry: CollectorRegistry | None, partition: int) -> None:
+        registry = registry or CollectorRegistry()
+        own = {"partition": str(partition)}
+        self.records_total = self.late_total = self.dead_letters_total = self.skipped_total = self.closed_total = 0
+        self._records = counter(registry, "streams_records", "Records taken.", "partition").labels(**own)
+        self._late = counter(registry, "streams_late_records", "Records that came too late.", "partition", "topic")
+        self._dead = counter(registry, "streams_dead_letters", "Records refused.", "partition", "topic", "stage")
+        self._skipped = counter(registry, "streams_skipped_records", "Records skipped.", "partition", "reason")
+        self._closed = counter(registry, "streams_closed_windows", "Windows closed.", "partition").labels(**own)
+        self._time = gauge(registry, "streams_stream_time_ms", "Highest event time seen.", "partition").labels(**own)
+        self._open = gauge(registry, "streams_open_windows", "Live windows in the stores.", "partition").labels(**own)
+        self._own = own
+
+    def processed(self, records: int, stream_time_ms: int, open_windows: int) -> None:
+        self.records_total += records
+        self._records.inc(records)
+        self._time.set(stream_time_ms)
+        self._open.set(open_windows)
+
+    def late(self, topic: str) -> None:
+        self.late_total += 1
+        self._late.labels(topic=topic, **self._own).inc()
+
+    def dead_letter(self, topic: str, stage: str) -> None:
+        self.dead_letters_total += 1
+        self._dead.labels(topic=topic, stage=stage, **self._own).inc()
+
+    def skipped(self, reason: str) -> None:
+        self.skipped_total += 1
+        self._skipped.labels(reason=reason, **self._own).inc()
+
+    def committed(self, closed_windows: int) -> None:
+        self.closed_total += closed_windows
+        self._closed.inc(closed_windows)

@@ -1,0 +1,177 @@
+"""Replays recorded cases of Kafka Streams and compares: `python -m shared.testing.oracle FILE…`.
+
+A file has one JSON case a line (plain or gzip), recorded from Kafka Streams' TopologyTestDriver: parameters, the
+records piped in, and what came out. Session windows run through the DSL, punctuation through the Processor API, both
+on `TopologyTestDriver`. Prints each mismatch, then `N passed, M failed`, and cases of kinds that the engine does not
+have as `K skipped`; exit status 1 if any failed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shared.streams.aggregations import Aggregate, Aggregation, Count, Max, Sum
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.processor import Processor, Record
+from shared.streams.punctuation import PunctuationType, Schedule
+from shared.testing.topology_test_driver import TopologyTestDriver
+
+SOURCE, RESULTS = "input", "output"
+
+Case = dict[str, Any]
+Output = dict[str, Any]
+
+
+class Value(msgspec.Struct):
+    """A recorded input value."""
+
+    value: int
+
+
+def read_cases(path: Path) -> Iterator[Case]:
+    """The cases of a file, `.gz` or plain."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            if line.strip():
+                yield msgspec.json.decode(line)
+
+
+def replay(case: Case) -> str | None:
+    """None where our output equals the recorded one, otherwise how it differs. KeyError for an unknown kind."""
+    return {"session": _replay_session, "punctuation": _replay_punctuation}[case["kind"]](case)
+
+
+def supported(case: Case) -> bool:
+    """Whether the engine has what the case is about."""
+    return case["kind"] in ("session", "punctuation")
+
+
+def aggregation(name: str) -> Aggregation[Any]:
+    """The recorded aggregate of that name; `list` joins the values as text in the order they were added."""
+    match name:
+        case "count":
+            return Count()
+        case "sum":
+            return Sum("value")
+        case "max":
+            return Max("value")
+        case "list":
+            return Aggregate(str, lambda joined, v: _join(joined, str(v.value)), _join, str)
+    raise ValueError(f"unknown aggregate {name!r}")
+
+
+def _join(a: str, b: str) -> str:
+    return f"{a},{b}" if a and b else a or b
+
+
+def _replay_session(case: Case) -> str | None:
+    builder = StreamsBuilder()
+    windows = builder.stream(SOURCE, value=Value).group_by_key().session_window(case["gap_ms"], case["grace_ms"])
+    table = windows.aggregate("sessions", result=aggregation(case["aggregate"]))
+    (table.on_update() if case["emit"] == "on_update" else table.on_close()).to(RESULTS, encode=_encode)
+    driver = TopologyTestDriver(builder.build())
+    got: list[Output] = []
+    for step, record in enumerate(case["input"]):
+        key = record["key"]
+        value = msgspec.json.encode({"value": record["value"]})
+        driver.pipe(SOURCE, key=None if key is None else key.encode(), value=value, timestamp=record["timestamp"])
+        got += [{"step": step, **msgspec.json.decode(out.key or b"{}")} for out in driver.read(RESULTS)]
+    dropped = driver.task.metrics.late_total + driver.task.metrics.skipped_total
+    if dropped != case["dropped"]:
+        return f"dropped {dropped}, recorded {case['dropped']}"
+    return first_difference(got, case["output"])
+
+
+def _encode(record: Record) -> tuple[bytes, None]:
+    result = None if record.value is None else record.value.results["result"]
+    fields = {**record.key._asdict(), "value": None if result is None else str(result), "timestamp": record.timestamp}
+    return msgspec.json.encode(fields), None
+
+
+class _Schedules(Processor):
+    """Schedules and cancels as the case's records say; `calls` collects (id, timestamp)."""
+
+    def __init__(self, calls: list[tuple[int, int]]) -> None:
+        self._calls = calls
+        self._schedules: dict[int, Schedule] = {}
+
+    def process(self, record: Record) -> None:
+        if (asked := record.value.get("schedule")) is not None:
+            type_ = PunctuationType[asked["type"]]
+            callback = self._callback(asked["id"], asked["cancel_after"])
+            self._schedules[asked["id"]] = self.context.schedule(asked["interval_ms"], type_, callback)
+        if (cancel := record.value.get("cancel")) is not None:
+            self._schedules[cancel].cancel()
+
+    def _callback(self, own: int, cancel_after: int) -> Any:
+        calls_left = [cancel_after]
+
+        def call(timestamp: int) -> None:
+            self._calls.append((own, timestamp))
+            calls_left[0] -= 1
+            if calls_left[0] == 0:
+                self._schedules[own].cancel()
+
+        return call
+
+
+def _replay_punctuation(case: Case) -> str | None:
+    calls: list[tuple[int, int]] = []
+    builder = StreamsBuilder()
+    builder.stream(SOURCE).process(lambda: _Schedules(calls))
+    driver = TopologyTestDriver(builder.build(), now_ms=case["wall_clock_start"])
+    got: list[Output] = []
+    for step, operation in enumerate(case["input"]):
+        if operation["op"] == "advance_wall_clock":
+            driver.advance_wall_clock(operation["ms"])
+        else:
+            driver.pipe(SOURCE, key=b"k", value=msgspec.json.encode(operation), timestamp=operation["timestamp"])
+        got += [{"step": step, "id": own, "timestamp": timestamp} for own, timestamp in calls]
+        calls.clear()
+    by_moment = ("step", "timestamp", "id")
+    return first_difference(_sorted(got, by_moment), _sorted(case["output"], by_moment))
+
+
+def _sorted(outputs: Iterable[Output], fields: tuple[str, ...]) -> list[Output]:
+    return sorted(outputs, key=lambda output: tuple(output[f] for f in fields))
+
+
+def first_difference(got: list[Output], recorded: list[Output]) -> str | None:
+    """Where two lists of outputs first differ, None where they are equal."""
+    for i, (ours, theirs) in enumerate(zip(got, recorded, strict=False)):
+        if ours != theirs:
+            return f"output {i}: {ours}, recorded {theirs}"
+    if len(got) != len(recorded):
+        return f"{len(got)} outputs, recorded {len(recorded)}"
+    return None
+
+
+def main(arguments: list[str]) -> int:
+    """Replay files; the exit status."""
+    passed = failed = skipped = 0
+    for name in arguments:
+        for number, case in enumerate(read_cases(Path(name)), 1):
+            if not supported(case):
+                skipped += 1
+                continue
+            difference = replay(case)
+            if difference is None:
+                passed += 1
+            else:
+                failed += 1
+                print(f"{name}:{number}: {case['kind']}, seed {case.get('seed')}: {difference}")
+    if skipped:
+        print(f"{skipped} skipped")
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

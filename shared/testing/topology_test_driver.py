@@ -1,0 +1,130 @@
+"""Runs a topology without a broker: the production task on one partition, with its logs in memory.
+
+Everything a commit would write to Kafka is kept in lists, so a test can read results, late records and dead letters,
+`crash()` (lose what was not committed) and `restore()` from the changelog as a new owner would.
+
+>>> from shared.streams.aggregations import Count
+>>> from shared.streams.dsl import StreamsBuilder
+>>> builder = StreamsBuilder()
+>>> builder.stream("clicks").group_by_key().session_window(gap=10).aggregate("s", n=Count()).on_close().to("sessions")
+>>> driver = TopologyTestDriver(builder.build())
+>>> for at in (0, 8, 25):
+...     driver.pipe("clicks", key=b"ann", value=b"{}", timestamp=at)
+>>> [record.value for record in driver.read("sessions")]
+[b'{"key":"ann","start":0,"end":8,"n":2}']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shared.common.records import Columns, ConsumerRecord, Headers, ProducerRecord
+from shared.streams.changelog_format import Takeover, encode_takeover
+from shared.streams.changelog_reader import Change, ChangelogReader
+from shared.streams.restore import restore_task
+from shared.streams.stream_task import Guarantee, StreamTask
+from shared.streams.topology import Topology
+from shared.testing.manual_clock import ManualClock
+
+APPLICATION = "test-driver"
+
+
+class TopologyTestDriver:
+    """Drives one task; commits after every `pipe` unless `commit_each` is False.
+
+    `deduplicate_updates` is the task's: by default results on update are forwarded one by one, as Kafka Streams does
+    with its cache off.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        *,
+        now_ms: int = 0,
+        commit_each: bool = True,
+        guarantee: Guarantee = "exactly_once",
+        partition: int = 0,
+        deduplicate_updates: bool = False,
+    ) -> None:
+        self.topology, self.guarantee, self.partition, self.commit_each = topology, guarantee, partition, commit_each
+        self.deduplicate_updates = deduplicate_updates
+        self.clock = ManualClock(now_ms)
+        self.changelog: list[tuple[bytes | None, bytes]] = []
+        self.source_log: dict[str, list[ConsumerRecord]] = {topic: [] for topic in topology.source_topics()}
+        self.outputs: dict[str, list[ProducerRecord]] = {}
+        self.task: StreamTask
+        self.restore()
+
+    def pipe(
+        self, topic: str, *, value: bytes | None, key: bytes | None = None, timestamp: int = 0, headers: Headers = ()
+    ) -> None:
+        """Append one record to a source topic and process it."""
+        log = self.source_log[topic]
+        log.append(ConsumerRecord(topic, self.partition, len(log), timestamp, key, value, headers))
+        self._take([log[-1]])
+
+    def pipe_columns(self, topic: str, records: Iterable[tuple[bytes | None, bytes | None, int]]) -> None:
+        """Append (key, value, timestamp) records and process them as one poll's columns."""
+        log = self.source_log[topic]
+        new = [ConsumerRecord(topic, self.partition, len(log) + i, t, k, v) for i, (k, v, t) in enumerate(records)]
+        log += new
+        self._take(new)
+
+    def advance_wall_clock(self, ms: int) -> None:
+        """Move the wall clock and evaluate WALL_CLOCK_TIME schedules."""
+        self.clock.advance(ms)
+        self.task.punctuate_wall_clock(self.clock.now_ms())
+        if self.commit_each:
+            self.commit()
+
+    def commit(self) -> None:
+        """Commit, if there is anything to."""
+        if not self.task.needs_commit:
+            return
+        commit = self.task.prepare_commit(self.clock.now_ms())
+        for record in commit.outputs:
+            self.outputs.setdefault(record.topic, []).append(record)
+        self.changelog += commit.changelog
+        self.task.commit_succeeded()
+
+    def read(self, topic: str) -> list[ProducerRecord]:
+        """Take out what was written to a topic since the last read."""
+        return self.outputs.pop(topic, [])
+
+    def crash(self, torn_entries: int = 0) -> None:
+        """Lose the task and what it had not committed; up to `torn_entries` of its next commit reach the changelog.
+
+        The progress record that would confirm them never does.
+        """
+        if torn_entries:
+            self.changelog += self.task.prepare_commit(self.clock.now_ms()).changelog[:-1][:torn_entries]
+        del self.task
+
+    def restore(self) -> None:
+        """Take the partition over: replay the changelog under the reader's rule, then process what is left."""
+        changes: list[Change] = []
+        reader = ChangelogReader(changes.append)
+        for offset, (key, value) in enumerate(self.changelog):
+            reader.feed(offset, key, value)
+        task = StreamTask(
+            self.topology,
+            self.partition,
+            application=APPLICATION,
+            guarantee=self.guarantee,
+            epoch=reader.epoch + 1,
+            deduplicate_updates=self.deduplicate_updates,
+        )
+        restore_task(task, changes, reader.progress)
+        takeover = Takeover(APPLICATION, "driver", self.clock.now_ms())
+        self.changelog.append((None, encode_takeover(task.epoch, takeover)))
+        task.initialize(self.clock.now_ms())
+        self.task = task
+        for log in self.source_log.values():
+            if log:
+                self._take(log)
+
+    def _take(self, records: list[ConsumerRecord]) -> None:
+        self.task.process(Columns.of(records), self.clock.now_ms())
+        self.task.punctuate_wall_clock(self.clock.now_ms())
+        if self.commit_each:
+            self.commit()

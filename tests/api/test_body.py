@@ -1,0 +1,74 @@
+"""A request's body with a limit on every pause."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from api.body import BodyReader, BodyStalled, ClientGone, Drain, ServiceLeaving
+from api.problem import Problem
+
+
+def receiving(*messages: dict[str, Any]) -> Any:
+    left = list(messages)
+
+    async def receive() -> dict[str, Any]:
+        if not left:
+            await asyncio.Event().wait()
+        return left.pop(0)
+
+    return receive
+
+
+def part(body: bytes, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+async def test_chunks_come_in_order_and_end() -> None:
+    """Empty chunks are chunks; after the last one there is None, again and again."""
+    reader = BodyReader(receiving(part(b"a"), part(b""), {"type": "http.request", "body": b"b"}), Drain(), 1_000)
+    assert [await reader.next() for _ in range(5)] == [b"a", b"", b"b", None, None]
+
+
+async def test_a_whole_body_is_bounded() -> None:
+    """Exactly the limit is fine; one byte more is 413."""
+    assert await BodyReader(receiving(part(b"ab"), part(b"c", False)), Drain(), 1_000).all(3) == b"abc"
+    with pytest.raises(Problem, match="max_body_bytes=2"):
+        await BodyReader(receiving(part(b"ab"), part(b"c", False)), Drain(), 1_000).all(2)
+
+
+async def test_a_pause_over_the_limit_is_a_stall() -> None:
+    """The error names the setting."""
+    with pytest.raises(BodyStalled, match="body_timeout_ms=5"):
+        await BodyReader(receiving(), Drain(), 5).next()
+
+
+async def test_a_client_that_leaves_is_told_apart_from_the_end() -> None:
+    """A cut-off body is not a complete one."""
+    reader = BodyReader(receiving(part(b"a"), {"type": "http.disconnect"}), Drain(), 1_000)
+    assert await reader.next() == b"a"
+    with pytest.raises(ClientGone):
+        await reader.next()
+
+
+async def test_draining_reaches_bodies_that_are_being_waited_for() -> None:
+    """A long pause that was allowed before is cut to the grace; a shorter one is not made longer."""
+    drain = Drain()
+    waiting = [asyncio.ensure_future(BodyReader(receiving(), drain, ms).next()) for ms in (60_000, 1)]
+    await asyncio.sleep(0)
+    assert "waiting=2" in repr(drain)
+    drain.begin(10)
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [ServiceLeaving, BodyStalled]
+    assert drain.begun
+
+
+async def test_draining_reaches_bodies_that_are_read_later() -> None:
+    """After the deadline nothing is waited for, but what has come already is still read."""
+    drain = Drain()
+    drain.begin(0)
+    assert await BodyReader(receiving(part(b"a")), drain, 60_000).next() == b"a"
+    with pytest.raises(ServiceLeaving):
+        await BodyReader(receiving(), drain, 60_000).next()

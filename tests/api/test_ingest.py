@@ -1,0 +1,291 @@
+"""The ingest endpoint over HTTP, with producers in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from api.app import create_app
+from api.health import CheckResult
+from api.ingest import Ingest
+from api.settings import IngestSettings
+from shared.common import errors
+
+NDJSON = {"Content-Type": "application/x-ndjson"}
+JSON = {"Content-Type": "application/json"}
+URL = "/v1/topics/t/events"
+
+
+class Service:
+    """An ingest app with a client on it."""
+
+    def __init__(self, producer: Any, kafka: Any = None, **settings: Any) -> None:
+        self.registry = CollectorRegistry()
+        self.ingest = Ingest(producer, IngestSettings.model_validate(settings), self.registry, kafka=kafka)
+        transport = httpx.ASGITransport(create_app(ingest=self.ingest.router))
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
+
+    async def post(self, content: Any, headers: dict[str, str] = NDJSON, url: str = URL) -> httpx.Response:
+        return await self.client.post(url, content=content, headers=headers)
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"penstock_ingest_{name}_total", {"topic": "t", **labels})
+
+
+async def test_good_lines_are_stored_and_counted(producer: Any) -> None:
+    """200 with the number stored and the last offset of each partition."""
+    service = Service(producer)
+    answer = await service.post(b'{"a":1}\r\n\n{"a":22}')
+    assert answer.status_code == 200
+    assert answer.json() == {"stored": 2, "last_offsets": {"0": 0, "1": 0}}
+    assert sorted(producer.values()) == [b'{"a":1}', b'{"a":22}']
+    assert service.metric("stored_records") == 2
+    assert service.metric("requests", status="200") == 1
+
+
+async def test_offsets_are_given_when_asked_for(producer: Any) -> None:
+    """?offsets=true gives every record's place."""
+    answer = await Service(producer).post(b"1\n22\n333\n", url=URL + "?offsets=true")
+    assert answer.json()["offsets"] == [
+        {"line": 1, "partition": 1, "offset": 0},
+        {"line": 2, "partition": 0, "offset": 0},
+        {"line": 3, "partition": 1, "offset": 1},
+    ]
+
+
+async def test_a_bad_line_fails_alone(producer: Any) -> None:
+    """207: the good lines are stored, the bad one is named by line and column."""
+    service = Service(producer)
+    answer = await service.post(b'{"a":1}\n{"a":oops}\n{"a":3}\n')
+    assert answer.status_code == 207
+    assert answer.json()["stored"] == 2
+    assert answer.json()["errors"] == [
+        {"line": 2, "column": 6, "error_code": "MALFORMED_JSON", "message": "not JSON: invalid character"}
+    ]
+    assert service.metric("refused_records", error_code="MALFORMED_JSON") == 1
+
+
+async def test_no_good_line_is_a_problem(producer: Any) -> None:
+    """400 in RFC 9457's form, with the errors, and nothing sent."""
+    answer = await Service(producer).post(b"oops\n{\n")
+    assert answer.status_code == 400
+    assert answer.headers["content-type"] == "application/problem+json"
+    body = answer.json()
+    assert (body["status"], body["error_code"], body["stored"]) == (400, "MALFORMED_JSON", 0)
+    assert body["detail"].startswith("line 1, column 1: not JSON")
+    assert [e["line"] for e in body["errors"]] == [1, 2]
+    assert producer.batches == []
+
+
+async def test_key_and_time_come_from_the_topics_settings(producer: Any) -> None:
+    """The record carries key and event time; an event without them is refused by the pointer's name."""
+    service = Service(producer, topics={"t": {"key": ["/c", "/o"], "time": "/at"}})
+    answer = await service.post(b'{"c":"UA","o":"EWR","at":5}\n{"c":"UA","at":5}\n')
+    assert answer.status_code == 207
+    (record,) = [record for log in producer.logs["t"] for record in log]
+    assert (record.key, record.timestamp) == (b"UA-EWR", 5)
+    assert answer.json()["errors"][0]["message"] == "key: nothing at /o"
+
+
+async def test_a_json_array_is_stored_by_index(producer: Any) -> None:
+    """The elements' own bytes are the values; errors name the index."""
+    service = Service(producer, topics={"t": {"key": ["/k"]}})
+    answer = await service.post(b'[ {"k": 1}, {"x":2} , {"k":3}]', JSON)
+    assert answer.status_code == 207
+    assert sorted(producer.values()) == [b'{"k": 1}', b'{"k":3}']
+    assert answer.json()["errors"] == [{"index": 1, "error_code": "INVALID_KEY", "message": "key: nothing at /k"}]
+
+
+async def test_a_malformed_array_is_refused_with_its_place(producer: Any) -> None:
+    """400 naming line and column of the body; nothing is sent."""
+    answer = await Service(producer).post(b'[{"a":1},\n {"a":,}]', JSON)
+    assert answer.status_code == 400
+    assert (answer.json()["line"], answer.json()["column"]) == (2, 7)
+    assert producer.batches == []
+
+
+async def test_an_array_over_the_limit_is_413(producer: Any) -> None:
+    """Refused by its declared length, and by its real one where none is declared."""
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(5):
+            yield b"[1,2,3,4,5,6,"
+
+    service = Service(producer, max_body_bytes=50)
+    for content in (b"[" + b"1," * 50 + b"1]", chunks()):
+        answer = await service.post(content, JSON)
+        assert answer.status_code == 413
+        assert "max_body_bytes=50" in answer.json()["detail"]
+
+
+async def test_a_line_over_the_limit_fails_alone(producer: Any) -> None:
+    """NDJSON has a limit per line; where no line fits, the status is 413."""
+    service = Service(producer, max_line_bytes=5)
+    assert (await service.post(b"123456\n1\n")).status_code == 207
+    assert (await service.post(b"123456\n")).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("url", "headers", "status", "code"),
+    [
+        ("/v1/topics/none/events", NDJSON, 404, "UNKNOWN_TOPIC_OR_PARTITION"),
+        ("/v1/topics/a%20b/events", NDJSON, 400, "INVALID_TOPIC"),
+        ("/v1/topics/../events", NDJSON, 404, "HTTP_404"),
+        ("/v1/topics/closed/events", NDJSON, 403, "TOPIC_NOT_ALLOWED"),
+        ("/v1/topics/__consumer_offsets/events", NDJSON, 403, "TOPIC_NOT_ALLOWED"),
+        (URL, {"Content-Type": "text/plain"}, 415, "UNSUPPORTED_MEDIA_TYPE"),
+        (URL, {}, 415, "UNSUPPORTED_MEDIA_TYPE"),
+        (URL, NDJSON | {"Content-Encoding": "gzip"}, 415, "UNSUPPORTED_MEDIA_TYPE"),
+        (URL + "?offsets=maybe", NDJSON, 400, "INVALID_REQUEST"),
+    ],
+)
+async def test_a_wrong_request_is_a_clear_4xx(
+    producer: Any, url: str, headers: dict[str, str], status: int, code: str
+) -> None:
+    """Unknown or forbidden topics and unsupported bodies are refused before anything is read."""
+    producer.logs["__consumer_offsets"] = [[]]
+    answer = await Service(producer, topics={"closed": {"allowed": False}}).post(b"1\n", headers, url)
+    assert (answer.status_code, answer.json()["error_code"]) == (status, code)
+    assert producer.batches == []
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (errors.BrokerNotAvailable("no broker"), 503),
+        (errors.NotEnoughReplicas("1 of 2"), 503),
+        (errors.KafkaTimeout("no answer"), 504),
+        (errors.DeliveryTimeout("25 s"), 504),
+        (errors.BufferExhausted("full"), 429),
+    ],
+)
+async def test_kafkas_trouble_is_never_a_2xx(producer: Any, error: Exception, status: int) -> None:
+    """The status says whose trouble it is, and Retry-After when to come again."""
+    producer.refuse = {b"1": error}
+    answer = await Service(producer).post(b"1\n")
+    assert answer.status_code == status
+    assert int(answer.headers["retry-after"]) >= 1
+    assert answer.json()["stored"] == 0
+
+
+async def test_while_kafka_is_known_to_be_away_requests_are_refused_at_once(producer: Any) -> None:
+    """503 without waiting for a timeout, and nothing is handed to the producer."""
+    answer = await Service(producer, kafka=lambda: CheckResult(False, "no broker")).post(b"1\n")
+    assert (answer.status_code, answer.json()["error_code"]) == (503, "BROKER_NOT_AVAILABLE")
+    assert "retry-after" in answer.headers
+    assert producer.batches == []
+
+
+async def test_a_timeout_while_kafka_is_away_is_503(held_producer: Any) -> None:
+    """Slow is 504; away is 503."""
+    checks = [CheckResult(True), CheckResult(False, "no broker")]
+    away = Service(held_producer, kafka=lambda: checks.pop(0), ack_timeout_ms=1)
+    assert (await away.post(b"1\n")).status_code == 503
+    slow = Service(held_producer, kafka=lambda: CheckResult(True), ack_timeout_ms=1)
+    assert (await slow.post(b"1\n")).status_code == 504
+
+
+async def test_a_lost_broker_ends_the_reading_and_says_where(producer: Any) -> None:
+    """Behind the failure nothing is read, and the answer names the first line not looked at."""
+    read = []
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for i in range(1, 101):
+            read.append(i)
+            yield b"%d\n" % i
+            await asyncio.sleep(0)
+
+    producer.refuse = {b"10": errors.BrokerNotAvailable("no broker")}
+    answer = await Service(producer).post(chunks())
+    body = answer.json()
+    assert answer.status_code == 207
+    assert body["stopped_at_line"] == body["stored"] + len(body["errors"]) + 1
+    assert 11 <= body["stopped_at_line"] < 20
+    assert answer.headers["retry-after"] == "5"
+    assert len(producer.values()) == body["stored"]
+
+
+async def test_too_many_bad_lines_end_the_request(producer: Any) -> None:
+    """Memory stays bounded however many lines are bad; what follows is named as not read."""
+    answer = await Service(producer, max_errors=3).post(b"1\n" + b"x\n" * 10 + b"2\n")
+    assert answer.status_code == 207
+    assert len(answer.json()["errors"]) == 3
+    assert answer.json()["stopped_at_line"] == 5
+    assert producer.values() == [b"1"]
+
+
+async def test_an_event_too_far_ahead_is_refused_alone(producer: Any) -> None:
+    """One such record would make the broker refuse its whole batch."""
+    service = Service(producer, topics={"t": {"time": "/t"}})
+    answer = await service.post(b'{"t":1}\n{"t":99999999999999}\n')
+    assert (answer.status_code, answer.json()["stored"]) == (207, 1)
+    assert "max_future_ms" in answer.json()["errors"][0]["message"]
+
+
+async def test_a_long_body_is_held_back_by_the_limit_in_flight(held_producer: Any) -> None:
+    """The body is not read faster than Kafka acknowledges."""
+    sent = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(100):
+            sent += 10
+            yield b"1\n" * 10
+
+    service = Service(held_producer, max_in_flight_records=50)
+    posting = asyncio.ensure_future(service.post(chunks()))
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert held_producer.most == 60
+    assert sent <= 80
+    held_producer.release.set()
+    assert (await posting).json()["stored"] == 1_000
+
+
+async def test_a_stalled_body_is_answered(producer: Any) -> None:
+    """What was read is stored and said, and the line from which nothing came is named."""
+    never = asyncio.Event()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"1\n2\n"
+        await never.wait()
+
+    answer = await Service(producer, body_timeout_ms=20).post(chunks())
+    assert answer.status_code == 207
+    assert (answer.json()["stored"], answer.json()["stopped_at_line"]) == (2, 3)
+    stalled = await Service(producer, body_timeout_ms=20).post(chunks(), JSON)
+    assert stalled.status_code == 408
+
+
+async def test_leaving_answers_open_bodies_and_refuses_new_ones(producer: Any) -> None:
+    """A body that does not end within the grace is answered for what was stored; a new request gets 503."""
+    never, started = asyncio.Event(), asyncio.Event()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"1\n"
+        started.set()
+        await never.wait()
+
+    service = Service(producer)
+    posting = asyncio.ensure_future(service.post(chunks()))
+    await started.wait()
+    assert service.ingest.active == 1
+    service.ingest.drain(grace_ms=20)
+    refused = await service.post(b"2\n")
+    assert (refused.status_code, refused.json()["error_code"]) == (503, "SHUTTING_DOWN")
+    answer = await posting
+    assert (answer.status_code, answer.json()["stored"]) == (207, 1)
+    assert "shutting down" in answer.json()["stop_reason"]
+    assert service.ingest.active == 0
+
+
+async def test_an_empty_body_stores_nothing(producer: Any) -> None:
+    """No event is no error."""
+    for content, headers in ((b"", NDJSON), (b"\n\r\n", NDJSON), (b"[]", JSON)):
+        answer = await Service(producer).post(content, headers)
+        assert (answer.status_code, answer.json()) == (200, {"stored": 0, "last_offsets": {}})

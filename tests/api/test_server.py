@@ -1,0 +1,103 @@
+"""An app inside the running loop, over a real socket of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+
+import httpx
+import pytest
+from fastapi import APIRouter
+
+from api.app import create_app
+from api.server import HttpServer
+from shared.common.errors import ConfigError
+from shared.common.settings import HttpSettings
+
+
+class Gate:
+    """A route that answers when it is let."""
+
+    def __init__(self) -> None:
+        self.entered, self.open = asyncio.Event(), asyncio.Event()
+        self.router = APIRouter()
+        self.router.add_api_route("/gate", self.gate)
+        self.server = HttpServer(create_app(admin=self.router), HttpSettings())
+
+    async def gate(self) -> str:
+        self.entered.set()
+        await self.open.wait()
+        return "through"
+
+
+async def knock_until_closed(url: str) -> None:
+    async with asyncio.timeout(5):
+        while True:
+            async with httpx.AsyncClient(trust_env=False) as client:
+                await client.get(url)
+
+
+async def test_the_real_port_is_known_after_start() -> None:
+    """Port 0 is a free one, and it answers as soon as start returns."""
+    gate = Gate()
+    gate.open.set()
+    handler = signal.getsignal(signal.SIGTERM)
+    await gate.server.start()
+    try:
+        assert gate.server.port > 0
+        async with httpx.AsyncClient(trust_env=False) as client:
+            assert (await client.get(f"{gate.server.url}/gate")).json() == "through"
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        await gate.server.stop(1_000)
+
+
+async def test_a_port_that_is_taken_is_named() -> None:
+    """The error says which setting to change."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"http.port: 127.0.0.1:{port}: .*in use"):
+            await HttpServer(create_app(), HttpSettings(port=port)).start()
+
+
+async def test_a_host_that_is_not_ours_is_named() -> None:
+    """Also a name that does not resolve."""
+    with pytest.raises(ConfigError, match=r"http\.host: no\.such\.invalid"):
+        await HttpServer(create_app(), HttpSettings(host="no.such.invalid")).start()
+
+
+async def test_stop_lets_requests_in_flight_finish() -> None:
+    """No new connection is taken meanwhile."""
+    gate = Gate()
+    await gate.server.start()
+    async with httpx.AsyncClient(trust_env=False) as client:
+        asking = asyncio.ensure_future(client.get(f"{gate.server.url}/gate"))
+        await gate.entered.wait()
+        stopping = asyncio.ensure_future(gate.server.stop(10_000))
+        with pytest.raises(httpx.ConnectError):
+            await knock_until_closed(f"{gate.server.url}/nowhere")
+        assert not asking.done()
+        gate.open.set()
+        assert (await asking).json() == "through"
+        await stopping
+
+
+async def test_stop_cuts_off_what_does_not_finish() -> None:
+    """The limit holds: a request without end does not keep the service."""
+    gate = Gate()
+    await gate.server.start()
+    async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
+        asking = asyncio.ensure_future(client.get(f"{gate.server.url}/gate"))
+        await gate.entered.wait()
+        async with asyncio.timeout(5):
+            await gate.server.stop(1)
+        outcome = (await asyncio.gather(asking, return_exceptions=True))[0]
+        assert isinstance(outcome, httpx.HTTPError) or outcome.status_code >= 500
+
+
+async def test_stop_before_start_does_nothing() -> None:
+    """A shutdown after a failed start-up is no error of its own."""
+    await HttpServer(create_app(), HttpSettings()).stop()

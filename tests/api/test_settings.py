@@ -1,0 +1,49 @@
+"""Settings of the HTTP interface."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from api.settings import IngestSettings, TopicSettings, is_loopback, require_auth
+from shared.common.errors import ConfigError
+
+
+@pytest.mark.parametrize("pointer", ["carrier", "", "/a~2", "a/b"])
+def test_a_pointer_that_is_none_is_refused(pointer: str) -> None:
+    """A typing error in a pointer is found at start-up."""
+    with pytest.raises(ValidationError, match="JSON pointer"):
+        TopicSettings(key=(pointer,))
+    with pytest.raises(ValidationError, match="JSON pointer"):
+        TopicSettings(time=pointer)
+
+
+def test_a_topic_without_entry_has_the_default() -> None:
+    """Allowed, without key and time, unless the default says otherwise."""
+    settings = IngestSettings.model_validate({"topics": {"a": {"time": "/t"}}, "default_topic": {"allowed": False}})
+    assert settings.for_topic("a").time == "/t"
+    assert not settings.for_topic("b").allowed
+    assert IngestSettings().for_topic("b") == TopicSettings()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "[::1]", "localhost", "127.8.8.8"])
+def test_a_loopback_address_needs_no_token(host: str) -> None:
+    """Only this machine can reach it."""
+    assert is_loopback(host)
+    require_auth(host, None, insecure_no_auth=False)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "kafka.example", "localhost.example", ""])
+def test_any_other_address_needs_one(host: str) -> None:
+    """Refused by the names of the settings, unless it is switched off explicitly."""
+    with pytest.raises(ConfigError, match=r"auth_token.*insecure_no_auth"):
+        require_auth(host, None, insecure_no_auth=False)
+    require_auth(host, None, insecure_no_auth=True)
+    require_auth(host, SecretStr("x" * 16), insecure_no_auth=False)
+
+
+def test_a_short_token_is_refused_without_being_shown() -> None:
+    """A token that can be guessed is none."""
+    with pytest.raises(ConfigError, match="at least 16 characters") as e:
+        require_auth("127.0.0.1", SecretStr("hunter2"), insecure_no_auth=False)
+    assert "hunter2" not in str(e.value)

@@ -1,0 +1,60 @@
+"""The benchmark command: it lists what there is, and its exit status is the benchmark's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.__main__ import USAGE_ERROR
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the command and two made-up benchmarks."""
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench/__main__.py").write_bytes((ROOT / "bench/__main__.py").read_bytes())
+    (tmp_path / "bench/met.py").write_text('"""Always met."""\nimport sys\nprint(sys.argv)\n', encoding="utf-8")
+    (tmp_path / "bench/missed.py").write_text('"""Never met."""\nraise SystemExit(1)\n', encoding="utf-8")
+    (tmp_path / "bench/_shared.py").write_text('"""No benchmark."""\n', encoding="utf-8")
+    return tmp_path
+
+
+def bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    command = [sys.executable, "-m", "bench", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_lists_benchmarks_with_their_first_line(folder: Path) -> None:
+    """Without a name every benchmark is listed, and nothing that is none."""
+    done = bench(folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split(maxsplit=1) for line in done.stdout.splitlines()[1:]] == [
+        ["met", "Always met."],
+        ["missed", "Never met."],
+    ]
+
+
+def test_passes_arguments_on(folder: Path) -> None:
+    """What follows the name is the benchmark's."""
+    done = bench(folder, "met", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip().endswith("'--json']")
+
+
+def test_missed_ratio_is_status_one(folder: Path) -> None:
+    """The exit status of a benchmark is the command's."""
+    assert bench(folder, "missed").returncode == 1
+
+
+def test_unknown_name_is_refused(folder: Path) -> None:
+    """A name that is no benchmark ends with a usage error that says which there are."""
+    done = bench(folder, "nothing")
+    assert done.returncode == USAGE_ERROR
+    assert "met, missed" in done.stderr

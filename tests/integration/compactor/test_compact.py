@@ -1,0 +1,161 @@
+"""Compaction of a real changelog in a real broker into real Delta tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from services.compactor.compact import Compaction, Plan
+from services.compactor.failures import CompactionConflict
+from services.compactor.settings import CompactSettings
+from services.local.kafka import EmbeddedKafka
+from shared.common import lake
+from shared.common.errors import ChangelogHole, CorruptRecord, SchemaMismatch
+from shared.common.settings import KafkaSettings
+from shared.streams import changelog_format as log
+
+
+@pytest.fixture
+def job(spark: Any, kafka: EmbeddedKafka, tmp_path: Path) -> Callable[..., Any]:
+    """Makes a compaction of a simulation into a lake of the test's own."""
+
+    def make(simulation: Any, kind: type[Compaction] = Compaction, **more: Any) -> Compaction:
+        broker = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+        settings = CompactSettings(application=simulation.name, lake=str(tmp_path), kafka=broker, **more)
+        return kind(spark, settings, print)
+
+    return make
+
+
+def live_in_lake(root: Path, simulation: Any) -> list[Any]:
+    """What a restore would load: (partition, key, start, end, state columns)."""
+    snapshot = lake.read_snapshot(str(root), simulation.name, [t.partition for t in simulation.tasks])
+    assert snapshot is not None
+    found = []
+    for task in simulation.tasks:
+        columns = [c.name for c in task.store.state_columns()]
+        for batch in lake.read_windows(str(root), simulation.name, task.partition, "banks", snapshot.version, columns):
+            assert batch.schema.names == ["key", "start_ms", "end_ms", *columns]
+            found += [(task.partition, *row.values()) for row in batch.to_pylist()]
+    return sorted(found)
+
+
+def live_in_tasks(simulation: Any) -> list[Any]:
+    codec = log.StateCodec(simulation.tasks[0].store.state_columns())
+    return sorted(
+        (task.partition, key, start, end, *codec.unpack(state))
+        for task in simulation.tasks
+        for (key, start), (end, state) in task.written.items()
+    )
+
+
+def closed_in_lake(root: Path, simulation: Any) -> list[Any]:
+    columns = 'key, start_ms, end_ms, "count", total, mean, least, most, places, "last"'
+    table = DeltaTable(str(root / simulation.name / "closed" / "banks"))
+    rows = QueryBuilder().register("t", table).execute(f"SELECT partition, {columns} FROM t").read_all()
+    return sorted((tuple(row.values()) for row in pa.table(rows).to_pylist()), key=repr)
+
+
+def closed_in_tasks(simulation: Any) -> list[Any]:
+    published = [(t.partition, msgspec.json.decode(value)) for t in simulation.tasks for _, value, _, _ in t.results]
+    rows = [
+        (p, *(msgspec.json.encode(v).decode() if k == "last" else v for k, v in row.items())) for p, row in published
+    ]
+    return sorted(rows, key=repr)
+
+
+def test_a_life_of_compactions(simulate: Any, topics: Any, job: Any, aggregations: Any, tmp_path: Path) -> None:
+    """After each run the tables hold exactly what committed work left, whoever else wrote; a rerun changes nothing."""
+    simulation = simulate()
+    simulation.feed(200, seed=1)
+    topics.write(simulation)
+    first = job(simulation).run()
+    assert (first.run, first.finals) == (1, sum(len(t.closed) for t in simulation.tasks))
+    assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)
+    assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation)
+
+    # A new owner of partition 0; the old one goes on for a whole commit, which must not count. Then a torn commit.
+    owner = simulation.tasks[0]
+    state = owner.pack([a.initial() for a in aggregations.values()])
+    owner.epoch = 2
+    owner.changelog.append((None, log.encode_takeover(2, log.Takeover(simulation.name, "new", 0))))
+    owner.changelog.append((b"zombie", log.encode_live(0, 1, 99, 5, 6, state)))
+    owner.changelog.append((b"zombie", log.encode_final(0, 1, 99, 5, 6, 7, state)))
+    stale = log.Progress(simulation.name, "exactly_once", {simulation.name: 9}, 1, {}, {}, (owner.store,), 0)
+    owner.changelog.append((None, log.encode_progress(1, 99, stale)))
+    simulation.feed(200, seed=2)
+    owner.changelog.append((b"torn", log.encode_live(0, 2, owner.commit_number + 1, 5, 6, state)))
+    topics.write(simulation)
+    second = job(simulation, delete_covered=True).run()
+    assert (second.run, second.from_offsets) == (2, first.to_offsets)
+    assert second.deleted_rows > 0
+    assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)
+    assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation)
+
+    again = job(simulation).run()
+    assert (again.run, again.entries, again.state_version) == (2, 0, second.state_version)
+    plan = job(simulation).plan()
+    assert plan.offsets.earliest == second.from_offsets, "no further than the snapshot before"
+    told = lake.describe(str(tmp_path), simulation.name)
+    assert told["live_rows"] == second.live_rows == len(live_in_tasks(simulation))
+    assert told["closed_rows"] == {"banks": first.finals + second.finals}
+
+    changed = msgspec.structs.replace(owner.store, aggregations=owner.store.aggregations[:-1])
+    progress = log.Progress(simulation.name, "exactly_once", {}, 1, {}, {}, (changed,), 0)
+    owner.changelog.append((None, log.encode_progress(2, owner.commit_number + 2, progress)))
+    topics.write(simulation)
+    with pytest.raises(SchemaMismatch, match="banks"):
+        job(simulation).run()
+    owner.changelog.append((b"k", b"\x02L not of this format version"))
+    topics.write(simulation)
+    with pytest.raises(
+        CorruptRecord, match=rf"{simulation.name}-changelog-0 at offset \d+: changelog format version 2"
+    ):
+        job(simulation).run()
+    assert lake.read_snapshot(str(tmp_path), simulation.name, [0]).version == second.state_version
+
+    topics.delete_before(f"{simulation.name}-changelog", {0: second.to_offsets[0] + 1})
+    with pytest.raises(ChangelogHole, match=f"offsets {second.to_offsets[0]} to {second.to_offsets[0]} are gone"):
+        job(simulation).run()
+
+
+class Crashing(Compaction):
+    """Ends after the finals were appended and before the state is merged."""
+
+    def _merge(self, *arguments: Any) -> int:
+        raise KeyboardInterrupt
+
+
+class Overtaken(Compaction):
+    """Another job does its whole run between this one's plan and its work."""
+
+    def plan(self) -> Plan:
+        plan = super().plan()
+        Compaction(self.spark, self.settings, print).run()
+        return plan
+
+
+def test_crashed_and_overtaken_runs(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
+    """A run after a crashed one appends nothing twice and skips nothing; of two at once one wins and one says so."""
+    simulation = simulate()
+    simulation.feed(120, seed=3)
+    topics.write(simulation)
+    with pytest.raises(KeyboardInterrupt):
+        job(simulation, Crashing).run()
+    assert lake.read_snapshot(str(tmp_path), simulation.name, [0, 1]).partitions == {}
+    closed_before = closed_in_lake(tmp_path, simulation)
+    simulation.feed(120, seed=4)
+    topics.write(simulation)
+    adopted = job(simulation).run()
+    assert adopted.adopted
+    assert closed_in_lake(tmp_path, simulation) == closed_before
+    with pytest.raises(CompactionConflict):
+        job(simulation, Overtaken).run()
+    assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)
+    assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation)

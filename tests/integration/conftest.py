@@ -1,0 +1,51 @@
+"""A real broker for the integration tests.
+
+`kafka` is one broker for the whole run, for synchronous and asynchronous tests alike: it lives on an event loop of
+its own in another thread, so it belongs to no test's loop. Do not pause, kill or restart it; `own_kafka` is a broker
+for one test, on that test's loop, which may be treated badly.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from services.local.broker_config import EmbeddedKafkaSettings
+from services.local.kafka import EmbeddedKafka
+
+TEST_PROPERTIES = {
+    "group.min.session.timeout.ms": "100",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+}
+
+
+@pytest.fixture(scope="session")
+def kafka_settings() -> EmbeddedKafkaSettings:
+    """Settings that let tests of time-outs be quick."""
+    return EmbeddedKafkaSettings(properties=TEST_PROPERTIES)
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory, kafka_settings: EmbeddedKafkaSettings) -> Iterator[EmbeddedKafka]:
+    """One running broker for the whole run; use its `bootstrap_servers`."""
+    broker = EmbeddedKafka(tmp_path_factory.mktemp("kafka"), kafka_settings)
+    with start_blocking_portal("asyncio") as portal, portal.wrap_async_context_manager(broker):
+        yield broker
+
+
+@pytest.fixture
+async def own_kafka(tmp_path: Path, kafka_settings: EmbeddedKafkaSettings) -> AsyncIterator[EmbeddedKafka]:
+    """A broker for one test, to pause, kill and restart; costs about three seconds."""
+    async with EmbeddedKafka(tmp_path / "kafka", kafka_settings) as broker:
+        yield broker
+
+
+@pytest.fixture
+def topic_name(request: pytest.FixtureRequest) -> str:
+    """A topic name that no other test has, with the test's name in it."""
+    return f"{re.sub(r'[^a-zA-Z0-9._-]', '-', request.node.name)[:80]}-{uuid.uuid4().hex[:8]}"

@@ -1,0 +1,41 @@
+"""A stream worker in a process of its own, to be killed: says `committed` once its first commit is durable."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import msgspec
+
+from shared.common import log
+from shared.common.settings import KafkaSettings, LogSettings
+from shared.streams.aggregations import Count, Sum
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.settings import StreamsSettings
+from shared.streams.stream_worker import StreamWorker
+
+GAP_MS, GRACE_MS = 100, 50
+RECORDS_A_TURN = 50  # few, so that there is always a next turn to be killed in
+
+
+async def main(argument: str) -> None:
+    log.configure(LogSettings(), "child")  # to standard error: standard output is for the one word
+    config = msgspec.json.decode(argument)
+    topic = config["topic"]
+    builder = StreamsBuilder()
+    windows = builder.stream(topic).group_by_key().session_window(GAP_MS, GRACE_MS)
+    windows.aggregate("s", n=Count(), sum=Sum("id")).on_close().to(f"{topic}-out")
+    settings = StreamsSettings(**{**config["settings"], "max_poll_records": RECORDS_A_TURN, "commit_interval_ms": 1})
+    worker = StreamWorker(KafkaSettings(bootstrap_servers=config["kafka"]), settings, builder.build())
+    await worker.startup()
+    said = False
+    while True:
+        await worker.run_once()
+        tasks = [owned.task for owned in worker.tasks().values() if owned.task is not None]
+        if not said and any(task.commit_number > 0 and not task.needs_commit for task in tasks):
+            said = True
+            print("committed", flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

@@ -1,0 +1,449 @@
+"""The producer against a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin, NewTopic
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.clients.producer import Deliveries, Producer, ProducerInterceptor, ProducerSettings
+from shared.common.errors import (
+    BrokerNotAvailable,
+    BufferExhausted,
+    ConfigError,
+    DeliveryTimeout,
+    IllegalGeneration,
+    IllegalState,
+    InvalidTimestamp,
+    PenstockError,
+    ProducerFenced,
+    RecordTooLarge,
+    SerializationError,
+    TransactionAborted,
+    UnknownTopicOrPartition,
+)
+from shared.common.records import (
+    Columns,
+    ConsumerRecord,
+    GroupMetadata,
+    OffsetAndMetadata,
+    ProducerRecord,
+    RecordMetadata,
+    TopicPartition,
+)
+from shared.common.settings import KafkaSettings
+
+
+def settings_of(kafka: EmbeddedKafka, **more: int) -> KafkaSettings:
+    return KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, **more)
+
+
+async def create(kafka: EmbeddedKafka, topic: str, partitions: int = 1, **configs: str) -> None:
+    async with Admin(settings_of(kafka)) as admin:
+        await admin.create_topics(
+            [NewTopic(topic, partitions, configs={k.replace("_", "."): v for k, v in configs.items()})]
+        )
+
+
+async def read_all(kafka: EmbeddedKafka, topic: str, isolation_level: str = "read_uncommitted") -> list[ConsumerRecord]:
+    """Every record of a topic, in order of partition and offset."""
+    settings = ConsumerSettings(isolation_level=isolation_level, auto_offset_reset="earliest", max_poll_records=None)
+    async with Admin(settings_of(kafka)) as admin, Consumer(settings_of(kafka), settings) as consumer:
+        partitions = [
+            TopicPartition(topic, p.partition) for p in (await admin.describe_topics([topic]))[topic].partitions
+        ]
+        consumer.assign(partitions)
+        ends = await consumer.end_offsets(partitions)
+        found: list[Columns] = []
+        async with asyncio.timeout(30):
+            while any([await consumer.position(tp) < ends[tp] for tp in partitions]):
+                found += (await consumer.poll(200)).values()
+    return sorted((r for c in found for r in c.records()), key=lambda r: (r.partition, r.offset))
+
+
+async def freeze(kafka: EmbeddedKafka) -> None:
+    """Pause the broker, and let the last of its threads notice."""
+    kafka.pause()
+    await asyncio.sleep(0.3)
+
+
+async def test_round_trip(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Keys, values, headers and timestamps come back as they were sent, None and empty kept apart."""
+    await create(kafka, topic_name)
+    async with Producer(settings_of(kafka)) as producer:
+        headers = (("a", b"1"), ("b", None), ("a", b""))
+        first = await (await producer.send(topic_name, b"v", key=b"k", headers=headers, timestamp=1_357_000_000_000))
+        await (await producer.send(topic_name, None, key=b"k"))
+        await (await producer.send(topic_name, b""))
+        last = await (await producer.send(topic_name, None))
+    assert first == RecordMetadata(topic_name, 0, 0, 1_357_000_000_000, 1, 1)
+    assert (last.offset, last.serialized_key_size, last.serialized_value_size) == (3, -1, -1)
+    records = await read_all(kafka, topic_name)
+    assert records[0] == ConsumerRecord(topic_name, 0, 0, 1_357_000_000_000, b"k", b"v", headers)
+    assert [(r.key, r.value, r.headers) for r in records[1:]] == [(b"k", None, ()), (None, b"", ()), (None, None, ())]
+    assert abs(records[-1].timestamp - time.time() * 1000) < 60_000
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
+async def test_compression(kafka: EmbeddedKafka, topic_name: str, compression: str) -> None:
+    """Every codec gives back what was sent."""
+    await create(kafka, topic_name)
+    values = [b"value %d " % i * 20 for i in range(300)]
+    async with Producer(settings_of(kafka), ProducerSettings(compression_type=compression)) as producer:
+        assert await (await producer.send_many([ProducerRecord(topic_name, v) for v in values])).first_error() is None
+    assert [r.value for r in await read_all(kafka, topic_name)] == values
+
+
+async def test_send_many_keeps_the_order_of_each_partition(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Records of one key come back in the order they were sent in, and every delivery tells where its record is."""
+    await create(kafka, topic_name, 3)
+    records = [ProducerRecord(topic_name, b"%d" % i, b"k%d" % (i % 17)) for i in range(20_000)]
+    async with Producer(settings_of(kafka), ProducerSettings(batch_size=2_000)) as producer:
+        results = await (await producer.send_many(iter(records)))
+    assert all(isinstance(r, RecordMetadata) for r in results)
+    stored = {(r.partition, r.offset): r.value for r in await read_all(kafka, topic_name)}
+    assert [stored[r.partition, r.offset] for r in results if isinstance(r, RecordMetadata)] == [
+        r.value for r in records
+    ]
+    for partition in range(3):
+        numbers = [int(v) for (p, _), v in sorted(stored.items()) if p == partition and v is not None]
+        assert numbers == sorted(numbers)
+
+
+async def test_errors_before_anything_is_enqueued(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """What cannot be sent is refused by what is wrong with it, and in bulk it is that record's result alone."""
+    await create(kafka, topic_name)
+    unknown = f"{topic_name}-unknown"
+    async with Producer(settings_of(kafka), ProducerSettings(max_block_ms=500, max_request_size=10_000)) as producer:
+        with pytest.raises(UnknownTopicOrPartition, match=unknown):
+            await producer.send(unknown, b"")
+        with pytest.raises(UnknownTopicOrPartition, match="partition 7: the topic has 1 partitions"):
+            await producer.send(topic_name, b"", partition=7)
+        with pytest.raises(RecordTooLarge, match="max_request_size=10000"):
+            await producer.send(topic_name, b"x" * 10_000)
+        with pytest.raises(SerializationError, match="expected bytes, got str"):
+            await producer.send(topic_name, "text")
+        with pytest.raises(InvalidTimestamp):
+            await producer.send(topic_name, b"", timestamp=-5)
+        with pytest.raises(UnknownTopicOrPartition, match=unknown):
+            await producer.partitions_for(unknown)
+        assert await producer.partitions_for(topic_name) == [0]
+        bulk = [
+            ProducerRecord(topic_name, b"good"),
+            ProducerRecord(topic_name, b"x" * 10_000),
+            ProducerRecord(unknown, b""),
+        ]
+        deliveries = await producer.send_many([*bulk, ProducerRecord(unknown, b""), bulk[0]])
+        kinds = [type(r).__name__ for r in await deliveries]
+        assert isinstance(await deliveries.first_error(), RecordTooLarge)
+    assert kinds == [
+        "RecordMetadata",
+        "RecordTooLarge",
+        "UnknownTopicOrPartition",
+        "UnknownTopicOrPartition",
+        "RecordMetadata",
+    ]
+    assert len(await read_all(kafka, topic_name)) == 2
+    with pytest.raises(IllegalState, match="closed"):
+        await producer.send(topic_name, b"")
+
+
+async def test_a_refused_record_leaves_no_gap(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """After the broker has refused a batch, the partition's next batch is accepted: no sequence number was used up."""
+    await create(kafka, topic_name, message_timestamp_after_max_ms="3600000")
+    async with Producer(settings_of(kafka), ProducerSettings(linger_ms=0)) as producer:
+        await (await producer.send(topic_name, b"first"))
+        with pytest.raises(InvalidTimestamp, match=f"{topic_name}-0"):
+            await (await producer.send(topic_name, b"ahead", timestamp=int(time.time() * 1000) + 2 * 3_600_000))
+        await (await producer.send(topic_name, b"second"))
+    assert [r.value for r in await read_all(kafka, topic_name)] == [b"first", b"second"]
+
+
+async def test_callbacks_interceptors_and_metrics(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Callbacks and interceptors hear of every fate once, what they raise changes nothing, and the metrics count it."""
+
+    class Recorder(ProducerInterceptor):
+        def __init__(self) -> None:
+            self.heard: list[object] = []
+
+        def on_send(self, record: ProducerRecord) -> ProducerRecord:
+            return ProducerRecord(record.topic, record.value, key=b"intercepted")
+
+        def on_acknowledgement(self, metadata: RecordMetadata | None, error: Exception | None) -> None:
+            self.heard.append(metadata or error)
+            raise RuntimeError("an interceptor's own trouble")
+
+    await create(kafka, topic_name)
+    recorder, registry, told = Recorder(), CollectorRegistry(), []
+    async with Producer(settings_of(kafka), interceptors=[recorder], registry=registry) as producer:
+        delivery = await producer.send(
+            topic_name, b"v", on_delivery=lambda metadata, error: told.append((metadata, error))
+        )
+        metadata = await delivery
+        await producer.flush()
+        assert producer.metrics()["record_send_total"] == 1
+        assert producer.metrics()["buffer_available_bytes"] == ProducerSettings().buffer_memory
+    assert told == [(metadata, None)]
+    assert recorder.heard == [metadata]
+    assert registry.get_sample_value("penstock_producer_record_send_total", {"topic": topic_name}) == 1
+    assert [r.key for r in await read_all(kafka, topic_name)] == [b"intercepted"]
+
+
+async def test_acks_zero(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Under acks=0 a delivery ends when the record was written to the socket, without an offset."""
+    await create(kafka, topic_name)
+    async with Producer(settings_of(kafka), ProducerSettings(acks=0)) as producer:
+        assert (await (await producer.send(topic_name, b"v"))).offset == -1
+        async with asyncio.timeout(10):
+            while not await read_all(kafka, topic_name):
+                pass
+
+
+async def test_unreachable_broker_ends_within_the_deadline() -> None:
+    """A start without a broker ends in BrokerNotAvailable with the address, not in a hang."""
+    started = time.monotonic()
+    with pytest.raises(BrokerNotAvailable, match=r"127\.0\.0\.1:1: .*refused|127\.0\.0\.1:1"):
+        async with Producer(KafkaSettings(bootstrap_servers="127.0.0.1:1", request_timeout_ms=500)):
+            pass
+    assert time.monotonic() - started < 5
+
+
+async def test_delivery_timeout(own_kafka: EmbeddedKafka, topic_name: str) -> None:
+    """With the broker frozen for longer than delivery_timeout_ms the record ends in DeliveryTimeout, for both who ask;
+    with it back, sending goes on."""
+    await create(own_kafka, topic_name)
+    kafka = settings_of(own_kafka, request_timeout_ms=1_000)
+    told: list[Exception | None] = []
+    async with Producer(kafka, ProducerSettings(delivery_timeout_ms=1_500, linger_ms=0)) as producer:
+        await (await producer.send(topic_name, b"before"))
+        await freeze(own_kafka)
+        started = time.monotonic()
+        delivery = await producer.send(topic_name, b"lost", on_delivery=lambda _, error: told.append(error))
+        with pytest.raises(DeliveryTimeout, match="may still be written"):
+            await delivery
+        assert 1.4 < time.monotonic() - started < 4
+        assert len(told) == 1
+        assert isinstance(told[0], DeliveryTimeout)
+        own_kafka.resume()
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    await (await producer.send(topic_name, b"after"))
+                except DeliveryTimeout:
+                    continue
+                break
+    values = [r.value for r in await read_all(own_kafka, topic_name)]
+    assert values[0] == b"before"
+    assert values[-1] == b"after"
+    assert values.count(b"lost") <= 1
+
+
+async def test_nothing_is_lost_or_doubled_by_a_short_freeze(own_kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A freeze shorter than the delivery timeout makes requests time out and be sent again: every record is there once,
+    in order."""
+    await create(own_kafka, topic_name, 2)
+    kafka = settings_of(own_kafka, request_timeout_ms=700)
+    async with Producer(kafka, ProducerSettings(delivery_timeout_ms=60_000, batch_size=1_000)) as producer:
+        sent = []
+        for i in range(6_000):
+            sent.append(await producer.send(topic_name, b"%d" % i, key=b"%d" % (i % 7)))
+            if i == 3_000:
+                await freeze(own_kafka)
+                asyncio.get_running_loop().call_later(2, own_kafka.resume)
+            if i % 100 == 0:
+                await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            for delivery in sent:
+                await delivery
+        assert producer.metrics()["batch_retry_total"] > 0
+    records = await read_all(own_kafka, topic_name)
+    assert sorted(int(r.value or b"") for r in records) == list(range(6_000))
+    for partition in (0, 1):
+        numbers = [int(r.value or b"") for r in records if r.partition == partition]
+        assert numbers == sorted(numbers)
+
+
+async def test_buffer_memory(own_kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A full buffer makes send wait for max_block_ms and end in BufferExhausted; in bulk all that follow end so too."""
+    await create(own_kafka, topic_name)
+    settings = ProducerSettings(buffer_memory=10_000, batch_size=1_000, max_block_ms=400)
+    async with Producer(settings_of(own_kafka), settings) as producer:
+        await (await producer.send(topic_name, b"first"))
+        await freeze(own_kafka)
+        started = time.monotonic()
+        deliveries = await producer.send_many([ProducerRecord(topic_name, b"x" * 500) for _ in range(50)])
+        assert time.monotonic() - started < 3
+        with pytest.raises(BufferExhausted, match="buffer_memory=10000"):
+            await producer.send(topic_name, b"x" * 500)
+        assert producer.metrics()["buffer_available_bytes"] < 600
+        own_kafka.resume()
+        results = await deliveries
+        assert producer.metrics()["buffer_available_bytes"] == 10_000
+    stored = sum(isinstance(r, RecordMetadata) for r in results)
+    assert 10 < stored < 20
+    assert all(isinstance(r, BufferExhausted) for r in results[stored:])
+
+
+async def test_close_with_a_timeout(own_kafka: EmbeddedKafka, topic_name: str) -> None:
+    """close(timeout_ms) gives up what the broker has not acknowledged by then, and says so to whoever awaits it."""
+    await create(own_kafka, topic_name)
+    producer = Producer(settings_of(own_kafka))
+    await producer.start()
+    await (await producer.send(topic_name, b"first"))
+    await freeze(own_kafka)
+    delivery = await producer.send(topic_name, b"late")
+    started = time.monotonic()
+    await producer.close(timeout_ms=300)
+    assert time.monotonic() - started < 3
+    with pytest.raises(IllegalState, match="closed before"):
+        await delivery
+    own_kafka.resume()
+
+
+def test_settings_that_contradict() -> None:
+    """delivery_timeout_ms below linger + request timeout is refused when it was asked for."""
+    with pytest.raises(ConfigError, match="delivery_timeout_ms=1000"):
+        Producer(KafkaSettings(), ProducerSettings(delivery_timeout_ms=1_000))
+
+
+async def test_transactions_by_isolation_level(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """read_committed sees committed transactions alone, read_uncommitted the aborted one too."""
+    await create(kafka, topic_name, 2)
+    async with Producer(settings_of(kafka), ProducerSettings(transactional_id=topic_name)) as producer:
+        with pytest.raises(IllegalState, match="open transaction"):
+            await producer.send(topic_name, b"outside")
+        await producer.init_transactions()
+        async with producer.transaction():
+            for i in range(10):
+                await producer.send(topic_name, b"c%d" % i, key=b"%d" % i)
+
+        async def fail_after_sending() -> None:
+            async with producer.transaction():
+                deliveries.append(
+                    await producer.send_many([ProducerRecord(topic_name, b"a", b"%d" % i) for i in range(10)])
+                )
+                await producer.flush()
+                raise RuntimeError("the block's own")
+
+        deliveries: list[Deliveries] = []
+        with pytest.raises(RuntimeError, match="the block's own"):
+            await fail_after_sending()
+        assert await deliveries[0].first_error() is None
+        async with producer.transaction():
+            await producer.send(topic_name, b"d")
+        async with producer.transaction():
+            pass
+        await producer.begin_transaction()
+        open_delivery = await producer.send(topic_name, b"open", partition=0)
+        await open_delivery
+        committed = await read_all(kafka, topic_name, "read_committed")
+        everything = await read_all(kafka, topic_name)
+        await producer.abort_transaction()
+    assert sorted(r.value or b"" for r in committed) == sorted([*(b"c%d" % i for i in range(10)), b"d"])
+    assert len(everything) == 22
+
+
+async def test_a_transaction_goes_on_after_a_lost_batch(own_kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A batch whose fate is unknown makes its transaction fail; aborted, the work is done again, and is there once."""
+    await create(own_kafka, topic_name)
+    settings = ProducerSettings(transactional_id=topic_name, delivery_timeout_ms=1_500, linger_ms=0)
+    async with Producer(settings_of(own_kafka, request_timeout_ms=1_000), settings) as producer:
+        await producer.init_transactions()
+        async with producer.transaction():
+            await producer.send(topic_name, b"before")
+        await producer.begin_transaction()
+        await (await producer.send(topic_name, b"in doubt"))
+        await freeze(own_kafka)
+        with pytest.raises(DeliveryTimeout):
+            await (await producer.send(topic_name, b"lost"))
+        with pytest.raises(TransactionAborted, match="not acknowledged"):
+            await producer.commit_transaction()
+        own_kafka.resume()
+        await producer.abort_transaction()
+        async with producer.transaction():
+            await producer.send_many([ProducerRecord(topic_name, value) for value in (b"in doubt", b"again")])
+    records = await read_all(own_kafka, topic_name, "read_committed")
+    assert [r.value for r in records] == [b"before", b"in doubt", b"again"]
+
+
+async def test_abort_drops_what_was_not_sent(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """An abort ends the deliveries of records that were still buffered in TransactionAborted."""
+    await create(kafka, topic_name)
+    settings = ProducerSettings(transactional_id=topic_name, linger_ms=20_000)
+    async with Producer(settings_of(kafka), settings) as producer:
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        delivery = await producer.send(topic_name, b"buffered")
+        await producer.abort_transaction()
+        with pytest.raises(TransactionAborted):
+            await delivery
+        async with producer.transaction():
+            await producer.send(topic_name, b"kept")
+    assert [r.value for r in await read_all(kafka, topic_name)] == [b"kept"]
+
+
+async def test_fencing(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A second producer with the same transactional id ends the first one for good, whatever it was about to do."""
+    await create(kafka, topic_name)
+    settings = ProducerSettings(transactional_id=topic_name)
+    async with (
+        Producer(settings_of(kafka), settings) as first,
+        Producer(settings_of(kafka), settings) as second,
+        Producer(settings_of(kafka), settings) as third,
+    ):
+        await first.init_transactions()
+        await first.begin_transaction()
+        await (await first.send(topic_name, b"zombie"))
+        await second.init_transactions()
+        with pytest.raises(ProducerFenced, match=topic_name):
+            await first.commit_transaction()
+        with pytest.raises(ProducerFenced):
+            await first.begin_transaction()
+        await second.begin_transaction()
+        await (await second.send(topic_name, b"second"))
+        await third.init_transactions()
+        with pytest.raises(ProducerFenced, match=topic_name):
+            await (await second.send(topic_name, b"after"))
+        with pytest.raises(PenstockError):
+            await second.abort_transaction()
+        async with third.transaction():
+            await third.send(topic_name, b"third")
+    assert [r.value for r in await read_all(kafka, topic_name, "read_committed")] == [b"third"]
+
+
+async def test_offsets_in_a_transaction(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Offsets are committed with the transaction or not at all, and an older generation is refused."""
+    await create(kafka, topic_name)
+    tp, group = TopicPartition(topic_name, 0), topic_name
+    consumer_settings = ConsumerSettings(group_id=group, isolation_level="read_committed", auto_offset_reset="earliest")
+    async with (
+        Producer(settings_of(kafka), ProducerSettings(transactional_id=topic_name)) as producer,
+        Consumer(settings_of(kafka), consumer_settings) as consumer,
+    ):
+        consumer.subscribe([topic_name])
+        async with asyncio.timeout(20):
+            while not consumer.assignment():
+                await consumer.poll(100)
+        member = consumer.group_metadata()
+        assert member.generation_id >= 1
+        await producer.init_transactions()
+        async with producer.transaction():
+            await producer.send(topic_name, b"v")
+            await producer.send_offsets_to_transaction({tp: OffsetAndMetadata(41, "note")}, member)
+        assert await consumer.committed(tp) == OffsetAndMetadata(41, "note")
+        await producer.begin_transaction()
+        await producer.send_offsets_to_transaction({tp: OffsetAndMetadata(50)}, member)
+        await producer.abort_transaction()
+        stale = GroupMetadata(group, member.generation_id - 1, member.member_id)
+        with pytest.raises(IllegalGeneration, match=group):
+            async with producer.transaction():
+                await producer.send_offsets_to_transaction({tp: OffsetAndMetadata(60)}, stale)
+        assert await consumer.committed(tp) == OffsetAndMetadata(41, "note")
+        async with producer.transaction():
+            await producer.send_offsets_to_transaction({tp: OffsetAndMetadata(42)}, member)
+        assert await consumer.committed(tp) == OffsetAndMetadata(42)

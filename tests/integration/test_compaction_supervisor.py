@@ -1,0 +1,186 @@
+"""The compaction supervisor with real child processes; the job is a small script in place of Spark's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.aggregator.compaction import CompactionSupervisor
+from services.aggregator.settings import AggregatorSettings
+
+WAIT_SECONDS = 20.0
+DONE = 'print("noise"); print(\'{"live_rows": 4, "finals": 3, "deleted": 1, "entries": 9}\')'
+LOST = "import sys; sys.exit(3)"
+FAILED = 'import sys; print("trace", file=sys.stderr); print("the lake is gone", file=sys.stderr); sys.exit(1)'
+HANGING = """
+import os, pathlib, signal, sys, time
+if {deaf}:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path({pid!r}).write_text(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+def settings(**compaction: int) -> AggregatorSettings:
+    flags = [f"--compaction.{name.replace('_', '-')}={value}" for name, value in compaction.items()]
+    return AggregatorSettings.load(["--topology=a:b", "--streams.lake=lake", *flags], environ={})
+
+
+class Jobs:
+    """A supervisor whose n-th job is the n-th script, the last one for all that follow."""
+
+    def __init__(self, *scripts: str, **compaction: int) -> None:
+        self._scripts = list(scripts)
+        self.started = 0
+        self.registry = CollectorRegistry()
+        self.supervisor = CompactionSupervisor(settings(**compaction), self.registry, job=self._command)
+
+    def _command(self, given: AggregatorSettings) -> list[str]:
+        script = self._scripts[min(self.started, len(self._scripts) - 1)]
+        self.started += 1
+        return [sys.executable, "-c", script]
+
+    def runs(self, outcome: str) -> float:
+        return self.registry.get_sample_value("penstock_compaction_runs_total", {"outcome": outcome}) or 0.0
+
+    def statuses(self) -> list[tuple[str, str]]:
+        return [(state["status"], state["detail"]) for state in self.supervisor.describe()]
+
+
+@asynccontextmanager
+async def supervised(jobs: Jobs) -> AsyncIterator[CompactionSupervisor]:
+    running = asyncio.create_task(jobs.supervisor.run())
+    try:
+        yield jobs.supervisor
+        assert not running.done()
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+
+async def until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not done():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        await asyncio.sleep(0.02)
+
+
+def lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_a_job_that_succeeds() -> None:
+    """What the job's last line says is kept, counted and shown; nothing runs without being asked for."""
+    jobs = Jobs(DONE)
+    async with supervised(jobs) as supervisor:
+        await asyncio.sleep(0.1)
+        assert (jobs.started, supervisor.describe()) == (0, [])
+        supervisor.ask(0)
+        await until(lambda: jobs.runs("done") == 1)
+        (state,) = supervisor.describe()
+        assert (state["status"], state["rows"]) == ("done", 7)
+        assert state["seconds"] is not None
+        assert jobs.registry.get_sample_value("penstock_compaction_last_entries") == 9
+        await asyncio.sleep(0.2)
+        assert jobs.started == 1
+
+
+async def test_losing_to_another_job_is_no_failure() -> None:
+    """A job whose commit another one's went before is done, and not tried again."""
+    jobs = Jobs(LOST, retry_backoff_ms=10)
+    async with supervised(jobs) as supervisor:
+        supervisor.ask(0)
+        await until(lambda: jobs.runs("lost") == 1)
+        await asyncio.sleep(0.3)
+        assert (jobs.started, jobs.statuses()) == (1, [("done", "another job was first")])
+
+
+async def test_a_failed_job_is_tried_again() -> None:
+    """A failed job shows its last line, and is started again after a pause until it succeeds."""
+    jobs = Jobs(FAILED, FAILED, DONE, retry_backoff_ms=10)
+    async with supervised(jobs) as supervisor:
+        supervisor.ask(0)
+        await until(lambda: jobs.runs("done") == 1)
+        assert jobs.statuses() == [("done", ""), ("failed", "the lake is gone"), ("failed", "the lake is gone")]
+        assert jobs.runs("failed") == 2
+        await asyncio.sleep(0.2)
+        assert jobs.started == 3
+
+
+async def test_a_job_that_cannot_be_started() -> None:
+    """A command that is not there counts as a failed job: the supervisor goes on."""
+    registry, asked = CollectorRegistry(), 0
+
+    def job(given: AggregatorSettings) -> list[str]:
+        nonlocal asked
+        asked += 1
+        return ["/nowhere/job"] if asked == 1 else [sys.executable, "-c", DONE]
+
+    supervisor = CompactionSupervisor(settings(retry_backoff_ms=10), registry, job=job)
+    running = asyncio.create_task(supervisor.run())
+    supervisor.ask(0)
+    labels = {"outcome": "done"}
+    await until(lambda: registry.get_sample_value("penstock_compaction_runs_total", labels) == 1)
+    running.cancel()
+    newest, oldest = supervisor.describe()
+    assert newest["status"] == "done"
+    assert oldest["detail"].startswith("the job could not be started: ")
+
+
+async def test_requests_while_a_job_runs_are_not_queued(tmp_path: Path) -> None:
+    """One job at a time: what is asked for meanwhile is left to the next grid point."""
+    pid = tmp_path / "pid"
+    jobs = Jobs(HANGING.format(deaf=False, pid=str(pid)))
+    async with supervised(jobs) as supervisor:
+        supervisor.ask(0)
+        await until(pid.exists)
+        for _ in range(3):
+            supervisor.ask(0)
+        assert jobs.started == 1
+        assert jobs.statuses() == [("running", "")]
+
+
+@pytest.mark.parametrize("deaf", [False, True], ids=["willing", "deaf"])
+async def test_a_job_that_takes_too_long(tmp_path: Path, deaf: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job over its limit is stopped, by force if it does not listen, and counts as failed."""
+    monkeypatch.setattr("services.aggregator.compaction.STOP_TIMEOUT_MS", 300)
+    pid = tmp_path / "pid"
+    jobs = Jobs(HANGING.format(deaf=deaf, pid=str(pid)), timeout_ms=2_000, retry_backoff_ms=60_000)
+    async with supervised(jobs) as supervisor:
+        supervisor.ask(0)
+        await until(lambda: jobs.runs("failed") == 1)
+        assert jobs.statuses() == [("failed", "stopped after 2000 ms")]
+        assert not lives(int(pid.read_text()))
+
+
+async def test_shutdown_stops_the_job(tmp_path: Path) -> None:
+    """A supervisor that is cancelled leaves no child behind."""
+    pid = tmp_path / "pid"
+    jobs = Jobs(HANGING.format(deaf=False, pid=str(pid)))
+    async with supervised(jobs) as supervisor:
+        supervisor.ask(0)
+        await until(lambda: pid.exists() and bool(pid.read_text()))
+    assert not lives(int(pid.read_text()))
+
+
+async def test_a_last_line_that_is_no_result() -> None:
+    """A job that succeeds without saying what it did counts as done, with nothing known."""
+    jobs = Jobs('print("all good")')
+    async with supervised(jobs) as supervisor:
+        supervisor.ask(0)
+        await until(lambda: jobs.runs("done") == 1)
+        assert supervisor.describe()[0]["rows"] == 0

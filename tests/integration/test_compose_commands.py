@@ -1,0 +1,203 @@
+"""What compose.yaml starts, started: each service's command with compose's environment, from the wheel in a new venv.
+
+Only what belongs to the place is replaced: addresses by the embedded Kafka's, ports by free ones, volumes by temporary
+folders. The virtual environment finds the dependencies in this one's site-packages, but Penstock itself is the wheel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+import urllib.request
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin, event_time_topic
+from shared.common.settings import KafkaSettings
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"]
+DASHBOARD = json.loads((ROOT / "deploy/grafana/dashboards/penstock.json").read_text(encoding="utf-8"))
+SECRET = "0123456789abcdef"
+START_TIMEOUT_SECONDS = 60
+TOPICS = ("flights", "banks")
+
+
+def pip(*arguments: str | Path) -> None:
+    command = [sys.executable, "-m", "pip", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of a new virtual environment that has Penstock's wheel."""
+    folder = tmp_path_factory.mktemp("compose")
+    pip("wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT)
+    (wheel,) = folder.glob("penstock-*.whl")
+    venv.create(folder / "venv", symlinks=True)
+    python = folder / "venv" / "bin" / "python"
+    (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
+    # Read as a plain folder: the .pth files in it, such as the checkout's own, are not followed.
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    pip("--python", python, "install", "--quiet", "--no-index", "--no-deps", "--ignore-installed", wheel)
+    asked = [python, "-c", "import services; print(services.__file__)"]
+    found = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=folder).stdout
+    assert Path(found.strip()).is_relative_to(site), "the checkout is seen instead of the wheel"
+    return python.parent
+
+
+@pytest.fixture(scope="module")
+def bootstrap_servers(kafka: EmbeddedKafka) -> str:
+    """The embedded Kafka, with the topics that are there before the services are."""
+
+    async def create_topics() -> None:
+        async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
+            await admin.create_topics([event_time_topic(name, 4) for name in TOPICS], exist_ok=True)
+
+    asyncio.run(create_topics())
+    return kafka.bootstrap_servers
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def here(value: Any, replaced: dict[str, str]) -> str:
+    """A value of compose.yaml with the secrets filled in and the places replaced."""
+    text = re.sub(r"\$\{\w+:\?[^}]*\}", SECRET, str(value))
+    for there, ours in replaced.items():
+        text = text.replace(there, ours)
+    return text
+
+
+def places(service: str, bootstrap_servers: str, folder: Path, port: int) -> dict[str, str]:
+    found = {
+        "kafka-1:9092,kafka-2:9092,kafka-3:9092": bootstrap_servers,
+        "8080": str(port),
+        "spark://spark-master:7077": "local[1]",
+    }
+    for mount in SERVICES[service].get("volumes", ()):
+        source, target = mount.split(":")[:2]
+        (folder / source).mkdir(exist_ok=True)
+        found[target] = str(folder / source)
+    return found
+
+
+@contextlib.contextmanager
+def started(command: list[str], environment: dict[str, str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a folder of its own, its output in `output` there; killed at the end if it still runs."""
+    inherited = {name: os.environ[name] for name in ("HOME", "JAVA_HOME", "LANG") if name in os.environ}
+    with (folder / "output").open("ab") as output:
+        process = subprocess.Popen(
+            command, env=inherited | environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def wait_until_healthy(
+    check: list[str], environment: dict[str, str], process: subprocess.Popen[bytes], folder: Path
+) -> None:
+    """Run compose's own health check until it says yes."""
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        if subprocess.run(check, env=environment, capture_output=True, check=False).returncode == 0:
+            return
+        time.sleep(0.3)
+    said = (folder / "output").read_text(encoding="utf-8", errors="replace")[-4000:]
+    pytest.fail(f"not healthy within {START_TIMEOUT_SECONDS} s; exit status {process.poll()}:\n{said}")
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+@pytest.mark.parametrize("service", ["producer", "consumer", "aggregator", "admin"])
+def test_command_runs(service: str, installed: Path, bootstrap_servers: str, tmp_path: Path) -> None:
+    """A service comes up healthy by compose's command and check, serves what the dashboard shows, and ends with 0."""
+    port = free_port()
+    replaced = places(service, bootstrap_servers, tmp_path, port)
+    environment = {name: here(value, replaced) for name, value in SERVICES[service]["environment"].items()}
+    environment["PATH"] = f"{installed}:{os.environ['PATH']}"
+    command = [here(part, replaced) for part in SERVICES[service]["command"]]
+    kind, *check = SERVICES[service]["healthcheck"]["test"]
+    assert kind == "CMD"
+    with started([str(installed / command[0]), *command[1:]], environment, tmp_path) as process:
+        wait_until_healthy([here(part, replaced) for part in check], environment, process, tmp_path)
+        assert json.loads(get(f"http://127.0.0.1:{port}/health"))["service"] == service
+        wait_for_metrics(f"http://127.0.0.1:{port}/metrics", shown_of(service))
+        process.send_signal(signal.SIGTERM)
+        status = process.wait(timeout=60)
+        assert status == 0, (tmp_path / "output").read_text(encoding="utf-8", errors="replace")[-4000:]
+
+
+def wait_for_metrics(url: str, wanted: set[str]) -> None:
+    """Until all are served: some come only once a partition is assigned."""
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    while missing := wanted - served(get(url)):
+        assert time.monotonic() < deadline, f"in the dashboard, but not served: {missing}"
+        time.sleep(0.3)
+
+
+def shown_of(service: str) -> set[str]:
+    """The metrics of a service in the dashboard's queries."""
+    queries = " ".join(target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"])
+    found = re.findall(rf'(penstock_\w+?)(?:_bucket)?\{{service="{service}"', queries)
+    assert found or service == "admin", "the dashboard shows nothing of it"
+    return set(found)
+
+
+def served(metrics: str) -> set[str]:
+    """The names of metrics in Prometheus' text format, of counters as they are queried."""
+    return set(re.findall(r"^# TYPE (\w+) \w+$", metrics, re.MULTILINE))
+
+
+def test_spark_cluster_runs(installed: Path, tmp_path: Path) -> None:
+    """Master and worker come up by compose's commands and checks, and the worker reports to the master."""
+    (tmp_path / "master").mkdir()
+    (tmp_path / "worker").mkdir()
+    master_port, master_ui, worker_ui = free_port(), free_port(), free_port()
+    common = {"7077": str(master_port), "spark-master": "127.0.0.1", "/var/lib/penstock": str(tmp_path / "worker")}
+    bin_folder = Path(sys.executable).parent  # Spark's own scripts, as in the image
+    environment = {"PATH": f"{bin_folder}:{installed}:{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1"}
+
+    def command(service: str, port: int) -> list[str]:
+        name, *arguments = (here(part, {**common, "8080": str(port)}) for part in SERVICES[service]["command"])
+        return [str(bin_folder / name), *arguments]
+
+    def check(service: str, port: int) -> list[str]:
+        return [here(part, {**common, "8080": str(port)}) for part in SERVICES[service]["healthcheck"]["test"][1:]]
+
+    own = {name: here(value, common) for name, value in SERVICES["spark-worker"]["environment"].items()}
+    with started(command("spark-master", master_ui), environment, tmp_path / "master") as master:
+        wait_until_healthy(check("spark-master", master_ui), environment, master, tmp_path / "master")
+        with started(command("spark-worker", worker_ui), environment | own, tmp_path / "worker") as worker:
+            wait_until_healthy(check("spark-worker", worker_ui), environment, worker, tmp_path / "worker")
+            deadline = time.monotonic() + START_TIMEOUT_SECONDS
+            while not (workers := json.loads(get(f"http://127.0.0.1:{master_ui}/json/"))["workers"]):
+                assert time.monotonic() < deadline, "no worker has come to the master"
+                time.sleep(0.3)
+            assert [w["state"] for w in workers] == ["ALIVE"]

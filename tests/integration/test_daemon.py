@@ -1,0 +1,110 @@
+"""A service and the signals that end it, in a process of its own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+END_LIMIT_SECONDS = 20
+LIMIT_MS = 500
+
+PROGRAM = """
+import asyncio, sys
+from shared.common import daemon
+
+async def cooperative():
+    await asyncio.Event().wait()
+
+async def stubborn():
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        print("cancelled", flush=True)
+        await asyncio.Event().wait()
+
+class Service:
+    async def startup(self):
+        if sys.argv[1] == "starting":
+            print("up", flush=True)
+            await asyncio.Event().wait()
+
+    async def main_loop(self):
+        print("up", flush=True)
+        await (stubborn() if sys.argv[1] == "stubborn" else cooperative())
+
+    async def shutdown(self):
+        print("shutdown", flush=True)
+        if sys.argv[1] == "endless":
+            await asyncio.Event().wait()
+
+sys.exit(asyncio.run(daemon.run(Service(), int(sys.argv[2]))))
+"""
+
+
+@contextmanager
+def service(kind: str, limit_ms: int = LIMIT_MS) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", PROGRAM, kind, str(limit_ms)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def said(process: subprocess.Popen[str]) -> list[str]:
+    """Its own words of the rest of its output, logs left out."""
+    rest, _ = process.communicate(timeout=END_LIMIT_SECONDS)
+    return [line for line in rest.splitlines() if line in ("shutdown", "cancelled", "up")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_order(number: signal.Signals) -> None:
+    """SIGTERM or SIGINT ends the main loop, shuts down once, and the exit status is 0."""
+    with service("plain") as process:
+        process.send_signal(number)
+        assert said(process) == ["shutdown"]
+        assert process.returncode == 0
+
+
+def test_a_signal_during_startup() -> None:
+    """A service that is still starting is shut down, too."""
+    with service("starting") as process:
+        process.send_signal(signal.SIGTERM)
+        assert said(process) == ["shutdown"]
+        assert process.returncode == 0
+
+
+def test_a_shutdown_over_its_limit() -> None:
+    """A shutdown that does not end is cut off, and the exit status is 1."""
+    with service("endless") as process:
+        process.send_signal(signal.SIGTERM)
+        assert said(process) == ["shutdown"]
+        assert process.returncode == 1
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    """A second signal does not wait for a shutdown that hangs."""
+    with service("endless", limit_ms=600_000) as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout is not None
+        while process.stdout.readline() != "shutdown\n":
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        process.wait(END_LIMIT_SECONDS)
+        assert process.returncode == 130
+
+
+def test_a_main_loop_that_does_not_let_itself_be_cancelled() -> None:
+    """The limit holds for the main loop, too: what does not end in time is given up, and the exit status is 1."""
+    with service("stubborn") as process:
+        process.send_signal(signal.SIGTERM)
+        words = said(process)
+        assert words[:2] == ["cancelled", "shutdown"]
+        assert process.returncode == 1

@@ -1,0 +1,291 @@
+"""The embedded Kafka, run for real: started, stopped, crashed, frozen, and denied what it needs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from services.local import probe
+from services.local.broker_config import BROKER_LOG, LOG_FOLDER, EmbeddedKafkaSettings
+from services.local.folder_lock import LOCK_FILE, FolderInUse
+from services.local.kafka import EmbeddedKafka, KafkaDied
+from services.local.ports import PortTaken
+from shared.clients.admin import Admin, NewTopic
+from shared.common.errors import ConfigError, PenstockError
+from shared.common.settings import KafkaSettings
+
+ANSWER_MS = 1_000
+END_LIMIT_SECONDS = 15.0
+STARTER = """
+import asyncio, sys
+from pathlib import Path
+from services.local.kafka import EmbeddedKafka
+
+async def main():
+    async with EmbeddedKafka(Path(sys.argv[1])) as kafka:
+        print("PID", kafka.child.pid, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+TINY_DISK_BYTES = 64 * 1024
+FILLING_DISK_BYTES = 80 * 1024 * 1024
+
+
+async def answers(kafka: EmbeddedKafka) -> bool:
+    host, port = kafka.bootstrap_servers.split(":")
+    return await probe.answers(host, int(port), ANSWER_MS)
+
+
+async def create_topic(kafka: EmbeddedKafka, name: str, partitions: int) -> None:
+    async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers), timeout_ms=10_000) as admin:
+        await admin.create_topics([NewTopic(name, partitions)])
+
+
+async def partitions_of(kafka: EmbeddedKafka, name: str) -> int:
+    async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers), timeout_ms=10_000) as admin:
+        return len((await admin.describe_topics([name]))[name].partitions)
+
+
+def test_one_broker_serves_synchronous_tests(kafka: EmbeddedKafka) -> None:
+    """The session's broker can be reached from a test that has no event loop."""
+    assert asyncio.run(answers(kafka))
+
+
+async def test_one_broker_serves_asynchronous_tests(kafka: EmbeddedKafka) -> None:
+    """The session's broker can be reached from a test on anyio's loop, though it lives on another."""
+    assert await answers(kafka)
+
+
+async def test_topics_survive_stop_and_crash_on_the_same_ports(own_kafka: EmbeddedKafka) -> None:
+    """A restart and a SIGKILL keep address, topics and their settings."""
+    address = own_kafka.bootstrap_servers
+    await create_topic(own_kafka, "kept", 3)
+    await own_kafka.restart()
+    assert await answers(own_kafka)
+    await own_kafka.kill()
+    assert not await answers(own_kafka)
+    await own_kafka.start()
+    assert own_kafka.bootstrap_servers == address
+    assert await partitions_of(own_kafka, "kept") == 3
+
+
+async def test_graceful_stop_is_quick_with_topics(own_kafka: EmbeddedKafka) -> None:
+    """A stop ends by SIGTERM alone, far below the limit at which it would become SIGKILL."""
+    await create_topic(own_kafka, "some", 12)
+    child, begin = own_kafka.child, time.monotonic()
+    await own_kafka.stop()
+    assert child.returncode == 128 + signal.SIGTERM, child
+    assert time.monotonic() - begin < own_kafka.settings.stop_timeout_ms / 1000
+
+
+async def test_paused_broker_is_silent_and_comes_back(own_kafka: EmbeddedKafka) -> None:
+    """Frozen, it answers nothing though the port is open; resumed, it answers again."""
+    own_kafka.pause()
+    assert not await answers(own_kafka)
+    own_kafka.resume()
+    assert await answers(own_kafka)
+
+
+async def test_paused_broker_can_be_stopped(own_kafka: EmbeddedKafka) -> None:
+    """A stop does not wait for a process that cannot run."""
+    own_kafka.pause()
+    child = own_kafka.child
+    await own_kafka.stop()
+    assert child.returncode is not None
+    assert not exists(child.pid)
+
+
+async def test_a_broker_that_dies_is_reported(own_kafka: EmbeddedKafka) -> None:
+    """`wait` raises when nobody asked for the end."""
+    waiting = asyncio.ensure_future(own_kafka.wait())
+    os.kill(own_kafka.child.pid, signal.SIGKILL)
+    with pytest.raises(KafkaDied, match="the embedded Kafka ended"):
+        await waiting
+
+
+def start_and_kill_starter(folder: Path) -> int:
+    """Start a broker from another process, kill that with SIGKILL; the broker's process id."""
+    starter = subprocess.Popen([sys.executable, "-c", STARTER, str(folder)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert starter.stdout is not None
+        java = next(int(line.split()[1]) for line in starter.stdout if line.startswith("PID"))
+        assert exists(java)
+    finally:
+        starter.kill()
+        starter.communicate()
+    return java
+
+
+async def test_killed_parent_takes_the_broker_along(tmp_path: Path) -> None:
+    """After SIGKILL of the process that started it, the broker ends within its limit and the folder starts again."""
+    folder = tmp_path / "kafka"
+    java = await asyncio.to_thread(start_and_kill_starter, folder)
+    # The next start waits for the lock that the dying broker still holds.
+    async with EmbeddedKafka(folder) as kafka:
+        assert not exists(java)
+        assert await answers(kafka)
+
+
+async def test_second_broker_on_a_folder_is_refused(own_kafka: EmbeddedKafka) -> None:
+    """The lock is found before the second broker touches anything, and the first goes on."""
+    with pytest.raises(FolderInUse, match=f"in use by another running broker, started by process {os.getpid()}"):
+        await EmbeddedKafka(own_kafka.data_dir).start()
+    assert await answers(own_kafka)
+
+
+async def test_folder_locked_by_a_broker_that_is_not_ours(own_kafka: EmbeddedKafka) -> None:
+    """Kafka's own lock is respected too, for a broker that was started without ours."""
+    (own_kafka.data_dir / LOCK_FILE).unlink()
+    with pytest.raises(FolderInUse, match="is in use by another running broker"):
+        await EmbeddedKafka(own_kafka.data_dir).start()
+    assert await answers(own_kafka)
+
+
+async def test_taken_fixed_port_is_named(tmp_path: Path) -> None:
+    """A port of the settings that something else listens on is refused by its number."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(PortTaken, match=f"port {port} on 127.0.0.1 is taken"):
+            await EmbeddedKafka(tmp_path, EmbeddedKafkaSettings(port=port)).start()
+
+
+class RacedKafka(EmbeddedKafka):
+    """Chooses a port that is taken, once: what losing the race between choosing and binding looks like."""
+
+    def __init__(self, data_dir: Path, taken: int) -> None:
+        super().__init__(data_dir)
+        self.lost = [taken]
+
+    def _choose_ports(self) -> dict[str, int]:
+        return super()._choose_ports() | ({"PLAINTEXT": self.lost.pop()} if self.lost else {})
+
+
+async def test_lost_race_for_a_port_is_run_again(tmp_path: Path) -> None:
+    """A chosen port that another process takes first costs another attempt, not the start."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        async with RacedKafka(tmp_path, taken) as kafka:
+            assert kafka.bootstrap_servers != f"127.0.0.1:{taken}"
+            assert await answers(kafka)
+        assert kafka.lost == []
+
+
+async def test_listeners_and_properties_of_the_settings_reach_the_broker(tmp_path: Path) -> None:
+    """A further listener gets a free port of its own, and its properties arrive whatever characters they hold."""
+    login = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_a="pässword: #1";'
+    settings = EmbeddedKafkaSettings(
+        listeners={"INSIDE": "SASL_PLAINTEXT"},
+        properties={"sasl.enabled.mechanisms": "PLAIN", "listener.name.inside.plain.sasl.jaas.config": login},
+    )
+    async with EmbeddedKafka(tmp_path, settings) as kafka:
+        host, port = kafka.address("INSIDE").split(":")
+        assert await probe.answers(host, int(port), ANSWER_MS)
+        assert kafka.address("INSIDE") != kafka.bootstrap_servers
+
+
+@pytest.mark.parametrize(
+    ("damage", "match"),
+    [("meta.properties", "is damaged or from another Kafka"), ("__cluster_metadata-0/quorum-state", "is damaged")],
+)
+async def test_damaged_folder_is_said(own_kafka: EmbeddedKafka, damage: str, match: str) -> None:
+    """Garbage in one of Kafka's own files ends in an error that names the folder and what to do."""
+    await own_kafka.stop()
+    (own_kafka.data_dir / LOG_FOLDER / damage).write_text("garbage\n")
+    with pytest.raises(KafkaDied, match=f"{match}.*: move the folder away"):
+        await own_kafka.start()
+
+
+async def test_unformatted_folder_with_topics_is_refused(own_kafka: EmbeddedKafka) -> None:
+    """Formatting anew would hide the topics that are there, so it is not done."""
+    await own_kafka.stop()
+    (own_kafka.data_dir / LOG_FOLDER / "meta.properties").unlink()
+    with pytest.raises(ConfigError, match=r"is damaged: log/meta\.properties is missing"):
+        await own_kafka.start()
+
+
+async def test_wrong_property_is_shown(tmp_path: Path) -> None:
+    """A property that Kafka refuses is in the error, in Kafka's words."""
+    with pytest.raises(KafkaDied, match=r"num\.io\.threads: Not a number"):
+        await EmbeddedKafka(tmp_path, EmbeddedKafkaSettings(properties={"num.io.threads": "many"})).start()
+
+
+async def test_failed_start_leaves_nothing_behind(tmp_path: Path) -> None:
+    """After a start that failed, no process lives and the folder can be used at once."""
+    kafka = EmbeddedKafka(tmp_path, EmbeddedKafkaSettings(start_timeout_ms=1))
+    with pytest.raises(KafkaDied, match=r"could not be formatted|did not answer within start_timeout_ms=1"):
+        await kafka.start()
+    async with EmbeddedKafka(tmp_path) as again:
+        assert await answers(again)
+
+
+async def test_cancelled_start_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A start that is cancelled while the JVM boots ends the JVM."""
+    kafka = EmbeddedKafka(tmp_path)
+    start = asyncio.ensure_future(kafka.start())
+    async with asyncio.timeout(END_LIMIT_SECONDS):
+        while not (tmp_path / BROKER_LOG).exists():  # noqa: ASYNC110 - the broker's own sign of life
+            await asyncio.sleep(0.01)
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    async with EmbeddedKafka(tmp_path) as again:
+        assert await answers(again)
+
+
+@contextmanager
+def disk_of(folder: Path, size_bytes: int) -> Iterator[Path]:
+    """A file system of its own in memory; skips where one cannot be mounted."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root on Linux")
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("a tmpfs cannot be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+async def test_full_disk_is_said_before_the_start(tmp_path: Path) -> None:
+    """A disk on which no topic could be made is refused with what is needed."""
+    with disk_of(tmp_path / "small", TINY_DISK_BYTES) as disk, pytest.raises(ConfigError, match="no space for Kafka"):
+        await EmbeddedKafka(disk / "kafka").start()
+
+
+def fill(disk: Path) -> None:
+    with (disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while True:
+            filler.write(bytes(4096))
+
+
+async def test_disk_that_fills_up_is_said(tmp_path: Path) -> None:
+    """A broker that dies of a full disk is reported as that, though it could not log it."""
+    with disk_of(tmp_path / "filling", FILLING_DISK_BYTES) as disk:
+        async with EmbeddedKafka(disk / "kafka") as kafka:
+            fill(disk)
+            with contextlib.suppress(PenstockError):
+                await create_topic(kafka, "one-too-many", 9)
+            async with asyncio.timeout(END_LIMIT_SECONDS):
+                with pytest.raises(KafkaDied, match="no space left on the disk of"):
+                    await kafka.wait()
+
+
+def exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,415 @@
+"""The handler runner on a real broker: dead letters, crashes, rebalances, order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.consumer.daemon import ConsumerDaemon, DeadLetterProducer
+from services.consumer.dead_letter_log import DeadLetterLog
+from services.consumer.executor import Executor
+from services.consumer.handlers import Handler
+from services.consumer.runner import HandlerRunner
+from services.consumer.runner_metrics import RunnerMetrics
+from services.consumer.settings import ConsumerServiceSettings
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin, NewTopic
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.clients.producer import Producer
+from shared.common.clock import SYSTEM_CLOCK
+from shared.common.commit_metadata import decode_finished
+from shared.common.records import ConsumerRecord, OffsetAndMetadata, ProducerRecord, RecordMetadata, TopicPartition
+from shared.common.settings import KafkaSettings
+
+WAIT_S = 30
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def connection(kafka: EmbeddedKafka) -> KafkaSettings:
+    return KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+
+
+async def until(true: Callable[[], bool], *tasks: asyncio.Task[None]) -> None:
+    """Wait for a condition; a task that ends meanwhile shows its error."""
+    deadline = time.monotonic() + WAIT_S
+    while not true():
+        for task in tasks:
+            if task.done():
+                task.result()
+        assert time.monotonic() < deadline, "waited too long"
+        await asyncio.sleep(0.02)
+
+
+async def fill(connection: KafkaSettings, topic: str, partitions: int, records: Iterable[ProducerRecord]) -> None:
+    async with Admin(connection) as admin:
+        await admin.create_topics([NewTopic(topic, partitions), NewTopic(f"{topic}-dlq", partitions)], exist_ok=True)
+    await send(connection, records)
+
+
+async def send(connection: KafkaSettings, records: Iterable[ProducerRecord]) -> None:
+    async with Producer(connection) as producer:
+        assert all(isinstance(result, RecordMetadata) for result in await (await producer.send_many(records)))
+
+
+async def committed(connection: KafkaSettings, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
+    async with Admin(connection) as admin:
+        return await admin.group_offsets(group)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    connection: KafkaSettings, topic: str, handle: Callable[[ConsumerRecord], Awaitable[None]], **changes: object
+) -> AsyncIterator[tuple[HandlerRunner, asyncio.Task[None], CollectorRegistry]]:
+    """A runner within this process, stopped in order at the end."""
+    given: dict[str, object] = {
+        "kafka": connection, "topics": (topic,), "group_id": topic, "handler": "tests:handle",
+        "commit_interval_ms": 100, "lag_interval_ms": 100, "retry": {"backoff_ms": 1},
+        "consumer": {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 200, "auto_offset_reset": "earliest"},
+    }  # fmt: skip
+    settings = ConsumerServiceSettings(**(given | changes))  # type: ignore[arg-type]
+    registry = CollectorRegistry()
+    metrics = RunnerMetrics(registry, settings.group_id)
+    async with Producer(connection) as producer, Consumer(connection, settings.consumer_settings()) as consumer:
+        executor = Executor(
+            Handler("tests:handle", handle), settings.retry_policy(), DeadLetterProducer(producer), metrics, group=topic
+        )
+        runner = HandlerRunner(
+            consumer, settings.scheduler(batch=False), executor, metrics, SYSTEM_CLOCK, settings.runner_options()
+        )
+        runner.subscribe([topic])
+        task = asyncio.create_task(runner.run())
+        try:
+            yield runner, task, registry
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            await runner.stop(5_000)
+
+
+async def test_a_failing_record_becomes_a_dead_letter(connection: KafkaSettings, topic_name: str) -> None:
+    """Raw bytes, original headers, then place and reason; the others are handled; all of it is committed."""
+    headers = (("trace", b"\x00\x01"), ("none", None))
+    values = [b"good", b"\xff bad", b"good"]
+    await fill(
+        connection, topic_name, 1,
+        [ProducerRecord(topic_name, v, b"ann", headers, 0, 1_357_000_000_000 + i) for i, v in enumerate(values)],
+    )  # fmt: skip
+    handled = []
+
+    async def handle(record: ConsumerRecord) -> None:
+        if record.value == b"\xff bad":
+            raise ConnectionError("refused by the other side")
+        handled.append(record.offset)
+
+    async with running(connection, topic_name, handle, max_attempts=3) as (runner, task, registry):
+        await until(lambda: runner.finished == 3, task)
+        labels = {"group": topic_name, "topic": topic_name}
+        assert registry.get_sample_value("penstock_consumer_dead_letters_total", labels) == 1
+        assert registry.get_sample_value("penstock_consumer_retries_total", labels) == 2
+        assert registry.get_sample_value("penstock_consumer_handled_records_total", labels) == 2
+    assert handled == [0, 2]
+    assert await committed(connection, topic_name) == {TopicPartition(topic_name, 0): OffsetAndMetadata(3)}
+    async with DeadLetterLog(connection, f"{topic_name}-dlq") as letters:
+        entries = [entry async for entry in letters.entries()]
+    (letter,) = [entry.letter for entry in entries]
+    assert letter is not None
+    assert letter.record == ConsumerRecord(topic_name, 0, 1, 1_357_000_000_001, b"ann", b"\xff bad", headers)
+    assert (letter.stage, letter.exception, letter.message) == (
+        "process",
+        "ConnectionError",
+        "refused by the other side",
+    )
+    assert (letter.attempts, letter.group) == (3, topic_name)
+    assert entries[0].written_ms > 1_357_000_000_001 + 86_400_000
+
+
+async def test_order_per_key_under_concurrency_64(connection: KafkaSettings, topic_name: str) -> None:
+    """Each record is handled once, each key's in the order of its offsets, one at a time, retries included."""
+    rng = random.Random(5)
+    keys = [b"key-%d" % rng.randrange(100) for _ in range(4_000)]
+    await fill(connection, topic_name, 4, [ProducerRecord(topic_name, b"%d" % i, key) for i, key in enumerate(keys)])
+    seen: dict[bytes | None, list[bytes | None]] = defaultdict(list)
+    running_now: set[bytes | None] = set()
+    most = 0
+
+    async def handle(record: ConsumerRecord) -> None:
+        nonlocal most
+        assert record.key not in running_now
+        running_now.add(record.key)
+        most = max(most, len(running_now))
+        try:
+            await asyncio.sleep(rng.random() * 0.004)
+            if rng.random() < 0.02:
+                raise ConnectionError("try again")
+            seen[record.key].append(record.value)
+        finally:
+            running_now.remove(record.key)
+
+    async with running(connection, topic_name, handle, max_attempts=50) as (runner, task, _):
+        await until(lambda: runner.finished == len(keys), task)
+    expected = defaultdict(list)
+    for index, key in enumerate(keys):
+        expected[key].append(b"%d" % index)
+    assert seen == expected
+    assert most > 16
+    assert sum(o.offset for o in (await committed(connection, topic_name)).values()) == len(keys)
+
+
+async def test_two_runners_rebalance_without_loss(connection: KafkaSettings, topic_name: str) -> None:
+    """A member joins and leaves while records flow: every record is handled, none twice, since revocation drains."""
+    total, handled = 3_000, Counter[bytes | None]()
+
+    async def handle(record: ConsumerRecord) -> None:
+        await asyncio.sleep(0.01)
+        handled[record.value] += 1
+
+    records = [ProducerRecord(topic_name, b"%d" % i, b"key-%d" % (i % 200)) for i in range(total)]
+    await fill(connection, topic_name, 6, records[: total // 3])
+    async with running(connection, topic_name, handle, max_concurrency=16) as (first, one, _):
+        await until(lambda: first.finished > 50, one)
+        async with running(connection, topic_name, handle, max_concurrency=16) as (second, two, _):
+            await until(lambda: len(second.scheduler.partitions) == len(first.scheduler.partitions) == 3, one, two)
+            await send(connection, records[total // 3 : 2 * total // 3])
+            await until(lambda: second.finished > 50, one, two)
+        await until(lambda: len(first.scheduler.partitions) == 6, one)
+        await send(connection, records[2 * total // 3 :])
+        await until(lambda: len(handled) == total and first.scheduler.in_flight == 0, one)
+    assert set(handled.values()) == {1}
+    assert sum(o.offset for o in (await committed(connection, topic_name)).values()) == total
+
+
+async def test_a_hanging_handler_does_not_hold_a_rebalance_up(connection: KafkaSettings, topic_name: str) -> None:
+    """After the drain limit it is cancelled, nothing of it is committed, and the next owner handles the record."""
+    await fill(connection, topic_name, 1, [ProducerRecord(topic_name, b"%d" % i, b"key-%d" % i) for i in range(10)])
+    hang, calls = True, list[tuple[str, bytes | None]]()
+
+    def handler(name: str) -> Callable[[ConsumerRecord], Awaitable[None]]:
+        async def handle(record: ConsumerRecord) -> None:
+            if hang and record.value == b"4":
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    calls.append((f"{name} cancelled", record.value))
+            calls.append((name, record.value))
+
+        return handle
+
+    consumer = {
+        "session_timeout_ms": 6_000, "heartbeat_interval_ms": 200, "auto_offset_reset": "earliest",
+        "rebalance_timeout_ms": 6_000,
+    }  # fmt: skip
+    async with running(connection, topic_name, handler("first"), consumer=consumer) as (first, one, _):
+        await until(lambda: first.finished == 9, one)
+        async with running(connection, topic_name, handler("second"), consumer=consumer) as (second, two, _):
+            await until(lambda: ("first cancelled", b"4") in calls, one, two)
+            hang = False
+            await until(lambda: first.finished + second.finished == 10, one, two)
+    assert sorted(value or b"" for name, value in calls if "cancelled" not in name) == sorted(
+        b"%d" % i for i in range(10)
+    )
+    assert await committed(connection, topic_name) == {TopicPartition(topic_name, 0): OffsetAndMetadata(10)}
+
+
+HANDLER = """
+import asyncio, os, pathlib
+from shared.common.records import ConsumerRecord
+
+log = pathlib.Path(os.environ["LOG"]).open("a", buffering=1)
+
+async def handle(record: ConsumerRecord) -> None:
+    print("start", record.value.decode(), file=log)
+    if record.value.decode() == os.environ.get("STUCK"):
+        await asyncio.Event().wait()
+    await asyncio.sleep(float(os.environ.get("SECONDS", "0")))
+    print("end", record.value.decode(), file=log)
+"""
+
+
+@contextlib.asynccontextmanager
+async def daemon(
+    connection: KafkaSettings, topic: str, folder: Path, log: str, **environment: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """`penstock consumer` as a process of its own."""
+    (folder / "own_handler.py").write_text(HANDLER)
+    arguments = {
+        "topics": topic, "group-id": topic, "handler": "own_handler:handle", "commit-interval-ms": "100",
+        "kafka.bootstrap-servers": connection.bootstrap_servers, "consumer.session-timeout-ms": "1000",
+        "consumer.heartbeat-interval-ms": "200", "consumer.auto-offset-reset": "earliest", "log.format": "json",
+    }  # fmt: skip
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.consumer.main", *(f"--{name}={value}" for name, value in arguments.items()),
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), "LOG": str(folder / log), **environment},
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def alive(process: asyncio.subprocess.Process, true: Callable[[], bool]) -> None:
+    """Wait for a condition while the process lives."""
+    await until(lambda: true() or process.returncode is not None)
+    assert true(), f"the process ended with {process.returncode}"
+
+
+def lines(file: Path, what: str) -> list[int]:
+    text = file.read_text() if file.exists() else ""
+    return [int(line.split()[1]) for line in text.splitlines() if line.startswith(what)]
+
+
+async def test_a_restart_after_a_crash_redoes_only_the_unfinished(
+    connection: KafkaSettings, topic_name: str, tmp_path: Path
+) -> None:
+    """Killed with one record stuck and all others beyond it finished: the next process handles that one record."""
+    await fill(connection, topic_name, 1, [ProducerRecord(topic_name, b"%d" % i, b"key-%d" % i) for i in range(300)])
+    tp = TopicPartition(topic_name, 0)
+    async with daemon(connection, topic_name, tmp_path, "first", STUCK="17") as process:
+        await alive(process, lambda: len(lines(tmp_path / "first", "end")) == 299)
+        deadline = time.monotonic() + WAIT_S
+        while (stored := (await committed(connection, topic_name)).get(tp)) is None or not (
+            stored.offset == 17 and decode_finished(stored) == ((18, 299),)
+        ):
+            assert time.monotonic() < deadline, stored
+            await asyncio.sleep(0.05)
+        process.kill()
+        await process.wait()
+    async with daemon(connection, topic_name, tmp_path, "second") as process:
+        await alive(process, lambda: 17 in lines(tmp_path / "second", "end"))
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+    assert lines(tmp_path / "second", "start") == [17]
+    assert await committed(connection, topic_name) == {tp: OffsetAndMetadata(300)}
+
+
+async def test_sigterm_drains_commits_and_leaves(connection: KafkaSettings, topic_name: str, tmp_path: Path) -> None:
+    """What was started is finished and committed, nothing else; the group is empty at once."""
+    await fill(connection, topic_name, 1, [ProducerRecord(topic_name, b"%d" % i, None) for i in range(1_000)])
+    async with daemon(connection, topic_name, tmp_path, "log", SECONDS="0.4") as process:
+        await alive(process, lambda: len(lines(tmp_path / "log", "end")) >= 64)
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+    started, ended = lines(tmp_path / "log", "start"), lines(tmp_path / "log", "end")
+    assert sorted(started) == sorted(ended) == list(range(len(ended)))
+    assert len(ended) < 1_000
+    assert await committed(connection, topic_name) == {TopicPartition(topic_name, 0): OffsetAndMetadata(len(ended))}
+    async with Admin(connection) as admin:
+        assert (await admin.describe_group(topic_name)).members == ()
+
+
+async def test_damaged_commit_metadata_does_not_stop_a_start(connection: KafkaSettings, topic_name: str) -> None:
+    """The offset holds, the metadata is left aside, and records beyond it are handled again."""
+    await fill(connection, topic_name, 1, [ProducerRecord(topic_name, b"%d" % i, None) for i in range(5)])
+    tp = TopicPartition(topic_name, 0)
+    async with Consumer(connection, ConsumerSettings(group_id=topic_name, commit_strategy="none")) as consumer:
+        consumer.assign([tp])
+        await consumer.commit({tp: OffsetAndMetadata(2, "p1r:damaged")})
+    handled = []
+
+    async def handle(record: ConsumerRecord) -> None:
+        handled.append(record.offset)
+
+    async with running(connection, topic_name, handle) as (runner, task, _):
+        await until(lambda: runner.finished == 3, task)
+    assert sorted(handled) == [2, 3, 4]
+
+
+async def test_dead_letters_are_listed_and_replayed_once(connection: KafkaSettings, topic_name: str) -> None:
+    """A replay by exception sends those as they were; the rest stays for a later one, and nothing goes twice."""
+    headers = (("trace", b"a1"),)
+    await fill(
+        connection, topic_name, 3,
+        [ProducerRecord(topic_name, b"%d" % i, b"key-%d" % i, headers, None, 1_000 + i) for i in range(20)],
+    )  # fmt: skip
+    failing, handled = True, list[ConsumerRecord]()
+
+    async def handle(record: ConsumerRecord) -> None:
+        if failing:
+            raise ValueError("odd") if int(record.value or b"") % 2 else KeyError("even")
+        handled.append(record)
+
+    async def command(*arguments: str) -> tuple[int | None, list[dict[str, object]]]:
+        options = ["--bootstrap-servers", connection.bootstrap_servers, "--json"]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "services.consumer.dlq", arguments[0], topic_name, *arguments[1:], *options,
+            stdout=asyncio.subprocess.PIPE, cwd=ROOT,
+        )  # fmt: skip
+        out, _ = await process.communicate()
+        return process.returncode, [json.loads(line) for line in out.splitlines()]
+
+    async with running(connection, topic_name, handle, max_attempts=1) as (runner, task, _):
+        await until(lambda: runner.finished == 20, task)
+        failing = False
+        status, listed = await command("list", "--exception", "ValueError")
+        assert (status, len(listed)) == (0, 10)
+        assert {(row["topic"], row["stage"], row["message"], row["replayed"]) for row in listed} == {
+            (topic_name, "process", "odd", False)
+        }
+        assert await command("replay", "--exception", "ValueError", "--dry-run") == (0, [{"would_send": 10}])
+        assert not handled
+        nothing = {"failed": 0, "faults": 0, "errors": []}
+        assert await command("replay", "--exception", "ValueError") == (0, [{"sent": 10, "left_out": 10, **nothing}])
+        assert await command("replay", "--exception", "ValueError") == (0, [{"sent": 0, "left_out": 10, **nothing}])
+        status, pending = await command("list", "--pending")
+        assert {row["exception"] for row in pending} == {"KeyError"}
+        assert await command("replay") == (0, [{"sent": 10, "left_out": 0, **nothing}])
+        await until(lambda: len(handled) == 20, task)
+        assert await command("replay", "--again", "--dry-run") == (0, [{"would_send": 20}])
+    assert sorted((r.value, r.key, r.headers, r.timestamp) for r in handled) == sorted(
+        (b"%d" % i, b"key-%d" % i, headers, 1_000 + i) for i in range(20)
+    )
+
+
+async def test_health_tells_a_stuck_handler(
+    connection: KafkaSettings, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Well while records are handled, 503 with the lag once one hangs and nothing is finished; metrics say the same."""
+    (tmp_path / "handler_of_health.py").write_text(
+        "import asyncio\nasync def handle(record):\n    if record.value == b'stuck': await asyncio.Event().wait()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    await fill(connection, topic_name, 1, [ProducerRecord(topic_name, b"fine", None)])
+    settings = ConsumerServiceSettings(
+        kafka=connection, topics=(topic_name,), group_id=topic_name, handler="handler_of_health:handle",
+        lag_interval_ms=50, stuck_after_ms=300, consumer={"auto_offset_reset": "earliest"}, shutdown_timeout_ms=5_500,
+    )  # fmt: skip
+    service = ConsumerDaemon(settings)
+    await service.startup()
+    work = asyncio.create_task(service.main_loop())
+    try:
+        async with httpx.AsyncClient(base_url=service.server.url) as http:
+            assert (await http.get("/health")).status_code == 503
+            await until(lambda: service.runner is not None and service.runner.finished == 1, work)
+            assert (await http.get("/health")).status_code == 200
+            await send(connection, [ProducerRecord(topic_name, b"stuck", None)])
+            await until(lambda: not service.check().ok, work)
+            answer = await http.get("/health")
+            assert (answer.status_code, answer.json()["checks"]["progress"]["lag"]) == (503, 1)
+            text = (await http.get("/metrics")).text
+            assert f'penstock_consumer_handlers_in_flight{{group="{topic_name}"}} 1.0' in text
+            assert (
+                f'penstock_consumer_unfinished_lag{{group="{topic_name}",partition="0",topic="{topic_name}"}} 1.0'
+                in text
+            )
+    finally:
+        work.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+        await service.shutdown()
+    assert await committed(connection, topic_name) == {TopicPartition(topic_name, 0): OffsetAndMetadata(1)}

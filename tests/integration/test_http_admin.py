@@ -1,0 +1,103 @@
+"""The admin service over a real broker, with a producer service beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import httpx
+
+from services.admin.daemon import AdminDaemon
+from services.admin.settings import AdminServiceSettings
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin, event_time_topic
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.clients.producer import Producer
+from shared.common.records import ProducerRecord, TopicPartition
+from shared.common.settings import KafkaSettings
+
+
+@contextlib.asynccontextmanager
+async def serving(bootstrap_servers: str, **services: str) -> AsyncIterator[httpx.AsyncClient]:
+    """An admin service in this process, connected, and a client on its address."""
+    settings = {"kafka": {"bootstrap_servers": bootstrap_servers}, "services": services}
+    daemon = AdminDaemon(AdminServiceSettings.model_validate(settings))
+    await daemon.startup()
+    working = asyncio.create_task(daemon.main_loop())
+    try:
+        async with httpx.AsyncClient(base_url=daemon.server.url, trust_env=False, timeout=30) as client:
+            async with asyncio.timeout(30):
+                while (await client.get("/health")).status_code != 200:  # noqa: ASYNC110 - it is polled as a client would
+                    await asyncio.sleep(0.1)
+            yield client
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        await daemon.shutdown()
+
+
+async def test_a_groups_offsets_are_read_reset_and_deleted(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Refused with the member's name while a consumer is in the group; in force for the next consumer afterwards."""
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    group, tp = f"group-{topic_name}", TopicPartition(topic_name, 0)
+    async with Admin(settings) as admin:
+        await admin.create_topics([event_time_topic(topic_name, 1)])
+    async with Producer(settings) as producer:
+        await (await producer.send_many(ProducerRecord(topic_name, b"%d" % i, timestamp=i) for i in range(10)))
+    async with serving(kafka.bootstrap_servers) as client:
+        url = f"/v1/groups/{group}/offsets"
+        own = ConsumerSettings(group_id=group, auto_offset_reset="earliest", commit_strategy="none")
+        async with Consumer(settings, own) as consumer:
+            consumer.subscribe([topic_name])
+            async with asyncio.timeout(60):
+                while not await consumer.poll(500):
+                    pass
+            await consumer.commit()
+            described = (await client.get(f"/v1/groups/{group}")).json()
+            assert (described["state"], described["lag"]) == ("Stable", 0)
+            member = described["members"][0]
+            assert member["partitions"] == [{"topic": topic_name, "partition": 0}]
+            refused = await client.post(url, json={"to": "earliest"})
+            assert refused.status_code == 409
+            assert member["member_id"] in refused.json()["detail"]
+        dry = await client.post(url, json={"to": {"timestamp_ms": 4}, "dry_run": True})
+        assert dry.json()["partitions"] == [{"topic": topic_name, "partition": 0, "before": 10, "after": 4}]
+        assert (await client.get(f"/v1/groups/{group}")).json()["lag"] == 0
+        for to, after in (("earliest", 0), ({"timestamp_ms": 4}, 4), ({"shift_by": 2}, 6), ({"offset": 3}, 3)):
+            changed = await client.post(url, json={"to": to})
+            assert changed.json()["partitions"][0]["after"] == after
+        async with Consumer(settings, own) as consumer:
+            consumer.subscribe([topic_name])
+            async with asyncio.timeout(60):
+                while not (polled := await consumer.poll(500)):
+                    pass
+            assert polled[tp].offsets[0] == 3
+        assert (await client.delete(f"/v1/groups/{group}")).status_code == 204
+        assert (await client.get(f"/v1/groups/{group}")).status_code == 404
+
+
+async def test_topics_and_the_cluster_are_described(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """From the broker itself."""
+    async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
+        await admin.create_topics([event_time_topic(topic_name, 3)])
+    async with serving(kafka.bootstrap_servers) as client:
+        assert topic_name in (await client.get("/v1/topics")).json()["topics"]
+        topic = (await client.get(f"/v1/topics/{topic_name}")).json()
+        cluster = (await client.get("/v1/cluster")).json()
+    assert [p["latest_offset"] for p in topic["partitions"]] == [0, 0, 0]
+    assert topic["configs"]["retention.ms"] == "-1"
+    assert len(cluster["brokers"]) == 1
+
+
+async def test_the_overview_shows_kafka_and_the_services(kafka: EmbeddedKafka) -> None:
+    """Itself is a service like any other; one that is not there is unreachable, and the rest is shown."""
+    async with serving(kafka.bootstrap_servers) as other:
+        services = {"other": str(other.base_url), "gone": "http://127.0.0.1:1"}
+        async with serving(kafka.bootstrap_servers, **services) as client:
+            page = await client.get("/")
+            overview = (await client.get("/v1/overview")).json()
+    assert "<title>Penstock</title>" in page.text
+    assert {s["name"]: s["status"] for s in overview["services"]} == {"other": "ok", "gone": "unreachable"}
+    assert overview["kafka"]["brokers"] == 1
+    assert overview["kafka"]["error"] == ""

@@ -1,0 +1,250 @@
+"""The producer service over a real broker: what was answered with a 2xx is in the topic, and nothing else was said."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from services.local.kafka import EmbeddedKafka
+from services.producer.daemon import ProducerDaemon
+from services.producer.settings import ProducerServiceSettings
+from shared.clients.admin import Admin, NewTopic, event_time_topic
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.common.records import ConsumerRecord, TopicPartition
+from shared.common.settings import KafkaSettings
+
+NDJSON = {"Content-Type": "application/x-ndjson"}
+ENTRY = "import sys; from services.producer.main import main; sys.exit(main(sys.argv[1:]))"
+
+
+@contextlib.asynccontextmanager
+async def serving(bootstrap_servers: str, **settings: Any) -> AsyncIterator[tuple[ProducerDaemon, httpx.AsyncClient]]:
+    """A producer service in this process, connected, and a client on its address."""
+    kafka = {"bootstrap_servers": bootstrap_servers, "request_timeout_ms": 2_000}
+    producer = {"delivery_timeout_ms": 3_000, "max_block_ms": 2_000}
+    daemon = ProducerDaemon(ProducerServiceSettings.model_validate({"kafka": kafka, "producer": producer} | settings))
+    await daemon.startup()
+    working = asyncio.create_task(daemon.main_loop())
+    try:
+        async with httpx.AsyncClient(base_url=daemon.server.url, trust_env=False, timeout=60) as client:
+            await healthy(client, 200)
+            yield daemon, client
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        await daemon.shutdown()
+
+
+async def healthy(client: httpx.AsyncClient, status: int, seconds: float = 30) -> None:
+    """Wait until /health answers with the status."""
+    async with asyncio.timeout(seconds):
+        while (await client.get("/health")).status_code != status:  # noqa: ASYNC110 - another process is polled
+            await asyncio.sleep(0.1)
+
+
+async def create(bootstrap_servers: str, topic: NewTopic) -> None:
+    async with Admin(KafkaSettings(bootstrap_servers=bootstrap_servers)) as admin:
+        await admin.create_topics([topic])
+
+
+async def read_all(bootstrap_servers: str, topic: str, partitions: int) -> list[ConsumerRecord]:
+    """Every record of a topic, partition by partition."""
+    tps = [TopicPartition(topic, p) for p in range(partitions)]
+    kafka = KafkaSettings(bootstrap_servers=bootstrap_servers)
+    settings = ConsumerSettings(group_id=f"read-{topic}", auto_offset_reset="earliest", commit_strategy="none")
+    async with Consumer(kafka, settings) as consumer:
+        consumer.assign(tps)
+        ends = await consumer.end_offsets(tps)
+        records: list[ConsumerRecord] = []
+        async with asyncio.timeout(60):
+            while [tp for tp in tps if await consumer.position(tp) < ends[tp]]:
+                for columns in (await consumer.poll(1_000)).values():
+                    records += columns.records()
+    return records
+
+
+async def test_ten_thousand_lines_are_read_back(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Values are the lines' bytes, with key, event time, and the offsets that the answer gave."""
+    await create(kafka.bootstrap_servers, event_time_topic(topic_name, 4))
+    topics = {topic_name: {"key": ["/carrier", "/origin"], "time": "/at"}}
+    lines = [
+        b'{"id": %d, "carrier":"C%d", "origin":"EWR", "at":%d}' % (i, i % 16, 1_357_000_000_000 + i)
+        for i in range(10_000)
+    ]
+    async with serving(kafka.bootstrap_servers, ingest={"topics": topics}) as (_, client):
+        answer = await client.post(
+            f"/v1/topics/{topic_name}/events?offsets=true", content=b"\n".join(lines), headers=NDJSON
+        )
+        exposed = (await client.get("/metrics")).text
+    assert answer.status_code == 200
+    assert answer.json()["stored"] == 10_000
+    places = {(row["partition"], row["offset"]): row["line"] for row in answer.json()["offsets"]}
+    records = await read_all(kafka.bootstrap_servers, topic_name, 4)
+    assert len(records) == len(places) == 10_000
+    for record in records:
+        line = places[record.partition, record.offset]
+        i = line - 1
+        assert record.value == lines[i]
+        assert record.key == b"C%d-EWR" % (i % 16)
+        assert record.timestamp == 1_357_000_000_000 + i
+    assert f'penstock_ingest_stored_records_total{{topic="{topic_name}"}} 10000.0' in exposed
+
+
+async def test_bad_lines_fail_alone(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """The good ones are in the topic, in order, and the bad ones are not."""
+    await create(kafka.bootstrap_servers, event_time_topic(topic_name, 1))
+    async with serving(kafka.bootstrap_servers, ingest={"max_line_bytes": 100}) as (_, client):
+        url = f"/v1/topics/{topic_name}/events"
+        answer = await client.post(url, content=b"1\noops\n" + b"x" * 200 + b"\n2\n", headers=NDJSON)
+        nothing = await client.post(url, content=b"oops", headers=NDJSON)
+        missing = await client.post("/v1/topics/no-such-topic/events", content=b"1", headers=NDJSON)
+    assert answer.status_code == 207
+    assert (answer.json()["stored"], [e["line"] for e in answer.json()["errors"]]) == (2, [2, 3])
+    assert (nothing.status_code, missing.status_code) == (400, 404)
+    assert [r.value for r in await read_all(kafka.bootstrap_servers, topic_name, 1)] == [b"1", b"2"]
+
+
+async def test_a_record_that_only_the_broker_refuses_is_named(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """The topic's own max.message.bytes is an error of the record, not of the service."""
+    await create(kafka.bootstrap_servers, NewTopic(topic_name, 1, configs={"max.message.bytes": "1000"}))
+    async with serving(kafka.bootstrap_servers) as (_, client):
+        answer = await client.post(
+            f"/v1/topics/{topic_name}/events", content=b'"' + b"x" * 5_000 + b'"', headers=NDJSON
+        )
+    assert (answer.status_code, answer.json()["errors"][0]["error_code"]) == (413, "MESSAGE_TOO_LARGE")
+
+
+@pytest.mark.parametrize("way", ["kill", "pause"])
+async def test_kafka_away_is_503_within_a_bound(own_kafka: EmbeddedKafka, way: str) -> None:
+    """Never a 2xx while it is away; at once when that is known; and all is well again afterwards."""
+    await create(own_kafka.bootstrap_servers, event_time_topic("t", 1))
+    async with serving(own_kafka.bootstrap_servers) as (_, client):
+
+        async def post(value: bytes) -> httpx.Response:
+            return await client.post("/v1/topics/t/events", content=value, headers=NDJSON)
+
+        assert (await post(b"1")).status_code == 200
+        if way == "kill":
+            await own_kafka.kill()
+        else:
+            own_kafka.pause()
+        async with asyncio.timeout(20):
+            first = await post(b"2")
+        assert first.status_code in (503, 504)
+        assert int(first.headers["retry-after"]) > 0
+        assert first.json().get("stored", 0) == 0
+        await healthy(client, 503)
+        async with asyncio.timeout(1):
+            assert (await post(b"3")).status_code == 503
+        if way == "kill":
+            await own_kafka.restart()
+        else:
+            own_kafka.resume()
+        await healthy(client, 200)
+        assert (await post(b"4")).status_code == 200
+    values = [r.value for r in await read_all(own_kafka.bootstrap_servers, "t", 1)]
+    assert [v for v in values if v != b"2"] == [b"1", b"4"]  # 2 was not acknowledged: it may be there or not
+
+
+async def test_a_service_that_starts_before_kafka_waits_for_it() -> None:
+    """It answers, says what is missing, and takes nothing."""
+    settings = {"kafka": {"bootstrap_servers": "127.0.0.1:1", "request_timeout_ms": 1_000}}
+    daemon = ProducerDaemon(ProducerServiceSettings.model_validate(settings))
+    await daemon.startup()
+    working = asyncio.create_task(daemon.main_loop())
+    try:
+        async with httpx.AsyncClient(base_url=daemon.server.url, trust_env=False) as client:
+            health = await client.get("/health")
+            answer = await client.post("/v1/topics/t/events", content=b"1", headers=NDJSON)
+        assert health.status_code == 503
+        assert health.json()["checks"]["kafka"]["status"] == "failing"
+        assert answer.status_code == 503
+        assert not working.done()
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        await daemon.shutdown()
+
+
+async def test_sigterm_in_mid_load_loses_nothing_acknowledged(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Everything that a 2xx claims is in the topic; the process leaves with status 0 within its limit."""
+    await create(kafka.bootstrap_servers, event_time_topic(topic_name, 2))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        ENTRY,
+        env=os.environ
+        | {
+            "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
+            "PENSTOCK_LOG__FORMAT": "json",
+            "PENSTOCK_SHUTDOWN_TIMEOUT_MS": "15000",
+        },
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        url = await address(process)
+        acknowledged, statuses = await load_until_gone(process, url, topic_name)
+        async with asyncio.timeout(20):
+            await process.communicate()
+        assert process.returncode == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+    assert statuses[200] >= 10
+    assert set(statuses) <= {200, 207, 503}
+    found = {json.loads(r.value or b"")["id"] for r in await read_all(kafka.bootstrap_servers, topic_name, 2)}
+    assert acknowledged <= found
+    assert len(acknowledged) > 1_000
+
+
+async def address(process: asyncio.subprocess.Process) -> str:
+    """The address that the service logs."""
+    assert process.stderr is not None
+    async with asyncio.timeout(30):
+        while line := await process.stderr.readline():
+            with contextlib.suppress(json.JSONDecodeError):
+                event = json.loads(line)
+                if event["event"] == "listening":
+                    return str(event["url"])
+    raise AssertionError("the service ended without listening")
+
+
+async def load_until_gone(process: asyncio.subprocess.Process, url: str, topic: str) -> tuple[set[int], dict[int, int]]:
+    """Post from several clients until the service is gone; SIGTERM comes after twenty answers."""
+    acknowledged: set[int] = set()
+    statuses: dict[int, int] = {}
+    answers = 0
+
+    async def one_client(number: int) -> None:
+        nonlocal answers
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client:
+            await healthy(client, 200)
+            for request in range(100_000):
+                ids = range((number * 100_000 + request) * 500, (number * 100_000 + request) * 500 + 500)
+                body = b"".join(b'{"id":%d}\n' % i for i in ids)
+                try:
+                    answer = await client.post(f"/v1/topics/{topic}/events", content=body, headers=NDJSON)
+                except httpx.TransportError:
+                    return
+                statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
+                if answer.status_code in (200, 207):
+                    failed = {e["line"] for e in answer.json().get("errors", [])}
+                    end = answer.json().get("stopped_at_line", 501)
+                    acknowledged.update(i for line, i in enumerate(ids, 1) if line < end and line not in failed)
+                answers += 1
+                if answers == 20:
+                    process.send_signal(signal.SIGTERM)
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(one_client(n) for n in range(4)))
+    return acknowledged, statuses

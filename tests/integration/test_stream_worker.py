@@ -1,0 +1,490 @@
+"""The stream worker on a real broker: both guarantees, crashes, rebalances, fencing, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin, NewTopic, event_time_topic
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.clients.producer import Producer, ProducerSettings
+from shared.common.clock import SYSTEM_CLOCK
+from shared.common.errors import (
+    ChangelogHole,
+    PenstockError,
+    SchemaMismatch,
+    UnknownTopicOrPartition,
+)
+from shared.common.records import Columns, ConsumerRecord, GroupMetadata, ProducerRecord, TopicPartition
+from shared.common.settings import KafkaSettings
+from shared.streams.aggregations import Aggregation, Count, Sum
+from shared.streams.changelog import ChangelogPartition
+from shared.streams.changelog_reader import Change, ChangelogReader
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.processor import Processor, ProcessorContext
+from shared.streams.punctuation import PunctuationType
+from shared.streams.settings import StreamsSettings
+from shared.streams.stream_task import StreamTask
+from shared.streams.stream_worker import StreamWorker
+from shared.streams.topics import prepare_topics
+from shared.streams.topology import Topology
+from shared.testing.topology_test_driver import TopologyTestDriver
+
+GUARANTEES = ("exactly_once", "at_least_once")
+GAP_MS, GRACE_MS = 100, 50
+WAIT_SECONDS = 30.0
+KEYS = [f"key-{i}".encode() for i in range(7)]
+CHILD = Path(__file__).with_name("stream_worker_child.py")
+
+Event = tuple[int, bytes, int, int]
+"""Partition, key, timestamp, number."""
+
+
+def topology(topic: str, **more: Aggregation[Any]) -> Topology:
+    builder = StreamsBuilder()
+    windows = builder.stream(topic).group_by_key().session_window(GAP_MS, GRACE_MS)
+    windows.aggregate("s", n=Count(), sum=Sum("id"), **more).on_close().to(f"{topic}-out")
+    return builder.build()
+
+
+def events(number: int, partitions: int, first: int = 0) -> list[Event]:
+    """Events whose sessions merge, close and come late, in each partition; numbered from `first`."""
+    out = []
+    for i in range(first, first + number):
+        back = 90 if i % 7 == 0 else 400 if i % 31 == 0 else 0
+        out.append((i % partitions, KEYS[i * 5 % 7], max(0, i * 13 - back), i))
+    return out
+
+
+def offline(topic: str, given: list[Event]) -> tuple[list[bytes], list[bytes]]:
+    """Closed sessions and late records of an uninterrupted run over each partition, sorted."""
+    closed: list[bytes] = []
+    late: list[bytes] = []
+    for partition in {event[0] for event in given}:
+        driver = TopologyTestDriver(topology(topic), partition=partition)
+        for _, key, timestamp, number in (e for e in given if e[0] == partition):
+            driver.pipe(topic, key=key, value=b'{"id":%d}' % number, timestamp=timestamp)
+        closed += [record.value or b"" for record in driver.read(f"{topic}-out")]
+        late += [record.value or b"" for record in driver.read(f"{topic}-late")]
+    return sorted(closed), sorted(late)
+
+
+def kafka_of(broker: EmbeddedKafka) -> KafkaSettings:
+    return KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
+
+
+def settings_of(application: str, **given: Any) -> StreamsSettings:
+    quick = {
+        "commit_interval_ms": 50,
+        "poll_ms": 50,
+        "session_timeout_ms": 3_000,
+        "heartbeat_interval_ms": 200,
+        "topic_wait_ms": 5_000,
+    }
+    return StreamsSettings(**{"application_id": application, **quick, **given})
+
+
+@dataclass
+class Chain:
+    """A source topic with what reads and writes it."""
+
+    kafka: KafkaSettings
+    topic: str
+    partitions: int
+    sent: list[Event] = field(default_factory=list)
+
+    def settings(self, **given: Any) -> StreamsSettings:
+        return settings_of(self.topic, **given)
+
+    async def send(self, number: int) -> None:
+        """Send that many more events, each to its partition."""
+        new = events(number, self.partitions, first=len(self.sent))
+        records = [ProducerRecord(self.topic, b'{"id":%d}' % i, key, (), p, at) for p, key, at, i in new]
+        async with Producer(self.kafka, ProducerSettings(linger_ms=0)) as producer:
+            results = await (await producer.send_many(records))
+        assert not [r for r in results if isinstance(r, BaseException)]
+        self.sent += new
+
+    def worker(self, build: Topology | None = None, **given: Any) -> StreamWorker:
+        return StreamWorker(self.kafka, self.settings(**given), build or topology(self.topic))
+
+    async def read(self, topic: str) -> list[ConsumerRecord]:
+        """All that a read_committed reader sees."""
+        settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="none")
+        out: list[ConsumerRecord] = []
+        async with Consumer(self.kafka, settings) as consumer:
+            at = [TopicPartition(topic, p) for p in range(self.partitions)]
+            consumer.assign(at)
+            ends = await consumer.end_offsets(at)
+            await consumer.seek_to_beginning(*at)
+            for partition in at:
+                while await consumer.position(partition) < ends[partition]:
+                    for columns in (await consumer.poll(500)).values():
+                        out += columns.records()
+        return out
+
+    async def values(self, suffix: str) -> list[bytes]:
+        return sorted(record.value or b"" for record in await self.read(f"{self.topic}-{suffix}"))
+
+    async def confirmed(self, partition: int) -> ChangelogReader:
+        """A reader that has taken the whole changelog partition."""
+        changes: list[Change] = []
+        reader = ChangelogReader(changes.append)
+        for record in await self.read(f"{self.topic}-changelog"):
+            if record.partition == partition:
+                reader.feed(record.offset, record.key, record.value)
+        return reader
+
+    async def wait_processed(self, *workers: StreamWorker) -> None:
+        """Until committed positions, of all workers together, have reached the ends of the source."""
+        wanted = {p: sum(1 for e in self.sent if e[0] == p) for p in range(self.partitions)}
+
+        async def done() -> bool:
+            got: dict[int, int] = {}
+            for worker in workers:
+                for partition, owned in worker.tasks().items():
+                    if owned.task is not None and not owned.task.needs_commit:
+                        got[partition] = owned.task.sources.get(self.topic, 0)
+            return all(got.get(p, 0) >= n for p, n in wanted.items())
+
+        await until(done)
+
+
+async def until(done: Callable[[], Awaitable[bool]]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not await done():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        await asyncio.sleep(0.02)
+
+
+async def _loop(worker: StreamWorker) -> None:
+    while True:
+        await worker.run_once()
+
+
+@asynccontextmanager
+async def running(worker: StreamWorker) -> AsyncIterator[asyncio.Task[None]]:
+    """The worker in its loop, shut down at the end; an error of the loop is raised there."""
+    await worker.startup()
+    loop = asyncio.create_task(_loop(worker))
+    try:
+        yield loop
+    finally:
+        loop.cancel()
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                await loop
+        finally:
+            await worker.shutdown()
+
+
+@asynccontextmanager
+async def chain_of(broker: EmbeddedKafka, topic: str, partitions: int = 2) -> AsyncIterator[Chain]:
+    kafka = kafka_of(broker)
+    async with Admin(kafka) as admin:
+        await admin.create_topics([event_time_topic(topic, partitions)])
+    yield Chain(kafka, topic, partitions)
+
+
+@asynccontextmanager
+async def child(chain: Chain, guarantee: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A worker in a process of its own; killed at the end if it still runs."""
+    config = {
+        "kafka": chain.kafka.bootstrap_servers,
+        "topic": chain.topic,
+        "settings": chain.settings(processing_guarantee=guarantee).model_dump(),
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(CHILD), msgspec.json.encode(config).decode(), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+# --- sessions end to end ---
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+async def test_sessions_end_to_end(kafka: EmbeddedKafka, topic_name: str, guarantee: str) -> None:
+    """Closed sessions and late records on the broker are those of an offline run, and the group's offsets are there."""
+    async with chain_of(kafka, topic_name) as chain:
+        await chain.send(300)
+        worker = chain.worker(processing_guarantee=guarantee)
+        async with running(worker):
+            await chain.wait_processed(worker)
+            await chain.send(300)
+            await chain.wait_processed(worker)
+            described = worker.describe()
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+        assert described["processing_guarantee"] == guarantee
+        assert [(t["partition"], t["state"], t["records"]) for t in described["tasks"]] == [
+            (0, "running", 300),
+            (1, "running", 300),
+        ]
+        async with Admin(chain.kafka) as admin:
+            offsets = await admin.group_offsets(topic_name)
+        assert {at.partition: to.offset for at, to in offsets.items()} == {0: 300, 1: 300}
+
+
+async def test_a_stopped_worker_goes_on_where_it_was(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """After a clean shutdown the next worker has the open sessions, and nothing is computed twice."""
+    async with chain_of(kafka, topic_name) as chain:
+        for _ in range(3):
+            await chain.send(100)
+            worker = chain.worker()
+            async with running(worker):
+                await chain.wait_processed(worker)
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+        assert [(await chain.confirmed(p)).epoch for p in range(2)] == [3, 3]
+
+
+async def test_wall_clock_punctuation_runs_and_its_grid_survives(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A wall-clock schedule fires while nothing is read, and a restarted worker keeps its grid."""
+    grids: list[int] = []
+
+    class Ticking(Processor):
+        """Notes when its schedule is first due."""
+
+        def init(self, context: ProcessorContext) -> None:
+            self.fired = 0
+            schedule = context.schedule(200, PunctuationType.WALL_CLOCK_TIME, self._tick, name="tick")
+            grids.append(schedule.due_ms)
+
+        def _tick(self, now_ms: int) -> None:
+            self.fired += 1
+
+    async with chain_of(kafka, topic_name, partitions=1) as chain:
+        builder = StreamsBuilder()
+        builder.stream(topic_name).process(Ticking)
+        for _ in range(2):
+            worker = chain.worker(builder.build())
+
+            async def fired(worker: StreamWorker = worker) -> bool:
+                tasks = [owned.task for owned in worker.tasks().values() if owned.task is not None]
+                return any(p.fired >= 2 for task in tasks for p in task._processors.values())  # type: ignore[attr-defined]
+
+            async with running(worker):
+                await until(fired)
+        assert grids[1] > grids[0]
+        assert (grids[1] - grids[0]) % 200 == 0
+
+
+# --- killed, and more than one ---
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+async def test_a_killed_worker_is_continued_exactly(kafka: EmbeddedKafka, topic_name: str, guarantee: str) -> None:
+    """After SIGKILL in the middle of work, output (exactly_once) or state (both) equals that of an unbroken run."""
+    async with chain_of(kafka, topic_name, partitions=1) as chain:
+        await chain.send(3_000)
+        async with child(chain, guarantee) as process:
+            assert process.stdout is not None
+            said = await asyncio.wait_for(process.stdout.readline(), WAIT_SECONDS)
+            assert said == b"committed\n"
+            os.kill(process.pid, signal.SIGKILL)
+        progress = (await chain.confirmed(0)).progress
+        assert progress is not None
+        assert 0 < progress.sources[topic_name] < 3_000
+        await chain.send(200)
+        worker = chain.worker(processing_guarantee=guarantee)
+        async with running(worker):
+            await chain.wait_processed(worker)
+            (owned,) = worker.tasks().values()
+            assert owned.task is not None
+            assert owned.task.epoch == 2
+            live = {(s.key, s.start, s.end, *s.states) for s in owned.task.stores["s"].sessions()}
+        driver = TopologyTestDriver(topology(topic_name))
+        for _, key, timestamp, number in chain.sent:
+            driver.pipe(topic_name, key=key, value=b'{"id":%d}' % number, timestamp=timestamp)
+        assert live == {(s.key, s.start, s.end, *s.states) for s in driver.task.stores["s"].sessions()}
+        closed, late = offline(topic_name, chain.sent)
+        got = await chain.values("out"), await chain.values("late")
+        if guarantee == "exactly_once":
+            assert got == (closed, late)
+        else:  # results may come twice, none is wrong or missing
+            assert (set(got[0]), set(got[1])) == (set(closed), set(late))
+
+
+async def test_two_workers_share_and_rebalance(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Partitions move to a second worker and back while records come, and no session is lost, doubled or split."""
+    async with chain_of(kafka, topic_name) as chain:
+        await chain.send(200)
+        first, second = chain.worker(), chain.worker()
+
+        async def shared() -> bool:
+            return [len(w.tasks()) for w in (first, second)] == [1, 1]
+
+        async with running(first):
+            await chain.wait_processed(first)
+            async with running(second):
+                await chain.send(200)
+                await until(shared)
+                await chain.send(200)
+                await chain.wait_processed(first, second)
+            await chain.send(200)
+            await chain.wait_processed(first)
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+
+
+# --- fencing ---
+
+
+@asynccontextmanager
+async def owner(chain: Chain, guarantee: str) -> AsyncIterator[tuple[ChangelogPartition, StreamTask]]:
+    """One owner of partition 0, taken over from whoever had it."""
+    settings = chain.settings(processing_guarantee=guarantee)
+    await prepare_topics(chain.kafka, settings, topology(chain.topic), SYSTEM_CLOCK)
+    changelog = ChangelogPartition(chain.kafka, settings, 0, "test")
+
+    def make() -> StreamTask:
+        return StreamTask(topology(chain.topic), 0, application=chain.topic, guarantee=guarantee)  # type: ignore[arg-type]
+
+    try:
+        await changelog.open()
+        task, _ = await changelog.take_over(make)
+        task.initialize(0)
+        yield changelog, task
+    finally:
+        await changelog.close()
+
+
+def take(task: StreamTask, chain: Chain, *timestamps: int) -> None:
+    """Process records of key a from the task's position on."""
+    first = task.sources.get(chain.topic, 0)
+    records = [ConsumerRecord(chain.topic, 0, first + i, at, b"a", b'{"id":1}') for i, at in enumerate(timestamps)]
+    task.process(Columns.of(records), 0)
+
+
+async def commit(changelog: ChangelogPartition, task: StreamTask, chain: Chain) -> None:
+    await changelog.commit(task.prepare_commit(0), GroupMetadata(chain.topic))
+    task.commit_succeeded()
+
+
+async def test_an_old_owner_is_fenced_under_exactly_once(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A commit of the old owner after a takeover is refused by the broker, and leaves no trace for any reader."""
+    async with chain_of(kafka, topic_name, 1) as chain, owner(chain, "exactly_once") as (old, old_task):
+        take(old_task, chain, 0, 10)
+        await commit(old, old_task, chain)
+        async with owner(chain, "exactly_once") as (new, new_task):
+            take(old_task, chain, 1_000)
+            with pytest.raises(PenstockError) as refused:
+                await commit(old, old_task, chain)
+            assert type(refused.value).__name__ == "ProducerFenced"
+            take(new_task, chain, 20, 2_000)
+            await commit(new, new_task, chain)
+        reader = await chain.confirmed(0)
+        assert (reader.epoch, reader.entries_ignored) == (2, 0)
+        assert reader.progress is not None
+        assert reader.progress.sources == {topic_name: 4}
+        assert await chain.values("out") == [b'{"key":"a","start":0,"end":20,"n":3,"sum":3.0}']
+
+
+async def test_an_old_owner_is_ignored_under_at_least_once(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Without transactions an old owner can still write, but no reader takes what it wrote for state."""
+    async with chain_of(kafka, topic_name, 1) as chain, owner(chain, "at_least_once") as (old, old_task):
+        take(old_task, chain, 0, 10)
+        await commit(old, old_task, chain)
+        async with owner(chain, "at_least_once") as (new, new_task):
+            take(old_task, chain, 11, 12, 13)
+            await commit(old, old_task, chain)
+            take(new_task, chain, 20)
+            await commit(new, new_task, chain)
+            take(old_task, chain, 14)
+            await commit(old, old_task, chain)
+        reader = await chain.confirmed(0)
+        assert (reader.epoch, reader.entries_ignored) == (2, 4)
+        async with owner(chain, "at_least_once") as (_, third):
+            assert (third.epoch, third.sources) == (3, {topic_name: 3})
+            (session,) = third.stores["s"].sessions()
+            assert (session.end, session.states[0]) == (20, 3)
+
+
+async def test_of_owners_that_come_at_once_each_has_an_epoch_of_its_own(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Owners that take over at the same moment never hold the same epoch: there is one writer at a time."""
+    async with chain_of(kafka, topic_name, 1) as chain:
+        settings = chain.settings(processing_guarantee="at_least_once")
+        await prepare_topics(chain.kafka, settings, topology(topic_name), SYSTEM_CLOCK)
+
+        async def epoch() -> int:
+            async with owner(chain, "at_least_once") as (_, task):
+                return task.epoch
+
+        epochs = await asyncio.gather(*(epoch() for _ in range(4)))
+        assert len(set(epochs)) == 4
+
+
+# --- refusals ---
+
+
+async def test_a_hole_in_the_changelog_is_refused(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Where changelog records were deleted and no snapshot covers them, the worker ends and names the offsets."""
+    async with chain_of(kafka, topic_name, 1) as chain:
+        await chain.send(100)
+        worker = chain.worker()
+        async with running(worker):
+            await chain.wait_processed(worker)
+        async with Admin(chain.kafka) as admin:
+            await admin.delete_records({TopicPartition(f"{topic_name}-changelog", 0): 3})
+        with pytest.raises(ChangelogHole, match=r"offsets 0 to 2 were deleted, and there is no snapshot"):
+            async with running(chain.worker()) as loop:
+                await asyncio.wait_for(loop, WAIT_SECONDS)
+
+
+async def test_another_topology_is_refused(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """State of a topology with other aggregations ends the worker, with the difference by name; the state stays."""
+    async with chain_of(kafka, topic_name, 1) as chain:
+        await chain.send(100)
+        worker = chain.worker()
+        async with running(worker):
+            await chain.wait_processed(worker)
+        before = (await chain.confirmed(0)).epoch
+        with pytest.raises(SchemaMismatch, match="store 's': the aggregations changed: more"):
+            async with running(chain.worker(topology(topic_name, more=Count()))) as loop:
+                await asyncio.wait_for(loop, WAIT_SECONDS)
+        assert (await chain.confirmed(0)).epoch == before
+
+
+async def test_a_missing_source_topic_is_named(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A source topic that does not come within `topic_wait_ms` ends start-up with its name, and nothing is created."""
+    settings = settings_of(topic_name, topic_wait_ms=300)
+    worker = StreamWorker(kafka_of(kafka), settings, topology(topic_name))
+    with pytest.raises(UnknownTopicOrPartition, match=f"no topic {topic_name} after 300 ms"):
+        await worker.startup()
+    async with Admin(kafka_of(kafka)) as admin:
+        assert not [name for name in await admin.list_topics() if name.startswith(topic_name)]
+    await worker.shutdown()
+
+
+async def test_a_source_topic_that_comes_later(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A worker may be started before its source topic: it waits, then creates the others with as many partitions."""
+    settings = settings_of(topic_name)
+    waiting = asyncio.create_task(prepare_topics(kafka_of(kafka), settings, topology(topic_name), SYSTEM_CLOCK))
+    async with Admin(kafka_of(kafka)) as admin:
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        await admin.create_topics([NewTopic(topic_name, 3)])
+        await waiting
+        names = [f"{topic_name}-{suffix}" for suffix in ("out", "late", "dlq", "changelog")]
+        described = await admin.describe_topics(names)
+        assert {len(topic.partitions) for topic in described.values()} == {3}
+        configs = await admin.describe_configs(f"{topic_name}-changelog")
+        assert (configs["cleanup.policy"], configs["retention.ms"]) == ("delete", "-1")
+        assert configs["message.timestamp.type"] == "LogAppendTime"

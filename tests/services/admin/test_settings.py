@@ -1,0 +1,35 @@
+"""Settings of the admin service."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.admin.main import main
+from services.admin.settings import AdminServiceSettings
+from shared.common.errors import ConfigError
+
+
+def load(*arguments: str, **environ: str) -> AdminServiceSettings:
+    return AdminServiceSettings.load(arguments, environ=environ)
+
+
+def test_services_are_addresses_by_name() -> None:
+    """From one variable each, or from one with all; a trailing slash does not matter."""
+    settings = load(PENSTOCK_SERVICES__PRODUCER="http://producer:8080/", PENSTOCK_SERVICES__AGGREGATOR="https://a")
+    assert settings.services == {"producer": "http://producer:8080", "aggregator": "https://a"}
+    assert load(PENSTOCK_SERVICES='{"p": "http://p"}').services == {"p": "http://p"}
+
+
+@pytest.mark.parametrize("url", ["producer:8080", "ftp://producer", "http://", "file:///etc/passwd"])
+def test_what_is_no_http_address_is_refused(url: str) -> None:
+    """By the service's name."""
+    with pytest.raises(ConfigError, match=r"services\.producer.*http"):
+        load(PENSTOCK_SERVICES__PRODUCER=url)
+
+
+def test_an_open_address_needs_a_token(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 2 with the setting's name."""
+    with pytest.raises(SystemExit) as e:
+        main(["--http.host", "0.0.0.0"])
+    assert e.value.code == 2
+    assert "auth_token" in capsys.readouterr().err

@@ -1,0 +1,112 @@
+"""Where an overview's samples come from."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from api.health import CheckResult, create_health_app
+from api.state import StreamsState, streams_router
+from services.admin.sources import HttpSource, KafkaSource, LocalSource, sum_metrics
+from shared.common import metrics
+from shared.common.errors import BrokerNotAvailable
+
+
+class View:
+    """One task."""
+
+    async def describe(self) -> StreamsState:
+        return {"tasks": [{"partition": 0, "open_sessions": 4}]}
+
+
+def registry() -> CollectorRegistry:
+    made = CollectorRegistry()
+    late = metrics.counter(made, "streams_late_records", "Late.", "partition")
+    late.labels(partition="0").inc(2)
+    late.labels(partition="1").inc(3)
+    metrics.histogram(made, "ingest_request_seconds", "Seconds.").observe(0.2)
+    return made
+
+
+def client(app: Any) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app))
+
+
+async def test_a_service_is_read_through_http() -> None:
+    """Health with the reason, metrics summed over labels, and streams where the service has them."""
+    app = create_health_app("aggregator", {"kafka": lambda: CheckResult(False, "no broker")}, registry())
+    app.include_router(streams_router(View()))
+    sample = await HttpSource("aggregator", "http://a", client(app)).sample()
+    assert (sample.status, sample.detail) == ("failing", "kafka: no broker")
+    assert sample.metrics["penstock_streams_late_records_total"] == 5
+    assert sample.streams == {"tasks": [{"partition": 0, "open_sessions": 4}]}
+
+
+async def test_a_service_without_streams_has_none() -> None:
+    """404 is no error."""
+    sample = await HttpSource("consumer", "http://c", client(create_health_app("consumer", {}, registry()))).sample()
+    assert (sample.status, sample.streams) == ("ok", None)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx.ConnectError("refused"),
+        httpx.ReadTimeout(""),
+        httpx.Response(200, text="<html>"),
+        httpx.Response(200, json=[]),
+        httpx.Response(404, json={"detail": "no"}),
+    ],
+)
+async def test_a_service_that_does_not_answer_well_is_unreachable(answer: httpx.Response | Exception) -> None:
+    """Whatever comes back, a sample is made of it."""
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    source = HttpSource("p", "http://p", httpx.AsyncClient(transport=httpx.MockTransport(handle)))
+    sample = await source.sample()
+    assert sample.status == "unreachable"
+    assert sample.detail
+
+
+async def test_a_part_of_this_process_is_read_without_http() -> None:
+    """The same sample, without an address."""
+    sample = await LocalSource("a", {"kafka": lambda: CheckResult(True)}, registry(), View()).sample()
+    assert (sample.status, sample.url, sample.detail) == ("ok", "", "")
+    assert sample.metrics["penstock_streams_late_records_total"] == 5
+    assert sample.streams is not None
+
+
+def test_metrics_of_others_and_buckets_are_left_out() -> None:
+    """Only our own names, without histogram buckets."""
+    text = metrics.render(registry()).decode() + "python_info 1\n"
+    assert set(sum_metrics(text)) == {
+        "penstock_streams_late_records_total",
+        "penstock_ingest_request_seconds_count",
+        "penstock_ingest_request_seconds_sum",
+    }
+
+
+class Down:
+    """An admin client whose brokers are away, or silent."""
+
+    def __init__(self, silent: bool) -> None:
+        self.silent = silent
+
+    async def cluster(self) -> Any:
+        if self.silent:
+            await asyncio.Event().wait()
+        raise BrokerNotAvailable("no broker")
+
+
+async def test_kafka_away_is_said() -> None:
+    """An error or silence is the sample's error."""
+    assert (await KafkaSource(Down(silent=False)).sample()).error == "no broker"  # type: ignore[arg-type]
+    assert (await KafkaSource(Down(silent=True), timeout_ms=5).sample()).error == "no answer within 5 ms"  # type: ignore[arg-type]

@@ -1,0 +1,78 @@
+"""The compaction job's command line and environment."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.aggregator.compaction import CompactionSupervisor, command, environment
+from services.aggregator.settings import AggregatorSettings
+from services.compactor.settings import CompactSettings
+
+SECRETS = {
+    "PENSTOCK_KAFKA__SASL_PASSWORD": "hunter2",
+    "PENSTOCK_KAFKA__SECURITY_PROTOCOL": "SASL_SSL",
+    "PENSTOCK_KAFKA__SASL_MECHANISM": "PLAIN",
+    "PENSTOCK_KAFKA__SASL_USERNAME": "me",
+    "PENSTOCK_KAFKA__SSL_KEY_PASSWORD": "hunter3",
+    "PENSTOCK_COMPACTION__SPARK_CONF": '{"spark.hadoop.fs.s3a.secret.key":"hunter4,x=y"}',
+}
+
+
+def settings(*flags: str, **environ: str) -> AggregatorSettings:
+    return AggregatorSettings.load(["--topology=a:b", "--streams.lake=lake", *flags], environ=environ)
+
+
+def test_the_job_understands_its_command_line() -> None:
+    """The job's own settings, read from the command line and the environment, are what the aggregator was told."""
+    given = settings(
+        "--streams.application-id=app",
+        "--compaction.spark-master=local[3]",
+        "--compaction.spark-memory=2g",
+        "--no-compaction.delete-covered",
+        "--kafka.bootstrap-servers=broker:1",
+        **SECRETS,
+    )
+    python, *rest = command(given)
+    assert rest[:3] == ["-m", "services.cli", "compact"]
+    job = CompactSettings.load(rest[3:], environ=environment(given))
+    assert python
+    assert (job.application, job.changelog_topic, job.lake) == ("app", "app-changelog", "lake")
+    assert (job.spark.master, job.spark.driver_memory) == ("local[3]", "2g")
+    assert job.spark.conf == {"spark.hadoop.fs.s3a.secret.key": "hunter4,x=y"}
+    assert not job.delete_covered
+    assert job.kafka == given.kafka
+    assert job.log == given.log
+
+
+def test_no_secret_in_the_command_line() -> None:
+    """What every user of the machine can see holds no secret; the environment carries them."""
+    given = settings(**SECRETS)
+    line = " ".join(command(given))
+    for secret in ("hunter2", "hunter3", "hunter4"):
+        assert secret not in line
+        assert any(secret in value for value in environment(given).values())
+
+
+def test_the_environment_is_this_process_with_our_settings_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job inherits the environment, but settings only as they are in force here, not as variables say."""
+    monkeypatch.setenv("PENSTOCK_KAFKA__BOOTSTRAP_SERVERS", "stale:1")
+    monkeypatch.setenv("PENSTOCK_DELETE_COVERED", "false")
+    monkeypatch.setenv("SOMETHING_ELSE", "kept")
+    got = environment(settings("--kafka.bootstrap-servers=fresh:1"))
+    assert got["PENSTOCK_KAFKA__BOOTSTRAP_SERVERS"] == "fresh:1"
+    assert "PENSTOCK_DELETE_COVERED" not in got
+    assert "PENSTOCK_KAFKA__CLIENT_ID" not in got
+    assert got["SOMETHING_ELSE"] == "kept"
+
+
+@pytest.mark.parametrize(("flags", "enabled"), [([], True), (["--no-compaction.enabled"], False)])
+def test_enabled_by_its_switch(flags: list[str], enabled: bool) -> None:
+    """With a lake compaction is on unless it is switched off."""
+    assert CompactionSupervisor(settings(*flags), CollectorRegistry()).enabled is enabled
+
+
+def test_without_a_lake_there_is_nothing_to_compact_into() -> None:
+    """Without a lake compaction is off."""
+    given = AggregatorSettings.load(["--topology=a:b"], environ={})
+    assert not CompactionSupervisor(given, CollectorRegistry()).enabled

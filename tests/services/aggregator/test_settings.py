@@ -1,0 +1,41 @@
+"""The aggregator's settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.aggregator.settings import AggregatorSettings
+from shared.common.errors import ConfigError
+
+TOPOLOGY = "--topology=my.topologies:build"
+
+
+def load(*flags: str) -> AggregatorSettings:
+    return AggregatorSettings.load(flags, program="penstock aggregator", environ={})
+
+
+def test_a_topology_is_all_that_is_needed() -> None:
+    """Everything but the topology has a default; without a lake no compaction is configured."""
+    settings = load(TOPOLOGY)
+    assert settings.topology == "my.topologies:build"
+    assert (settings.streams.processing_guarantee, settings.streams.lake) == ("exactly_once", None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], "--topology, PENSTOCK_TOPOLOGY"),
+        (["--topology=module"], "--topology, PENSTOCK_TOPOLOGY"),
+        ([TOPOLOGY, "--streams.application-id=a b"], "streams.application_id"),
+        ([TOPOLOGY, "--streams.processing-guarantee=at_most_once"], "streams.processing_guarantee"),
+        ([TOPOLOGY, "--streams.lake="], "streams.lake"),
+        ([TOPOLOGY, "--streams.heartbeat-interval-ms=45000"], "must be below session_timeout_ms=45000"),
+        ([TOPOLOGY, "--compaction.interval-ms=0"], "compaction.interval_ms"),
+        ([TOPOLOGY, "--compaction.spark-memory=lots"], "compaction.spark_memory"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(flags: list[str], said: str) -> None:
+    """What is missing or wrong is named at start-up."""
+    with pytest.raises(ConfigError) as raised:
+        load(*flags)
+    assert said in str(raised.value)

@@ -1,0 +1,214 @@
+"""What becomes of the records of one execution."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.consumer.executor import Executor, Outcome
+from services.consumer.handlers import Handler
+from services.consumer.runner_metrics import RunnerMetrics
+from shared.clients.consumer.dead_letters import parse_dead_letter
+from shared.clients.consumer.key_scheduler import Execution, KeyScheduler
+from shared.clients.consumer.retry_policy import RetryPolicy
+from shared.common.errors import DataError, KafkaTimeout
+from shared.common.records import Columns, ConsumerRecord, ProducerRecord, TopicPartition
+from shared.common.serialization import Deserializer, bytes_deserializer, json_deserializer
+
+TP = TopicPartition("clicks", 2)
+
+
+class Bench:
+    """An executor over a scheduler, with a dead-letter topic in memory that can refuse."""
+
+    def __init__(
+        self,
+        handle: Callable[[object], Awaitable[None]],
+        values: Sequence[bytes],
+        *,
+        batch: bool = False,
+        decode: Deserializer = bytes_deserializer,
+        **policy: object,
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self.buried: list[ProducerRecord] = []
+        self.refusing: Exception | None = None
+        self.executor = Executor(
+            Handler("app:handle", handle, batch),
+            RetryPolicy(jitter=0, **policy),  # type: ignore[arg-type]
+            self.write,
+            RunnerMetrics(self.registry, "alerts"),
+            group="alerts",
+            decode=decode,
+        )
+        self.scheduler = KeyScheduler(batch_records_max=10 if batch else 1)
+        self.scheduler.assign(TP, None)
+        records = [ConsumerRecord(*TP, o, 1_000 + o, b"ann", v, (("h", b"1"),)) for o, v in enumerate(values)]
+        self.scheduler.deliver(Columns.of(records))
+        self.now_ms = 0
+
+    async def write(self, records: Sequence[ProducerRecord]) -> Sequence[Exception | None]:
+        if self.refusing is None:
+            self.buried += records
+        return [self.refusing] * len(records)
+
+    async def turn(self) -> tuple[Execution, Outcome]:
+        execution = self.scheduler.take(self.now_ms)
+        assert execution is not None
+        outcome = await self.executor.run(execution)
+        self.now_ms += outcome.after_ms
+        assert self.scheduler.settle(execution, outcome.finished, outcome.retry, self.now_ms)
+        return execution, outcome
+
+    def count(self, name: str) -> float | None:
+        return self.registry.get_sample_value(f"penstock_consumer_{name}_total", {"group": "alerts", "topic": "clicks"})
+
+    @property
+    def position(self) -> int:
+        return self.scheduler.committable()[TP].offset
+
+
+async def succeed(_: object) -> None: ...
+
+
+async def fail(_: object) -> None:
+    raise ConnectionError("refused")
+
+
+async def test_a_handled_record_is_finished() -> None:
+    """Success finishes the record and counts it."""
+    bench = Bench(succeed, [b"a"])
+    await bench.turn()
+    assert (bench.position, bench.count("handled_records")) == (1, 1)
+
+
+async def test_a_failure_is_retried_with_growing_waits_then_buried() -> None:
+    """After `max_attempts` the record is a dead letter with place, reason and attempts, and is finished."""
+    bench = Bench(fail, [b"a"], max_attempts=3)
+    waits = [(await bench.turn())[1].after_ms for _ in range(3)]
+    assert waits == [100, 200, 0]
+    letter = parse_dead_letter(stored(bench.buried[0]))
+    assert (bench.buried[0].topic, letter.record) == (
+        "clicks-dlq",
+        ConsumerRecord(*TP, 0, 1_000, b"ann", b"a", (("h", b"1"),)),
+    )
+    assert (letter.stage, letter.exception, letter.message) == ("process", "ConnectionError", "refused")
+    assert (letter.attempts, letter.group) == (3, "alerts")
+    assert bench.position == 1
+    assert (bench.count("retries"), bench.count("dead_letters"), bench.count("handler_failures")) == (2, 1, 3)
+
+
+async def test_an_exception_that_is_not_retriable_is_buried_at_once() -> None:
+    """What cannot get better is not tried again."""
+
+    async def handle(_: object) -> None:
+        raise DataError("no such user")
+
+    bench = Bench(handle, [b"a"])
+    await bench.turn()
+    assert [parse_dead_letter(stored(record)).attempts for record in bench.buried] == [1]
+
+
+async def test_a_dead_letter_that_cannot_be_written_leaves_its_record_unfinished() -> None:
+    """The write is made again, the handler is not called again, and only the acknowledgement finishes the record."""
+    calls = []
+
+    async def handle(record: object) -> None:
+        calls.append(record)
+        raise DataError("no")
+
+    bench = Bench(handle, [b"a"])
+    bench.refusing = KafkaTimeout("no answer")
+    assert [(await bench.turn())[1].after_ms for _ in range(3)] == [100, 200, 400]
+    assert bench.position == 0
+    bench.refusing = None
+    await bench.turn()
+    assert bench.position == 1
+    assert len(bench.buried) == len(calls) == 1
+    assert (bench.count("dead_letter_failures"), bench.count("dead_letters")) == (3, 1)
+
+
+async def test_what_cannot_be_decoded_is_buried_raw() -> None:
+    """The dead letter holds the bytes as they came, the stage says deserialize, and the handler never sees it."""
+    seen = []
+
+    async def handle(record: object) -> None:
+        seen.append(record.value)  # type: ignore[attr-defined]
+
+    bench = Bench(handle, [b"{", b'{"a":1}'], decode=json_deserializer)
+    await bench.turn()
+    await bench.turn()
+    letter = parse_dead_letter(stored(bench.buried[0]))
+    assert (letter.record.value, letter.stage) == (b"{", "deserialize")
+    assert letter.exception == "shared.common.errors.SerializationError"
+    assert seen == [{"a": 1}]
+    assert bench.position == 2
+
+
+async def test_a_batch_buries_what_it_cannot_decode_and_handles_the_rest() -> None:
+    """One broken record does not take its batch with it."""
+    seen = []
+
+    async def handle(records: object) -> None:
+        seen.extend(record.value for record in records)  # type: ignore[attr-defined]
+
+    bench = Bench(handle, [b"1", b"{", b"3"], batch=True, decode=json_deserializer)
+    await bench.turn()
+    assert (seen, len(bench.buried), bench.position) == ([1, 3], 1, 3)
+
+
+async def test_a_failed_batch_runs_again_one_by_one() -> None:
+    """Only the record at fault is buried, and its failure within the batch does not count as an attempt."""
+    calls = []
+
+    async def handle(records: object) -> None:
+        values = [record.value for record in records]  # type: ignore[attr-defined]
+        calls.append(values)
+        if b"bad" in values:
+            raise ValueError("bad")
+
+    bench = Bench(handle, [b"a", b"bad", b"c"], batch=True, max_attempts=2)
+    while bench.scheduler.committable()[TP].offset < 3:
+        await bench.turn()
+    assert calls == [[b"a", b"bad", b"c"], [b"a"], [b"bad"], [b"bad"], [b"c"]]
+    assert [record.value for record in bench.buried] == [b"bad"]
+    assert parse_dead_letter(stored(bench.buried[0])).attempts == 2
+
+
+async def test_a_hanging_handler_is_counted_as_failed() -> None:
+    """Its time limit ends it, it is retried like any failure, and the dead letter names the limit."""
+
+    async def handle(_: object) -> None:
+        await asyncio.Event().wait()
+
+    bench = Bench(handle, [b"a"], handler_timeout_ms=5, max_attempts=2)
+    await bench.turn()
+    await bench.turn()
+    assert bench.count("handler_timeouts") == 2
+    assert parse_dead_letter(stored(bench.buried[0])).exception == "services.consumer.handlers.HandlerTimeout"
+
+
+async def test_a_cancelled_execution_decides_nothing() -> None:
+    """Ownership lost in the middle: no dead letter, no outcome."""
+    started = asyncio.Event()
+
+    async def handle(_: object) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    bench = Bench(handle, [b"a"], max_attempts=1)
+    execution = bench.scheduler.take(0)
+    assert execution is not None
+    task = asyncio.create_task(bench.executor.run(execution))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert bench.buried == []
+
+
+def stored(record: ProducerRecord) -> ConsumerRecord:
+    return ConsumerRecord(record.topic, 0, 0, 0, record.key, record.value, record.headers)

@@ -1,0 +1,169 @@
+"""Handlers: found by name, called within their limit."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from services.consumer.handlers import Handler, HandlerCancelled, HandlerTimeout, load_decoder, load_handler
+from shared.common.errors import ConfigError, SerializationError
+from shared.common.records import ConsumerRecord
+
+RECORD = ConsumerRecord("clicks", 0, 7, 0, b"k", b"v")
+
+MODULE = """
+from __future__ import annotations
+from collections.abc import Sequence
+import msgspec
+from shared.common.records import ConsumerRecord
+
+class Click(msgspec.Struct):
+    user: str
+
+async def one(record: ConsumerRecord) -> None: ...
+async def bare(record): ...
+async def optional(record, times=1): ...
+async def many(records: Sequence[ConsumerRecord]) -> None: ...
+async def listed(records: list[ConsumerRecord]) -> None: ...
+async def unknown_names(records: Sequence[Nowhere]) -> None: ...
+async def marked(records): ...
+marked.batch = True
+class Stateful:
+    async def handle(self, record: ConsumerRecord) -> None: ...
+    async def __call__(self, records: Sequence[ConsumerRecord]) -> None: ...
+stateful = Stateful()
+def blocking(record): ...
+async def none(): ...
+async def two(a, b): ...
+number = 5
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"handlers_of_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    (tmp_path / f"{name}_broken.py").write_text("import nowhere_at_all")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+@pytest.mark.parametrize(
+    ("function", "batch"),
+    [
+        ("one", False), ("bare", False), ("optional", False), ("many", True), ("listed", True), ("unknown_names", True),
+        ("marked", True), ("stateful", True), ("stateful.handle", False),
+    ],
+)  # fmt: skip
+def test_a_handler_is_found_in_the_current_folder(module: str, function: str, batch: bool) -> None:
+    """Functions, methods and callable objects; whether it takes a batch is seen by annotation or mark."""
+    handler = load_handler(f"{module}:{function}")
+    assert (handler.name, handler.batch) == (f"{module}:{function}", batch)
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("{m}", "expected module:name"),
+        ("{m}:", "expected module:name"),
+        (".x:one", "'.x:one'"),
+        ("no_such_module:one", "no module 'no_such_module'"),
+        ("{m}:absent", "has no 'absent'"),
+        ("{m}:blocking", "is not an async function"),
+        ("{m}:number", "is not an async function"),
+        ("{m}:Stateful", "is not an async function"),
+        ("{m}:none", "must take one argument"),
+        ("{m}:two", "must take one argument"),
+    ],
+)
+def test_a_wrong_handler_is_refused_with_its_reason(module: str, spec: str, reason: str) -> None:
+    """Every way of naming it wrongly is said before anything is read."""
+    with pytest.raises(ConfigError, match="handler: ") as refused:
+        load_handler(spec.format(m=module))
+    assert reason in str(refused.value)
+
+
+def test_an_import_error_within_the_module_is_shown_as_it_is(module: str) -> None:
+    """A dependency that is missing is not mistaken for a missing handler."""
+    with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
+        load_handler(f"{module}_broken:handle")
+
+
+def test_values_are_decoded_as_named(module: str) -> None:
+    """bytes, json and a struct; what does not fit is a SerializationError."""
+    assert load_decoder("bytes")("t", b"{") == b"{"
+    assert load_decoder("json")("t", b'{"a":1}') == {"a": 1}
+    click = load_decoder(f"{module}:Click")
+    assert msgspec.to_builtins(click("t", b'{"user":"ann"}')) == {"user": "ann"}
+    with pytest.raises(SerializationError, match="user"):
+        click("t", b"{}")
+    with pytest.raises(ConfigError, match="value: "):
+        load_decoder("xml")
+    with pytest.raises(ConfigError, match="value: "):
+        load_decoder(f"{module}:number")
+
+
+async def test_a_record_or_a_batch_is_handed_over() -> None:
+    """A batch handler gets the sequence, another one the record; no failure is None."""
+    seen: list[object] = []
+
+    async def handle(got: object) -> None:
+        seen.append(got)
+
+    assert await Handler("h", handle).call([RECORD], 1_000) is None
+    assert await Handler("h", handle, batch=True).call([RECORD], 1_000) is None
+    assert seen == [RECORD, [RECORD]]
+
+
+async def test_what_it_raises_comes_back() -> None:
+    """An exception is a value to decide on, a TimeoutError of its own included."""
+    for error in (ValueError("no"), TimeoutError("its own")):
+
+        async def handle(_: object, error: Exception = error) -> None:
+            raise error
+
+        assert await Handler("h", handle).call([RECORD], 1_000) is error
+
+
+async def test_a_handler_that_hangs_is_cancelled() -> None:
+    """After the limit it is cancelled, its clean-up has run, and the failure says so."""
+    cleaned = asyncio.Event()
+
+    async def handle(_: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned.set()
+
+    error = await Handler("app:handle", handle).call([RECORD], 5)
+    assert isinstance(error, HandlerTimeout)
+    assert str(error) == "app:handle was cancelled after 5 ms"
+    assert cleaned.is_set()
+
+
+async def test_a_cancellation_of_its_own_is_a_failure() -> None:
+    """A handler that lets an inner cancellation through has failed; the runner is not cancelled."""
+
+    async def handle(_: object) -> None:
+        raise asyncio.CancelledError
+
+    assert isinstance(await Handler("h", handle).call([RECORD], 1_000), HandlerCancelled)
+
+
+async def test_being_cancelled_from_outside_passes_through() -> None:
+    """When ownership is lost, the cancellation ends the execution."""
+    started = asyncio.Event()
+
+    async def handle(_: object) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(Handler("h", handle).call([RECORD], 60_000))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -1,0 +1,73 @@
+"""Settings of the consumer service."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.consumer.settings import GIVE_UP_RESERVE_MS, ConsumerServiceSettings
+from shared.common.errors import ConfigError, DataError, KafkaTimeout
+
+NEEDED = ["--topics", "clicks", "--group-id", "alerts", "--handler", "app:handle"]
+
+
+def load(*arguments: str, **environ: str) -> ConsumerServiceSettings:
+    return ConsumerServiceSettings.load([*NEEDED, *arguments], environ=environ)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ"),
+    [
+        (["--topics=a,b"], {}),
+        (["--topics", "a", "--topics", "b"], {}),
+        ([], {"PENSTOCK_TOPICS": "a, b"}),
+    ],
+)
+def test_topics_are_one_text_or_several(arguments: list[str], environ: dict[str, str]) -> None:
+    """Flags may be repeated or hold commas; the variable holds commas."""
+    settings = ConsumerServiceSettings.load([*NEEDED[2:], *arguments], environ=environ)
+    assert settings.topics == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--dead-letter-topic", "clicks"], "dead_letter_topic"),
+        (["--topics", "clicks,clicks-dlq"], "dead_letter_topic"),
+        (["--consumer.group-id", "other"], "consumer.group_id"),
+        (["--retry.backoff-max-ms", "1"], "retry.backoff_max_ms"),
+        (["--shutdown-timeout-ms", str(GIVE_UP_RESERVE_MS)], "shutdown_timeout_ms"),
+        (["--consumer.rebalance-timeout-ms", "7000"], "consumer.rebalance_timeout_ms"),
+        (["--ordering", "none"], "ordering"),
+        (["--max-attempts", "0"], "max_attempts"),
+        (["--retry.jitter", "1"], "retry.jitter"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(arguments: list[str], named: str) -> None:
+    """A wrong or contradicting setting ends the start with its name."""
+    with pytest.raises(ConfigError, match=named.replace(".", r"\.")):
+        load(*arguments)
+
+
+def test_missing_settings_are_named() -> None:
+    """What has no default is asked for."""
+    with pytest.raises(ConfigError, match=r"topics.*group_id.*handler"):
+        ConsumerServiceSettings.load([], environ={})
+    with pytest.raises(ConfigError, match="topics"):
+        ConsumerServiceSettings.load([*NEEDED[2:], "--topics", ","], environ={})
+
+
+def test_the_parts_get_what_is_set() -> None:
+    """The scheduler, the retry policy and the client take their limits from here; the runner alone commits."""
+    settings = load(
+        "--ordering=partition", "--max-concurrency=7", "--batch-records-max=9", "--max-attempts=2",
+        "--retry.retriable=KafkaTimeout", "--consumer.commit-strategy=none", "--consumer.max-poll-records=50",
+    )  # fmt: skip
+    scheduler = settings.scheduler(batch=True)
+    assert (scheduler.ordering, scheduler.max_concurrency, scheduler.batch_records_max) == ("partition", 7, 9)
+    assert settings.scheduler(batch=False).batch_records_max == 1
+    policy = settings.retry_policy()
+    assert policy.max_attempts == 2
+    assert (policy.is_retriable(KafkaTimeout), policy.is_retriable(OSError)) == (True, False)
+    assert not load().retry_policy().is_retriable(DataError)
+    client = settings.consumer_settings()
+    assert (client.group_id, client.commit_strategy, client.max_poll_records) == ("alerts", "none", 50)

@@ -1,0 +1,70 @@
+"""The flights as events."""
+
+from __future__ import annotations
+
+import msgspec
+
+from services.local.demo.flights import PLAN, FlightEvents, in_order_of_departure, parse, topology
+from shared.testing.topology_test_driver import TopologyTestDriver
+
+ROW = {
+    "time_hour": "2013-01-01T10:00:00Z",
+    "minute": "15",
+    "dep_delay": "2",
+    "carrier": "UA",
+    "flight": "1545",
+    "origin": "EWR",
+    "dest": "IAH",
+}
+SCHEDULED_MS = 1_357_035_300_000
+
+
+def test_a_flight_arrives_when_it_really_left() -> None:
+    """Arrival is the scheduled time plus the delay, in minutes; the event carries the scheduled time."""
+    late = parse({**ROW, "dep_delay": "1301"})
+    assert late.arrival_ms == SCHEDULED_MS + 1_301 * 60_000
+    assert msgspec.json.decode(late.line)["scheduled"] == SCHEDULED_MS
+
+
+def test_a_cancelled_flight_has_no_delay_and_arrives_as_scheduled() -> None:
+    """NA becomes null, not zero: nothing invents a departure."""
+    cancelled = parse({**ROW, "dep_delay": "NA"})
+    assert cancelled.arrival_ms == SCHEDULED_MS
+    assert msgspec.json.decode(cancelled.line)["dep_delay"] is None
+
+
+def test_the_order_is_that_of_departure_and_stable() -> None:
+    """A late flight comes after those that left before it; those of one minute keep the file's order."""
+    rows = [{**ROW, "flight": "1", "dep_delay": "30"}, {**ROW, "flight": "2"}, {**ROW, "flight": "3"}]
+    flights = [msgspec.json.decode(line)["flight"] for line in in_order_of_departure(rows)]
+    assert flights == [2, 3, 1]
+
+
+def test_the_package_holds_the_flights_it_is_said_to_hold() -> None:
+    """336,776 flights, 8,255 of them cancelled; a limit takes a prefix of the same order."""
+    events = FlightEvents()
+    lines = list(events.lines())
+    assert events.count() == len(lines) == 336_776
+    assert sum(b'"dep_delay":null' in line for line in lines) == 8_255
+    assert list(FlightEvents(100).lines()) == lines[:100]
+
+
+def test_banks_have_count_delays_and_destinations() -> None:
+    """Two departures ten minutes apart are one bank; a cancelled flight is a dead letter that says why."""
+    driver = TopologyTestDriver(topology())
+    for minutes, delay, dest in ((0, "2.0", "IAH"), (10, "6.0", "MIA"), (12, "null", "MIA"), (120, "0.0", "IAH")):
+        value = f'{{"dep_delay":{delay},"dest":"{dest}"}}'.encode()
+        driver.pipe(PLAN.topic, key=b"UA-EWR", value=value, timestamp=SCHEDULED_MS + minutes * 60_000)
+    [bank] = [msgspec.json.decode(record.value or b"") for record in driver.read(PLAN.results)]
+    assert bank == {
+        "key": "UA-EWR",
+        "start": SCHEDULED_MS,
+        "end": SCHEDULED_MS + 600_000,
+        "flights": 2,
+        "mean_delay": 4.0,
+        "max_delay": 6.0,
+        "total_delay": 8.0,
+        "destinations": 2,
+    }
+    [refused] = driver.read(PLAN.dead_letters)
+    assert b"$.dep_delay" in dict(refused.headers)["penstock.dlq.message"]  # type: ignore[operator]

@@ -1,0 +1,36 @@
+"""The handler that keeps notable sessions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.local.demo.notable import FILE_VARIABLE, store
+from services.local.demo.results import count_notable
+from shared.common.errors import DataError
+from shared.common.records import ConsumerRecord
+
+
+def record(value: bytes | None) -> ConsumerRecord:
+    return ConsumerRecord("banks", 0, 0, 0, b"k", value)
+
+
+async def test_only_notable_sessions_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line each, in the file that the environment names; a second handling adds nothing to the count."""
+    path = tmp_path / "notable.jsonl"
+    monkeypatch.setenv(FILE_VARIABLE, str(path))
+    assert count_notable(path) == 0
+    await store(record(b'{"key":"a","start":0,"end":9,"flights":3,"mean_delay":4.5}'))
+    for _ in range(2):
+        await store(record(b'{"key":"b","start":0,"end":9,"flights":3,"mean_delay":95.0}'))
+    await store(record(b'{"key":"c","start":0,"end":9,"events":77}'))
+    assert count_notable(path) == 2
+    assert len(path.read_bytes().splitlines()) == 3
+
+
+@pytest.mark.parametrize("value", [None, b"", b"[]", b"{"])
+async def test_what_is_no_session_is_refused(value: bytes | None) -> None:
+    """DataError, so that the runner writes it to the dead-letter topic instead of trying again."""
+    with pytest.raises(DataError, match="not a session"):
+        await store(record(value))

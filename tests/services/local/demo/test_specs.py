@@ -1,0 +1,43 @@
+"""What the demo tells each service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.aggregator.settings import AggregatorSettings
+from services.consumer.settings import ConsumerServiceSettings
+from services.local.demo import specs
+from services.local.demo.flights import PLAN
+from services.local.gateway import GatewaySettings
+from services.local.stack import ServiceSpec
+from shared.common.settings import ServiceSettings
+
+OTHERS = {"consumer": "http://127.0.0.1:1"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings"),
+    [
+        (specs.aggregator(PLAN, "k:1", Path("lake")), AggregatorSettings),
+        (specs.consumer(PLAN, "k:1", Path("notable")), ConsumerServiceSettings),
+        (specs.gateway(PLAN, "k:1", OTHERS), GatewaySettings),
+    ],
+)
+def test_every_setting_is_one_that_the_service_takes(spec: ServiceSpec, settings: type[ServiceSettings]) -> None:
+    """The service's own loader accepts them, and the address of Kafka arrives."""
+    environment = {f"PENSTOCK_{name}": value for name, value in spec.settings.items()}
+    loaded = settings.load((), environ=environment)
+    assert loaded.kafka.bootstrap_servers == "k:1"
+    sections = {name.split("__")[0].lower() for name in spec.settings}
+    assert sections <= settings.model_fields.keys()
+
+
+def test_the_ingest_takes_key_and_time_as_the_plan_says() -> None:
+    """The flights' key is made of carrier and origin, their event time is the scheduled departure."""
+    spec = specs.gateway(PLAN, "k:1", OTHERS)
+    loaded = GatewaySettings.load((), environ={f"PENSTOCK_{name}": value for name, value in spec.settings.items()})
+    topic = loaded.ingest.for_topic(PLAN.topic)
+    assert topic.key == ("/carrier", "/origin")
+    assert topic.time == "/scheduled"

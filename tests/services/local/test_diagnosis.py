@@ -1,0 +1,93 @@
+"""What broker logs mean; the lines are a real Kafka 4.1.1's and a real JVM's."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.local.diagnosis import Cause, explain, find_cause, meaningful
+
+AT = "2025-06-01 09:26:22,693"
+PLENTY = 1 << 30
+PORT = [
+    f"{AT} ERROR [KafkaRaftServer nodeId=1] Fatal error during startup. (kafka.server.KafkaRaftServer)",
+    "org.apache.kafka.common.KafkaException: Socket server failed to bind to 127.0.0.1:29574: Address already in use.",
+    "\tat kafka.network.Acceptor.openServerSocket(SocketServer.scala:732)",
+    "Caused by: java.net.BindException: Address already in use",
+    "\t... 12 more",
+]
+LOCKED = [
+    f"{AT} ERROR [SharedServer id=1] Got exception while starting SharedServer (kafka.server.SharedServer)",
+    "org.apache.kafka.common.KafkaException: Failed to acquire lock on file .lock in /data/log/__cluster_metadata-0. "
+    "A Kafka instance in another process or thread is using this directory.",
+]
+DISK = [
+    f"{AT} ERROR Error while writing to checkpoint file (org.apache.kafka.storage.internals.log.LogDirFailureChannel)",
+    "java.io.IOException: No space left on device",
+    f"{AT} ERROR Shutdown broker because all log dirs in /data/log have failed (kafka.log.LogManager)",
+]
+CHECKPOINT = [
+    "java.io.IOException: Malformed line in checkpoint file [/data/log/recovery-point-offset-checkpoint]: garbage",
+    f"{AT} ERROR Shutdown broker because all log dirs in /data/log have failed (kafka.log.LogManager)",
+]
+META = ["java.lang.RuntimeException: Error: node ID not found in log"]
+NODE = ["java.lang.RuntimeException: Stored node id 7 doesn't match previous node id 1 in log/meta.properties."]
+MEMORY = ["# There is insufficient memory for the Java Runtime Environment to continue."]
+PROPERTY = [
+    "org.apache.kafka.common.config.ConfigException: Invalid value many for configuration num.io.threads: Not a number"
+]
+OPTION = ["Unrecognized VM option 'Nonsense'", "Error: Could not create the Java Virtual Machine."]
+DENIED = ["java.nio.file.AccessDeniedException: /data/log/meta.properties"]
+QUIET = [
+    f"{AT} INFO [QuorumController id=1] writeNoOpRecord: unable to start because of RejectedExecutionException (k.Q)",
+    f"{AT} INFO [BrokerServer id=1] Address already in use is only mentioned here (kafka.server.BrokerServer)",
+]
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        (PORT, Cause.PORT_TAKEN),
+        (LOCKED, Cause.LOCKED),
+        (DISK, Cause.NO_SPACE),
+        (CHECKPOINT, Cause.CORRUPT),
+        (META, Cause.CORRUPT),
+        (NODE, Cause.CORRUPT),
+        (MEMORY, Cause.NO_MEMORY),
+        (PROPERTY, Cause.WRONG_PROPERTY),
+        (OPTION, Cause.WRONG_PROPERTY),
+        (DENIED, Cause.NOT_WRITABLE),
+        (QUIET, None),
+        ([], None),
+    ],
+)
+def test_cause_is_read_from_the_log(lines: list[str], cause: Cause | None) -> None:
+    """Each known failure is recognised, the specific before the general, and INFO lines accuse nobody."""
+    assert find_cause([*QUIET, *lines]) is cause
+
+
+def test_only_lines_that_say_something_are_shown() -> None:
+    """Stack frames and INFO lines are left out when there is trouble to show."""
+    assert meaningful([*QUIET, *PORT]) == [PORT[0], PORT[1], PORT[3]]
+
+
+def test_last_lines_are_shown_when_none_is_trouble() -> None:
+    """A log without an error still shows its end."""
+    assert meaningful(QUIET, 1) == [QUIET[1]]
+
+
+def test_explanation_has_words_and_lines() -> None:
+    """What to do comes first, then what the broker said."""
+    said = explain(LOCKED, "/data", PLENTY)
+    assert said.startswith("the data folder /data is in use by another running broker. It said\n  ")
+    assert LOCKED[1] in said
+
+
+def test_full_disk_needs_no_line() -> None:
+    """A broker on a full disk cannot log why it died; the disk tells."""
+    assert explain([], "/data", 0).startswith("no space left on the disk of /data")
+
+
+def test_unknown_cause_is_admitted() -> None:
+    """Nothing is guessed."""
+    assert explain(QUIET, "/data", PLENTY).startswith("it gave no reason that is known. It said")
+    assert explain([], "/data", PLENTY) == "it gave no reason that is known and said nothing"

@@ -1,0 +1,84 @@
+"""The lock of a data folder, held by real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from services.local.folder_lock import KAFKA_LOCK_FILE, LOCK_FILE, FolderInUse, FolderLock, refuse_if_kafka_runs_in
+from shared.common.errors import ConfigError
+
+
+def run(*command: str, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=pass_fds)
+
+
+async def test_second_lock_is_refused_with_the_owner(tmp_path: Path) -> None:
+    """While one holds the folder, another is told which process that is; after the release it may."""
+    first, second = FolderLock(tmp_path / "new"), FolderLock(tmp_path / "new")
+    await first.acquire()
+    with pytest.raises(FolderInUse, match=f"started by process {os.getpid()}"):
+        await second.acquire()
+    first.release()
+    await second.acquire()
+    second.release()
+
+
+async def test_lock_lives_as_long_as_the_process_that_inherited_it(tmp_path: Path) -> None:
+    """Letting go does not free the folder while a broker has it, and the broker's end does."""
+    lock, again = FolderLock(tmp_path), FolderLock(tmp_path)
+    await lock.acquire()
+    with run("cat", pass_fds=(lock.fd,)) as broker:
+        lock.release()
+        with pytest.raises(FolderInUse):
+            await again.acquire()
+        broker.kill()
+    await again.acquire()
+    again.release()
+
+
+async def test_dead_owners_broker_is_waited_for(tmp_path: Path) -> None:
+    """When the starter is gone its broker is ending, so the lock is worth waiting for."""
+    lock, again = FolderLock(tmp_path), FolderLock(tmp_path)
+    await lock.acquire()
+    with run("true") as gone:
+        gone.wait()
+    with run("sleep", "0.2", pass_fds=(lock.fd,)):
+        lock.release()
+        (tmp_path / LOCK_FILE).write_text(f"{gone.pid}\n")
+        await again.acquire()
+    again.release()
+
+
+async def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    """A folder below a file is refused by its path."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="file/data cannot be used"):
+        await FolderLock(tmp_path / "file" / "data").acquire()
+
+
+LOCKER = """
+import fcntl, sys
+f = open(sys.argv[1], "w")
+fcntl.lockf(f, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_lock_of_a_kafka_that_is_not_ours_is_seen(tmp_path: Path) -> None:
+    """A POSIX lock on Kafka's own file, as Java takes it, is refused; a file left behind is not."""
+    refuse_if_kafka_runs_in(tmp_path)
+    command = [sys.executable, "-c", LOCKER, str(tmp_path / KAFKA_LOCK_FILE)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as kafka:
+        assert kafka.stdout is not None
+        assert kafka.stdout.readline() == b"locked\n"
+        with pytest.raises(FolderInUse, match="in use by another running broker"):
+            refuse_if_kafka_runs_in(tmp_path)
+        kafka.kill()
+    refuse_if_kafka_runs_in(tmp_path)

@@ -1,0 +1,67 @@
+"""Settings of the producer service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.producer.settings import ProducerServiceSettings
+from shared.common.errors import ConfigError
+
+TOKEN = "a-token-of-enough-length"
+
+
+def load(*arguments: str, **environ: str) -> ProducerServiceSettings:
+    return ProducerServiceSettings.load(arguments, environ=environ)
+
+
+def test_the_defaults_fit_together() -> None:
+    """An HTTP client hears of a failure before its own patience ends, and Kafka's rule on timeouts holds."""
+    settings = load()
+    assert settings.producer.delivery_timeout_ms >= settings.kafka.request_timeout_ms + settings.producer.linger_ms
+    assert settings.producer.delivery_timeout_ms < settings.ingest.ack_timeout_ms
+    assert settings.http.host == "127.0.0.1"
+
+
+def test_topics_are_read_from_the_file(tmp_path: Path) -> None:
+    """A table for each topic, and one default."""
+    file = tmp_path / "penstock.toml"
+    file.write_text(
+        '[ingest.topics.flights]\nkey = ["/carrier", "/origin"]\ntime = "/at"\n'
+        "[ingest.default_topic]\nallowed = false\n"
+    )
+    settings = load("--config", str(file)).ingest
+    assert settings.for_topic("flights").key == ("/carrier", "/origin")
+    assert not settings.for_topic("other").allowed
+
+
+def test_a_partial_section_keeps_the_services_own_defaults() -> None:
+    """Setting one value of a section does not bring Kafka's long timeouts back."""
+    settings = load(PENSTOCK_KAFKA__BOOTSTRAP_SERVERS="k:1", PENSTOCK_PRODUCER__LINGER_MS="1")
+    assert (settings.kafka.request_timeout_ms, settings.producer.delivery_timeout_ms) == (10_000, 25_000)
+
+
+@pytest.mark.parametrize("token", [{}, {"PENSTOCK_AUTH_TOKEN": "short"}])
+def test_an_open_address_needs_a_token(token: dict[str, str]) -> None:
+    """Refused at start-up by the setting's name, without showing the value."""
+    with pytest.raises(ConfigError, match="auth_token") as e:
+        load("--http.host", "0.0.0.0", **token)
+    assert "short" not in str(e.value)
+
+
+def test_an_open_address_with_a_token_or_an_explicit_word_is_served() -> None:
+    """Either the token, or the setting that says it is meant."""
+    assert load("--http.host", "0.0.0.0", PENSTOCK_AUTH_TOKEN=TOKEN).auth_token is not None
+    assert load("--http.host", "0.0.0.0", "--insecure-no-auth").insecure_no_auth
+
+
+def test_the_token_is_in_no_repr() -> None:
+    """Settings may be logged."""
+    assert TOKEN not in repr(load(PENSTOCK_AUTH_TOKEN=TOKEN))
+
+
+def test_a_wrong_pointer_is_named() -> None:
+    """With the path to it."""
+    with pytest.raises(ConfigError, match=r"ingest\.topics\.flights\.time: a JSON pointer"):
+        load(PENSTOCK_INGEST__TOPICS='{"flights": {"time": "at"}}')

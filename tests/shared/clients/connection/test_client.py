@@ -1,0 +1,90 @@
+"""How a connection is made from settings: security, client ids, and secrets that stay hidden."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from shared.clients.connection.client import Connection, aiokafka_options, default_client_id, ssl_context
+from shared.common.errors import (
+    BrokerNotAvailable,
+    ConfigError,
+    KafkaTimeout,
+    NotEnoughReplicas,
+    RecordTooLarge,
+    RetriableError,
+)
+from shared.common.settings import KafkaSettings
+
+SECRET = "open-sesame"
+
+
+def sasl() -> KafkaSettings:
+    return KafkaSettings(
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism="SCRAM-SHA-256",
+        sasl_username="ali",
+        sasl_password=SecretStr(SECRET),
+    )
+
+
+def test_client_ids_tell_instances_apart() -> None:
+    """Every client has an id of its own, or the one that was set."""
+    assert default_client_id() != default_client_id()
+    assert Connection(KafkaSettings()).client_id.startswith("penstock-")
+    assert Connection(KafkaSettings(client_id="mine")).client_id == "mine"
+
+
+def test_secrets_reach_the_socket_and_nothing_else() -> None:
+    """The password is in what the socket is set up with, and in no repr."""
+    assert aiokafka_options(sasl(), "c")["sasl_plain_password"] == SECRET
+    assert SECRET not in repr(Connection(sasl())) + repr(sasl()) + str(sasl())
+
+
+async def test_secrets_are_in_no_error() -> None:
+    """An error of a client that cannot connect does not tell the password."""
+    settings = sasl().model_copy(update={"bootstrap_servers": "127.0.0.1:1", "request_timeout_ms": 100})
+    with pytest.raises(BrokerNotAvailable) as caught:
+        await Connection(settings).open()
+    assert SECRET not in repr(caught.getrepr(showlocals=False)) + str(caught.value)
+
+
+def test_ssl(tmp_path: Path) -> None:
+    """TLS is verified against the given authorities; a file that cannot be used is named."""
+    assert ssl_context(KafkaSettings()) is None
+    context = ssl_context(KafkaSettings(security_protocol="SSL"))
+    assert context is not None
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+    missing = tmp_path / "missing.pem"
+    with pytest.raises(ConfigError, match=r"kafka\.ssl_cafile: .*missing\.pem"):
+        ssl_context(KafkaSettings(security_protocol="SSL", ssl_cafile=missing))
+    with pytest.raises(ConfigError, match=r"kafka\.ssl_certfile: .*missing\.pem"):
+        ssl_context(KafkaSettings(security_protocol="SSL", ssl_certfile=missing))
+
+
+async def test_retrying() -> None:
+    """Passing errors are tried again until the deadline, which names the last one; others are raised at once."""
+    connection = Connection(KafkaSettings(retry_backoff_ms=1))
+    calls: list[int] = []
+
+    async def fail(times: int, error: Exception) -> str:
+        calls.append(1)
+        if len(calls) <= times:
+            raise error
+        return "done"
+
+    assert await connection.retrying(lambda: fail(2, NotEnoughReplicas("t-0")), "produce", 5_000) == "done"
+    with pytest.raises(RecordTooLarge):
+        await connection.retrying(lambda: fail(99, RecordTooLarge("t-0")), "produce", 5_000)
+    with pytest.raises(KafkaTimeout, match="produce: not done after 20 ms: t-0"):
+        await connection.retrying(lambda: fail(10**9, NotEnoughReplicas("t-0")), "produce", 20)
+    assert issubclass(KafkaTimeout, RetriableError)
+
+
+async def test_a_closed_connection_says_so() -> None:
+    """A request over a connection that is closed is BrokerNotAvailable with the place."""
+    with pytest.raises(BrokerNotAvailable, match="topic t: the connection is closed"):
+        await Connection(KafkaSettings()).send(1, object(), "topic t")

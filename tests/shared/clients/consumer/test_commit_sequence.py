@@ -1,0 +1,166 @@
+"""The sequence guard: committed offsets never go backwards and never ahead of what was processed."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.clients.consumer.commit_sequence import Commit, CommitSequence
+from shared.common.records import OffsetAndMetadata, TopicPartition
+
+A, B = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def at(offset: int) -> OffsetAndMetadata:
+    return OffsetAndMetadata(offset)
+
+
+def next_of(sequence: CommitSequence, generation: int = 1) -> Commit:
+    commit = sequence.next_commit(generation)
+    assert commit is not None
+    return commit
+
+
+def test_a_failure_is_repeated_only_while_it_is_the_newest() -> None:
+    """A failed offset that a newer one covers is not sent again."""
+    sequence = CommitSequence()
+    sequence.register({A: at(5)})
+    commit = next_of(sequence)
+    sequence.register({A: at(9)})
+    sequence.on_failure(commit)
+    assert next_of(sequence).offsets == {A: at(9)}
+
+
+def test_partitions_have_numbers_of_their_own() -> None:
+    """A newer commit for one partition does not drop another's failed offset: both go with the next."""
+    sequence = CommitSequence()
+    sequence.register({A: at(5)})
+    failed = next_of(sequence)
+    sequence.on_failure(failed)
+    sequence.register({B: at(3)})
+    assert next_of(sequence).offsets == {A: at(5), B: at(3)}
+
+
+def test_done_means_these_or_newer() -> None:
+    """A registered offset counts as done once it, or a newer one of its partition, was committed."""
+    sequence = CommitSequence()
+    old = sequence.register({A: at(5)})
+    new = sequence.register({A: at(9)})
+    commit = next_of(sequence)
+    assert not sequence.is_done(old)
+    sequence.on_success(commit)
+    assert sequence.is_done(old)
+    assert sequence.is_done(new)
+    assert sequence.is_drained
+
+
+def test_what_was_registered_meanwhile_stays_wanted() -> None:
+    """A success of an older offset leaves the newer one wanted."""
+    sequence = CommitSequence()
+    sequence.register({A: at(5)})
+    commit = next_of(sequence)
+    sequence.register({A: at(9)})
+    sequence.on_success(commit)
+    assert not sequence.is_drained
+    assert next_of(sequence).offsets == {A: at(9)}
+
+
+def test_an_unknown_fate_is_read_back() -> None:
+    """After a commit of unknown fate the next success is read back, and committed again where the old one has won."""
+    sequence = CommitSequence()
+    sequence.register({A: at(5)})
+    sequence.on_failure(next_of(sequence), fate_unknown=True)
+    sequence.register({A: at(9)})
+    unsure = sequence.on_success(next_of(sequence))
+    assert unsure == {A}
+    sequence.on_read_back({A: at(5)}, unsure)
+    assert next_of(sequence).offsets == {A: at(9)}
+
+
+def test_kept_partitions_go_on_under_the_new_generation() -> None:
+    """After a rebalance a kept partition's failed offset is sent with the new generation, another's is dropped."""
+    sequence = CommitSequence()
+    sequence.register({A: at(5), B: at(6)})
+    sequence.on_failure(next_of(sequence))
+    assert sequence.keep({A}) == {B}
+    commit = next_of(sequence, generation=2)
+    assert (commit.offsets, commit.generation) == ({A: at(5)}, 2)
+
+
+def test_given_up() -> None:
+    """What was given up is not sent again, unless it was registered anew in between."""
+    sequence = CommitSequence()
+    sequence.register({A: at(5), B: at(6)})
+    commit = next_of(sequence)
+    sequence.register({B: at(7)})
+    sequence.on_failure(commit)
+    sequence.give_up(commit)
+    assert next_of(sequence).offsets == {B: at(7)}
+
+
+class Coordinator:
+    """Applies commits as it is told to: at once, never, or later than the client believes."""
+
+    def __init__(self) -> None:
+        self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
+        self.late: list[Commit] = []
+
+    def apply(self, commit: Commit) -> None:
+        self.committed.update(commit.offsets)
+
+    def land(self, rng: random.Random) -> None:
+        rng.shuffle(self.late)
+        for commit in self.late[: rng.randint(0, len(self.late))]:
+            self.apply(commit)
+
+
+STEPS = ["process", "process", "send", "answer", "refuse", "time out, lost", "time out, lands late", "land"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(STEPS), max_size=60), st.integers(0, 2**32))
+def test_committed_offsets_never_go_backwards_or_ahead(steps: list[str], seed: int) -> None:
+    """Whatever fails, is delayed or lands late: no commit that succeeds is below one before it, or above what
+    was processed, and in the end the newest is committed."""
+    rng = random.Random(seed)
+    sequence, coordinator = CommitSequence(), Coordinator()
+    processed = {A: 0, B: 0}
+    acknowledged = {A: 0, B: 0}
+    out: Commit | None = None
+
+    def succeed(commit: Commit) -> None:
+        coordinator.apply(commit)
+        for tp, value in commit.offsets.items():
+            assert acknowledged[tp] <= value.offset <= processed[tp]
+            acknowledged[tp] = value.offset
+        unsure = sequence.on_success(commit)
+        if unsure:
+            coordinator.land(rng)
+            coordinator.late.clear()  # what was lost with its connection is decided by now
+            sequence.on_read_back(dict(coordinator.committed), unsure)
+
+    for step in [*steps, "answer"]:
+        if step == "process":
+            tp = rng.choice([A, B])
+            processed[tp] += rng.randint(1, 9)
+            sequence.register({tp: at(processed[tp])})
+        elif step == "land":
+            coordinator.land(rng)
+        elif step == "send":
+            out = out or sequence.next_commit(1)
+        elif out is not None:
+            commit, out = out, None
+            if step == "answer":
+                succeed(commit)
+            elif step == "refuse":
+                sequence.on_failure(commit)
+            else:
+                if step == "time out, lands late":
+                    coordinator.late.append(commit)
+                sequence.on_failure(commit, fate_unknown=True)
+    while (commit := sequence.next_commit(1)) is not None:
+        succeed(commit)
+    assert sequence.is_drained
+    assert {tp: v.offset for tp, v in coordinator.committed.items()} == {tp: o for tp, o in processed.items() if o}

@@ -1,0 +1,321 @@
+"""The scheduler: order, nothing lost, what may be committed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.clients.consumer.key_scheduler import SPAN_ALWAYS_FITS, Execution, KeyScheduler, Ordering
+from shared.common.commit_metadata import METADATA_BYTES_MAX, decode_finished, encode_finished, encoded_bytes_max
+from shared.common.errors import DataError, IllegalState
+from shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition
+
+TP = TopicPartition("clicks", 0)
+OTHER = TopicPartition("clicks", 1)
+
+
+def columns(offsets: Sequence[int], keys: Sequence[bytes | None] | None = None, tp: TopicPartition = TP) -> Columns:
+    keys = [b"k%d" % offset for offset in offsets] if keys is None else keys
+    return Columns.of([ConsumerRecord(*tp, o, 0, k, b"") for o, k in zip(offsets, keys, strict=True)])
+
+
+def scheduler_of(offsets: Sequence[int], keys: Sequence[bytes | None] | None = None, **options: object) -> KeyScheduler:
+    scheduler = KeyScheduler(**options)  # type: ignore[arg-type]
+    scheduler.assign(TP, None)
+    scheduler.deliver(columns(offsets, keys))
+    return scheduler
+
+
+def take_all(scheduler: KeyScheduler, now_ms: int = 0) -> dict[int, Execution]:
+    taken = iter(lambda: scheduler.take(now_ms), None)
+    return {execution.works[0].offset: execution for execution in taken if execution}
+
+
+def finish(scheduler: KeyScheduler, *executions: Execution) -> None:
+    for execution in executions:
+        scheduler.settle(execution, finished=execution.works)
+
+
+def test_one_key_runs_one_at_a_time() -> None:
+    """The second record of a key starts when the first is finished, while other keys run."""
+    scheduler = scheduler_of([0, 1, 2], [b"a", b"a", b"b"])
+    running = take_all(scheduler)
+    assert sorted(running) == [0, 2]
+    finish(scheduler, running[0])
+    assert sorted(take_all(scheduler)) == [1]
+
+
+def test_partition_ordering_runs_a_partition_in_line() -> None:
+    """Under `partition` nothing overtakes, whatever the keys."""
+    assert sorted(take_all(scheduler_of([0, 1, 2], ordering="partition"))) == [0]
+
+
+def test_unordered_runs_a_key_side_by_side() -> None:
+    """Under `unordered` even records of one key run at once."""
+    assert sorted(take_all(scheduler_of([0, 1, 2], [b"a"] * 3, ordering="unordered"))) == [0, 1, 2]
+
+
+def test_records_without_a_key_have_no_order() -> None:
+    """A record without a key belongs to no lane: it waits for nothing."""
+    assert sorted(take_all(scheduler_of([0, 1, 2], [None, None, b"a"]))) == [0, 1, 2]
+
+
+def test_concurrency_is_bounded() -> None:
+    """No more executions than `max_concurrency` are in flight; a settled one makes room."""
+    scheduler = scheduler_of(range(10), max_concurrency=3)
+    running = take_all(scheduler)
+    assert len(running) == scheduler.in_flight == 3
+    finish(scheduler, running[0])
+    assert sorted(take_all(scheduler)) == [3]
+
+
+def test_partitions_take_turns() -> None:
+    """A partition with much to do does not keep another one waiting."""
+    scheduler = scheduler_of(range(100), max_concurrency=4)
+    scheduler.assign(OTHER, None)
+    scheduler.deliver(columns(range(2), tp=OTHER))
+    taken = [scheduler.take(0) for _ in range(4)]
+    assert sorted(e.topic_partition.partition for e in taken if e) == [0, 0, 1, 1]
+
+
+def test_a_retrying_record_blocks_its_key_alone() -> None:
+    """While a record waits for its retry its key waits too, every other key goes on."""
+    scheduler = scheduler_of([0, 1, 2], [b"a", b"a", b"b"])
+    running = take_all(scheduler)
+    scheduler.settle(running[0], retry=running[0].works, due_ms=500)
+    finish(scheduler, running[2])
+    scheduler.deliver(columns([3], [b"b"]))
+    assert sorted(take_all(scheduler, now_ms=499)) == [3]
+    assert scheduler.next_due_ms() == 500
+    assert sorted(take_all(scheduler, now_ms=500)) == [0]
+    assert scheduler.next_due_ms() is None
+
+
+def test_a_batch_keeps_each_key_in_order_and_a_retry_runs_alone() -> None:
+    """A batch may hold several records of a key, in order; one marked alone shares no batch."""
+    scheduler = scheduler_of([0, 1, 2, 3], [b"a", b"a", b"b", b"a"], batch_records_max=3)
+    batch = scheduler.take(0)
+    assert batch is not None
+    assert [work.offset for work in batch.works] == [0, 1, 2]
+    assert scheduler.take(0) is None  # offset 3 waits for its key
+    for work in batch.works:
+        work.alone = True
+    scheduler.settle(batch, retry=batch.works)
+    assert [sorted(w.offset for w in e.works) for e in take_all(scheduler).values()] == [[0], [2]]
+
+
+def test_the_committable_offset_is_contiguous_over_delivered_records() -> None:
+    """Holes in the offsets do not hold a commit back; an unfinished record does."""
+    scheduler = scheduler_of([3, 7, 20, 21])
+    running = take_all(scheduler)
+    finish(scheduler, running[7], running[21])
+    assert scheduler.committable() == {TP: OffsetAndMetadata(3, encode_finished(3, [(7, 7), (21, 21)]))}
+    finish(scheduler, running[3])
+    assert scheduler.committable() == {TP: OffsetAndMetadata(20, encode_finished(20, [(21, 21)]))}
+    finish(scheduler, running[20])
+    assert scheduler.committable() == {TP: OffsetAndMetadata(22)}
+
+
+def test_what_is_committed_is_not_offered_again() -> None:
+    """Only a changed position is worth a commit."""
+    scheduler = scheduler_of([0])
+    finish(scheduler, *take_all(scheduler).values())
+    offsets = scheduler.committable()
+    scheduler.committed(offsets)
+    assert offsets == {TP: OffsetAndMetadata(1)}
+    assert scheduler.committable() == {}
+
+
+def test_a_restart_keeps_what_it_has_not_seen_again() -> None:
+    """A commit soon after a restart still carries the finished offsets that were not delivered again yet."""
+    scheduler = KeyScheduler()
+    scheduler.assign(TP, OffsetAndMetadata(10, encode_finished(10, [(11, 20), (30, 31)])))
+    assert scheduler.deliver(columns([10, 11, 12])) == 1
+    assert scheduler.skipped == 2
+    assert (
+        decode_finished(scheduler.committable([TP]).get(TP, OffsetAndMetadata(0))) == ()
+    )  # unchanged: nothing to commit
+    finish(scheduler, *take_all(scheduler).values())
+    assert scheduler.committable()[TP] == OffsetAndMetadata(13, encode_finished(13, [(13, 20), (30, 31)]))
+
+
+def test_damaged_metadata_is_refused_and_can_be_left_out() -> None:
+    """A damaged text names itself; the partition can then be assigned without it."""
+    scheduler = KeyScheduler()
+    with pytest.raises(DataError):
+        scheduler.assign(TP, OffsetAndMetadata(10, "p1r:!"))
+    scheduler.assign(TP, OffsetAndMetadata(10))
+    assert scheduler.partitions == {TP}
+
+
+def test_a_partition_pauses_where_the_metadata_would_not_fit() -> None:
+    """With one record stuck and every other pattern worst, the partition says `metadata` and starts no more beyond."""
+    offsets = range(0, 90_000, 3)  # with holes, so that a bitmap is no way out
+    keys = [b"stuck" if index % 2 == 0 else None for index in range(len(offsets))]
+    scheduler = scheduler_of(offsets, keys, buffered_records_max=100_000)
+    stuck = scheduler.take(0)
+    while execution := scheduler.take(0):
+        finish(scheduler, execution)
+    assert scheduler.paused() == {TP: "metadata"}
+    assert "metadata full" in repr(scheduler)
+    text = scheduler.committable()[TP].metadata
+    assert 0.9 * METADATA_BYTES_MAX < len(text) <= METADATA_BYTES_MAX
+    assert stuck is not None
+    finish(scheduler, stuck)
+    while execution := scheduler.take(0):
+        finish(scheduler, execution)
+    assert scheduler.paused() == {}
+    assert scheduler.committable() == {TP: OffsetAndMetadata(offsets[-1] + 1)}
+
+
+def test_the_span_that_always_fits_does() -> None:
+    """Within it no pattern is longer than a commit may carry."""
+    assert encoded_bytes_max(SPAN_ALWAYS_FITS, SPAN_ALWAYS_FITS) <= METADATA_BYTES_MAX
+
+
+def test_a_full_buffer_pauses_until_half_of_it_is_done() -> None:
+    """Back-pressure has two thresholds, so that a partition does not flutter."""
+    scheduler = scheduler_of(range(10), buffered_records_max=10)
+    assert scheduler.paused() == {TP: "buffer"}
+    for count, execution in enumerate(take_all(scheduler).values(), 1):
+        finish(scheduler, execution)
+        assert (TP in scheduler.paused()) == (count <= 5)
+
+
+def test_revocation_drains_and_starts_nothing_more() -> None:
+    """After revoke only what is in flight ends, it counts, and new records are left to the next owner."""
+    scheduler = scheduler_of(range(6), max_concurrency=2)
+    running = take_all(scheduler)
+    draining = scheduler.revoke([TP, OTHER])
+    assert {e.works[0].offset for e in draining} == {0, 1}
+    finish(scheduler, running[1])
+    scheduler.settle(running[0], retry=running[0].works, due_ms=0)
+    assert scheduler.deliver(columns([6])) == 0
+    assert scheduler.take(10) is None
+    assert scheduler.committable([TP]) == {TP: OffsetAndMetadata(0, encode_finished(0, [(1, 1)]))}
+    assert scheduler.lost([TP]) == []
+    assert scheduler.partitions == frozenset()
+    assert scheduler.ignored == 0
+
+
+def test_results_after_a_loss_are_ignored_and_counted() -> None:
+    """A lost partition that comes back starts anew: results of the former ownership change nothing in it."""
+    scheduler = scheduler_of([0, 1])
+    before = take_all(scheduler)
+    assert len(scheduler.lost([TP])) == 2
+    scheduler.assign(TP, OffsetAndMetadata(0))
+    scheduler.deliver(columns([0, 1]))
+    assert not scheduler.settle(before[0], finished=before[0].works)
+    assert scheduler.ignored == 1
+    assert scheduler.committable() == {}
+    assert sorted(take_all(scheduler)) == [0, 1]
+
+
+def test_records_of_a_partition_that_is_not_owned_are_refused() -> None:
+    """Taking them would leave a hole in what counts as contiguous."""
+    with pytest.raises(IllegalState, match="clicks-0"):
+        KeyScheduler().deliver(columns([0]))
+
+
+def test_delivery_that_goes_back_is_handled_again_in_order() -> None:
+    """After a seek back, records run again, a key still waits for its execution of before, whose result is ignored."""
+    scheduler = scheduler_of([5, 6], [b"a", b"b"])
+    before = take_all(scheduler)
+    scheduler.deliver(columns([4, 5], [b"c", b"a"]))
+    again = take_all(scheduler)
+    assert sorted(again) == [4]
+    assert not scheduler.settle(before[5], finished=before[5].works)
+    assert sorted(take_all(scheduler)) == [5]
+    finish(scheduler, again[4])
+    assert scheduler.committable() == {TP: OffsetAndMetadata(5)}
+
+
+class Drive:
+    """Random turns of deliver, take, finish and retry on one scheduler; every turn checks what must always hold."""
+
+    def __init__(self, scheduler: KeyScheduler, key_of: dict[int, bytes | None], finished: set[int]) -> None:
+        self.scheduler, self.key_of, self.finished = scheduler, key_of, set(finished)
+        self.executed: list[int] = []
+        self.delivered: set[int] = set()
+        self.running: list[Execution] = []
+
+    def run(self, offsets: Sequence[int], rng: random.Random, steps: int) -> None:
+        pending = [offsets[start : start + 7] for start in range(0, len(offsets), 7)]
+        for now_ms in range(steps):
+            choice = rng.random()
+            if choice < 0.2 and pending:
+                chunk = pending.pop(0)
+                assert self.scheduler.deliver(columns(chunk, [self.key_of[o] for o in chunk])) == len(
+                    set(chunk) - self.finished
+                )
+                self.delivered |= set(chunk)
+            elif choice < 0.6:
+                self.start(now_ms)
+            elif self.running:
+                self.end(self.running.pop(rng.randrange(len(self.running))), rng, now_ms)
+            self.check_committable()
+
+    def start(self, now_ms: int) -> None:
+        execution = self.scheduler.take(now_ms)
+        if execution is None:
+            return
+        batch = [work.offset for work in execution.works]
+        assert batch == sorted(batch)
+        for offset in batch:
+            assert {o for o in self.lane(offset) if o < offset} <= self.finished | set(batch)
+        self.running.append(execution)
+
+    def end(self, execution: Execution, rng: random.Random, now_ms: int) -> None:
+        cut = len(execution.works) if rng.random() < 0.7 else rng.randrange(len(execution.works))
+        done, retried = execution.works[:cut], execution.works[cut:]
+        assert self.scheduler.settle(execution, done, retried, due_ms=now_ms + rng.randrange(5))
+        self.finished |= {work.offset for work in done}
+        self.executed += [work.offset for work in done]
+
+    def lane(self, offset: int) -> set[int]:
+        key = self.key_of[offset]
+        if self.scheduler.ordering == "unordered" or (self.scheduler.ordering == "key" and key is None):
+            return set()
+        return {o for o in self.delivered if self.scheduler.ordering == "partition" or self.key_of[o] == key}
+
+    def check_committable(self) -> None:
+        unfinished = self.delivered - self.finished
+        for position in self.scheduler.committable().values():
+            assert position.offset <= min(unfinished, default=position.offset)
+            assert len(position.metadata) <= METADATA_BYTES_MAX
+            covered = decode_finished(position)
+            assert not any(first <= offset <= last for first, last in covered for offset in unfinished)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    holes=st.lists(st.integers(1, 4), min_size=1, max_size=60),
+    keys=st.integers(1, 8),
+    ordering=st.sampled_from(["key", "partition", "unordered"]),
+    batch=st.sampled_from([1, 1, 4]),
+    steps=st.integers(0, 300),
+    seed=st.integers(0, 2**32),
+)
+def test_a_restart_after_any_prefix_redoes_only_the_unfinished(
+    holes: list[int], keys: int, ordering: Ordering, batch: int, steps: int, seed: int
+) -> None:
+    """Order holds, nothing is lost, and the next owner runs exactly what the last commit did not cover."""
+    rng = random.Random(seed)
+    offsets = [sum(holes[: i + 1]) for i in range(len(holes))]
+    key_of = {offset: rng.choice([None, *(b"%d" % key for key in range(keys))]) for offset in offsets}
+
+    first = Drive(KeyScheduler(ordering, max_concurrency=5, batch_records_max=batch), key_of, set())
+    first.scheduler.assign(TP, None)
+    first.run(offsets, rng, steps)
+    committed = first.scheduler.committable().get(TP)
+
+    second = Drive(KeyScheduler(ordering, max_concurrency=5, batch_records_max=batch), key_of, first.finished)
+    second.scheduler.assign(TP, committed)
+    second.run([o for o in offsets if committed is None or o >= committed.offset], rng, 3_000)
+    assert sorted(second.executed) == sorted(set(offsets) - first.finished)
+    last = second.scheduler.committable().get(TP, committed)
+    assert last == OffsetAndMetadata(offsets[-1] + 1)

@@ -1,0 +1,39 @@
+"""The consumer's settings and how they contradict each other."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from shared.clients.consumer.settings import ConsumerSettings
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"commit_strategy": "auto"}, "commit_strategy=auto needs a group_id"),
+        ({"group_instance_id": "i"}, "group_instance_id needs a group_id"),
+        (
+            {"group_id": "g", "heartbeat_interval_ms": 5_000, "session_timeout_ms": 5_000},
+            "must be below session_timeout",
+        ),
+        ({"group_id": ""}, "group_id"),
+        ({"max_poll_records": 0}, "max_poll_records"),
+    ],
+)
+def test_what_contradicts_is_refused(wrong: dict[str, object], message: str) -> None:
+    """Settings that cannot work together are refused by name."""
+    with pytest.raises(ValidationError, match=message):
+        ConsumerSettings.model_validate(wrong)
+
+
+def test_javas_defaults() -> None:
+    """Without settings, what Java's consumer does."""
+    settings = ConsumerSettings()
+    assert (settings.auto_offset_reset, settings.isolation_level) == ("latest", "read_uncommitted")
+    assert (settings.session_timeout_ms, settings.heartbeat_interval_ms, settings.max_poll_interval_ms) == (
+        45_000,
+        3_000,
+        300_000,
+    )
+    assert settings.max_poll_records == 500

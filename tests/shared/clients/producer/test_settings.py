@@ -1,0 +1,32 @@
+"""The producer's settings and how they contradict each other."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from shared.clients.producer.settings import ProducerSettings
+
+
+@pytest.mark.parametrize(("given", "meant"), [("all", "all"), (-1, "all"), ("-1", "all"), ("1", 1), (1, 1), (0, 0)])
+def test_acks(given: object, meant: object) -> None:
+    """acks takes Kafka's spellings."""
+    assert ProducerSettings.model_validate({"acks": given}).acks == meant
+
+
+@pytest.mark.parametrize("conflict", [{"acks": 1}, {"retries": 0}, {"max_in_flight_requests_per_connection": 6}])
+def test_idempotence_and_what_contradicts_it(conflict: dict[str, int]) -> None:
+    """Asked for, idempotence refuses what contradicts it; as the default it is switched off; transactions need it."""
+    (name,) = conflict
+    assert ProducerSettings().enable_idempotence
+    assert not ProducerSettings.model_validate(conflict).enable_idempotence
+    with pytest.raises(ValidationError, match=f"enable_idempotence=true contradicts {name}"):
+        ProducerSettings.model_validate({"enable_idempotence": True, **conflict})
+    with pytest.raises(ValidationError, match=f"transactional_id needs idempotence.*{name}"):
+        ProducerSettings.model_validate({"transactional_id": "tx", **conflict})
+
+
+def test_transactions_without_idempotence() -> None:
+    """Switching idempotence off contradicts a transactional id."""
+    with pytest.raises(ValidationError, match="switched off"):
+        ProducerSettings(transactional_id="tx", enable_idempotence=False)

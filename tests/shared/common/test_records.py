@@ -1,0 +1,66 @@
+"""Records, alone and in columns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.common.records import Columns, ConsumerRecord, Headers, TopicPartition
+
+headers: st.SearchStrategy[Headers] = st.lists(
+    st.tuples(st.text(max_size=3), st.none() | st.binary(max_size=3)), max_size=2
+).map(tuple)
+data = st.none() | st.binary(max_size=5)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[ConsumerRecord]:
+    offset, out = draw(st.integers(0, 2**62)), []
+    for step in draw(st.lists(st.integers(1, 1_000), min_size=1, max_size=20)):
+        offset += step
+        timestamp = draw(st.integers(-1, 2**62))
+        out.append(ConsumerRecord("t", 3, offset, timestamp, draw(data), draw(data), draw(headers)))
+    return out
+
+
+@given(batches())
+def test_columns_hold_the_records(records: list[ConsumerRecord]) -> None:
+    """Columns made of records give them back, in order, with plain ints for offsets and times."""
+    columns = Columns.of(records)
+    assert list(columns.records()) == records
+    assert [columns.record(i) for i in range(len(columns))] == records
+    assert {type(r.offset) for r in columns.records()} == {type(columns.record(0).timestamp)} == {int}
+    assert columns.topic_partition == records[0].topic_partition == TopicPartition("t", 3)
+
+
+@given(batches(), st.integers(0, 20), st.integers(0, 20))
+def test_a_slice_is_columns_of_a_slice(records: list[ConsumerRecord], first: int, last: int) -> None:
+    """A part of the columns holds that part of the records."""
+    part = Columns.of(records)[first:last]
+    assert list(part.records()) == records[first:last]
+    assert len(part) == len(records[first:last])
+
+
+def test_columns_are_typed() -> None:
+    """Offsets and timestamps are int64 arrays, and headers None where no record has any."""
+    columns = Columns.of([ConsumerRecord("t", 0, 5, 7, None, b"v")])
+    assert (columns.offsets.dtype, columns.timestamps.dtype, columns.headers) == (np.int64, np.int64, None)
+    with_headers = ConsumerRecord("t", 0, 6, 7, None, None, (("h", None),))
+    assert Columns.of([ConsumerRecord("t", 0, 5, 7, None, b"v"), with_headers]).headers == [(), (("h", None),)]
+
+
+@pytest.mark.parametrize(
+    "records",
+    [[], [ConsumerRecord("t", 0, 0, 0, None, None), ConsumerRecord("t", 1, 0, 0, None, None)]],
+)
+def test_columns_are_of_one_partition(records: list[ConsumerRecord]) -> None:
+    """No records, and records of several partitions, are refused."""
+    with pytest.raises(ValueError, match="exactly one partition"):
+        Columns.of(records)
+
+
+def test_a_partition_reads_as_kafka_writes_it() -> None:
+    """A partition prints as topic, dash, number."""
+    assert str(TopicPartition("clicks-v2", 3)) == "clicks-v2-3"

@@ -1,0 +1,224 @@
+"""Settings from flags, environment, file and defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import Field, SecretStr
+
+from shared.common.errors import ConfigError
+from shared.common.settings import PositiveMs, Section, ServiceSettings, load_or_exit
+
+
+class Store(Section):
+    """A table of a service's own."""
+
+    path: str = "data"
+    token: SecretStr | None = None
+    limit: PositiveMs = 10
+
+
+class Service(ServiceSettings):
+    """A service for tests."""
+
+    name: str = Field(min_length=1)
+    store: Store = Store()
+    options: dict[str, str] = Field({})
+
+
+NAMED = ["--name=me"]
+
+
+def load(*flags: str, **environ: str) -> Service:
+    return Service.load([*NAMED, *flags], program="penstock test", environ=environ)
+
+
+def refused(*flags: str, **environ: str) -> str:
+    with pytest.raises(ConfigError) as raised:
+        load(*flags, **environ)
+    return str(raised.value)
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_defaults() -> None:
+    """What is not set is its default."""
+    settings = load()
+    assert (settings.name, settings.store, settings.http.port) == ("me", Store(), 0)
+
+
+def test_the_order_of_sources() -> None:
+    """A flag goes before a variable, a variable before the file, the file before the default, key by key."""
+    Path("my.toml").write_text('[store]\npath = "file"\nlimit = 2\n[http]\nhost = "file"\nport = 2\n')
+    config = "--config=my.toml"
+    settings = load(config, "--store.path=flag", PENSTOCK_STORE__PATH="env", PENSTOCK_STORE__LIMIT="3")
+    assert (settings.store.path, settings.store.limit) == ("flag", 3)
+    assert (settings.http.host, settings.http.port) == ("file", 2)
+    assert load(config, PENSTOCK_STORE__PATH="env").store.path == "env"
+    assert load(config).store.path == "file"
+    assert load().store.path == "data"
+
+
+def test_three_ways_to_name_the_file() -> None:
+    """The file is that of --config, else of PENSTOCK_CONFIG, else penstock.toml in the current folder."""
+    for name in ("flag", "env", "penstock"):
+        Path(f"{name}.toml").write_text(f'[store]\npath = "{name}"\n')
+    assert load("--config", "flag.toml", PENSTOCK_CONFIG="env.toml").store.path == "flag"
+    assert load(PENSTOCK_CONFIG="env.toml").store.path == "env"
+    assert load().store.path == "penstock"
+
+
+def test_one_file_serves_all() -> None:
+    """Tables and variables of other services are no error."""
+    Path("penstock.toml").write_text('[other]\nkey = 1\n[store]\npath = "p"\n')
+    assert load(PENSTOCK_OTHER__KEY="1").store.path == "p"
+
+
+def test_required_from_any_source() -> None:
+    """A setting without default may come from the environment or the file; where it comes from nowhere, it is named."""
+    assert Service.load([], environ={"PENSTOCK_NAME": "env"}).name == "env"
+    Path("penstock.toml").write_text('name = "file"\n')
+    assert Service.load([], environ={}).name == "file"
+    Path("penstock.toml").unlink()
+    with pytest.raises(ConfigError, match=r"name: Field required \(--name, PENSTOCK_NAME\)"):
+        Service.load([], environ={})
+
+
+def test_a_dict_from_flags() -> None:
+    """A table of free keys is given as several flags, or as JSON."""
+    assert load("--options", "a=1", "--options", "b=2").options == {"a": "1", "b": "2"}
+    assert load(PENSTOCK_OPTIONS='{"a":"1"}').options == {"a": "1"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "said"),
+    [
+        (
+            ["--http.port=70000"],
+            {},
+            "http.port: Input should be less than or equal to 65535, got '70000' (--http.port, PENSTOCK_HTTP__PORT)",
+        ),
+        ([], {"PENSTOCK_STORE__LIMIT": "0"}, "store.limit: Input should be greater than 0, got '0' (--store.limit, "),
+        ([], {"PENSTOCK_STORE__LIMIT": "x"}, "store.limit: Input should be a valid integer"),
+        (
+            ["--shutdown-timeout-ms=0"],
+            {},
+            "shutdown_timeout_ms: Input should be greater than 0, got '0' (--shutdown-timeout-ms, "
+            "PENSTOCK_SHUTDOWN_TIMEOUT_MS)",
+        ),
+        (["--log.level=loud"], {}, "log.level: Input should be 'debug', 'info', 'warning' or 'error', got 'loud'"),
+        (["--kafka.bootstrap-servers="], {}, "(--kafka.bootstrap-servers, PENSTOCK_KAFKA__BOOTSTRAP_SERVERS)"),
+        ([], {"PENSTOCK_STORE__PTAH": "x"}, "PENSTOCK_STORE__PTAH: no such setting"),
+        (["--store.ptah=x"], {}, "unrecognized arguments: --store.ptah"),
+        (["positional"], {}, "unrecognized arguments: positional"),
+        ([], {"PENSTOCK_STORE": "{"}, '"store"'),
+        (
+            [],
+            {"PENSTOCK_KAFKA__SECURITY_PROTOCOL": "SASL_SSL"},
+            "kafka: security_protocol=SASL_SSL also needs sasl_mechanism, sasl_username, sasl_password (--kafka, ",
+        ),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(flags: list[str], environ: dict[str, str], said: str) -> None:
+    """What is wrong says which program, which setting, what is wrong, what was given, and how it is spelled."""
+    message = refused(*flags, **environ)
+    assert message.startswith("penstock test: ")
+    assert said in message
+
+
+def test_all_wrong_values_are_said_at_once() -> None:
+    """One start-up names every wrong setting."""
+    message = refused("--http.port=-1", "--store.limit=-1")
+    assert "http.port: " in message
+    assert "store.limit: " in message
+
+
+def test_an_unknown_key_of_a_table_in_the_file() -> None:
+    """A misspelled key of a known table is refused by its name."""
+    Path("penstock.toml").write_text("[http]\nprot = 80\n")
+    assert "http.prot: no such setting (--http.prot, PENSTOCK_HTTP__PROT)" in refused()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(None, "no.toml: No such file"), ("a = ", "no.toml: "), ("[a]\n[a]", "no.toml: ")],
+)
+def test_a_file_that_cannot_be_read(text: str | None, said: str) -> None:
+    """A missing or malformed file is refused by its name."""
+    if text is not None:
+        Path("no.toml").write_text(text)
+    assert refused("--config=no.toml").startswith(said)
+
+
+def test_config_without_a_path() -> None:
+    """--config as the last word says what it needs."""
+    assert refused("--config") == "--config: needs the path of a TOML file"
+
+
+def test_a_secret_is_not_shown() -> None:
+    """A secret is in no repr, text or dump of the settings, and can still be read on purpose."""
+    settings = load(PENSTOCK_STORE__TOKEN="hunter2", PENSTOCK_KAFKA__SASL_PASSWORD="hunter2")
+    assert settings.store.token is not None
+    assert settings.store.token.get_secret_value() == "hunter2"
+    for shown in (repr(settings), str(settings), repr(settings.kafka), settings.model_dump_json()):
+        assert "hunter2" not in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ"),
+    [
+        ([], {"PENSTOCK_STORE": '{"token": ["hunter2"]}'}),
+        ([], {"PENSTOCK_STORE": '{"tokn": "hunter2"}'}),
+        ([], {"PENSTOCK_STORE": '{"token": "hunter2"'}),
+        ([], {"PENSTOCK_STORE__TOKN": "hunter2"}),
+        (["--store.tokn=hunter2"], {}),
+        (["--store.tokn", "hunter2"], {}),
+        ([], {"PENSTOCK_KAFKA__SASL_PASSWORD": "hunter2", "PENSTOCK_KAFKA__SECURITY_PROTOCOL": "SASL_SSL"}),
+    ],
+)
+def test_a_secret_is_in_no_error(flags: list[str], environ: dict[str, str]) -> None:
+    """A wrong secret, and a secret under a misspelled name, are refused without being shown."""
+    message = refused(*flags, **environ)
+    assert message
+    assert "hunter2" not in message
+
+
+def test_a_misspelled_secret_in_the_file_is_not_shown() -> None:
+    """A value under an unknown key may be a secret."""
+    Path("penstock.toml").write_text('[store]\ntokn = "hunter2"\n')
+    message = refused()
+    assert "store.tokn: no such setting" in message
+    assert "hunter2" not in message
+
+
+def test_loading_leaves_the_class_alone() -> None:
+    """One load does not leak its sources into the next."""
+    assert load("--store.path=a").store.path == "a"
+    assert load().store.path == "data"
+    assert type(load()) is Service
+
+
+def test_load_or_exit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong setting at start-up is one line on standard error and exit status 2."""
+    monkeypatch.setenv("PENSTOCK_NAME", "me")
+    assert load_or_exit(Service, [], "penstock test").name == "me"
+    with pytest.raises(SystemExit) as left:
+        load_or_exit(Service, ["--http.port=x"], "penstock test")
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith("penstock test: http.port: ")
+
+
+def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    """--help lists the flags and ends successfully."""
+    with pytest.raises(SystemExit) as left:
+        load("--help")
+    assert left.value.code == 0
+    text = capsys.readouterr().out
+    for flag in ("--name", "--store.path", "--kafka.bootstrap-servers", "--shutdown-timeout-ms"):
+        assert flag in text

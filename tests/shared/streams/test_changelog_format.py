@@ -1,0 +1,184 @@
+"""The changelog's bytes."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.common.errors import CorruptRecord
+from shared.streams import changelog_format as fmt
+from shared.streams.aggregations import Column, Count, CountDistinct, Mean
+from shared.streams.changelog_format import AggregationSchema, Entry, Progress, StateCodec, StoreSchema, Takeover
+
+int64 = st.integers(-(2**63), 2**63 - 1)
+epochs, stores, commits = st.integers(0, 2**31 - 1), st.integers(0, 255), st.integers(0, 2**63 - 1)
+
+SCHEMA = StoreSchema(
+    name="banks",
+    kind="session",
+    key="string",
+    gap_ms=30,
+    grace_ms=15,
+    emit="on_close",
+    source="flights",
+    results="out",
+    late="flights-late",
+    dead_letters="flights-dlq",
+    aggregations=(AggregationSchema.of("n", Count()), AggregationSchema.of("delay", Mean("dep_delay"))),
+)
+PROGRESS = Progress(
+    application="app",
+    guarantee="exactly_once",
+    sources={"flights": 7},
+    stream_time_ms=99,
+    operator_times_ms={"banks": 98},
+    grids_ms={"compaction": 500},
+    stores=(SCHEMA,),
+    wall_ms=1_000,
+)
+PROGRESS_JSON = (
+    b'{"application":"app","guarantee":"exactly_once","sources":{"flights":7},"stream_time_ms":99,'
+    b'"operator_times_ms":{"banks":98},"grids_ms":{"compaction":500},"stores":[{"name":"banks","kind":"session",'
+    b'"key":"string","gap_ms":30,"grace_ms":15,"emit":"on_close","source":"flights","results":"out",'
+    b'"late":"flights-late","dead_letters":"flights-dlq","aggregations":[{"name":"n","function":"count","field":null,'
+    b'"state":[["n","int64"]],"result":"int64"},{"name":"delay","function":"mean","field":"dep_delay",'
+    b'"state":[["sum","float64"],["n","int64"]],"result":"float64"}]}],"wall_ms":1000,"version":1}'
+)
+TAKEOVER_JSON = b'{"application":"app","instance":"host-1","wall_ms":5,"version":1}'
+
+# --- the bytes, hard-coded: a change here is a change of the format, and needs a new version ---
+
+
+def test_golden_live() -> None:
+    """A live entry is the envelope, start, end and state."""
+    assert fmt.encode_live(3, 5, 7, 1, 2, b"\xab").hex() == (
+        "014c0300000005000000000000000700000000000000010000000000000002ab"
+    )
+
+
+def test_golden_final() -> None:
+    """A final entry is the envelope, start, end, the time of closing and state."""
+    assert fmt.encode_final(3, 5, 7, 1, 2, 9, b"\xab").hex() == (
+        "014603000000050000000000000007000000000000000100000000000000020000000000000009ab"
+    )
+
+
+def test_golden_deleted() -> None:
+    """A deleted entry is the envelope and start; a start before 1970 is a negative number."""
+    assert fmt.encode_deleted(3, 5, 7, -1).hex() == "014403000000050000000000000007ffffffffffffffff"
+
+
+def test_golden_progress() -> None:
+    """A progress entry is the envelope of store 0 and JSON."""
+    envelope = bytes.fromhex("014700000000050000000000000007")
+    assert fmt.encode_progress(5, 7, PROGRESS) == envelope + PROGRESS_JSON
+
+
+def test_golden_takeover() -> None:
+    """A takeover entry is the envelope of store 0 and commit 0, and JSON."""
+    envelope = bytes.fromhex("015400000000050000000000000000")
+    assert fmt.encode_takeover(5, Takeover("app", "host-1", 5)) == envelope + TAKEOVER_JSON
+
+
+def test_golden_state() -> None:
+    """A state is its fixed columns in their order, then each binary column in its order after its length."""
+    codec = StateCodec([Column("a", "binary"), Column("b", "int64"), Column("c", "float64"), Column("d", "binary")])
+    packed = codec.pack([b"\x01\x02", -2, 1.5, b""])
+    assert packed.hex() == "fffffffffffffffe3ff800000000000000000002010200000000"
+    assert codec.unpack(packed) == [b"\x01\x02", -2, 1.5, b""]
+
+
+# --- round trips ---
+
+
+@given(stores, epochs, commits, int64, int64, int64, st.binary(max_size=40))
+def test_entries_round_trip(
+    store: int, epoch: int, commit: int, start: int, end: int, closed_at: int, state: bytes
+) -> None:
+    """What is encoded is decoded, for all values that fit."""
+    live = fmt.decode(fmt.encode_live(store, epoch, commit, start, end, state))
+    assert live == Entry(fmt.LIVE, store, epoch, commit, struct.pack(">qq", start, end) + state)
+    final = fmt.decode(fmt.encode_final(store, epoch, commit, start, end, closed_at, state))
+    assert final == Entry(fmt.FINAL, store, epoch, commit, struct.pack(">qqq", start, end, closed_at) + state)
+    deleted = fmt.decode(fmt.encode_deleted(store, epoch, commit, start))
+    assert deleted == Entry(fmt.DELETED, store, epoch, commit, struct.pack(">q", start))
+
+
+@given(epochs, commits, st.dictionaries(st.text(), int64), st.dictionaries(st.text(), int64), int64)
+def test_progress_round_trips(epoch: int, commit: int, sources: Any, grids: Any, time: int) -> None:
+    """A progress record gives back what was put in."""
+    progress = msgspec.structs.replace(PROGRESS, sources=sources, grids_ms=grids, stream_time_ms=time)
+    entry = fmt.decode(fmt.encode_progress(epoch, commit, progress))
+    assert entry[:4] == (fmt.PROGRESS, 0, epoch, commit)
+    assert fmt.decode_progress(entry.body) == progress
+
+
+values = {"int64": int64, "float64": st.floats(allow_nan=False), "binary": st.binary(max_size=20)}
+
+
+@given(
+    st.lists(st.sampled_from(list(values)), max_size=6).flatmap(
+        lambda types: st.tuples(st.just(types), st.tuples(*(values[t] for t in types)), st.binary(max_size=5))
+    )
+)
+def test_states_round_trip(given_state: tuple[list[Any], tuple[Any, ...], bytes]) -> None:
+    """A state of any columns is unpacked to what was packed, wherever in the bytes it begins."""
+    types, state, before = given_state
+    codec = StateCodec([Column(f"c{i}", type_) for i, type_ in enumerate(types)])
+    packed = codec.pack(state)
+    assert codec.unpack(packed) == list(state)
+    assert codec.unpack(before + packed, len(before)) == list(state)
+
+
+def test_state_columns_are_named_by_their_aggregation() -> None:
+    """A store's columns are its aggregations', in order, each with the aggregation's name before its own."""
+    distinct = AggregationSchema.of("who", CountDistinct("user"))
+    schema = msgspec.structs.replace(SCHEMA, aggregations=(distinct, *SCHEMA.aggregations))
+    assert [tuple(c) for c in schema.state_columns()] == [
+        ("who_hll", "binary"),
+        ("n_n", "int64"),
+        ("delay_sum", "float64"),
+        ("delay_n", "int64"),
+    ]
+
+
+# --- corruption ---
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "0 bytes has no envelope"),
+        (b"", "0 bytes has no envelope"),
+        (b"\x01L\x00", "3 bytes has no envelope"),
+        (b"\x02" + fmt.encode_deleted(0, 1, 1, 0)[1:], "version 2; this release reads version 1"),
+        (b"\x01X" + fmt.encode_deleted(0, 1, 1, 0)[2:], "unknown changelog operation b'X'"),
+    ],
+)
+def test_corrupt_entries_are_refused(value: bytes | None, said: str) -> None:
+    """What is no entry of this version says why it is none."""
+    with pytest.raises(CorruptRecord, match=said):
+        fmt.decode(value)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"{}", PROGRESS_JSON.replace(b"99", b'"99"'), b"\xff" + PROGRESS_JSON])
+def test_corrupt_progress_is_refused(body: bytes) -> None:
+    """A progress record that is cut off, incomplete or ill-typed is a CorruptRecord."""
+    with pytest.raises(CorruptRecord, match="progress record cannot be read"):
+        fmt.decode_progress(body)
+
+
+@given(st.integers(0, 30))
+def test_corrupt_states_are_refused(length: int) -> None:
+    """A state that is cut off anywhere, or goes on, is refused."""
+    codec = StateCodec([Column("a", "int64"), Column("b", "binary"), Column("c", "binary")])
+    packed = codec.pack([1, b"abc", b"defg"])
+    assert len(packed) == 23
+    wrong = packed[:length] if length < len(packed) else packed + bytes(length - len(packed) + 1)
+    with pytest.raises(CorruptRecord, match="changelog state"):
+        codec.unpack(wrong)

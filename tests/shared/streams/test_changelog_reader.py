@@ -1,0 +1,323 @@
+"""The reader's rule: which entries of a changelog count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.common.errors import CorruptRecord, SchemaMismatch
+from shared.streams import changelog_format as fmt
+from shared.streams.aggregations import Count, Max, Sum
+from shared.streams.changelog_format import AggregationSchema, Progress, StoreSchema, Takeover
+from shared.streams.changelog_reader import Change, ChangelogReader, check_schema
+
+Written = tuple[bytes | None, bytes | None]
+
+STORE = StoreSchema(
+    name="s",
+    kind="session",
+    key="bytes",
+    gap_ms=1,
+    grace_ms=0,
+    emit="on_close",
+    source="in",
+    results="out",
+    late="in-late",
+    dead_letters="in-dlq",
+    aggregations=(AggregationSchema.of("n", Count()), AggregationSchema.of("top", Max("x"))),
+)
+
+
+def takeover(epoch: int) -> Written:
+    return None, fmt.encode_takeover(epoch, Takeover("app", "host", 0))
+
+
+def live(epoch: int, commit: int, key: bytes, start: int = 0, end: int = 0, store: int = 0) -> Written:
+    return key, fmt.encode_live(store, epoch, commit, start, end, b"%d/%d" % (epoch, commit))
+
+
+def deleted(epoch: int, commit: int, key: bytes, start: int = 0) -> Written:
+    return key, fmt.encode_deleted(0, epoch, commit, start)
+
+
+def final(epoch: int, commit: int, key: bytes, start: int = 0, end: int = 0) -> Written:
+    return key, fmt.encode_final(0, epoch, commit, start, end, end + 1, b"")
+
+
+def progress(epoch: int, commit: int, at: int = 0, stores: tuple[StoreSchema, ...] = (STORE,)) -> Written:
+    return None, fmt.encode_progress(
+        epoch, commit, Progress("app", "exactly_once", {"in": at}, 0, {"s": 0}, {}, stores, 0)
+    )
+
+
+@dataclass
+class Read:
+    """A reader with what it applied, and the state that this makes."""
+
+    reader: ChangelogReader = field(init=False)
+    changes: list[Change] = field(default_factory=list)
+    state: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.reader = ChangelogReader(self._apply)
+
+    def _apply(self, change: Change) -> None:
+        self.changes.append(change)
+        if change.operation == fmt.LIVE:
+            self.state[change.key, change.start] = change.state
+        else:
+            self.state.pop((change.key, change.start), None)
+
+    @property
+    def at(self) -> int | None:
+        return None if self.reader.progress is None else self.reader.progress.sources["in"]
+
+
+def read(*log: Written) -> Read:
+    out = Read()
+    for offset, (key, value) in enumerate(log):
+        out.reader.feed(offset, key, value)
+    return out
+
+
+def test_two_commits() -> None:
+    """Confirmed commits are applied in log order, whatever they do, and the last progress record is kept."""
+    got = read(
+        takeover(1),
+        live(1, 1, b"a", 5, 9),
+        live(1, 1, b"b"),
+        progress(1, 1, at=3),
+        final(1, 2, b"a", 5, 9),
+        deleted(1, 2, b"b"),
+        live(1, 2, b"a", 5, 20),
+        progress(1, 2, at=4),
+    )
+    assert got.changes == [
+        Change(fmt.LIVE, "s", b"a", 5, 9, b"1/1"),
+        Change(fmt.LIVE, "s", b"b", 0, 0, b"1/1"),
+        Change(fmt.FINAL, "s", b"a", 5),
+        Change(fmt.DELETED, "s", b"b", 0),
+        Change(fmt.LIVE, "s", b"a", 5, 20, b"1/2"),
+    ]
+    assert (got.at, got.state) == (4, {(b"a", 5): b"1/2"})
+    assert (got.reader.next_offset, got.reader.entries_applied, got.reader.entries_ignored) == (8, 5, 0)
+
+
+def test_a_torn_commit_leaves_no_trace() -> None:
+    """Entries that no progress record follows are not applied, not even when the next owner commits."""
+    torn = (takeover(1), live(1, 1, b"a"), progress(1, 1, at=1), live(1, 2, b"a", end=9), deleted(1, 2, b"b"))
+    assert read(*torn).state == {(b"a", 0): b"1/1"}
+    got = read(*torn, takeover(2), live(2, 1, b"c"), progress(2, 1, at=2))
+    assert got.state == {(b"a", 0): b"1/1", (b"c", 0): b"2/1"}
+    assert (got.at, got.reader.entries_ignored) == (2, 2)
+
+
+def test_a_zombies_entries_after_a_takeover() -> None:
+    """What an old owner still writes is ignored, progress records too, wherever it falls in the new one's commit."""
+    got = read(
+        takeover(1),
+        live(1, 1, b"a"),
+        progress(1, 1, at=1),
+        takeover(2),
+        live(1, 2, b"a", end=50),
+        live(2, 1, b"b"),
+        progress(1, 2, at=50),
+        live(2, 1, b"c"),
+        progress(2, 1, at=2),
+        live(1, 3, b"d"),
+        progress(1, 3, at=60),
+    )
+    assert got.state == {(b"a", 0): b"1/1", (b"b", 0): b"2/1", (b"c", 0): b"2/1"}
+    assert (got.at, got.reader.epoch) == (2, 2)
+
+
+def test_takeover_in_mid_commit() -> None:
+    """A commit whose progress record comes after the takeover was not confirmed in time: it is a zombie's."""
+    got = read(takeover(1), live(1, 1, b"a"), takeover(2), progress(1, 1, at=9))
+    assert (got.changes, got.at, got.reader.entries_ignored) == ([], None, 2)
+
+
+def test_an_aborted_commit_number_is_skipped() -> None:
+    """A progress record confirms the entries of its own number alone; those of a number before it are forgotten."""
+    got = read(takeover(1), live(1, 1, b"a"), live(1, 2, b"b"), progress(1, 2), progress(1, 1, at=5))
+    assert got.state == {(b"b", 0): b"1/2"}
+    assert got.reader.entries_ignored == 1
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_an_older_or_equal_takeover_changes_nothing(epoch: int) -> None:
+    """A takeover counts only with a higher epoch; of two with the same, the first has it."""
+    got = read(takeover(2), live(2, 1, b"a"), takeover(epoch), progress(2, 1))
+    assert got.state == {(b"a", 0): b"2/1"}
+    assert (got.reader.epoch, got.reader.takeover_offset) == (2, 0)
+
+
+def test_the_winner_of_an_epoch_is_known_by_its_offset() -> None:
+    """Two owners that declare the same epoch at once can each tell from the log which of them has it."""
+    reader = read(takeover(1), takeover(2), takeover(2)).reader
+    assert (reader.epoch, reader.takeover_offset) == (2, 1)
+
+
+def test_an_epoch_from_a_snapshot() -> None:
+    """A reader that goes on from a snapshot takes entries of the snapshot's epoch without its takeover record."""
+    got = Read()
+    got.reader = ChangelogReader(got._apply, epoch=3)
+    for offset, (key, value) in enumerate([live(2, 9, b"z"), live(3, 7, b"a"), progress(3, 7, at=1)], 100):
+        got.reader.feed(offset, key, value)
+    assert (got.state, got.at, got.reader.next_offset) == ({(b"a", 0): b"3/7"}, 1, 103)
+    assert got.reader.takeover_offset is None
+
+
+def test_a_commit_without_changes_moves_progress() -> None:
+    """A progress record on its own is a commit."""
+    assert read(takeover(1), progress(1, 1, at=8)).at == 8
+
+
+def test_repr_counts() -> None:
+    """The reader prints where it is and what it took."""
+    got = read(takeover(1), live(1, 1, b"a"), progress(1, 1), live(1, 2, b"b"), live(0, 1, b"c"))
+    assert repr(got.reader) == "ChangelogReader(epoch 1, next 5, 1 applied, 1 ignored, 1 pending)"
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ([(b"a", None)], "offset 1: .* no envelope"),
+        ([(b"a", b"garbage that is long enough")], "offset 1: changelog format version 103"),
+        ([live(1, 1, b"a", store=1), progress(1, 1)], "offset 2: an entry for store 1 .* there are 1 stores"),
+        ([(None, live(1, 1, b"a")[1]), progress(1, 1)], "offset 2: an entry for store 0 with key None"),
+        ([(b"a", fmt.encode_deleted(0, 1, 1, 0)[:-1]), progress(1, 1)], "offset 2: .* body is too short"),
+        ([(b"a", fmt.encode_live(0, 1, 1, 0, 0, b"")[:-1]), progress(1, 1)], "offset 2: .* body is too short"),
+        ([(None, fmt.ENVELOPE.pack(1, fmt.PROGRESS, 0, 1, 1) + b"{")], "offset 1: a progress record cannot be read"),
+    ],
+)
+def test_corruption_names_the_offset(entries: Sequence[Written], said: str) -> None:
+    """Bytes that cannot be read are refused with the offset at which the reader stood."""
+    with pytest.raises(CorruptRecord, match=said):
+        read(takeover(1), *entries)
+
+
+# --- schemas ---
+
+
+def changed(**fields: Any) -> StoreSchema:
+    return msgspec.structs.replace(STORE, **fields)
+
+
+N, TOP = STORE.aggregations
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        changed(),
+        changed(gap_ms=5),
+        changed(grace_ms=5),
+        changed(emit="on_update"),
+        changed(results=None, late="x", dead_letters="y"),
+    ],
+)
+def test_what_may_change(own: StoreSchema) -> None:
+    """Gap, grace, emission and the topics written to say what happens from now on: they may change."""
+    check_schema((STORE,), (own,))
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        (changed(name="t"), "store 0: name was 's', is now 't'"),
+        (changed(key="string"), "store 0: key was 'bytes', is now 'string'"),
+        (changed(source="other"), "store 0: source was 'in', is now 'other'"),
+        (changed(aggregations=(N,)), "store 's': the aggregations changed: top"),
+        (changed(aggregations=(TOP, N)), "store 's': the aggregations changed: their order"),
+        (changed(aggregations=(N, TOP, AggregationSchema.of("more", Count()))), "changed: more"),
+        (changed(aggregations=(N, AggregationSchema.of("top", Max("y")))), "changed: top"),
+        (changed(aggregations=(N, AggregationSchema.of("top", Sum("x")))), "changed: top"),
+        (changed(aggregations=(N, msgspec.structs.replace(TOP, state=(("max", "int64"), ("n", "int64"))))), "top"),
+        (changed(aggregations=(AggregationSchema.of("m", Count()), TOP)), "changed: m, n"),
+    ],
+)
+def test_what_may_not_change(own: StoreSchema, said: str) -> None:
+    """A store's name, key and source, and its aggregations' names, functions, fields and columns, are named."""
+    with pytest.raises(SchemaMismatch, match=said):
+        check_schema((STORE,), (own,))
+
+
+@pytest.mark.parametrize(("stored", "own"), [((STORE,), ()), ((STORE,), (STORE, changed(name="t"))), ((), (STORE,))])
+def test_the_number_of_stores_may_not_change(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> None:
+    """A store more or less is refused with both numbers."""
+    with pytest.raises(SchemaMismatch, match=f"holds {len(stored)} stores, the topology has {len(own)}"):
+        check_schema(stored, own)
+
+
+def test_a_reader_that_knows_its_stores_refuses_others() -> None:
+    """State of another topology is refused before anything of the commit is applied, with the difference."""
+    got = Read()
+    got.reader = ChangelogReader(got._apply, stores=(changed(aggregations=(N,)),))
+    got.reader.feed(0, *takeover(1))
+    got.reader.feed(1, *live(1, 1, b"a"))
+    with pytest.raises(SchemaMismatch, match="'s': the aggregations changed: top"):
+        got.reader.feed(2, *progress(1, 1))
+    assert got.changes == []
+
+
+# --- two owners at once ---
+
+
+@dataclass
+class Owner:
+    """Writes commits of its epoch and knows which of them count."""
+
+    epoch: int
+    commit: int = 0
+
+    def script(self, plan: list[list[tuple[str, bytes, int]]]) -> list[Written]:
+        out = [takeover(self.epoch)]
+        for entries in plan:
+            self.commit += 1
+            for kind, key, start in entries:
+                make = {"live": live, "deleted": deleted, "final": final}[kind]
+                out.append(make(self.epoch, self.commit, key, start))
+            out.append(progress(self.epoch, self.commit, at=100 * self.epoch + self.commit))
+        return out
+
+
+entries = st.tuples(st.sampled_from(["live", "live", "deleted", "final"]), st.sampled_from([b"a", b"b"]), st.just(0))
+plans = st.lists(st.lists(entries, max_size=3), max_size=4)
+
+
+@given(plans, plans, st.integers(0, 20), st.data())
+@settings(deadline=None)
+def test_a_zombie_leaves_no_trace(
+    old_plan: list[list[tuple[str, bytes, int]]],
+    new_plan: list[list[tuple[str, bytes, int]]],
+    before: int,
+    data: st.DataObject,
+) -> None:
+    """Whatever an old owner writes among a new one's commits, the state is that of the commits that were in force."""
+    old, new = Owner(1).script(old_plan), Owner(2).script(new_plan)
+    before = max(1, min(before, len(old)))
+    log, zombie, rest = old[:before], old[before:], list(new)
+    legitimate = log + new
+    log = [*log, rest.pop(0)]
+    while zombie or rest:
+        take_zombie = bool(zombie) and (not rest or data.draw(st.booleans()))
+        log.append(zombie.pop(0) if take_zombie else rest.pop(0))
+    got, expected = read(*log), read(*legitimate)
+    assert (got.state, got.at, got.changes) == (expected.state, expected.at, expected.changes)
+    # And `expected` is what applying whole commits in order gives, without the rule:
+    state: dict[tuple[bytes, int], bytes] = {}
+    confirmed_old = sum(1 for _, value in old[:before] if value is not None and value[1:2] == fmt.PROGRESS)
+    for epoch, plan in ((1, old_plan[:confirmed_old]), (2, new_plan)):
+        for commit, changes in enumerate(plan, 1):
+            for kind, key, start in changes:
+                state.pop((key, start), None)
+                if kind == "live":
+                    state[key, start] = b"%d/%d" % (epoch, commit)
+    assert got.state == state

@@ -1,0 +1,339 @@
+"""Punctuation schedules on their grids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.common.errors import ConfigError, IllegalState
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.processor import Processor, ProcessorContext, Record
+from shared.streams.punctuation import PunctuationQueue, PunctuationType, Schedule
+from shared.streams.stream_task import StreamTask
+from shared.streams.topology import Topology
+from shared.testing.topology_test_driver import TopologyTestDriver
+
+STREAM, WALL = PunctuationType.STREAM_TIME, PunctuationType.WALL_CLOCK_TIME
+
+OnInit = Callable[[ProcessorContext], None]
+
+
+class _Scheduling(Processor):
+    """Does in `init` what a test wants done there."""
+
+    def __init__(self, on_init: OnInit) -> None:
+        self._on_init = on_init
+
+    def init(self, context: ProcessorContext) -> None:
+        super().init(context)
+        self._on_init(context)
+
+    def process(self, record: Record) -> None:
+        self.context.forward(record)
+
+
+def topology(on_init: OnInit) -> Topology:
+    builder = StreamsBuilder()
+    builder.stream("in").process(lambda: _Scheduling(on_init)).to("out")
+    return builder.build()
+
+
+def pipe(driver: TopologyTestDriver, *timestamps: int) -> None:
+    for timestamp in timestamps:
+        driver.pipe("in", key=b"k", value=b"{}", timestamp=timestamp)
+
+
+# --- the queue ---
+
+
+def test_calls_once_an_interval() -> None:
+    """A schedule is called at its due time and not before, then one interval later."""
+    queue, called = PunctuationQueue(), []
+    queue.schedule(100, 100, called.append)
+    fired = [queue.may_punctuate(now) for now in (99, 100, 199, 200)]
+    assert (fired, called) == ([False, True, False, True], [100, 200])
+
+
+@pytest.mark.parametrize(
+    ("interval_ms", "first_ms", "now_ms", "next_ms"),
+    [(5, 5, 21, 25), (5, 5, 25, 30), (5, 0, 0, 5), (100, 0, 1_001, 1_100), (7, 3, 9, 10), (7, 3, 10, 17)],
+)
+def test_missed_intervals_collapse(interval_ms: int, first_ms: int, now_ms: int, next_ms: int) -> None:
+    """However many intervals were missed, there is one call, and the next due time is the next grid point after now."""
+    queue, called = PunctuationQueue(), []
+    schedule = queue.schedule(interval_ms, first_ms, called.append)
+    assert queue.may_punctuate(now_ms)
+    assert (called, schedule.due_ms) == ([now_ms], next_ms)
+    assert not queue.may_punctuate(now_ms)
+
+
+def test_time_that_stands_or_goes_back_calls_nothing() -> None:
+    """A second look at the same or an earlier moment finds nothing due."""
+    queue, called = PunctuationQueue(), []
+    queue.schedule(10, 10, called.append)
+    assert [queue.may_punctuate(now) for now in (15, 15, 3)] == [True, False, False]
+
+
+def test_earliest_first() -> None:
+    """Several schedules that are due are called in order of their due times, and ties in order of scheduling."""
+    queue, called = PunctuationQueue(), []
+    for name, due in (("c", 30), ("a", 10), ("b", 20), ("a2", 10)):
+        queue.schedule(100, due, lambda _, name=name: called.append(name))
+    queue.may_punctuate(30)
+    assert called == ["a", "a2", "b", "c"]
+
+
+def test_cancelled_is_never_called() -> None:
+    """A schedule cancelled before it is due is not called and no longer counts as due."""
+    queue, called = PunctuationQueue(), []
+    schedule = queue.schedule(10, 10, called.append, "mine")
+    queue.schedule(10, 50, called.append)
+    schedule.cancel()
+    assert (queue.next_due_ms(), queue.grids_ms()) == (50, {})
+    assert not queue.may_punctuate(20)
+    assert called == []
+
+
+def test_cancel_from_within_the_callback() -> None:
+    """A callback may cancel its own schedule: that call is the last."""
+    queue, called = PunctuationQueue(), []
+
+    def last(now_ms: int) -> None:
+        called.append(now_ms)
+        schedule.cancel()
+
+    schedule = queue.schedule(10, 10, last)
+    assert [queue.may_punctuate(now) for now in (10, 20)] == [True, False]
+    assert (called, queue.next_due_ms()) == ([10], None)
+
+
+def test_cancel_of_another_from_within_a_callback() -> None:
+    """A callback may cancel a schedule that is due in the same turn: it is not called any more."""
+    queue, called = PunctuationQueue(), []
+    others: list[Schedule] = []
+    queue.schedule(10, 10, lambda _: others[0].cancel())
+    others.append(queue.schedule(10, 10, called.append))
+    assert queue.may_punctuate(10)
+    assert called == []
+
+
+def test_schedule_from_within_a_callback() -> None:
+    """What a callback schedules is called in the same turn if it is due, later otherwise."""
+    queue, called = PunctuationQueue(), []
+
+    def more(now_ms: int) -> None:
+        once.cancel()
+        queue.schedule(10, now_ms, lambda now: called.append(("now", now)))
+        queue.schedule(10, now_ms + 1, lambda now: called.append(("later", now)))
+
+    once = queue.schedule(10, 10, more)
+    queue.may_punctuate(10)
+    assert called == [("now", 10)]
+    queue.may_punctuate(11)
+    assert called == [("now", 10), ("later", 11)]
+
+
+@pytest.mark.parametrize("interval_ms", [0, -1])
+def test_queue_refuses_an_interval_below_1_ms(interval_ms: int) -> None:
+    """An interval below one millisecond would be due for ever."""
+    with pytest.raises(ConfigError, match=f"at least 1 ms, got {interval_ms}"):
+        PunctuationQueue().schedule(interval_ms, 0, print)
+
+
+def test_repr_shows_what_waits() -> None:
+    """The queue prints its live schedules, earliest first."""
+    queue = PunctuationQueue()
+    queue.schedule(10, 20, print, "b")
+    queue.schedule(10, 10, print, "a")
+    queue.schedule(10, 5, print, "gone").cancel()
+    assert repr(queue) == "PunctuationQueue([(10, 'a'), (20, 'b')])"
+
+
+@given(st.integers(1, 50), st.integers(0, 100), st.lists(st.integers(0, 60), max_size=40))
+def test_always_on_the_grid(interval_ms: int, first_ms: int, steps: list[int]) -> None:
+    """At any sequence of moments a call is made just where a grid point was passed since the last one."""
+    queue, called, expected = PunctuationQueue(), [], []
+    schedule = queue.schedule(interval_ms, first_ms, called.append)
+    now, due = 0, first_ms
+    for step in steps:
+        now += step
+        queue.may_punctuate(now)
+        if now >= due:
+            expected.append(now)
+            while due <= now:
+                due += interval_ms
+    assert called == expected
+    assert schedule.due_ms == due
+
+
+# --- in a task ---
+
+
+def test_stream_time_fires_with_the_first_record() -> None:
+    """A STREAM_TIME schedule is first due at 0: the first record calls it, then multiples of its interval do."""
+    called: list[int] = []
+    driver = TopologyTestDriver(topology(lambda context: context.schedule(10, STREAM, called.append) and None))
+    driver.advance_wall_clock(1_000)
+    assert called == []
+    pipe(driver, 5, 9, 10, 4, 27, 29, 30)
+    assert called == [5, 10, 27, 30]
+
+
+def test_wall_clock_is_first_due_one_interval_from_now() -> None:
+    """A WALL_CLOCK_TIME schedule counts from the moment of scheduling, and records do not drive it."""
+    called: list[int] = []
+    driver = TopologyTestDriver(
+        topology(lambda context: context.schedule(10, WALL, called.append) and None), now_ms=1_003
+    )
+    pipe(driver, 5_000)
+    for _ in range(3):
+        driver.advance_wall_clock(9)
+    assert called == [1_021, 1_030]
+
+
+@pytest.mark.parametrize(("type_", "expected"), [(STREAM, [37, 47]), (WALL, [37, 47])])
+def test_start_fixes_the_grid(type_: PunctuationType, expected: list[int]) -> None:
+    """With `start_ms` a schedule of either type is first due then, and its grid runs from there."""
+    called: list[int] = []
+    driver = TopologyTestDriver(
+        topology(lambda context: context.schedule(10, type_, called.append, start_ms=37) and None)
+    )
+    for now in range(1, 50):
+        if type_ is STREAM:
+            pipe(driver, now)
+        else:
+            driver.advance_wall_clock(1)
+    assert called == expected
+
+
+def test_start_in_the_past_keeps_its_grid() -> None:
+    """A start that has passed counts as missed: one call at once, then the grid that it fixed."""
+    called: list[int] = []
+    driver = TopologyTestDriver(
+        topology(lambda context: context.schedule(10, WALL, called.append, start_ms=3) and None), now_ms=1_000
+    )
+    driver.advance_wall_clock(1)
+    for _ in range(4):
+        driver.advance_wall_clock(3)
+    assert called == [1_001, 1_004, 1_013]
+
+
+def test_timedelta_and_ms_are_the_same() -> None:
+    """An interval is given as timedelta or as ms."""
+    called: list[int] = []
+    driver = TopologyTestDriver(topology(lambda c: c.schedule(timedelta(seconds=1), WALL, called.append) and None))
+    driver.advance_wall_clock(999)
+    driver.advance_wall_clock(1)
+    assert called == [1_000]
+
+
+@pytest.mark.parametrize("interval", [0, -5, timedelta(0), timedelta(microseconds=500), timedelta(microseconds=1_500)])
+def test_task_refuses_an_interval_that_is_no_whole_ms(interval: timedelta | int) -> None:
+    """An interval below 1 ms, or not whole, is refused where it is scheduled."""
+    with pytest.raises(ConfigError, match="whole number of ms and at least 1"):
+        TopologyTestDriver(topology(lambda context: context.schedule(interval, WALL, print) and None))
+
+
+def test_scheduling_before_init_is_refused() -> None:
+    """A task that is not initialized has no clock to schedule by, and says so."""
+    task = StreamTask(topology(lambda context: None), 0, application="a")
+    with pytest.raises(IllegalState, match="init"):
+        task.schedule(10, WALL, print)
+
+
+def test_a_callback_may_forward_and_asks_for_a_commit() -> None:
+    """What a wall-clock callback forwards is an output of the next commit, which is due even without a record."""
+
+    def on_init(context: ProcessorContext) -> None:
+        context.schedule(10, WALL, lambda now: context.forward(Record("tick", {"now": now}, now)))
+
+    driver = TopologyTestDriver(topology(on_init), commit_each=False)
+    assert not driver.task.needs_commit
+    driver.advance_wall_clock(9)
+    assert not driver.task.needs_commit
+    driver.advance_wall_clock(1)
+    assert driver.task.needs_commit
+    driver.commit()
+    assert [(r.key, r.value, r.timestamp) for r in driver.read("out")] == [(b"tick", b'{"now":10}', 10)]
+
+
+def test_stream_time_is_evaluated_after_each_record() -> None:
+    """In one poll of several records a STREAM_TIME callback runs between them, after the record that made it due."""
+
+    def on_init(context: ProcessorContext) -> None:
+        context.schedule(10, STREAM, lambda now: context.forward(Record("tick", None, now)), start_ms=10)
+
+    driver = TopologyTestDriver(topology(on_init))
+    driver.pipe_columns("in", [(b"a", b"{}", 9), (b"b", b"{}", 10), (b"c", b"{}", 11), (b"d", b"{}", 30)])
+    assert [r.key for r in driver.read("out")] == [b"a", b"b", b"tick", b"c", b"d", b"tick"]
+
+
+@pytest.mark.parametrize("type_", [STREAM, WALL])
+def test_named_grids_survive_a_restore(type_: PunctuationType) -> None:
+    """A named schedule goes on where the last commit left it; one without a name starts afresh."""
+    named: list[int] = []
+    unnamed: list[int] = []
+
+    def on_init(context: ProcessorContext) -> None:
+        context.schedule(100, type_, named.append, name="mine")
+        context.schedule(100, type_, unnamed.append)
+
+    driver = TopologyTestDriver(topology(on_init), now_ms=7)
+    pipe(driver, 50)
+    driver.advance_wall_clock(150)
+    assert (named, unnamed) == (([50], [50]) if type_ is STREAM else ([157], [157]))
+    driver.crash()
+    driver.restore()
+    assert driver.task.prepare_commit(0).changelog[-1][1].count(b'"mine":%d' % (100 if type_ is STREAM else 207)) == 1
+    named.clear()
+    unnamed.clear()
+    pipe(driver, 60)
+    driver.advance_wall_clock(60)  # now 217: past the named grid's 207, not past 157 + 100
+    assert (named, unnamed) == (([], [60]) if type_ is STREAM else ([217], []))
+
+
+def test_a_restored_grid_is_taken_up_once() -> None:
+    """A name that is cancelled and scheduled again starts a new grid: the restored one was used up."""
+    called: list[int] = []
+    schedules: list[Schedule] = []
+
+    def on_init(context: ProcessorContext) -> None:
+        schedules.append(context.schedule(100, WALL, called.append, name="mine"))
+
+    driver = TopologyTestDriver(topology(on_init))
+    pipe(driver, 1)
+    driver.crash()
+    driver.restore()
+    driver.advance_wall_clock(450)
+    assert called == [450]
+    schedules[-1].cancel()
+    again = driver.task.schedule(100, WALL, called.append, name="mine")
+    assert again.due_ms == 550
+
+
+def test_a_cancelled_name_leaves_no_grid() -> None:
+    """A named schedule that was restored and then cancelled is not kept with the progress any more."""
+    schedules: list[Schedule] = []
+    driver = TopologyTestDriver(topology(lambda c: schedules.append(c.schedule(100, WALL, print, name="mine"))))
+    pipe(driver, 1)
+    driver.crash()
+    driver.restore()
+    schedules[-1].cancel()
+    assert b'"grids_ms":{}' in driver.task.prepare_commit(0).changelog[-1][1]
+
+
+def test_a_name_not_yet_scheduled_again_keeps_its_grid() -> None:
+    """A grid whose schedule is made only while a record is processed survives commits that come before."""
+    driver = TopologyTestDriver(topology(lambda context: None))
+    driver.task.schedule(100, WALL, print, name="mine")
+    pipe(driver, 1)
+    driver.crash()
+    driver.restore()
+    pipe(driver, 2)
+    driver.crash()
+    driver.restore()
+    assert driver.task.schedule(1_000, WALL, print, name="mine").due_ms == 100

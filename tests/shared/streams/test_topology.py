@@ -1,0 +1,117 @@
+"""A topology as a graph."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.common.errors import ConfigError
+from shared.common.serialization import bytes_deserializer
+from shared.streams.aggregations import Count
+from shared.streams.changelog_format import STORES_MAX, AggregationSchema, StoreSchema
+from shared.streams.dsl import StreamsBuilder, encode_json
+from shared.streams.processor import Processor
+from shared.streams.topology import ProcessorNode, SinkNode, SourceNode, StoreBuilder, Topology
+
+
+def source(name: str, topic: str) -> SourceNode:
+    return SourceNode(name, topic, "bytes", bytes_deserializer, f"{topic}-dlq", f"{topic}-late")
+
+
+def store(name: str) -> StoreBuilder:
+    count = (AggregationSchema.of("n", Count()),)
+    return StoreBuilder(
+        StoreSchema(name, "session", "bytes", 1, 0, "on_close", "in", None, None, None, aggregations=count)
+    )
+
+
+def small() -> Topology:
+    topology = Topology()
+    topology.add_store(store("s"))
+    topology.add(source("from", "in"))
+    topology.add(ProcessorNode("work", Processor, ("s",)), "from")
+    topology.add(SinkNode("out-1", "out", encode_json), "work", "from")
+    return topology
+
+
+def test_describe() -> None:
+    """The text has one line a node, with its topic or stores and its children."""
+    assert small().describe().splitlines() == [
+        "Source: from (topic: in) --> work, out-1",
+        "Processor: work (stores: [s]) --> out-1",
+        "Sink: out-1 (topic: out) --> none",
+    ]
+
+
+def test_mermaid() -> None:
+    """The flowchart has every node, the stores beside theirs, and every edge."""
+    assert small().mermaid().splitlines() == [
+        "flowchart LR",
+        '  n0["from: in"]',
+        '  n1["work"]',
+        '  n1 --- s0[("s")]',
+        '  n2["out-1: out"]',
+        "  n0 --> n1",
+        "  n0 --> n2",
+        "  n1 --> n2",
+    ]
+
+
+def test_topics() -> None:
+    """Sources are what is read; outputs are sinks, dead letters and, with windows, late topics, each once."""
+    topology = small()
+    topology.add(SinkNode("out-2", "out", encode_json), "work")
+    topology.add(source("more", "in2"))
+    assert topology.source_topics() == ["in", "in2"]
+    assert topology.output_topics() == ["out", "in-dlq", "in-late", "in2-dlq", "in2-late"]
+    builder = StreamsBuilder()
+    builder.stream("a").to("b")
+    assert builder.build().output_topics() == ["b", "a-dlq"]
+
+
+def test_schemas_are_in_the_order_of_the_stores() -> None:
+    """A store's number in the changelog is its place in the topology."""
+    topology = small()
+    topology.add_store(store("a"))
+    assert [schema.name for schema in topology.schemas()] == ["s", "a"]
+
+
+def test_a_name_is_taken_once() -> None:
+    """Nodes and stores are known by name."""
+    topology = small()
+    with pytest.raises(ConfigError, match="the name 'work' is taken"):
+        topology.add(ProcessorNode("work", Processor), "from")
+    with pytest.raises(ConfigError, match="the store 's' is there already"):
+        topology.add_store(store("s"))
+
+
+def test_a_parent_must_be_there_and_feed() -> None:
+    """A node hangs below a source or a processor that was added before."""
+    topology = small()
+    with pytest.raises(ConfigError, match="'x' names a parent 'nobody' that is not there"):
+        topology.add(ProcessorNode("x", Processor), "nobody")
+    with pytest.raises(ConfigError, match="the sink 'out-1' cannot feed 'x'"):
+        topology.add(ProcessorNode("x", Processor), "out-1")
+
+
+def test_sources_alone_have_no_parent() -> None:
+    """A source below a node, and a processor below none, are refused."""
+    topology = small()
+    with pytest.raises(ConfigError, match="'x' must have no parent"):
+        topology.add(source("x", "t"), "from")
+    with pytest.raises(ConfigError, match="'x' must have a parent"):
+        topology.add(ProcessorNode("x", Processor))
+
+
+def test_a_topic_has_one_source() -> None:
+    """Two sources of one topic would take each record twice."""
+    with pytest.raises(ConfigError, match="the topic 'in' has a source already"):
+        small().add(source("again", "in"))
+
+
+def test_stores_are_bounded() -> None:
+    """A store's number is one byte in the changelog: the 257th is refused."""
+    topology = Topology()
+    for number in range(STORES_MAX):
+        topology.add_store(store(f"s{number}"))
+    with pytest.raises(ConfigError, match="more than 256 stores"):
+        topology.add_store(store("one-more"))

@@ -1,0 +1,23 @@
+"""The clock for tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.testing.manual_clock import ManualClock
+
+
+def test_both_readings_move_together() -> None:
+    """Wall clock and monotonic time advance by the same, the latter from 0."""
+    clock = ManualClock(1_000)
+    clock.advance(0)
+    clock.advance(7)
+    assert (clock.now_ms(), clock.monotonic_ms()) == (1_007, 7)
+
+
+def test_never_goes_back() -> None:
+    """A clock that would go back is refused, and stands where it was."""
+    clock = ManualClock(5)
+    with pytest.raises(ValueError, match="forward"):
+        clock.advance(-1)
+    assert clock.now_ms() == 5

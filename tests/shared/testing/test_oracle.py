@@ -1,0 +1,100 @@
+"""Replaying what Kafka Streams did."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shared.testing.oracle import Case, first_difference, main, read_cases, replay, supported
+
+RECORDED = Path(__file__).parents[2] / "data" / "kafka_streams.jsonl.gz"
+CASES = list(read_cases(RECORDED))
+
+
+def write(path: Path, *cases: Case) -> Path:
+    path.write_bytes(b"\n".join(map(msgspec.json.encode, cases)) + b"\n\n")
+    return path
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{c['kind']}-{c['seed']}" for c in CASES])
+def test_recorded_case(case: Case) -> None:
+    """What Kafka Streams did with a recorded input is what we do."""
+    assert replay(case) is None
+
+
+def test_the_sample_is_fair() -> None:
+    """The recorded cases hold both kinds, both emissions, every aggregate, lateness and merging."""
+    sessions = [c for c in CASES if c["kind"] == "session"]
+    assert {c["kind"] for c in CASES} == {"session", "punctuation"}
+    assert {c["emit"] for c in sessions} == {"on_update", "on_window_close"}
+    assert {c["aggregate"] for c in sessions} == {"count", "sum", "max", "list"}
+    assert any(c["dropped"] for c in sessions)
+    assert any(o["value"] is None for c in sessions for o in c["output"])
+
+
+@pytest.mark.parametrize("kind", ["session", "punctuation"])
+def test_a_tampered_output_is_reported(kind: str) -> None:
+    """One changed, one missing and one added output each make a case fail, naming the place."""
+    case = next(c for c in CASES if c["kind"] == kind and len(c["output"]) > 3)
+    changed, missing, added = copy.deepcopy(case), copy.deepcopy(case), copy.deepcopy(case)
+    changed["output"][2]["timestamp"] += 1
+    del missing["output"][-1]
+    added["output"].append(added["output"][-1])
+    said = [replay(c) for c in (changed, missing, added)]
+    assert None not in said
+    assert "output " in str(said[0])
+    number = len(case["output"])
+    assert said[1:] == [f"{number} outputs, recorded {number - 1}", f"{number} outputs, recorded {number + 1}"]
+
+
+def test_a_wrong_count_of_dropped_records_is_reported() -> None:
+    """A case fails where more or fewer records were dropped than recorded."""
+    case = copy.deepcopy(next(c for c in CASES if c["kind"] == "session"))
+    case["dropped"] += 1
+    assert replay(case) == f"dropped {case['dropped'] - 1}, recorded {case['dropped']}"
+
+
+def test_first_difference() -> None:
+    """Lists differ at the first place where they do, or by their lengths."""
+    a, b = {"step": 0}, {"step": 1}
+    assert first_difference([a, b], [a, b]) is None
+    assert first_difference([a, b], [a, a]) == "output 1: {'step': 1}, recorded {'step': 0}"
+    assert first_difference([a], [a, b]) == "1 outputs, recorded 2"
+
+
+def test_main_ends_with_a_count(capsys: pytest.CaptureFixture[str]) -> None:
+    """All cases passed: exit status 0 and a last line that says so."""
+    assert main([str(RECORDED)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"{len(CASES)} passed, 0 failed"
+
+
+def test_main_reports_each_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One failed case: its file, line and seed are named, the rest still runs, and the exit status is 1."""
+    good, bad = CASES[0], copy.deepcopy(CASES[1])
+    bad["output"].pop()
+    file = write(tmp_path / "cases.jsonl", good, bad, good)
+    assert main([str(file)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{file}:2: session, seed {bad['seed']}: ")
+    assert lines[-1] == "2 passed, 1 failed"
+
+
+def test_main_says_what_it_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cases of kinds that the engine does not have are counted apart; nothing but skipped ones is no success."""
+    other = {"kind": "another", "seed": 1}
+    assert not supported(other)
+    assert main([str(write(tmp_path / "mixed.jsonl", CASES[0], other))]) == 0
+    assert capsys.readouterr().out == "1 skipped\n1 passed, 0 failed\n"
+    assert main([str(write(tmp_path / "other.jsonl", other))]) == 1
+    assert capsys.readouterr().out == "1 skipped\n0 passed, 0 failed\n"
+
+
+def test_plain_and_gzip_read_alike(tmp_path: Path) -> None:
+    """A file of cases may be compressed."""
+    plain = tmp_path / "cases.jsonl"
+    plain.write_bytes(gzip.decompress(RECORDED.read_bytes()))
+    assert list(read_cases(plain)) == CASES

@@ -1,0 +1,81 @@
+"""The test driver: production's task with its logs in memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.common.records import ProducerRecord
+from shared.streams.aggregations import Count
+from shared.streams.changelog_format import PROGRESS, TAKEOVER, decode
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.topology import Topology
+from shared.testing.topology_test_driver import TopologyTestDriver
+
+
+def sessions() -> Topology:
+    builder = StreamsBuilder()
+    builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    return builder.build()
+
+
+def operations(driver: TopologyTestDriver) -> bytes:
+    return b"".join(decode(value).operation for _, value in driver.changelog)
+
+
+def test_commits_after_each_pipe() -> None:
+    """By default what a record causes can be read at once, and reading takes it out."""
+    driver = TopologyTestDriver(sessions())
+    driver.pipe("in", key=b"a", value=b"{}", timestamp=0)
+    driver.pipe("in", key=b"a", value=b"{}", timestamp=11)
+    assert driver.read("out") == [ProducerRecord("out", b'{"key":"a","start":0,"end":0,"n":1}', b"a", (), None, 0)]
+    assert (driver.read("out"), driver.read("unknown")) == ([], [])
+    assert operations(driver) == b"TLGFLG"
+
+
+def test_commit_each_off() -> None:
+    """With `commit_each` off nothing can be read before a commit, which does nothing where there is nothing to do."""
+    driver = TopologyTestDriver(sessions(), commit_each=False)
+    driver.commit()
+    driver.pipe_columns("in", [(b"a", b"{}", 0), (b"a", b"{}", 11)])
+    assert (driver.read("out"), operations(driver)) == ([], b"T")
+    driver.commit()
+    driver.commit()
+    assert (len(driver.read("out")), operations(driver)) == (1, b"TFLG")
+
+
+def test_a_crash_loses_what_was_not_committed_and_restore_does_it_again() -> None:
+    """After a crash the new owner has a higher epoch, the committed state, and takes the rest of the source log."""
+    driver = TopologyTestDriver(sessions(), commit_each=False)
+    driver.pipe("in", key=b"a", value=b"{}", timestamp=0)
+    driver.commit()
+    driver.pipe("in", key=b"a", value=b"{}", timestamp=5)
+    driver.crash()
+    driver.restore()
+    assert driver.task.epoch == 2
+    assert [(s.start, s.end, s.states) for s in driver.task.stores["s"].sessions()] == [(0, 5, [2])]
+    assert operations(driver) == b"TLGT"
+
+
+@pytest.mark.parametrize("torn", [1, 2, 99])
+def test_a_torn_commit_never_has_its_progress_record(torn: int) -> None:
+    """However many entries of the lost commit arrive, the record that would confirm them does not."""
+    driver = TopologyTestDriver(sessions(), commit_each=False)
+    driver.pipe_columns("in", [(b"a", b"{}", 0), (b"b", b"{}", 0)])
+    driver.crash(torn_entries=torn)
+    assert operations(driver) == b"T" + b"L" * min(torn, 2)
+    driver.restore()
+    assert len(driver.task.stores["s"]) == 2
+    driver.commit()
+    assert operations(driver)[-2:] == b"L" + PROGRESS
+    assert operations(driver).count(TAKEOVER) == 2
+
+
+def test_the_wall_clock_moves_only_when_told() -> None:
+    """Processing a record takes no time."""
+    driver = TopologyTestDriver(sessions(), now_ms=1_000)
+    driver.pipe("in", key=b"a", value=b"{}", timestamp=99_999)
+    assert driver.task.now_ms == 1_000
+    driver.advance_wall_clock(5)
+    assert driver.task.now_ms == 1_005
+    with pytest.raises(ValueError, match="forward"):
+        driver.advance_wall_clock(-1)

@@ -1,0 +1,273 @@
+"""The deployment, checked without a container engine: compose.yaml, image, Prometheus and Grafana hang together."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from services.cli import COMMANDS
+from services.local.demo.flights import PLAN
+from services.local.jars import KAFKA_VERSION
+from shared.clients.admin import event_time_topic
+from shared.common.settings import ENV_PREFIX, ServiceSettings
+
+ROOT = Path(__file__).resolve().parent.parent
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+BROKERS = ("kafka-1", "kafka-2", "kafka-3")
+ONE_SHOT = {"topics"}  # ends when its work is done, so it has no health
+SETTINGS = {
+    "producer": "services.producer.settings:ProducerServiceSettings",
+    "consumer": "services.consumer.settings:ConsumerServiceSettings",
+    "aggregator": "services.aggregator.settings:AggregatorSettings",
+    "admin": "services.admin.settings:AdminServiceSettings",
+}
+SECRETS = {"PENSTOCK_AUTH_TOKEN": "0123456789abcdef", "POSTGRES_PASSWORD": "a", "GRAFANA_PASSWORD": "b"}
+PINNED = re.compile(r"^[\w./-]+:v?\d+\.\d+(\.\d+)?(-[\w.]+)*$")
+
+
+def interpolate(value: Any) -> str:
+    """Compose's `${NAME:-default}` and `${NAME:?message}`; a variable that nothing sets is an error."""
+    return re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)?\}", lambda m: SECRETS.get(m[1]) or m[2], str(value))
+
+
+def environment(service: str) -> dict[str, str]:
+    return {name: interpolate(value) for name, value in SERVICES[service].get("environment", {}).items()}
+
+
+def settings_of(service: str) -> ServiceSettings:
+    module, _, name = SETTINGS[service].partition(":")
+    cls: type[ServiceSettings] = getattr(importlib.import_module(module), name)
+    return cls.load([], environ=environment(service))
+
+
+def published(service: str) -> list[tuple[str, str, str]]:
+    return [tuple(port.split(":")) for port in SERVICES[service].get("ports", [])]  # type: ignore[misc]
+
+
+def test_follows_the_specification() -> None:
+    """compose.yaml is valid by the Compose specification's own schema, and the schema does refuse what is wrong."""
+    schema = json.loads((ROOT / "tests/data/compose-spec/compose-spec.json").read_text(encoding="utf-8"))
+    validator = jsonschema.Draft202012Validator(schema)
+    assert not [error.message for error in validator.iter_errors(COMPOSE)]
+    wrong = {**COMPOSE, "services": {"a": {"image": "a:1.0", "imagine": "b"}}}
+    assert not validator.is_valid(wrong)
+
+
+def test_every_part_is_there() -> None:
+    """Three brokers, Spark, Postgres, each Penstock service, Prometheus and Grafana."""
+    around = {"spark-master", "spark-worker", "postgres", "prometheus", "grafana"}
+    assert set(SERVICES) == {*BROKERS, *SETTINGS, *around, *ONE_SHOT}
+
+
+def test_images_are_pinned() -> None:
+    """Each image is named with a version, ours with that of the project."""
+    images = {service["image"] for service in SERVICES.values()}
+    assert not [
+        image for image in images | set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)) if not PINNED.match(image)
+    ]
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert f"penstock:{version}" in images
+    assert {SERVICES[name]["image"] for name in SETTINGS} == {f"penstock:{version}"}
+
+
+def test_kafka_is_the_version_of_the_embedded_one() -> None:
+    """What runs in compose is the Kafka that the tests ran against."""
+    assert {SERVICES[name]["image"] for name in (*BROKERS, "topics")} == {f"apache/kafka:{KAFKA_VERSION}"}
+
+
+def test_ports_are_published_to_this_machine_alone() -> None:
+    """No port is open to the network, and no two services ask for the same one."""
+    ports = [port for service in SERVICES for port in published(service)]
+    assert {host for host, _, _ in ports} == {"127.0.0.1"}
+    outside = [port for _, port, _ in ports]
+    assert len(outside) == len(set(outside))
+
+
+@pytest.mark.parametrize("service", SETTINGS)
+def test_services_listen_where_they_are_expected(service: str) -> None:
+    """A service's port is what compose publishes, Prometheus scrapes and its health check asks."""
+    settings = settings_of(service)
+    assert settings.http.host == "0.0.0.0"
+    assert [inside for _, _, inside in published(service)] == [str(settings.http.port)]
+    assert f"http://127.0.0.1:{settings.http.port}/health" in SERVICES[service]["healthcheck"]["test"][-1]
+    scraped = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
+    targets = {entry["targets"][0]: entry["labels"]["service"] for job in scraped for entry in job["static_configs"]}
+    assert targets[f"{service}:{settings.http.port}"] == service
+
+
+def test_everything_that_stays_has_a_health_check() -> None:
+    """Every service but the one-shot ones says whether it is well, within limits."""
+    for name in SERVICES.keys() - ONE_SHOT:
+        assert {"test", "interval", "timeout", "retries", "start_period"} <= SERVICES[name]["healthcheck"].keys(), name
+
+
+def test_volumes_are_declared_and_used() -> None:
+    """A named volume is declared once and used; a file that is mounted is in the checkout, and read-only."""
+    used = {mount.split(":")[0]: mount for service in SERVICES.values() for mount in service.get("volumes", [])}
+    named = {source for source in used if not source.startswith(".")}
+    assert named == set(COMPOSE["volumes"])
+    for source, mount in used.items():
+        assert source in named or ((ROOT / source).exists() and mount.endswith(":ro")), mount
+
+
+def test_what_keeps_data_has_a_volume() -> None:
+    """Recreating a container loses nothing: brokers, database, lake, metrics and dashboards live in volumes."""
+    for name in (*BROKERS, "postgres", "aggregator", "spark-worker", "prometheus", "grafana"):
+        assert any(not mount.startswith(".") for mount in SERVICES[name].get("volumes", [])), name
+
+
+def test_dependencies_can_be_met() -> None:
+    """What a service waits for exists and can reach the state that it waits for."""
+    for name, service in SERVICES.items():
+        for other, entry in service.get("depends_on", {}).items():
+            if entry["condition"] == "service_healthy":
+                assert "healthcheck" in SERVICES[other], (name, other)
+            else:
+                assert (entry["condition"], other) == ("service_completed_successfully", "topics"), (name, other)
+    for name in ("producer", "consumer", "aggregator"):
+        assert {*BROKERS, "topics"} <= SERVICES[name]["depends_on"].keys()
+    assert "spark-worker" in SERVICES["aggregator"]["depends_on"]
+
+
+@pytest.mark.parametrize("service", SETTINGS)
+def test_every_variable_is_a_setting(service: str) -> None:
+    """Each PENSTOCK_ variable is one that the service reads: none is misspelt, none is of another service."""
+    settings = settings_of(service)
+    for variable in filter(lambda name: name.startswith(ENV_PREFIX), environment(service)):
+        at: Any = settings
+        for part in variable.removeprefix(ENV_PREFIX).lower().split("__"):
+            assert part in type(at).model_fields, variable
+            at = getattr(at, part)
+
+
+@pytest.mark.parametrize("service", SETTINGS)
+def test_command_is_the_service(service: str) -> None:
+    """Each service's command is its subcommand of `penstock`, with all settings in the environment."""
+    assert SERVICES[service]["command"] == ["penstock", service]
+    assert service in COMMANDS
+
+
+@pytest.mark.parametrize("service", SETTINGS)
+def test_shutdown_is_given_its_time(service: str) -> None:
+    """The engine kills no service before its own limit for a graceful shutdown has passed."""
+    assert (
+        int(SERVICES[service]["stop_grace_period"].removesuffix("s")) * 1000 > settings_of(service).shutdown_timeout_ms
+    )
+
+
+@pytest.mark.parametrize("service", SETTINGS)
+def test_services_know_every_broker(service: str) -> None:
+    """A service starts with any of the three brokers down."""
+    assert settings_of(service).kafka.bootstrap_servers.split(",") == [f"{broker}:9092" for broker in BROKERS]
+
+
+def test_brokers_form_one_cluster() -> None:
+    """The brokers differ in their id and addresses alone, all vote, and two hold what is acknowledged."""
+    environments = [environment(broker) for broker in BROKERS]
+    own = {"KAFKA_NODE_ID", "KAFKA_LISTENERS", "KAFKA_ADVERTISED_LISTENERS"}
+    assert len({tuple(sorted((k, v) for k, v in e.items() if k not in own)) for e in environments}) == 1
+    voters = environments[0]["KAFKA_CONTROLLER_QUORUM_VOTERS"].split(",")
+    assert voters == [f"{e['KAFKA_NODE_ID']}@{broker}:9093" for broker, e in zip(BROKERS, environments, strict=True)]
+    for broker, e in zip(BROKERS, environments, strict=True):
+        ((_, _, port),) = published(broker)
+        assert e["KAFKA_ADVERTISED_LISTENERS"] == f"INTERNAL://{broker}:9092,EXTERNAL://localhost:{port}"
+        assert e["KAFKA_LISTENERS"] == f"INTERNAL://:9092,CONTROLLER://:9093,EXTERNAL://:{port}"
+    for name in ("DEFAULT", "OFFSETS_TOPIC", "TRANSACTION_STATE_LOG"):
+        assert environments[0][f"KAFKA_{name}_REPLICATION_FACTOR"] == "3"
+    assert environments[0]["KAFKA_MIN_INSYNC_REPLICAS"] == "2"
+    assert environments[0]["KAFKA_LOG_DIRS"] == SERVICES["kafka-1"]["volumes"][0].split(":")[1]
+
+
+def test_source_topic_keeps_old_event_times() -> None:
+    """The source topic is made before anyone needs it, with the settings of a topic for event times."""
+    command = SERVICES["topics"]["command"]
+    configs = dict(part.removeprefix("--config=").split("=") for part in command if part.startswith("--config="))
+    assert configs == event_time_topic("flights", 4).configs
+    assert "--if-not-exists" in command
+    assert f"--topic={PLAN.topic}" in command
+
+
+def test_services_do_the_demo() -> None:
+    """What is deployed is the demo's way: the same topics, key, event time, topology and handler."""
+    producer: Any = settings_of("producer")
+    consumer: Any = settings_of("consumer")
+    aggregator: Any = settings_of("aggregator")
+    assert producer.ingest.topics.keys() == {PLAN.topic}
+    taken = producer.ingest.for_topic(PLAN.topic)
+    assert (taken.allowed, taken.key, taken.time) == (True, PLAN.key, PLAN.time)
+    assert not producer.ingest.for_topic("another").allowed
+    assert (aggregator.topology, aggregator.streams.application_id) == (PLAN.topology, PLAN.application)
+    assert (consumer.topics, consumer.handler) == ((PLAN.results,), PLAN.handler)
+
+
+def test_what_a_service_writes_is_a_volume() -> None:
+    """The folders that services write to are mounted, and made in the image, so that they belong to its user."""
+    for name in (*SETTINGS, "spark-worker"):
+        for mount in SERVICES[name].get("volumes", ()):
+            assert re.search(rf"install -d .*{re.escape(mount.split(':')[1])}( |$)", DOCKERFILE, re.MULTILINE), mount
+    notable = environment("consumer")["NOTABLE_FILE"]
+    assert [notable.startswith(mount.split(":")[1]) for mount in SERVICES["consumer"]["volumes"]] == [True]
+
+
+def test_spark_and_aggregator_share_the_lake() -> None:
+    """The driver in the aggregator and the executors in the worker see the same Delta tables under the same path."""
+    settings: Any = settings_of("aggregator")
+    mounts = {tuple(SERVICES[name]["volumes"]) for name in ("aggregator", "spark-worker")}
+    assert mounts == {(f"lake:{settings.streams.lake}",)}
+    assert settings.compaction.spark_master == SERVICES["spark-worker"]["command"][-1]
+    master = SERVICES["spark-master"]["command"]
+    assert (
+        settings.compaction.spark_master
+        == f"spark://{master[master.index('--host') + 1]}:{master[master.index('--port') + 1]}"
+    )
+
+
+def test_image_holds_what_it_copies() -> None:
+    """What the Dockerfile copies is there and passes .dockerignore, and the image does not run as root."""
+    passed = {
+        line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line.startswith("!")
+    }
+    copied = {
+        name for line in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.MULTILINE) for name in line.split()[:-1]
+    }
+    assert copied == passed
+    assert not [name for name in copied if not (ROOT / name).exists()]
+    assert re.findall(r"^USER (\w+)$", DOCKERFILE, re.MULTILINE)[-1] != "root"
+
+
+def test_image_has_the_versions_of_the_lock() -> None:
+    """What the image installs are pins of requirements.lock, all with hashes, and no tool of the developers."""
+
+    def pins(path: str) -> set[str]:
+        text = (ROOT / path).read_text(encoding="utf-8").replace("\\\n", "")
+        assert all("--hash=sha256:" in line for line in text.splitlines())
+        return {line.split(" --hash")[0].strip() for line in text.splitlines()}
+
+    image, everything = pins("deploy/requirements.lock"), pins("requirements.lock")
+    assert image <= everything
+    assert not {"pytest", "mypy", "ruff"} & {pin.split("==")[0] for pin in image}
+
+
+def test_grafana_is_provisioned() -> None:
+    """Grafana finds Prometheus and the dashboard without a click."""
+    provisioning = ROOT / "deploy/grafana/provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text(encoding="utf-8"))["datasources"]
+    assert source["url"] == f"http://prometheus:{published('prometheus')[0][2]}"
+    (provider,) = yaml.safe_load((provisioning / "dashboards/penstock.yml").read_text(encoding="utf-8"))["providers"]
+    mounts = dict(mount.split(":")[:2][::-1] for mount in SERVICES["grafana"]["volumes"])
+    assert mounts[provider["options"]["path"]] == "./deploy/grafana/dashboards"
+    dashboard = json.loads((ROOT / "deploy/grafana/dashboards/penstock.json").read_text(encoding="utf-8"))
+    assert {target["datasource"]["uid"] for panel in dashboard["panels"] for target in panel["targets"]} == {
+        source["uid"]
+    }
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])

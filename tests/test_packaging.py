@@ -1,0 +1,100 @@
+"""The wheel, built from this checkout without the network: what an installed Penstock needs is in it, nothing else."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import email
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email.message import Message
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("shared", "services", "api", "penstock")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
+    built = subprocess.run([*command, "--wheel-dir", folder, ROOT], capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    (path,) = folder.glob("penstock-*.whl")
+    return zipfile.ZipFile(path)
+
+
+def metadata_file(wheel: zipfile.ZipFile, name: str) -> str:
+    (path,) = (n for n in wheel.namelist() if n.endswith(f".dist-info/{name}"))
+    return wheel.read(path).decode()
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: zipfile.ZipFile) -> Message:
+    return email.message_from_string(metadata_file(wheel, "METADATA"))
+
+
+def test_wheel_holds_every_file_of_the_rooms(wheel: zipfile.ZipFile) -> None:
+    """Modules, py.typed and what the API serves as files: all that lies in the rooms is installed, byte for byte."""
+    expected = {
+        path.relative_to(ROOT).as_posix(): path.read_bytes()
+        for room in ROOMS
+        for path in (ROOT / room).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    packed = {name: wheel.read(name) for name in wheel.namelist() if ".dist-info/" not in name}
+    assert packed.keys() == expected.keys()
+    assert packed == expected
+
+
+def test_wheel_is_typed(wheel: zipfile.ZipFile) -> None:
+    """Each room carries its marker, so that a user's type checker reads our annotations."""
+    assert {f"{room}/py.typed" for room in ROOMS} <= set(wheel.namelist())
+
+
+def test_every_package_is_a_package() -> None:
+    """A folder with modules has an __init__.py: a namespace package would be installed, but seen by few tools."""
+    folders = {path.parent for room in ROOMS for path in (ROOT / room).rglob("*.py")}
+    assert not [folder for folder in folders if not (folder / "__init__.py").is_file()]
+
+
+def test_command_line_is_an_entry_point(wheel: zipfile.ZipFile) -> None:
+    """`penstock` is installed as a command, and the function that it names is in the wheel."""
+    entry_points = configparser.ConfigParser()
+    entry_points.read_string(metadata_file(wheel, "entry_points.txt"))
+    assert dict(entry_points["console_scripts"]) == {"penstock": "services.cli:main"}
+    module, _, function = entry_points["console_scripts"]["penstock"].partition(":")
+    tree = ast.parse(wheel.read(f"{module.replace('.', '/')}.py"))
+    assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_metadata_is_that_of_pyproject(metadata: Message) -> None:
+    """Name, version, the oldest Python, every dependency and extra are those that pyproject.toml declares."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert (metadata["Name"], metadata["Version"]) == (project["name"], project["version"])
+    assert metadata["Requires-Python"] == project["requires-python"]
+    assert metadata.get_all("Provides-Extra", []) == sorted(project["optional-dependencies"])
+    required = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
+    assert len(required) == len(project["dependencies"])
+
+
+def test_license_is_packed(wheel: zipfile.ZipFile, metadata: Message) -> None:
+    """The licence is named by its SPDX identifier and its full text travels with the wheel."""
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata_file(wheel, "licenses/LICENSE") == (ROOT / "LICENSE").read_text(encoding="utf-8")
+
+
+def test_lock_covers_every_dependency() -> None:
+    """Each name that pyproject.toml asks for, for use, demo or development, is pinned in the lock with a hash."""
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wanted = pyproject["project"]["dependencies"] + pyproject["dependency-groups"]["dev"]
+    wanted += pyproject["project"]["optional-dependencies"]["demo"]
+    names = {re.match(r"[\w.-]+", entry)[0].lower().replace("_", "-") for entry in wanted}  # type: ignore[index]
+    blocks = (ROOT / "requirements.lock").read_text(encoding="utf-8").replace("\\\n", "").splitlines()
+    assert names <= {block.partition("==")[0] for block in blocks}
+    assert all("--hash=sha256:" in block for block in blocks)

@@ -1,0 +1,353 @@
+"""The style that is worth checking, as tests.
+
+A rule is a function from a file to the violations it finds there, and its test does two things: it shows the rule a
+made-up file that breaks it and one that keeps it (a check that cannot fail is no check), then it holds the whole
+checkout to it. Where a rule has exceptions they are listed here, each with its reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("shared", "services", "api", "penstock")
+FILE_LINES_MAX = 400  # a longer file is two things
+FUNCTION_LINES_MAX = 60  # as much as one screen shows
+
+# The modules of shared that may await, read a clock, or touch network, disk or another process. All others are values
+# in, values out. A name ending in a slash is a package.
+EDGES = {
+    "shared/common/clock.py": "reads the clock, for everyone",
+    "shared/common/daemon.py": "drives a service and takes the process's signals",
+    "shared/common/ivy.py": "fetches jars into the user's cache",
+    "shared/common/lake.py": "reads Delta tables",
+    "shared/common/settings.py": "reads the environment and the settings file",
+    "shared/clients/connection/": "the sockets: the one importer of aiokafka",
+    "shared/clients/admin/admin.py": "the public admin client: what it offers is awaited",
+    "shared/clients/admin/groups.py": "sends requests about groups",
+    "shared/clients/admin/topics.py": "sends requests about topics",
+    "shared/clients/producer/batch.py": "owns the future that tells who waits for the batch",
+    "shared/clients/producer/buffer_memory.py": "lets a sender wait for memory",
+    "shared/clients/producer/coordinator.py": "sends requests about transactions",
+    "shared/clients/producer/delivery.py": "what a caller awaits",
+    "shared/clients/producer/producer.py": "the public producer: what it offers is awaited",
+    "shared/clients/producer/sender.py": "sends batches",
+    "shared/clients/producer/transactional.py": "the public transactions: what it offers is awaited",
+    "shared/clients/consumer/committer.py": "sends commits",
+    "shared/clients/consumer/consumer.py": "the public consumer: what it offers is awaited",
+    "shared/clients/consumer/membership.py": "waits for the group and calls the user's listener",
+    "shared/clients/consumer/offsets.py": "asks for offsets",
+    "shared/streams/changelog.py": "writes and reads the changelog topic",
+    "shared/streams/owned_task.py": "holds a task's connections and closes them",
+    "shared/streams/stream_worker.py": "drives the tasks of one instance",
+    "shared/streams/topics.py": "makes the topics of a topology",
+}
+IMPURE_IMPORTS = {
+    *("asyncio", "anyio", "threading", "concurrent", "multiprocessing", "subprocess", "signal"),
+    *("time", "socket", "ssl", "selectors", "httpx", "urllib", "tempfile", "shutil", "aiokafka", "deltalake"),
+}
+IMPURE_CALLS = {
+    *("now", "utcnow", "today"),
+    *("open", "read_text", "read_bytes", "write_text", "write_bytes", "unlink", "mkdir", "rmdir", "rename", "touch"),
+}
+
+# Tests that are about the checkout and not about one module.
+NO_MODULE = {
+    "tests/test_tidy.py": "the rules of style",
+    "tests/test_compose.py": "compose.yaml",
+    "tests/test_packaging.py": "the wheel",
+    "tests/shared/clients/connection/test_aiokafka_contract.py": "what we use of aiokafka, which is not ours",
+}
+
+REGISTRY_HOSTS_ALLOWED = {
+    "services/local/jars.py": "the repository of Kafka's jars when no mirror is set",
+    "shared/common/ivy.py": "the repository of the jars when no mirror is set",
+}
+THIRD_PARTY = ("LICENSE", "tests/data/")  # not ours to word
+
+
+@dataclass(frozen=True)
+class Source:
+    """One text file: its path from the checkout's root, with forward slashes, and its text."""
+
+    path: str
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @property
+    def is_python(self) -> bool:
+        return self.path.endswith(".py")
+
+    @property
+    def is_room(self) -> bool:
+        return self.is_python and self.path.split("/")[0] in ROOMS
+
+    @property
+    def is_test(self) -> bool:
+        return self.is_python and self.path.startswith("tests/")
+
+
+Rule = Callable[[Source], Iterator[str]]
+
+
+@lru_cache(maxsize=1)
+def checkout() -> tuple[Source, ...]:
+    """Every text file that is tracked or would be, without the third parties' own."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if answer.returncode == 0:
+        names = set(answer.stdout.split("\0")) - {""}
+    else:  # an unpacked archive has no git
+        paths = (path.relative_to(ROOT) for path in ROOT.rglob("*"))
+        names = {
+            path.as_posix() for path in paths if not path.parts[0].startswith(".") and "__pycache__" not in path.parts
+        }
+    found = []
+    for name in sorted(names):
+        path = ROOT / name
+        if name.startswith(THIRD_PARTY) or not path.is_file():
+            continue
+        try:
+            found.append(Source(name, path.read_text(encoding="utf-8")))
+        except UnicodeDecodeError:
+            continue
+    return tuple(found)
+
+
+def hold(rule: Rule, *, broken: Source, kept: Source) -> None:
+    """The rule finds the broken file, passes the kept one, and passes the checkout."""
+    assert list(rule(broken)), "the rule does not see what it is there for"
+    assert not list(rule(kept)), "the rule sees what is not there"
+    violations = [f"{source.path}: {said}" for source in checkout() for said in rule(source)]
+    assert not violations, "\n" + "\n".join(violations)
+
+
+def imported_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    yield from (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def file_is_short(source: Source) -> Iterator[str]:
+    lines = len(source.text.splitlines())
+    if source.is_room and lines > FILE_LINES_MAX:
+        yield f"{lines} lines, {FILE_LINES_MAX} at most"
+
+
+def function_is_short(source: Source) -> Iterator[str]:
+    for function in functions(source.tree) if source.is_room else ():
+        lines = (function.end_lineno or function.lineno) - function.lineno + 1
+        if lines > FUNCTION_LINES_MAX:
+            yield f"{function.lineno}: {function.name} has {lines} lines, {FUNCTION_LINES_MAX} at most"
+
+
+def module_has_docstring(source: Source) -> Iterator[str]:
+    if source.is_python and source.text.strip() and not ast.get_docstring(source.tree):
+        yield "no docstring: say what the module holds and why"
+
+
+def nothing_is_mocked(source: Source) -> Iterator[str]:
+    for line, name in imported_names(source.tree) if source.is_python else ():
+        if name == "mock" or name.startswith(("unittest.mock", "mock.", "pytest_mock")):
+            yield f"{line}: imports {name}"
+    if source.is_python:
+        for function in functions(source.tree):
+            if any(argument.arg == "mocker" for argument in function.args.args):
+                yield f"{function.lineno}: {function.name} takes the fixture mocker"
+
+
+def nothing_is_left_over(source: Source) -> Iterator[str]:
+    words = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "NotImplemented" + "Error")) + r")\b")
+    for number, line in enumerate(source.text.splitlines(), start=1):
+        if match := words.search(line):
+            yield f"{number}: {match[0]}"
+
+
+def a_test_never_sleeps(source: Source) -> Iterator[str]:
+    if not source.is_test or source.path.startswith("tests/integration/"):
+        return
+    for line, name in imported_names(source.tree):
+        if name in ("time.sleep", "asyncio.sleep", "anyio.sleep"):
+            yield f"{line}: imports {name}"
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.Call) or ast.unparse(node.func) not in (
+            "time.sleep",
+            "asyncio.sleep",
+            "anyio.sleep",
+        ):
+            continue
+        if [ast.unparse(argument) for argument in node.args] != ["0"]:  # sleep(0) lets others run and waits for nothing
+            yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+def a_test_has_docstring(source: Source) -> Iterator[str]:
+    if source.is_test and PurePosixPath(source.path).name.startswith("test_"):
+        for function in functions(source.tree):
+            if function.name.startswith("test_") and not ast.get_docstring(function):
+                yield f"{function.lineno}: {function.name} does not say the truth it guards"
+
+
+def a_test_mirrors_module(source: Source) -> Iterator[str]:
+    path = PurePosixPath(source.path)
+    if (
+        not source.is_test
+        or not path.name.startswith("test_")
+        or path.parts[1] == "integration"
+        or source.path in NO_MODULE
+    ):
+        return
+    module = PurePosixPath(*path.parts[1:-1], path.name.removeprefix("test_"))
+    if not (ROOT / module).is_file() and not (ROOT / module.with_suffix("") / "__init__.py").is_file():
+        yield f"there is no {module}"
+
+
+def is_edge(path: str) -> bool:
+    return any(path == edge or (edge.endswith("/") and path.startswith(edge)) for edge in EDGES)
+
+
+def is_declaration(function: ast.AsyncFunctionDef) -> bool:
+    """A method of an interface: it names what the caller will await and runs nothing itself."""
+    return all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in function.body)
+
+
+def core_is_sans_io(source: Source) -> Iterator[str]:
+    if not source.is_room or not source.path.startswith("shared/") or is_edge(source.path):
+        return
+    for line, name in imported_names(source.tree):
+        if name.split(".")[0] in IMPURE_IMPORTS:
+            yield f"{line}: imports {name}"
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.AsyncFunctionDef) and not is_declaration(node):
+            yield f"{node.lineno}: async def {node.name}"
+        elif isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith) or (
+            isinstance(node, ast.comprehension) and node.is_async
+        ):
+            yield f"{getattr(node, 'lineno', '?')}: awaits"
+        elif isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in IMPURE_CALLS:
+                yield f"{node.lineno}: calls {ast.unparse(node.func)}"
+
+
+def names_no_machine_path(source: Source) -> Iterator[str]:
+    for number, line in enumerate(source.text.splitlines(), start=1):
+        if match := re.search(r"(?<![\w.}~)])/(" + "ro" + "ot|wo" + "rk|tm" + r"p)(?![\w-])", line):
+            yield f"{number}: {match[0]} is a path of one machine"
+
+
+def names_no_registry(source: Source) -> Iterator[str]:
+    hosts = re.compile(
+        r"\b(pypi\.org|pythonhosted\.org|maven\.org|maven\.apache\.org|npmjs\.\w+|jfrog|artifactory|nexus)\b|--(extra-)?index-url"
+    )
+    for number, line in enumerate(source.text.splitlines(), start=1):
+        if (
+            source.path not in REGISTRY_HOSTS_ALLOWED
+            and source.path != "tests/test_tidy.py"
+            and (match := hosts.search(line))
+        ):
+            yield f"{number}: {match[0]}: which registry is used is the machine's own setting"
+
+
+def python(path: str, *lines: str) -> Source:
+    return Source(path, "\n".join(('"""A made-up module."""', *lines)))
+
+
+def test_files_are_short() -> None:
+    """A module of the rooms has at most FILE_LINES_MAX lines."""
+    hold(file_is_short, broken=python("api/a.py", *["x = 1"] * 400), kept=python("api/a.py", *["x = 1"] * 399))
+
+
+def test_functions_are_short() -> None:
+    """A function of the rooms has at most FUNCTION_LINES_MAX lines."""
+    body = ["    x = 1"] * FUNCTION_LINES_MAX
+    hold(
+        function_is_short, broken=python("api/a.py", "def f():", *body), kept=python("api/a.py", "def f():", *body[1:])
+    )
+
+
+def test_modules_have_docstrings() -> None:
+    """Every module that holds anything opens with what it is about."""
+    hold(module_has_docstring, broken=Source("api/a.py", "x = 1"), kept=Source("api/__init__.py", ""))
+
+
+def test_nothing_is_mocked() -> None:
+    """Tests use real parts or fakes that are verified, never mocks."""
+    broken = python("tests/a.py", "from unittest " + "import mock")
+    hold(nothing_is_mocked, broken=broken, kept=python("tests/a.py", "import unittest"))
+    assert list(nothing_is_mocked(python("tests/a.py", "def test_a(mocker): ...")))
+
+
+def test_nothing_is_left_over() -> None:
+    """No file carries a note of unfinished work."""
+    hold(nothing_is_left_over, broken=python("api/a.py", "# TO" + "DO: later"), kept=python("api/a.py", "todos = []"))
+    assert list(nothing_is_left_over(python("api/a.py", "raise NotImplemented" + "Error")))
+
+
+def test_tests_never_sleep() -> None:
+    """A unit test waits for no clock; tests against a real broker may poll."""
+    broken = python("tests/a.py", "import asyncio", "await_it = asyncio.sleep(0.1)")
+    hold(a_test_never_sleeps, broken=broken, kept=python("tests/integration/a.py", "time.sleep(1)"))
+    assert list(a_test_never_sleeps(python("tests/a.py", "from time import sleep")))
+    assert not list(a_test_never_sleeps(python("tests/a.py", "asyncio.sleep(0)")))
+
+
+def test_tests_have_docstrings() -> None:
+    """Every test says the truth it guards."""
+    kept = python("tests/test_a.py", "def test_b():", "    'B holds.'", "def helper(): ...")
+    hold(a_test_has_docstring, broken=python("tests/test_a.py", "class TestA:", "    def test_b(self): ..."), kept=kept)
+
+
+def test_tests_mirror_modules() -> None:
+    """A unit test lies where its module lies, so that either is found from the other."""
+    broken, kept = python("tests/shared/common/test_nowhere.py"), python("tests/shared/common/test_errors.py")
+    hold(a_test_mirrors_module, broken=broken, kept=kept)
+    assert all((ROOT / name).is_file() for name in NO_MODULE), "an exception is out of date"
+
+
+def test_core_is_sans_io() -> None:
+    """Only the listed edges of shared await, read a clock, or touch network, disk or another process."""
+    kept = python("shared/a.py", "class P:", "    async def on_it(self) -> None:", "        'Said.'", "        ...")
+    for line in (
+        "import asyncio",
+        "from time import time",
+        "async def f(): return 1",
+        "x = datetime.now()",
+        "f = open('f')",
+    ):
+        hold(core_is_sans_io, broken=python("shared/a.py", line), kept=kept)
+    assert list(core_is_sans_io(python("shared/a.py", "async def f():", "    return [x async for x in y]")))
+
+
+def test_edges_exist() -> None:
+    """The list of edges names what is there, so that a new module of an old name is not an edge unseen."""
+    missing = [edge for edge in EDGES if not (ROOT / edge).exists()]
+    assert not missing, missing
+
+
+def test_no_machine_paths() -> None:
+    """No file names a folder of the machine it was written on."""
+    broken = Source("README.md", "cd /wo" + "rk/penstock")
+    hold(names_no_machine_path, broken=broken, kept=Source("README.md", "GET /workers, http://host/tmpl, ./work"))
+    assert list(names_no_machine_path(Source("a", "x = '/tm" + "p/x'")))
+
+
+def test_no_registry_hosts() -> None:
+    """No file says which registry packages come from; that is set on each machine."""
+    kept = Source("requirements.lock", "httpx==1 --hash=sha256:00")
+    hold(names_no_registry, broken=Source("requirements.lock", "--index-url https://mirror"), kept=kept)
+    assert list(names_no_registry(Source("a", "https://pypi.org/simple")))
