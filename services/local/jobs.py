@@ -17,11 +17,12 @@ STOP_TIMEOUT_MS = 10_000
 
 
 async def run_job(
-    name: str, flags: Sequence[str], kafka: KafkaSettings, log_file: Path
+    name: str, flags: Sequence[str], kafka: KafkaSettings, log_file: Path, result_key: str
 ) -> tuple[int, dict[str, Any], ChildProcess]:
     """Run `penstock <name> <flags>`: its exit status, its result ({} where it printed none) and the ended child.
 
-    The job sees no PENSTOCK_ variable but the address of Kafka. Cancelling ends it.
+    The result is the last JSON object in its output that has `result_key`. The job sees no PENSTOCK_ variable but the
+    address of Kafka. Cancelling ends it.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
     environment |= {
@@ -35,13 +36,13 @@ async def run_job(
     finally:
         if child.returncode is None:
             await child.terminate(STOP_TIMEOUT_MS)
-    return status, last_object(child.log_tail()), child
+    return status, last_object(child.log_tail(), result_key), child
 
 
-def last_object(lines: Sequence[str]) -> dict[str, Any]:
-    """The last line that is a JSON object, decoded.
+def last_object(lines: Sequence[str], key: str) -> dict[str, Any]:
+    """The last line that is a JSON object with `key`, decoded; log lines may be objects too.
 
-    >>> last_object(["reading", '{"rows": 3}', "bye"])
+    >>> last_object(["reading", '{"rows": 3}', '{"event": "bye"}'], "rows")
     {'rows': 3}
     """
     for line in reversed(lines):
@@ -50,6 +51,6 @@ def last_object(lines: Sequence[str]) -> dict[str, Any]:
                 found = msgspec.json.decode(line)
             except msgspec.DecodeError:
                 continue
-            if isinstance(found, dict):
+            if isinstance(found, dict) and key in found:
                 return found
     return {}

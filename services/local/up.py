@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 from pydantic import Field
 from rich.console import Console
-from rich.table import Table
 
+from api.settings import Pointer
 from services.local.broker_config import EmbeddedKafkaSettings
 from services.local.kafka import EmbeddedKafka
 from services.local.stack import HOST, Service, ServiceSpec, Stack
@@ -38,7 +38,9 @@ class UpSettings(ServiceSettings):
     data_dir: Path = Field(Path(".penstock"), description="Kafka's data, the lake and the logs")
     broker: EmbeddedKafkaSettings = EmbeddedKafkaSettings()
     topic: str = Field("events", description="created where it is missing, for event-time data")
-    partitions: int = Field(4, gt=0, description="of a topic that is created")
+    partitions: int = Field(4, gt=0, description="of that topic, where it is created")
+    key: tuple[Pointer, ...] = Field(("/key",), description="JSON pointers to the parts of an event's key")
+    time: Pointer | None = Field(None, description="JSON pointer to an event's time; default: its arrival")
     topology: str = "services.local.topologies:sessions"
     topology_options: dict[str, str] = Field({}, description="keyword arguments for the topology's function")
     topics: str = Field("sessions", description="what the consumer handles, comma-separated")
@@ -71,7 +73,7 @@ class Up:
         consumer = await self._stack.start(self._consumer())
         gateway = await self._stack.start(self._gateway([aggregator, consumer]), self._settings.http.port)
         await asyncio.gather(consumer.healthy(), gateway.healthy())
-        self._console.print(self._summary(gateway))
+        self._say_where(gateway)
 
     async def main_loop(self) -> None:
         """Keep everything running; Kafka's own end is an error."""
@@ -127,14 +129,18 @@ class Up:
         return ServiceSpec("consumer", self._common() | own)
 
     def _gateway(self, others: list[Service]) -> ServiceSpec:
-        addresses = msgspec.json.encode({service.name: service.url for service in others}).decode()
-        return ServiceSpec("gateway", self._common() | {"SERVICES": addresses}, module="services.local.gateway")
-
-    def _summary(self, gateway: Service) -> Table:
         settings = self._settings
-        table = Table.grid(padding=(0, 2))
+        topic = {"key": settings.key, "time": settings.time}
+        own = {
+            "SERVICES": msgspec.json.encode({service.name: service.url for service in others}).decode(),
+            "INGEST__TOPICS": msgspec.json.encode({settings.topic: topic}).decode(),
+        }
+        return ServiceSpec("gateway", self._common() | own, module="services.local.gateway")
+
+    def _say_where(self, gateway: Service) -> None:
+        settings = self._settings
         example = (
-            f"curl -H 'Content-Type: application/x-ndjson' --data-binary '{{\"n\": 1}}'"
+            "curl -H 'Content-Type: application/x-ndjson' --data-binary '{\"key\": \"ann\"}'"
             f" {gateway.url}/v1/topics/{settings.topic}/events"
         )
         rows = {
@@ -143,11 +149,10 @@ class Up:
             "Kafka": self._broker.bootstrap_servers,
             "lake": str(self._folder / "lake"),
             "logs": str(self._folder / "logs"),
+            "": "Ctrl-C stops everything; the data stays.",
         }
         for name, text in rows.items():
-            table.add_row(f"[bold]{name}[/bold]", text)
-        table.add_row("", "Ctrl-C stops everything; the data stays.")
-        return table
+            self._console.print(f"[bold]{name:<11}[/bold]{text}", soft_wrap=True, highlight=False)
 
 
 def main(arguments: list[str]) -> int:

@@ -170,7 +170,7 @@ class UnsupportedVersion(FatalError):
 
 
 class InvalidRequest(DataError):
-    """The broker refused a request's values (partitions, replication factor, a topic's configs); the message says why."""
+    """The broker refused a request's values (partitions, replication factor, configs); the message says why."""
 
 
 class GroupNotFound(PenstockError):

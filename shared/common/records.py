@@ -1,7 +1,7 @@
 """Records, alone and in columns: the values that travel through every room.
 
->>> first, second = ConsumerRecord("clicks", 0, 7, 1_000, b"ann", b"{}"), ConsumerRecord("clicks", 0, 9, 1_005, None, b"{}")
->>> columns = Columns.of([first, second])
+>>> first = ConsumerRecord("clicks", 0, 7, 1_000, b"ann", b"{}")
+>>> columns = Columns.of([first, ConsumerRecord("clicks", 0, 9, 1_005, None, b"{}")])
 >>> len(columns), columns.offsets.tolist(), columns.timestamps.tolist(), columns.keys
 (2, [7, 9], [1000, 1005], [b'ann', None])
 >>> columns.record(1).offset

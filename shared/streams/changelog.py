@@ -120,7 +120,9 @@ class ChangelogPartition:
     async def _restore(self, task: StreamTask, report: RestoreReport) -> None:
         reader = ChangelogReader(lambda change: restore_change(task, change), stores=task.topology.schemas())
         start = await self._load_snapshot(task, reader, report)
-        settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none")
+        settings = ConsumerSettings(
+            isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none", max_poll_records=None
+        )
         async with Consumer(self._kafka, settings) as consumer:
             at = self.topic_partition
             consumer.assign([at])

@@ -34,6 +34,9 @@ class StreamsSettings(Section):
     restore_attempts_max: Annotated[int, Field(gt=0)] = Field(
         5, description="times in a row that a task's failed commit or restore is tried again before the worker fails"
     )
+    start_from_group_offsets: bool = Field(
+        False, description="start with empty state at the group's offsets, where the changelog holds no progress"
+    )
     lake: str | None = Field(
         None, min_length=1, description="URI or path of the Delta tables that compaction keeps; unset: none"
     )

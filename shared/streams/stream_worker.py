@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
 from shared.common.clock import SYSTEM_CLOCK, Clock
 from shared.common.errors import (
+    ChangelogHole,
     ConfigError,
     DataError,
     FatalError,
@@ -211,6 +212,7 @@ class StreamWorker:
         await owned.changelog.open()
         task, owned.report = await owned.changelog.take_over(lambda: self._make_task(partition))
         report = owned.report
+        await self._require_agreement(task)
         task.initialize(self._clock.now_ms())
         self._on_task(task)
         owned.task = task
@@ -226,6 +228,26 @@ class StreamWorker:
             changelog_records=report.changelog_records,
             restore_ms=report.milliseconds,
         )
+
+    async def _require_agreement(self, task: StreamTask) -> None:
+        """ChangelogHole where the group's offsets say that more was done than the changelog knows of.
+
+        Both are written together; a group that is ahead means that state was lost, or that somebody set its offsets.
+        """
+        for at in self._partitions_of(task.partition):
+            committed, known = await self._consumer.committed(at), task.sources.get(at.topic, 0)
+            if committed is None or committed.offset == known:
+                continue
+            if committed.offset < known:
+                log.warning(
+                    "the group's offset was set back: going on where the changelog says", topic_partition=str(at)
+                )
+            elif known or not self._settings.start_from_group_offsets:
+                raise ChangelogHole(
+                    f"{at}: group {self._settings.application_id} has committed offset {committed.offset}, but the "
+                    f"changelog knows of {known} only: state was lost, or the offset was set by hand. To start with "
+                    "empty state, delete the group's offsets, or set streams.start_from_group_offsets to go on at them."
+                )
 
     def _make_task(self, partition: int) -> StreamTask:
         return StreamTask(

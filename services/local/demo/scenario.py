@@ -152,7 +152,8 @@ class Scenario:
         self._display.step("auditing: a Spark job with Spark's own session windows")
         flags = ["--application", plan.application, "--lake", str(self._lake), "--json"]
         flags += ["--expect-records", str(outcome.counts.acknowledged)]
-        status, outcome.audit, job = await run_job("audit", flags, self._kafka, self._folder / "logs" / "audit.log")
+        log_file = self._folder / "logs" / "audit.log"
+        status, outcome.audit, job = await run_job("audit", flags, self._kafka, log_file, "audit_ok")
         if not outcome.audit:
             raise job.died()
         outcome.audit_ok = status == 0

@@ -280,7 +280,6 @@ def topics(kafka: EmbeddedKafka) -> Topics:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
     """The one Spark session of the run. Compiling code costs more than it saves on a few hundred rows."""
-    java = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=192m"
-    conf = {"spark.driver.extraJavaOptions": java, "spark.sql.codegen.wholeStage": "false"}
+    conf = {"spark.sql.codegen.wholeStage": "false"}
     with spark_session(SparkSettings(master="local[2]", shuffle_partitions=1, conf=conf), "tests") as session:
         yield session

@@ -6,6 +6,7 @@ from services.local.jobs import last_object
 
 
 def test_the_last_object_counts() -> None:
-    """Text after it, arrays and broken lines are passed over; without any it is empty."""
-    assert last_object(['{"a":1}', '{"b":2}', "[3]", "{broken", "done"]) == {"b": 2}
-    assert last_object(["nothing"]) == {}
+    """Log lines, text, arrays and broken lines after it are passed over; without any it is empty."""
+    lines = ['{"a":1}', '{"a":2}', '{"event":"bye"}', "[3]", "{broken", "done"]
+    assert last_object(lines, "a") == {"a": 2}
+    assert last_object(["nothing"], "a") == {}

@@ -1,0 +1,31 @@
+"""The audit's report for people and machines."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from services.compactor.audit import CheckResult, Report
+from services.compactor.audit_report import print_report
+
+
+def report(differences: int) -> Report:
+    shown = [{"partition": 0, "key": "[red]", "at_ms": 5, "detail": "0..9: lost"}] * min(differences, 1)
+    checks = [CheckResult("windows", "no session is split", differences, shown), CheckResult("twice", "none", 0, [])]
+    return Report(9, 5, 1, 1, 1, 1, 3, 1, 3, 1, checks, ["means: why"], 2.5)
+
+
+@pytest.mark.parametrize("differences", [0, 3])
+def test_the_last_line_is_json(differences: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Numbers and differences are in one JSON object, and differences are listed with keys shown as they are."""
+    text = io.StringIO()
+    print_report(report(differences), as_json=True, console=Console(file=text, width=120))
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["audit_ok"] is (differences == 0)
+    assert told["differences"] == {"windows": differences, "twice": 0}
+    assert (told["records"], told["accepted"], told["sessions_closed"]) == (9, 5, 3)
+    assert ("[red]" in text.getvalue()) is (differences > 0)
+    assert "means: why" in text.getvalue()

@@ -1,0 +1,123 @@
+"""Changelog bodies to columns."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.compactor import bodies
+from shared.streams import changelog_format as log
+from shared.streams.aggregations import Column, ColumnType
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+VALUES = {"int64": INT64, "float64": st.floats(allow_nan=False), "binary": st.binary(max_size=20)}
+
+
+@st.composite
+def stores(draw: st.DrawFn) -> tuple[tuple[Column, ...], list[list[int | float | bytes]]]:
+    types: list[ColumnType] = draw(st.lists(st.sampled_from(["int64", "float64", "binary"]), max_size=5))
+    columns = tuple(Column(f"c{i}", type_) for i, type_ in enumerate(types))
+    rows = draw(st.lists(st.tuples(*(VALUES[type_] for type_ in types)), min_size=1, max_size=8))
+    return columns, [list(row) for row in rows]
+
+
+def batch(operation: bytes, values: list[bytes], stores: list[int] | None = None) -> pa.RecordBatch:
+    """As Spark hands it over, cut out of a longer one: a slice has an offset into its buffers."""
+    padded = [b"xx", *values]
+    columns = {
+        "partition": pa.array([3] * len(padded), pa.int32()),
+        "offset": pa.array(range(9, 9 + len(padded)), pa.int64()),
+        "operation": pa.array([operation] * len(padded), pa.binary()),
+        "store": pa.array([0, *(stores or [0] * len(values))], pa.int32()),
+        "identity": pa.array([(7).to_bytes(4, "big") + (8).to_bytes(8, "big")] * len(padded), pa.binary()),
+        "key": pa.array([b"k"] * len(padded), pa.binary()),
+        "value": pa.array(padded, pa.binary()),
+        "written_ms": pa.array([5] * len(padded), pa.int64()),
+    }
+    return pa.record_batch(columns).slice(1)
+
+
+@settings(deadline=None)  # the first batch loads pyarrow
+@given(stores())
+def test_states_read_as_they_were_packed(case: tuple[tuple[Column, ...], list[list[int | float | bytes]]]) -> None:
+    """Whatever a store's columns are, a batch decodes to the values that the changelog's own codec packed."""
+    columns, rows = case
+    codec = log.StateCodec(columns)
+    values = [log.encode_live(0, 1, 1, 2, 3, codec.pack(row)) for row in rows]
+    layout = bodies.StoreLayout(0, "s", tuple((c.name, c.type) for c in columns))
+    at = bodies.ENVELOPE_BYTES + bodies.START_END_BYTES
+    decoded = bodies.decode_states(batch(b"L", values).column("value"), at, layout.columns)
+    assert [list(row) for row in zip(*(c.to_pylist() for c in decoded.values()), strict=True)] == (
+        rows if columns else []
+    )
+
+
+@settings(deadline=None)
+@given(st.integers(1, 60))
+def test_a_state_of_another_length_is_refused(cut: int) -> None:
+    """A body that is cut off or has bytes left over names its topic, partition and offset."""
+    columns = (Column("n", "int64"), Column("blob", "binary"))
+    whole = log.encode_live(0, 1, 1, 2, 3, log.StateCodec(columns).pack([1, b"12345678901234567890"]))
+    layout = bodies.StoreLayout(0, "s", (("n", "int64"), ("blob", "binary")))
+    run = bodies.live_rows("log", (layout,))
+    end = max(len(whole) - cut, bodies.ENVELOPE_BYTES + bodies.START_END_BYTES)
+    for bad in (whole[:end], whole + b"!" * cut):
+        with pytest.raises(ValueError, match="corrupt changelog record: log-3 at offset 11: "):
+            list(run(iter([batch(b"L", [whole, bad])])))
+
+
+def test_live_rows_keep_stores_apart() -> None:
+    """A row has the struct of its own store and null for the others; deletes have none."""
+    first, second = bodies.StoreLayout(0, "one", (("n", "int64"),)), bodies.StoreLayout(1, "two", (("x", "float64"),))
+    one = log.StateCodec([Column("n", "int64")]).pack([4])
+    two = log.StateCodec([Column("x", "float64")]).pack([0.5])
+    values = [log.encode_live(0, 7, 8, 10, 20, one), log.encode_live(1, 7, 8, 30, 40, two)]
+    run = bodies.live_rows("log", (first, second))
+    (live,) = run(iter([batch(b"L", values, [0, 1])]))
+    assert live.select(["store", "start_ms", "end_ms", "one", "two", "epoch", "commit", "live"]).to_pylist() == [
+        {
+            "store": "one",
+            "start_ms": 10,
+            "end_ms": 20,
+            "one": {"n": 4},
+            "two": None,
+            "epoch": 7,
+            "commit": 8,
+            "live": True,
+        },
+        {
+            "store": "two",
+            "start_ms": 30,
+            "end_ms": 40,
+            "one": None,
+            "two": {"x": 0.5},
+            "epoch": 7,
+            "commit": 8,
+            "live": True,
+        },
+    ]
+    (gone,) = run(iter([batch(b"D", [log.encode_deleted(1, 7, 8, 30)], [1])]))
+    assert gone.select(["store", "start_ms", "end_ms", "two", "live"]).to_pylist() == [
+        {"store": "two", "start_ms": 30, "end_ms": None, "two": None, "live": False}
+    ]
+
+
+def test_final_rows_have_bounds_and_closing_time() -> None:
+    """A final's numbers come out as they went in, with the place it was read from."""
+    layout = bodies.StoreLayout(0, "s", (("n", "int64"),))
+    value = log.encode_final(0, 7, 8, 10, 20, 99, log.StateCodec([Column("n", "int64")]).pack([-4]))
+    (rows,) = bodies.final_rows("log", layout)(iter([batch(b"F", [value])]))
+    assert rows.to_pylist() == [
+        {
+            "key": b"k",
+            "start_ms": 10,
+            "end_ms": 20,
+            "closed_ms": 99,
+            "state": {"n": -4},
+            "written_ms": 5,
+            "partition": 3,
+            "changelog_offset": 10,
+        }
+    ]

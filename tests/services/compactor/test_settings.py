@@ -1,0 +1,63 @@
+"""How the jobs are told what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.compactor.kafka import client_properties
+from services.compactor.main import WRONG_SETTINGS, audit_main, compact_main
+from services.compactor.settings import CompactSettings
+from shared.common.settings import KafkaSettings
+
+NEEDED = ["--application", "banks", "--lake", "lake"]
+
+
+def test_flags_variables_and_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The changelog's name comes from the application's; Spark's settings can be a JSON object in a variable."""
+    monkeypatch.chdir(tmp_path)
+    environ = {"PENSTOCK_SPARK__CONF": '{"spark.hadoop.fs.s3a.endpoint": "http://s3"}'}
+    settings = CompactSettings.load([*NEEDED, "--delete-covered", "--spark.conf", "a=b"], environ=environ)
+    assert (settings.changelog_topic, settings.delete_covered) == ("banks-changelog", True)
+    assert settings.tables == f"{tmp_path}/lake/banks"
+    assert settings.spark.conf["a"] == "b"
+    assert CompactSettings.load(NEEDED, environ=environ).spark.conf == {"spark.hadoop.fs.s3a.endpoint": "http://s3"}
+    remote = CompactSettings.load(["--application", "a", "--lake", "s3a://bucket/x/"], environ={})
+    assert remote.tables == "s3a://bucket/x/a"
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--lake", "x"], "application"),
+        (["--application", "a b", "--lake", "x"], "application"),
+        ([*NEEDED, "--spark.driver-memory", "much"], "spark.driver_memory"),
+    ],
+)
+def test_a_wrong_setting_ends_a_job_by_its_name(
+    flags: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both jobs end with their own status and one line, before Spark is even imported."""
+    assert compact_main(flags) == audit_main(flags) == WRONG_SETTINGS
+    assert all(named in line for line in capsys.readouterr().err.splitlines())
+
+
+def test_java_client_properties(tmp_path: Path) -> None:
+    """PEM files and passwords reach the Java client in its own words, with quotes escaped."""
+    for name in ("ca", "cert", "key"):
+        (tmp_path / name).write_text(f"-- {name} --")
+    kafka = KafkaSettings(
+        bootstrap_servers="b:1",
+        security_protocol="SASL_SSL",
+        sasl_mechanism="SCRAM-SHA-512",
+        sasl_username="ann",
+        sasl_password='se"cret',  # type: ignore[arg-type]
+        ssl_cafile=tmp_path / "ca",
+        ssl_certfile=tmp_path / "cert",
+        ssl_keyfile=tmp_path / "key",
+    )
+    got = client_properties(kafka)
+    assert got["sasl.jaas.config"].endswith('ScramLoginModule required username="ann" password="se\\"cret";')
+    assert (got["ssl.truststore.location"], got["ssl.keystore.key"]) == (str(tmp_path / "ca"), "-- key --")
+    assert client_properties(KafkaSettings(bootstrap_servers="b:1"))["security.protocol"] == "PLAINTEXT"

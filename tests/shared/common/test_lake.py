@@ -1,0 +1,75 @@
+"""Snapshots read from Delta tables; those with deletion vectors, which Spark writes, are in the compactor's tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from shared.common import lake
+
+STATE = pa.struct([("n", pa.int64()), ("it's", pa.binary())])
+SCHEMA = pa.schema(
+    [
+        *(("row", pa.string()), ("partition", pa.int32()), ("store", pa.string())),
+        *(("key", pa.binary()), ("start_ms", pa.int64()), ("end_ms", pa.int64()), ("ba\"n'ks", STATE)),
+        *(("changelog_offset", pa.int64()), ("epoch", pa.int32()), ("commit", pa.int64())),
+        *(("progress", pa.string()), ("topic_id", pa.string()), ("run", pa.int64())),
+    ]
+)
+STORE = "ba\"n'ks"
+
+
+def write(root: Path, offset: int, windows: list[tuple[int, bytes]]) -> None:
+    empty: dict[str, Any] = dict.fromkeys(SCHEMA.names)
+    progress = {"row": "progress", "store": "", "key": b"", "start_ms": 0, "changelog_offset": offset}
+    progress |= {"epoch": 2, "commit": 3, "progress": "{}", "topic_id": "id", "run": 1}
+    rows = [empty | progress | {"partition": p} for p in (0, 1)]
+    for partition, key in windows:
+        window = {"row": "window", "partition": partition, "store": STORE, "key": key, "start_ms": 5, "end_ms": 6}
+        rows.append(empty | window | {STORE: {"n": partition, "it's": key}})
+    table = pa.Table.from_pylist(rows, SCHEMA)
+    write_deltalake(str(root / "app" / "state"), table, mode="overwrite", partition_by=["partition"])
+
+
+def test_no_table_is_no_snapshot(tmp_path: Path) -> None:
+    """An application that was never compacted has no snapshot and nothing to describe."""
+    assert lake.read_snapshot(str(tmp_path), "app", [0]) is None
+    assert lake.describe(str(tmp_path), "app")["state_version"] == -1
+
+
+def test_a_snapshot_stays_what_it_was(tmp_path: Path) -> None:
+    """Windows are read at the snapshot's version, whatever was committed since."""
+    write(tmp_path, 10, [(0, b"a"), (1, b"b")])
+    snapshot = lake.read_snapshot(str(tmp_path), "app", [0, 7])
+    assert snapshot == lake.Snapshot(0, {0: lake.PartitionSnapshot(0, 10, 2, 3, b"{}", "id")})
+    write(tmp_path, 20, [(0, b"later")])
+    (batch,) = lake.read_windows(str(tmp_path), "app", 0, STORE, snapshot.version, ["it's", "n"])
+    assert batch.to_pylist() == [{"key": b"a", "start_ms": 5, "end_ms": 6, "it's": b"a", "n": 0}]
+    assert [field.type for field in batch.schema] == [pa.binary(), pa.int64(), pa.int64(), pa.binary(), pa.int64()]
+    assert lake.describe(str(tmp_path), "app")["live_rows"] == 1
+
+
+def test_what_the_snapshot_does_not_know(tmp_path: Path) -> None:
+    """An unknown store has no windows; an unknown column or a table of another kind is refused by name."""
+    write(tmp_path, 10, [(0, b"a")])
+    assert list(lake.read_windows(str(tmp_path), "app", 0, "new", 0, ["n"])) == []
+    with pytest.raises(lake.NotASnapshot, match="sum"):
+        list(lake.read_windows(str(tmp_path), "app", 0, STORE, 0, ["n", "sum"]))
+    write_deltalake(str(tmp_path / "other" / "state"), pa.table({"x": [1]}))
+    with pytest.raises(lake.NotASnapshot, match="no column row"):
+        lake.read_snapshot(str(tmp_path), "other", [0])
+
+
+def test_a_version_that_is_gone_can_be_tried_again(tmp_path: Path) -> None:
+    """A restore that loses the ground under it gets an error that says to read the newer snapshot."""
+    write(tmp_path, 10, [(0, b"a")])
+    with pytest.raises(lake.LakeUnavailable, match="at version 9"):
+        list(lake.read_windows(str(tmp_path), "app", 0, STORE, 9, ["n"]))
+    for file in (tmp_path / "app" / "state").rglob("*.parquet"):
+        file.unlink()
+    with pytest.raises(lake.LakeUnavailable):
+        list(lake.read_windows(str(tmp_path), "app", 0, STORE, 0, ["n"]))
