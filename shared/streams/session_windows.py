@@ -92,17 +92,17 @@ class SessionAggregate(Processor):
             self.context.count_skipped("null key")
             return
         timestamp = record.timestamp
-        if timestamp > self.stream_time_ms:
-            self.stream_time_ms = timestamp
-        close_time = self.windows.close_time(self.stream_time_ms)
+        stream_time = max(timestamp, self.stream_time_ms)
+        close_time = self.windows.close_time(stream_time)
         gap = self.windows.gap_ms
         found = self._store.find(record.key, max(timestamp - gap, close_time), timestamp + gap)
         start = min(timestamp, found[0].start) if found else timestamp
         end = max(timestamp, found[-1].end) if found else timestamp
         if end < close_time:
-            self.context.emit_late(record, close_time, self.stream_time_ms)
+            self.context.emit_late(record, close_time, stream_time)
         else:
             self._merge(record, found, start, end)
+        self.stream_time_ms = stream_time  # only now: a record that an aggregation refused does not move time
         self._close(close_time)
 
     def advance_time(self, stream_time_ms: int) -> None:

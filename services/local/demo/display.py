@@ -123,7 +123,7 @@ def longest_table(sessions: list[dict[str, Any]], name: str) -> Table:
     table = Table(title=f"Longest {name}", title_justify="left")
     results = [column for column in (sessions[0] if sessions else {}) if column not in ("key", "start", "end")]
     table.add_column("key")
-    table.add_column("from (UTC)")
+    table.add_column("from (UTC)", no_wrap=True)
     for column in ("hours", *(c.replace("_", " ") for c in results)):
         table.add_column(column, justify="right")
     for session in sessions:

@@ -25,6 +25,7 @@ from shared.common.settings import LogSettings
 
 DEFAULT_FOLDER = Path(".penstock/demo")
 MARKER = "penstock-demo"  # a file in the folder: only a folder that a demo made is emptied by the next
+PLAIN_WIDTH = 120  # of what goes into a file or a pipe
 OK, FAILED, WRONG_SETTINGS, INTERRUPTED = 0, 1, 2, 130
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -47,6 +48,8 @@ def demo(
     """Replay the flights that left New York in 2013, or a CSV file of yours, through the whole chain."""
     log.configure(LogSettings(level="error"), "demo")
     console = Console(stderr=json)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
     try:
         source = _source(input, key, time, time_format, gap, grace, events)
         folder = _fresh_folder(data_dir)
@@ -152,7 +155,7 @@ def _print(console: Console, source: Events, outcome: Outcome, folder: Path) -> 
     for refusal in outcome.counts.errors:
         console.print(f"  refused: {refusal}", highlight=False, style="yellow")
     for name, text in lines.items():
-        console.print(f"  [bold]{name:<13}[/bold]{text}", highlight=False)
+        console.print(f"  [bold]{name:<13}[/bold]{text}", highlight=False, soft_wrap=True)
 
 
 def _say(error: PenstockError, status: int) -> int:

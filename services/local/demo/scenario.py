@@ -8,6 +8,7 @@ rest follows, and at the end a Spark job that shares no code with the engine pro
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -24,8 +25,9 @@ from services.local.kafka import EmbeddedKafka
 from services.local.stack import Service, Stack
 from shared.clients.admin import Admin, event_time_topic
 from shared.common import lake
-from shared.common.errors import KafkaTimeout
+from shared.common.errors import FatalError, KafkaTimeout
 from shared.common.settings import KafkaSettings
+from shared.streams.changelog_format import decode_progress
 
 PARTITIONS = 4
 LONGEST = 10
@@ -112,8 +114,7 @@ class Scenario:
         try:
             await self._replay_with_a_crash(replay)
             self._display.step("waiting for a compaction that covers everything")
-            now_ms = time.time_ns() // 1_000_000
-            await self._until("the last compaction", lambda: self._compacted_since(now_ms))
+            await self._until("the last compaction", self._lake_covers_everything)
             self._outcome.compactions = sum(run["status"] == "done" for run in self._compactions)
         finally:
             watching.cancel()
@@ -126,7 +127,7 @@ class Scenario:
         step(f"sending {first:,} of {total:,} events to POST /v1/topics/{self._plan.topic}/events")
         seconds = await _timed(replay.send(first))
         step("waiting for the wall-clock punctuator's compaction (PySpark into Delta)")
-        await self._until("the first compaction", lambda: self._compacted_since(0))
+        await self._until("the first compaction", self._has_compacted)
         seconds += await _timed(replay.send(more))
         await self._crash()
         step("sending the rest")
@@ -213,19 +214,30 @@ class Scenario:
     def _all_tasks(self, state: str) -> bool:
         return len(self._tasks) == PARTITIONS and all(task["state"] == state for task in self._tasks)
 
-    def _compacted_since(self, ms: int) -> bool:
+    def _has_compacted(self) -> bool:
         for run in self._compactions:
             if run["status"] == "failed":
-                raise KafkaTimeout(f"a compaction failed: {run['detail']}; see {self._aggregator.log_file}")
-        return any(run["status"] == "done" and run["started_at_ms"] >= ms for run in self._compactions)
+                raise FatalError(f"a compaction failed: {run['detail']}; see {self._aggregator.log_file}")
+        return any(run["status"] == "done" for run in self._compactions)
 
-    async def _until(self, what: str, reached: Callable[[], bool]) -> None:
+    async def _lake_covers_everything(self) -> bool:
+        """Whether the snapshot's progress reaches as far as the aggregator's commits."""
+        if not self._has_compacted():
+            return False
+        application, partitions = self._plan.application, range(PARTITIONS)
+        snapshot = await asyncio.to_thread(lake.read_snapshot, str(self._lake), application, partitions)
+        rows = snapshot.partitions.values() if snapshot is not None else ()
+        covered = sum(offset for row in rows for offset in decode_progress(row.progress).sources.values())
+        return covered >= self._outcome.counts.acknowledged
+
+    async def _until(self, what: str, reached: Callable[[], bool | Awaitable[bool]]) -> None:
         """Wait until `reached`; the error names what did not come, or the service that ended instead."""
         try:
             async with asyncio.timeout(WAIT_MS / 1000):
                 while True:
                     await self._look()
-                    if reached():
+                    now = reached()
+                    if await now if inspect.isawaitable(now) else now:
                         return
                     self._stack.check()
                     await asyncio.sleep(POLL_MS / 1000)

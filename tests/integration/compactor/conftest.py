@@ -259,6 +259,9 @@ class Topics:
                         await self._send(producer, f"{name}{suffix}", task.partition, records)
         finally:
             await producer.stop()
+        # The commit is decided when it returns, its markers are written later; the next owner of the id waits for them.
+        async with AIOKafkaProducer(bootstrap_servers=self.bootstrap_servers, transactional_id=f"{name}-writer"):
+            pass
 
     async def _send(self, producer: AIOKafkaProducer, topic: str, partition: int, records: list[Sent]) -> None:
         first = self.sent.get((topic, partition), 0)

@@ -425,3 +425,18 @@ def test_batches_equal_brute_force_net_of_commits(
         assert late(on_close) == late(on_update) == model.late
         assert live(on_close) == live(on_update) == model.live()
         model.closed, model.updates, model.late = [], [], []
+
+
+def test_a_refused_record_does_not_move_time() -> None:
+    """A record that an aggregation refuses closes nothing and makes nothing late: it was never in the operator."""
+    builder = StreamsBuilder()
+    windows = builder.stream("in").group_by_key().session_window(gap=10)
+    windows.aggregate("s", total=Sum("n")).on_close().to("out")
+    driver = TopologyTestDriver(builder.build())
+    driver.pipe("in", key=b"k", value=b'{"n":1}', timestamp=0)
+    driver.pipe("in", key=b"k", value=b'{"n":"many"}', timestamp=1_000)
+    driver.pipe("in", key=b"k", value=b'{"n":2}', timestamp=5)
+    assert driver.read("out") == []
+    assert len(driver.read("in-dlq")) == 1
+    [session] = driver.task.stores["s"].sessions()
+    assert (session.start, session.end) == (0, 5)
