@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from services.local import keeper
+from shared.common import keeper
 from shared.common.errors import ConfigError, FatalError, IllegalState
 
 LOG_TAIL_LINES = 20

@@ -1,32 +1,42 @@
 """Java libraries, fetched once per user by Ivy, which ships inside pyspark.
 
 A set of jars lands in one folder, named after what it is for and its version, in `~/.cache/penstock` (`XDG_CACHE_HOME`
-is honoured). The folder appears by a rename of a complete one: it is either whole or not there, and of two processes
-that fill it at once both succeed.
+is honoured). The folder appears by a rename of a complete one: it is either whole or not there. One process downloads
+at a time, since two Ivys overwrite each other's reports in one cache; the others wait for it. Ivy runs under a keeper,
+so a download ends with the process that wanted it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import importlib.util
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
+from shared.common import keeper
 from shared.common.errors import ConfigError
 from shared.common.log import get_logger
 
 log = get_logger(__name__)
 
-MAVEN_CENTRAL = "https://repo1.maven.org/maven2/"
 REPOSITORY_VARIABLE = "PENSTOCK_MAVEN_REPOSITORY"
-RESOLVE_TIMEOUT_SECONDS = 900  # tens of megabytes: a slow line needs minutes, a dead one must end
+RESOLVE_TIMEOUT_MS = 900_000  # tens of megabytes: a slow line needs minutes, a dead one must end
+LOCK_FILE = "download.lock"
+POLL_MS = 50  # how soon an end of Ivy, a free lock or a call to stop is seen
+STOP_LIMIT_MS = 1_000  # what Ivy gets to end by itself; it has nothing to save
+OUTPUT_BYTES_MAX = 1 << 20  # of Ivy's report, the end: its summary comes last
 _KEPT_TYPES = ("jar", "bundle")
 _IVY_MESSAGES = 12
 
@@ -39,8 +49,8 @@ class JarsUnavailable(ConfigError):
 class JarSet:
     """What to fetch: `artifacts` are (organisation, name, revision), with what they depend on at run time.
 
-    `excluded` are organisations, or (organisation, name) pairs, that are not followed since they are there already.
-    `needed_bytes` is for the jars twice (Ivy's cache and ours) and room to work.
+    `excluded` are (organisation, name) pairs that are not followed since they are there already; the name `*` is all
+    of an organisation's. `needed_bytes` is for the jars twice (Ivy's cache and ours) and room to work.
     """
 
     title: str
@@ -59,25 +69,41 @@ def cache_root(environ: Mapping[str, str] | None = None) -> Path:
     return root / "penstock"
 
 
-def fetch_jars(java: Path | str, wanted: JarSet, environ: Mapping[str, str] | None = None) -> Path:
+def fetch_jars(
+    java: Path | str,
+    wanted: JarSet,
+    environ: Mapping[str, str] | None = None,
+    *,
+    stop: threading.Event | None = None,
+) -> Path:
     """The folder that holds the jars; downloads them with the Java launcher `java` when it is not there yet.
 
-    Blocks for about a minute the first time. Raises JarsUnavailable.
+    Blocks for about a minute the first time. Setting `stop`, from another thread, ends a download within moments.
+    Raises JarsUnavailable.
     """
     environ = os.environ if environ is None else environ
     root = cache_root(environ)
     folder = root / wanted.folder
     if folder.is_dir():
         return folder
-    repository = environ.get(REPOSITORY_VARIABLE) or MAVEN_CENTRAL
-    log.info("downloading", what=wanted.title, repository=repository, folder=str(folder))
+    mirror = environ.get(REPOSITORY_VARIABLE) or None
+    log.info("downloading", what=wanted.title, repository=repository_name(mirror), folder=str(folder))
     try:
         _check_space(root, wanted)
-        with tempfile.TemporaryDirectory(dir=root, prefix=f"{wanted.folder}-", ignore_cleanup_errors=True) as temporary:
-            _publish(_resolve(java, wanted, Path(temporary), root / "ivy", repository), folder)
+        with _only_downloader(root, wanted, stop):
+            if not folder.is_dir():
+                with tempfile.TemporaryDirectory(
+                    dir=root, prefix=f"{wanted.folder}-", ignore_cleanup_errors=True
+                ) as work:
+                    _resolve(java, wanted, Path(work), root / "ivy", mirror, stop).rename(folder)
     except OSError as e:
         raise JarsUnavailable(_explain_os_error(e, root, wanted)) from None
     return folder
+
+
+def repository_name(mirror: str | None) -> str:
+    """How messages name the repository."""
+    return mirror or "Maven Central"
 
 
 def ivy_jar() -> Path:
@@ -103,17 +129,20 @@ def ivy_module(wanted: JarSet) -> str:
     )
 
 
-def ivy_settings(repository: str, ivy_cache: Path) -> str:
-    """Ivy's settings: one Maven repository, and Ivy's own cache inside ours, locked against a second process."""
-    root = repository if repository.endswith("/") else f"{repository}/"
+def ivy_settings(mirror: str | None, ivy_cache: Path) -> str:
+    """Ivy's settings: one Maven repository, and Ivy's own cache inside ours.
+
+    Without a mirror Ivy takes the repository that it knows by itself, which is Maven Central.
+    """
+    root = "" if mirror is None else f" root={quoteattr(mirror if mirror.endswith('/') else f'{mirror}/')}"
     return (
         "<ivysettings><settings defaultResolver='maven'/>"
-        f"<caches defaultCacheDir={quoteattr(str(ivy_cache))} lockStrategy='artifact-lock-nio'/>"
-        f"<resolvers><ibiblio name='maven' m2compatible='true' root={quoteattr(root)}/></resolvers></ivysettings>"
+        f"<caches defaultCacheDir={quoteattr(str(ivy_cache))}/>"
+        f"<resolvers><ibiblio name='maven' m2compatible='true'{root}/></resolvers></ivysettings>"
     )
 
 
-def explain_ivy(output: str, wanted: JarSet, repository: str, ivy_cache: str) -> str | None:
+def explain_ivy(output: str, wanted: JarSet, mirror: str | None, ivy_cache: str) -> str | None:
     """What Ivy's output says went wrong, in words; None when it names nothing that could not be had."""
     if "No space left on device" in output:
         return f"no space left on the disk of {ivy_cache}; {wanted.title} needs {wanted.needed_bytes >> 20} MiB"
@@ -128,7 +157,7 @@ def explain_ivy(output: str, wanted: JarSet, repository: str, ivy_cache: str) ->
     causes = re.findall(r"(UnknownHostException|ConnectException|SocketTimeoutException|SSL\w*Exception)[^\n]*", output)
     why = "the repository cannot be reached" if causes else "the repository does not have it, or cannot be reached"
     return (
-        f"{wanted.title} must be downloaded once, and {named} could not be had from {repository}: {why}. "
+        f"{wanted.title} must be downloaded once, and {named} could not be had from {repository_name(mirror)}: {why}. "
         f"Connect this machine to the network, or name a mirror by {REPOSITORY_VARIABLE}"
     )
 
@@ -140,44 +169,85 @@ def _check_space(root: Path, wanted: JarSet) -> None:
         raise OSError(errno.ENOSPC, f"{free >> 20} MiB free, {wanted.needed_bytes >> 20} MiB needed", str(root))
 
 
-def _resolve(java: Path | str, wanted: JarSet, work: Path, ivy_cache: Path, repository: str) -> Path:
+@contextlib.contextmanager
+def _only_downloader(root: Path, wanted: JarSet, stop: threading.Event | None) -> Iterator[None]:
+    deadline = time.monotonic() + RESOLVE_TIMEOUT_MS / 1000
+    fd = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        while not _try_lock(fd):
+            _check_stop(wanted, stop)
+            if time.monotonic() >= deadline:
+                raise JarsUnavailable(
+                    f"another process has been downloading jars into {root} for {RESOLVE_TIMEOUT_MS // 1000} s"
+                )
+            time.sleep(POLL_MS / 1000)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _check_stop(wanted: JarSet, stop: threading.Event | None) -> None:
+    if stop is not None and stop.is_set():
+        raise JarsUnavailable(f"the download of {wanted.title} was given up")
+
+
+def _resolve(
+    java: Path | str, wanted: JarSet, work: Path, ivy_cache: Path, mirror: str | None, stop: threading.Event | None
+) -> Path:
     """Run Ivy; the folder with the jars. Raises JarsUnavailable with what could not be had."""
     jars = work / "jars"
     (work / "ivy.xml").write_text(ivy_module(wanted), encoding="utf-8")
-    (work / "ivysettings.xml").write_text(ivy_settings(repository, ivy_cache), encoding="utf-8")
+    (work / "ivysettings.xml").write_text(ivy_settings(mirror, ivy_cache), encoding="utf-8")
     pattern = f"{jars}/[artifact]-[revision](-[classifier]).[ext]"
     command = [java, "-Xmx256m", f"-Divy.default.ivy.user.dir={ivy_cache}", "-jar", ivy_jar()]
     command += ["-settings", work / "ivysettings.xml", "-ivy", work / "ivy.xml"]
     command += ["-types", *_KEPT_TYPES, "-retrieve", pattern]
     try:
-        answer = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=RESOLVE_TIMEOUT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+        status, output = _run([os.fspath(word) for word in command], work / "ivy.log", wanted, stop)
+    except TimeoutError:
         raise JarsUnavailable(
-            f"{wanted.title} could not be downloaded from {repository} within {RESOLVE_TIMEOUT_SECONDS} s"
+            f"{wanted.title} could not be downloaded from {repository_name(mirror)} within "
+            f"{RESOLVE_TIMEOUT_MS // 1000} s"
         ) from None
-    missing = explain_ivy(answer.stdout, wanted, repository, str(ivy_cache))
+    if status == keeper.NOT_STARTED:
+        raise JarsUnavailable(f"{wanted.title} could not be downloaded: the Java launcher {java} cannot be started")
+    why = explain_ivy(output, wanted, mirror, str(ivy_cache))
     lacking = [name for _, name, _ in wanted.artifacts if not any(jars.glob(f"{name}-*.jar"))]
-    if answer.returncode != 0 or missing or lacking:
-        raise JarsUnavailable(missing or _ivy_failed(wanted, answer.stdout))
+    if status != 0 or why or lacking:
+        raise JarsUnavailable(why or _ivy_failed(wanted, output))
     return jars
 
 
-def _publish(jars: Path, folder: Path) -> None:
-    try:
-        jars.rename(folder)
-    except OSError as e:
-        # Another process was quicker and its folder is as good; a rename onto a folder with files is refused.
-        if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
+def _run(command: list[str], output: Path, wanted: JarSet, stop: threading.Event | None) -> tuple[int, str]:
+    """Exit status and output of a command that ends when this process does. Raises TimeoutError."""
+    options = ["--limit-ms", str(STOP_LIMIT_MS), "--"]
+    deadline = time.monotonic() + RESOLVE_TIMEOUT_MS / 1000
+    with (
+        output.open("wb") as file,
+        subprocess.Popen(
+            [sys.executable, "-I", "-S", keeper.__file__, *options, *command],
+            stdin=subprocess.PIPE,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # a terminal's Ctrl-C is for us, and the keeper ends when we do
+        ) as process,
+    ):
+        # Leaving this block closes the keeper's standard input, at which it ends its child, and waits for it.
+        while (status := process.poll()) is None:
+            _check_stop(wanted, stop)
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_MS / 1000)
+    return status, output.read_bytes()[-OUTPUT_BYTES_MAX:].decode(errors="replace")
 
 
 def _ivy_failed(wanted: JarSet, output: str) -> str:
@@ -189,6 +259,6 @@ def _explain_os_error(e: OSError, root: Path, wanted: JarSet) -> str:
     place = e.filename or root
     if e.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"no space for the jars of {wanted.title}: {place}: {e.strerror}"
-    if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+    if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT):
         return f"the cache folder {root} cannot be written ({place}: {e.strerror}); set XDG_CACHE_HOME to one that can"
     return f"the jars of {wanted.title}: {place}: {e.strerror}"

@@ -41,6 +41,7 @@ from shared.streams.topology import Topology
 log = get_logger(__name__)
 
 RETRY_BACKOFF_MS = 500
+REFUSED_LOG_MS = 10_000  # between two lines that say how many records were late or refused
 
 OnTask = Callable[[StreamTask], None]
 """Called with each task once it is restored, before its first record: the place to schedule punctuation."""
@@ -73,7 +74,7 @@ class StreamWorker:
         self._restore_ms = gauge(self._registry, "streams_restore_ms", "How long the last restore took.", "partition")
         self._restored = gauge(self._registry, "streams_restored_records", "Windows and records restored.", "partition")
         self._commit_seconds = histogram(self._registry, "streams_commit_seconds", "Time of one commit.")
-        self._counted_late: dict[int, tuple[int, int]] = {}
+        self._refused: dict[int, tuple[int, int, int]] = {}
 
     # --- life ---
 
@@ -201,7 +202,7 @@ class StreamWorker:
 
     def _start_restore(self, partition: int) -> None:
         self._pause(partition)
-        self._counted_late.pop(partition, None)
+        self._refused.pop(partition, None)
         owned = OwnedTask(ChangelogPartition(self._kafka, self._settings, partition, self.instance, self._clock))
         self._owned[partition] = owned
         owned.restoring = asyncio.create_task(self._restore(partition, owned), name=f"restore-{partition}")
@@ -347,11 +348,13 @@ class StreamWorker:
         self._suspended.clear()
 
     def _log_refused(self, task: StreamTask) -> None:
-        now = (task.metrics.late_total, task.metrics.dead_letters_total)
-        late, dead = self._counted_late.get(task.partition, (0, 0))
-        self._counted_late[task.partition] = now
-        if now[0] > late or now[1] > dead:
-            log.info("records refused", partition=task.partition, late=now[0] - late, dead_letters=now[1] - dead)
+        """Say what was refused since the last time, at most once in REFUSED_LOG_MS a partition."""
+        now_ms = self._clock.monotonic_ms()
+        late, dead = task.metrics.late_total, task.metrics.dead_letters_total
+        said_late, said_dead, said_ms = self._refused.get(task.partition, (0, 0, -REFUSED_LOG_MS))
+        if (late > said_late or dead > said_dead) and now_ms - said_ms >= REFUSED_LOG_MS:
+            self._refused[task.partition] = (late, dead, now_ms)
+            log.info("records refused", partition=task.partition, late=late - said_late, dead_letters=dead - said_dead)
 
 
 class _Listener(RebalanceListener):

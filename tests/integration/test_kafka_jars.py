@@ -1,22 +1,26 @@
-"""Downloading Kafka's jars: without a network, and by two processes at once from a mirror."""
+"""Downloading Kafka's jars: without a network, by two processes at once from a mirror, and given up half-way."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import shutil
+import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from services.local.jars import JarsUnavailable, cache_root, kafka_jars
+from services.local.jars import kafka_jars
 from services.local.java import find_java
 from services.local.ports import pick
+from shared.common.ivy import JarsUnavailable, cache_root
 
 DOWNLOAD = """
 import asyncio
@@ -24,6 +28,7 @@ from services.local.jars import kafka_jars
 from services.local.java import find_java
 print(asyncio.run(kafka_jars(find_java())))
 """
+WAIT_SECONDS = 30.0
 
 
 def make_mirror(ivy_cache: Path, mirror: Path) -> None:
@@ -92,3 +97,52 @@ async def test_two_processes_at_once_both_succeed(tmp_path: Path, repository: st
     assert [status for _, status in ended] == [0, 0], ended
     assert {jar.name for jar in folder.iterdir()} == {jar.name for jar in (await kafka_jars(find_java())).iterdir()}
     assert sorted(entry.name for entry in folder.parent.iterdir()) == ["download.lock", "ivy", "kafka-4.1.1"]
+
+
+class Silent:
+    """A repository that takes a request and never answers; `asked` is set by the first, `gone` when it hangs up."""
+
+    def __init__(self) -> None:
+        self.asked, self.gone = asyncio.Event(), asyncio.Event()
+        self.address = ""
+
+    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.read(1):
+            self.asked.set()
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+            self.gone.set()
+        writer.close()
+
+
+@asynccontextmanager
+async def silent_repository() -> AsyncIterator[Silent]:
+    silent = Silent()
+    async with await asyncio.start_server(silent.take, "127.0.0.1", 0) as server:
+        silent.address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        yield silent
+
+
+async def test_a_cancelled_start_ends_its_download(tmp_path: Path) -> None:
+    """Nobody waits for the jars any more: Ivy goes at once, and the next download starts afresh."""
+    async with silent_repository() as silent:
+        environ = {"XDG_CACHE_HOME": str(tmp_path), "PENSTOCK_MAVEN_REPOSITORY": silent.address}
+        starting = asyncio.create_task(kafka_jars(find_java(), environ))
+        await asyncio.wait_for(silent.asked.wait(), WAIT_SECONDS)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        await asyncio.wait_for(silent.gone.wait(), WAIT_SECONDS)
+
+
+async def test_a_download_ends_with_the_process_that_wanted_it(tmp_path: Path) -> None:
+    """After SIGKILL to the process that downloads, its Ivy does not run on."""
+    async with silent_repository() as silent:
+        env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PENSTOCK_MAVEN_REPOSITORY": silent.address}
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", DOWNLOAD, env=env, stderr=-1)
+        try:
+            await asyncio.wait_for(silent.asked.wait(), WAIT_SECONDS)
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+            await process.communicate()
+        await asyncio.wait_for(silent.gone.wait(), WAIT_SECONDS)

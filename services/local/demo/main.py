@@ -146,7 +146,7 @@ def _print(console: Console, source: Events, outcome: Outcome, folder: Path) -> 
         "notable": f"{figures['notable']:,} sessions, kept by the consumer in {folder / 'notable.jsonl'}",
         "crash": f"restored in {figures['restore_ms']:,} ms from {figures['restored_windows']:,} windows in Delta"
         f" and {figures['restored_changelog_records']:,} changelog records",
-        "lake": f"{figures['delta_rows']:,} rows after {figures['compactions']} compactions, in {folder / 'lake'}",
+        "lake": f"{figures['delta_rows']:,} rows, folded by {figures['compactions']} compactions, in {folder / 'lake'}",
         "audit": "[green]passed[/green]: every event is in exactly one place, no session is split for nothing"
         if outcome.audit_ok
         else f"[red]FAILED[/red]: see {folder / 'logs' / 'audit.log'}",

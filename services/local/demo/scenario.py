@@ -221,8 +221,8 @@ class Scenario:
         return any(run["status"] == "done" for run in self._compactions)
 
     async def _lake_covers_everything(self) -> bool:
-        """Whether the snapshot's progress reaches as far as the aggregator's commits."""
-        if not self._has_compacted():
+        """Whether the snapshot's progress reaches as far as the aggregator's commits, and no job is under way."""
+        if not self._has_compacted() or self._compactions[-1]["status"] == "running":
             return False
         application, partitions = self._plan.application, range(PARTITIONS)
         snapshot = await asyncio.to_thread(lake.read_snapshot, str(self._lake), application, partitions)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from services.local.jars import JarsUnavailable
 from services.local.java import JavaNotFound
 from services.local.kafka import EmbeddedKafka, new_cluster_id
 from shared.common.errors import IllegalState
+from shared.common.ivy import JarsUnavailable
 
 
 def test_address_before_the_start_is_refused(tmp_path: Path) -> None:
