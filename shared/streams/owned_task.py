@@ -6,18 +6,23 @@ import asyncio
 import contextlib
 from typing import Any
 
+from shared.common.records import TopicPartition
 from shared.streams.changelog import ChangelogPartition, RestoreReport
 from shared.streams.stream_task import StreamTask
 
 
 class OwnedTask:
-    """A partition's task with its changelog; `task` is None while it is restored."""
+    """A partition's task with its changelog; `task` is None while it is restored.
+
+    `starts` are the source offsets to read from once it is restored, those of sources without progress included.
+    """
 
     def __init__(self, changelog: ChangelogPartition) -> None:
         self.changelog = changelog
         self.task: StreamTask | None = None
         self.report = RestoreReport()
         self.restoring: asyncio.Task[None] | None = None
+        self.starts: dict[TopicPartition, int] = {}
 
     async def close(self) -> None:
         """Stop restoring, close the processors and the producer."""

@@ -89,17 +89,16 @@ class StreamWorker:
     async def run_once(self) -> None:
         """One turn: poll, restore what is done restoring, process, punctuate, commit if it is time."""
         settings = self._settings
-        # Rebalances happen beside the poll: what it gives is for the tasks that ran when it began, since a task that
-        # is restored or taken over meanwhile starts from another position.
-        polled_for = {
-            p: owned for p, owned in self._owned.items() if owned.task is not None and owned.restoring is None
-        }
         batches = await self._consumer.poll(settings.poll_ms, settings.max_poll_records)
         async with self._lock:
+            # Rebalances happen beside the poll, and one may have come and gone within it. Nothing is given out while
+            # one goes on, and what is being restored is paused: so what came is for the tasks that run now, and none
+            # of it may be left out, since the consumer's position is past it.
+            ready = {p: owned for p, owned in self._owned.items() if owned.task is not None and owned.restoring is None}
             await self._collect_restored()
             for at, columns in batches.items():
-                owned = self._owned.get(at.partition)
-                if owned is not None and owned is polled_for.get(at.partition) and owned.task is not None:
+                owned = ready.get(at.partition)
+                if owned is not None and owned is self._owned.get(at.partition) and owned.task is not None:
                     owned.task.process(columns, self._clock.now_ms())
             now_ms = self._clock.now_ms()
             for owned in self._running():
@@ -213,7 +212,7 @@ class StreamWorker:
         await owned.changelog.open()
         task, owned.report = await owned.changelog.take_over(lambda: self._make_task(partition))
         report = owned.report
-        await self._require_agreement(task)
+        owned.starts = await self._starts(task)
         task.initialize(self._clock.now_ms())
         self._on_task(task)
         owned.task = task
@@ -230,25 +229,35 @@ class StreamWorker:
             restore_ms=report.milliseconds,
         )
 
-    async def _require_agreement(self, task: StreamTask) -> None:
-        """ChangelogHole where the group's offsets say that more was done than the changelog knows of.
+    async def _starts(self, task: StreamTask) -> dict[TopicPartition, int]:
+        """Where to read on: where the changelog says, else at the group's offsets, else at the beginning.
 
-        Both are written together; a group that is ahead means that state was lost, or that somebody set its offsets.
+        ChangelogHole where the group's offsets say that more was done than the changelog knows of. Both are written
+        together; a group that is ahead means that state was lost, or that somebody set its offsets.
         """
+        starts = {}
         for at in self._partitions_of(task.partition):
-            committed, known = await self._consumer.committed(at), task.sources.get(at.topic, 0)
-            if committed is None or committed.offset == known:
-                continue
-            if committed.offset < known:
+            committed, known = await self._consumer.committed(at), task.sources.get(at.topic)
+            if committed is None or committed.offset == (known or 0):
+                pass
+            elif committed.offset < (known or 0):
                 log.warning(
                     "the group's offset was set back: going on where the changelog says", topic_partition=str(at)
                 )
             elif known or not self._settings.start_from_group_offsets:
                 raise ChangelogHole(
                     f"{at}: group {self._settings.application_id} has committed offset {committed.offset}, but the "
-                    f"changelog knows of {known} only: state was lost, or the offset was set by hand. To start with "
-                    "empty state, delete the group's offsets, or set streams.start_from_group_offsets to go on at them."
+                    f"changelog knows of {known or 0} only: state was lost, or the offset was set by hand. To start "
+                    "with empty state, delete the group's offsets, or set streams.start_from_group_offsets to go on "
+                    "at them."
                 )
+            if known is not None:
+                starts[at] = known
+            elif committed is not None:
+                starts[at] = committed.offset
+            else:
+                starts[at] = (await self._consumer.beginning_offsets([at]))[at]
+        return starts
 
     def _make_task(self, partition: int) -> StreamTask:
         return StreamTask(
@@ -265,15 +274,18 @@ class StreamWorker:
                 continue
             error, owned.restoring = owned.restoring.exception(), None
             if error is None:
-                self._seek_to_task(partition)
+                self._go_on_from(partition, owned.starts)
             else:
                 await self._task_failed(partition, error)
 
     def _seek_to_task(self, partition: int) -> None:
         task = self._owned[partition].task
         assert task is not None
-        for topic, offset in task.sources.items():
-            self._consumer.seek(TopicPartition(topic, partition), offset)
+        self._go_on_from(partition, {TopicPartition(topic, partition): at for topic, at in task.sources.items()})
+
+    def _go_on_from(self, partition: int, offsets: dict[TopicPartition, int]) -> None:
+        for at, offset in offsets.items():
+            self._consumer.seek(at, offset)
         self._consumer.resume(*self._partitions_of(partition))
 
     def _pause(self, partition: int) -> None:

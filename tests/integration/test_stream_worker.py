@@ -21,15 +21,17 @@ from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin, NewTopic, event_time_topic
 from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.clients.producer import Producer, ProducerSettings
+from shared.common import log
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import (
     ChangelogHole,
+    KafkaTimeout,
     PenstockError,
     SchemaMismatch,
     UnknownTopicOrPartition,
 )
 from shared.common.records import Columns, ConsumerRecord, GroupMetadata, ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings
+from shared.common.settings import KafkaSettings, LogSettings
 from shared.streams.aggregations import Aggregation, Count, Sum
 from shared.streams.changelog import ChangelogPartition
 from shared.streams.changelog_reader import Change, ChangelogReader
@@ -69,12 +71,12 @@ def events(number: int, partitions: int, first: int = 0) -> list[Event]:
     return out
 
 
-def offline(topic: str, given: list[Event]) -> tuple[list[bytes], list[bytes]]:
+def offline(topic: str, given: list[Event], **more: Aggregation[Any]) -> tuple[list[bytes], list[bytes]]:
     """Closed sessions and late records of an uninterrupted run over each partition, sorted."""
     closed: list[bytes] = []
     late: list[bytes] = []
     for partition in {event[0] for event in given}:
-        driver = TopologyTestDriver(topology(topic), partition=partition)
+        driver = TopologyTestDriver(topology(topic, **more), partition=partition)
         for _, key, timestamp, number in (e for e in given if e[0] == partition):
             driver.pipe(topic, key=key, value=b'{"id":%d}' % number, timestamp=timestamp)
         closed += [record.value or b"" for record in driver.read(f"{topic}-out")]
@@ -344,6 +346,52 @@ async def test_two_workers_share_and_rebalance(kafka: EmbeddedKafka, topic_name:
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
 
 
+async def test_a_rebalance_within_a_poll_costs_no_record(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Partitions that are taken away and given back while a poll waits: what that poll then brings is processed."""
+    async with chain_of(kafka, topic_name) as chain:
+        await chain.send(100)
+        worker = chain.worker(poll_ms=1_000)
+        async with running(worker) as loop:
+            await chain.wait_processed(worker)
+            loop.cancel()
+            await asyncio.wait([loop])
+            both = frozenset(TopicPartition(topic_name, p) for p in range(2))
+            await worker.on_revoked(both)
+            turn = asyncio.create_task(worker.run_once())
+            await asyncio.sleep(0)
+            await worker.on_assigned(both)
+            await chain.send(100)
+            await asyncio.wait_for(turn, WAIT_SECONDS)
+            again = asyncio.create_task(_loop(worker))
+            await chain.wait_processed(worker)
+            again.cancel()
+            await asyncio.wait([again])
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+
+
+async def test_a_first_commit_that_fails_is_done_again_from_the_start(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A task that is discarded before it ever committed reads its records again: none is lost with its state."""
+    async with chain_of(kafka, topic_name, partitions=1) as chain:
+        await chain.send(100)
+        worker = chain.worker(commit_interval_ms=3_600_000)  # the shutdown's commit is the first that succeeds
+
+        async def taken() -> bool:
+            tasks = [owned.task for owned in worker.tasks().values() if owned.task is not None]
+            return any(task.sources.get(topic_name) == len(chain.sent) for task in tasks)
+
+        async with running(worker) as loop:
+            await until(taken)
+            loop.cancel()
+            await asyncio.wait([loop])
+            await worker._task_failed(0, KafkaTimeout("the first commit"))
+            await chain.send(100)
+            again = asyncio.create_task(_loop(worker))
+            await until(taken)
+            again.cancel()
+            await asyncio.wait([again])
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+
+
 # --- fencing ---
 
 
@@ -446,6 +494,83 @@ async def test_a_hole_in_the_changelog_is_refused(kafka: EmbeddedKafka, topic_na
         with pytest.raises(ChangelogHole, match=r"offsets 0 to 2 were deleted, and there is no snapshot"):
             async with running(chain.worker()) as loop:
                 await asyncio.wait_for(loop, WAIT_SECONDS)
+
+
+async def make_changelog_anew(chain: Chain) -> None:
+    """Delete the changelog topic under the group's offsets; the next worker creates it, empty."""
+    changelog = f"{chain.topic}-changelog"
+    async with Admin(chain.kafka) as admin:
+        await admin.delete_topics([changelog])
+
+        async def gone() -> bool:
+            return changelog not in await admin.list_topics()
+
+        await until(gone)
+
+
+async def test_a_changelog_that_was_made_anew_is_refused(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Where the group has offsets and the changelog nothing, the worker ends and names the group and both offsets."""
+    async with chain_of(kafka, topic_name, 1) as chain:
+        await chain.send(100)
+        worker = chain.worker()
+        async with running(worker):
+            await chain.wait_processed(worker)
+        await make_changelog_anew(chain)
+        says = rf"group {topic_name} has committed offset 100, but the changelog knows of 0 only"
+        with pytest.raises(ChangelogHole, match=says):
+            async with running(chain.worker()) as loop:
+                await asyncio.wait_for(loop, WAIT_SECONDS)
+
+
+async def test_starting_from_the_groups_offsets_when_asked_to(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """With `start_from_group_offsets` an empty changelog means empty state there; later starts need no flag."""
+    async with chain_of(kafka, topic_name, 1) as chain:
+        await chain.send(100)
+        worker = chain.worker()
+        async with running(worker):
+            await chain.wait_processed(worker)
+        closed, late = offline(topic_name, chain.sent)
+        await make_changelog_anew(chain)
+        await chain.send(100)
+        worker = chain.worker(start_from_group_offsets=True)
+        async with running(worker):
+            await chain.wait_processed(worker)
+        await chain.send(100)
+        worker = chain.worker()
+        async with running(worker):
+            await chain.wait_processed(worker)
+        closed_since, late_since = offline(topic_name, chain.sent[100:])
+        assert (await chain.values("out"), await chain.values("late")) == (
+            sorted(closed + closed_since),
+            sorted(late + late_since),
+        )
+
+
+async def test_a_group_offset_that_was_set_back_is_no_order(
+    kafka: EmbeddedKafka, topic_name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The changelog's position wins over an older offset of the group, with a warning that names the partition."""
+    async with chain_of(kafka, topic_name, 1) as chain:
+        await chain.send(100)
+        worker = chain.worker()
+        async with running(worker):
+            await chain.wait_processed(worker)
+        at = TopicPartition(topic_name, 0)
+        async with Admin(chain.kafka) as admin:
+            await admin.alter_group_offsets(topic_name, {at: 40})
+        log.configure(LogSettings(format="json"), "test")
+        await chain.send(100)
+        worker = chain.worker()
+        async with running(worker):
+            await chain.wait_processed(worker)
+            (owned,) = worker.tasks().values()
+            assert owned.task is not None
+            assert owned.task.metrics.records_total == 100
+        said = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+        assert [line["topic_partition"] for line in said if line["event"].startswith("the group's offset was set")] == [
+            str(at)
+        ]
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
 
 
 async def test_another_topology_is_refused(kafka: EmbeddedKafka, topic_name: str) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from shared.common import daemon
+from shared.common import daemon, log
 from shared.common.errors import BrokerNotAvailable
+from shared.common.settings import LogSettings
 
 LIMIT_MS = 50
 
@@ -77,12 +78,12 @@ def test_work_that_is_done() -> None:
 @pytest.mark.parametrize("error", [_refused, _broken, _timed_out])
 def test_a_failed_startup(error: Step, capfd: pytest.CaptureFixture[str]) -> None:
     """An error of start-up is status 1: no main loop, but the shutdown, and the error is said."""
+    log.configure(LogSettings(format="json"), "test")
     service = Service(startup=error)
     assert run(service) == 1
     assert service.called == ["startup", "shutdown"]
-    captured = capfd.readouterr()
     said = {_refused: "no broker at localhost:1", _broken: "ZeroDivisionError", _timed_out: "its own"}[error]
-    assert said in captured.out + captured.err
+    assert said in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("error", [_refused, _broken])

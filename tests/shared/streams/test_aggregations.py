@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypedDict
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.common.errors import ConfigError, DataError
@@ -273,7 +273,6 @@ def test_distinct_is_near_for_large_sets() -> None:
 
 
 @given(st.lists(st.text("abcdef", min_size=1, max_size=2), max_size=30), st.integers(0, 30))
-@settings(deadline=None)
 def test_distinct_merges(values: list[str], cut: int) -> None:
     """Merged sketches count a value once that both have seen, and are left as they were."""
     distinct = CountDistinct("x")

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.common.errors import CorruptRecord, SchemaMismatch
@@ -293,7 +293,6 @@ plans = st.lists(st.lists(entries, max_size=3), max_size=4)
 
 
 @given(plans, plans, st.integers(0, 20), st.data())
-@settings(deadline=None)
 def test_a_zombie_leaves_no_trace(
     old_plan: list[list[tuple[str, bytes, int]]],
     new_plan: list[list[tuple[str, bytes, int]]],

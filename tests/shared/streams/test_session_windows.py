@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.common.errors import ConfigError
@@ -384,7 +384,6 @@ gaps, graces = st.sampled_from([1, 5, 10, 20]), st.sampled_from([0, 1, 7, 30])
 
 
 @given(gaps, graces, inputs())
-@settings(deadline=None)
 def test_record_by_record_equals_brute_force(gap: int, grace: int, records: list[tuple[str | None, int]]) -> None:
     """With a commit after each record, closed windows, updates, late and open ones are the brute-force rule's."""
     model = BruteForce(gap, grace)
@@ -401,7 +400,6 @@ def test_record_by_record_equals_brute_force(gap: int, grace: int, records: list
 
 
 @given(gaps, graces, inputs(), st.lists(st.integers(1, 12), min_size=1))
-@settings(deadline=None)
 def test_batches_equal_brute_force_net_of_commits(
     gap: int, grace: int, records: list[tuple[str | None, int]], sizes: list[int]
 ) -> None:

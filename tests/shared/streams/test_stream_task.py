@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
@@ -407,7 +407,6 @@ def observed(driver: TopologyTestDriver) -> tuple[Any, ...]:
 
 
 @given(turns)
-@settings(deadline=None)
 def test_a_crash_changes_nothing_that_was_committed(plan: list[tuple[list[Any], str, int]]) -> None:
     """With crashes at random points and torn commits, outputs and state equal those of a run without any."""
     crashed = TopologyTestDriver(every_aggregation(), commit_each=False)

@@ -119,7 +119,7 @@ class Coordinator:
 STEPS = ["process", "process", "send", "answer", "refuse", "time out, lost", "time out, lands late", "land"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(STEPS), max_size=60), st.integers(0, 2**32))
 def test_committed_offsets_never_go_backwards_or_ahead(steps: list[str], seed: int) -> None:
     """Whatever fails, is delayed or lands late: no commit that succeeds is below one before it, or above what

@@ -291,7 +291,7 @@ class Drive:
             assert not any(first <= offset <= last for first, last in covered for offset in unfinished)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     holes=st.lists(st.integers(1, 4), min_size=1, max_size=60),
     keys=st.integers(1, 8),

@@ -270,7 +270,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert bounds(self._of(key)) == sorted(bounds(self._of(key)))
 
 
-StoreMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+StoreMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 class TestAgainstModel(StoreMachine.TestCase):  # type: ignore[name-defined, misc]

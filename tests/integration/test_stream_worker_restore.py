@@ -1,0 +1,136 @@
+"""The stream worker on a snapshot: tables written here by hand, as the layout of the lake says, and no Spark."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin
+from shared.common.errors import ChangelogHole
+from shared.common.records import TopicPartition
+from shared.streams.aggregations import CountDistinct
+from shared.streams.changelog_format import DELETED, FINAL, LIVE, StateCodec, StoreSchema
+from shared.streams.changelog_reader import Change, ChangelogReader
+from tests.integration.test_stream_worker import WAIT_SECONDS, Chain, chain_of, offline, running, topology
+
+ARROW = {"int64": pa.int64(), "float64": pa.float64(), "binary": pa.binary()}
+BINARY = {"distinct": CountDistinct("id")}  # a sketch: state that is no number
+PARTITIONS = 2
+
+
+def schema_of(store: StoreSchema) -> pa.Schema:
+    state = pa.struct([(column.name, ARROW[column.type]) for column in store.state_columns()])
+    return pa.schema(
+        [
+            *(("row", pa.string()), ("partition", pa.int32()), ("store", pa.string()), ("key", pa.binary())),
+            *(("start_ms", pa.int64()), ("end_ms", pa.int64()), (store.name, state), ("changelog_offset", pa.int64())),
+            *(("epoch", pa.int32()), ("commit", pa.int64()), ("progress", pa.string())),
+            *(("topic_id", pa.string()), ("run", pa.int64())),
+        ]
+    )
+
+
+async def partition_rows(chain: Chain, partition: int, topic_id: str) -> list[dict[str, Any]]:
+    """What a snapshot of all that the changelog partition holds has: a row a live window, and one for the progress."""
+    live: dict[tuple[bytes, int], Change] = {}
+
+    def apply(change: Change) -> None:
+        if change.operation == LIVE:
+            live[change.key, change.start] = change
+        else:
+            assert change.operation in (DELETED, FINAL)
+            live.pop((change.key, change.start), None)
+
+    reader, end = ChangelogReader(apply), 0
+    for record in await chain.read(f"{chain.topic}-changelog"):
+        if record.partition == partition:
+            reader.feed(record.offset, record.key, record.value)
+            end = record.offset + 1
+    assert reader.progress is not None
+    (store,) = reader.progress.stores
+    codec, names = StateCodec(store.state_columns()), [column.name for column in store.state_columns()]
+    rows = [
+        {"row": "window", "partition": partition, "store": store.name, "key": key, "start_ms": start}
+        | {"end_ms": change.end, store.name: dict(zip(names, codec.unpack(change.state), strict=True)), "run": 1}
+        for (key, start), change in live.items()
+    ]
+    progress = {"row": "progress", "partition": partition, "store": "", "key": b"", "changelog_offset": end}
+    progress |= {"epoch": reader.epoch, "commit": 1, "progress": msgspec.json.encode(reader.progress).decode()}
+    return [*rows, progress | {"topic_id": topic_id, "run": 1}]
+
+
+async def write_snapshot(chain: Chain, lake: Path, topic_id: str | None = None) -> dict[int, tuple[int, int]]:
+    """A table `state` that covers the changelog to its end; by partition its live windows and the covered offset."""
+    async with Admin(chain.kafka) as admin:
+        described = await admin.describe_topics([f"{chain.topic}-changelog"])
+    made_from = topic_id or described[f"{chain.topic}-changelog"].topic_id
+    assert made_from is not None
+    rows = {p: await partition_rows(chain, p, made_from) for p in range(chain.partitions)}
+    schema = schema_of(topology(chain.topic, **BINARY).schemas()[0])
+    empty: dict[str, Any] = dict.fromkeys(schema.names)
+    table = pa.Table.from_pylist([empty | row for partition in rows.values() for row in partition], schema)
+    write_deltalake(str(lake / chain.topic / "state"), table, partition_by=["partition"])
+    return {p: (len(partition) - 1, partition[-1]["changelog_offset"]) for p, partition in rows.items()}
+
+
+async def work(chain: Chain, number: int, **given: Any) -> dict[int, tuple[int, int]]:
+    """Send that many events and have a new worker process them; by partition the windows and records it restored."""
+    await chain.send(number)
+    worker = chain.worker(topology(chain.topic, **BINARY), **given)
+    async with running(worker):
+        await chain.wait_processed(worker)
+        reports = {p: owned.report for p, owned in worker.tasks().items()}
+    return {p: (report.snapshot_windows, report.changelog_records) for p, report in reports.items()}
+
+
+async def delete_head(chain: Chain, offsets: dict[int, int]) -> None:
+    async with Admin(chain.kafka) as admin:
+        await admin.delete_records({TopicPartition(f"{chain.topic}-changelog", p): at for p, at in offsets.items()})
+
+
+async def test_a_snapshot_and_the_changelogs_tail_are_the_whole_state(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
+) -> None:
+    """From live windows in Delta and what came after them, the worker goes on as if it had never stopped."""
+    async with chain_of(kafka, topic_name, PARTITIONS) as chain:
+        await work(chain, 300)
+        covered = await write_snapshot(chain, tmp_path)
+        assert all(windows > 0 for windows, _ in covered.values())
+        await work(chain, 100)
+        await delete_head(chain, {p: offset for p, (_, offset) in covered.items()})
+        restored = await work(chain, 200, lake=str(tmp_path))
+        assert {p: windows for p, (windows, _) in restored.items()} == {
+            p: windows for p, (windows, _) in covered.items()
+        }
+        assert all(records > 0 for _, records in restored.values())
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent, **BINARY)
+
+
+@pytest.mark.parametrize(
+    ("topic_id", "lost", "says"),
+    [
+        ("AAAAAAAAAAAAAAAAAAAAAA", 0, r"made from topic \S+-changelog with id AAAAAAAAAAAAAAAAAAAAAA, but its id is"),
+        (None, 3, r"-changelog-0: offsets {0} to {2} are missing: the snapshot ends before them"),
+    ],
+    ids=["another topic", "a gap after it"],
+)
+async def test_a_snapshot_that_does_not_fit_is_refused(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, topic_id: str | None, lost: int, says: str
+) -> None:
+    """A snapshot of another topic, or one that ends before the changelog begins, ends the worker, which says so."""
+    async with chain_of(kafka, topic_name, 1) as chain:
+        await work(chain, 100)
+        covered = await write_snapshot(chain, tmp_path, topic_id)
+        await work(chain, 100)
+        end = covered[0][1]
+        await delete_head(chain, {0: end + lost})
+        with pytest.raises(ChangelogHole, match=says.format(end, end + 1, end + 2)):
+            async with running(chain.worker(topology(topic_name, **BINARY), lake=str(tmp_path))) as loop:
+                await asyncio.wait_for(loop, WAIT_SECONDS)

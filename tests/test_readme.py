@@ -1,0 +1,160 @@
+"""What README.md shows is true: its Python runs and prints what it says, its commands are accepted.
+
+A Python block that opens with a comment that is a file's name is that file, for the blocks after it to import. Comment
+lines right after a `print` are what it prints. Commands are read from the shell blocks: each goes through its own
+parser of settings or options, as far as it goes before anything is started.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sybil import Example, Sybil
+from sybil.parsers.markdown import CodeBlockParser
+from typer.main import get_command
+
+from services.admin.settings import AdminServiceSettings
+from services.aggregator.settings import AggregatorSettings
+from services.cli import COMMANDS
+from services.compactor.settings import AuditSettings, CompactSettings
+from services.consumer import dlq
+from services.consumer.settings import ConsumerServiceSettings
+from services.local.demo import main as demo
+from services.local.up import UpSettings
+from services.producer.settings import ProducerServiceSettings
+from shared.common.settings import ENV_PREFIX, ServiceSettings
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+TIMEOUT_S = 60
+NO_FILE = {f"{ENV_PREFIX}CONFIG": os.devnull}  # nor a penstock.toml of the current folder
+SETTINGS: dict[str, type[ServiceSettings]] = {
+    "up": UpSettings,
+    "producer": ProducerServiceSettings,
+    "consumer": ConsumerServiceSettings,
+    "aggregator": AggregatorSettings,
+    "admin": AdminServiceSettings,
+    "compact": CompactSettings,
+    "audit": AuditSettings,
+}
+OPTIONS = {"demo": demo.app, "dlq": dlq.app}
+
+
+def nothing(_: Example) -> None:
+    """Blocks are looked at here, not evaluated by Sybil."""
+
+
+def blocks(language: str) -> list[str]:
+    document = Sybil(parsers=[CodeBlockParser(language, nothing)]).parse(README)
+    return [str(example.parsed) for example in document.examples()]
+
+
+def file_name(block: str) -> str | None:
+    found = re.match(r"# ([a-z_]+\.py)\n", block)
+    return found[1] if found else None
+
+
+def printed(block: str) -> str:
+    """What the block's comments say that it prints.
+
+    >>> printed("# a comment\\nprint('a\\\\nb')\\n# a\\n# b\\ny = 2\\n# a comment\\n")
+    'a\\nb\\n'
+    """
+    said, after_print = [], False
+    for line in block.splitlines():
+        after_print = line.startswith("print(") or (after_print and line.startswith("# "))
+        if after_print and line.startswith("# "):
+            said.append(f"{line[2:]}\n")
+    return "".join(said)
+
+
+def commands() -> Iterator[list[str]]:
+    """The words of each command in the shell blocks."""
+    for block in blocks("sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            if words := shlex.split(line, comments=True):
+                yield words
+
+
+def test_python_blocks_run_and_print_what_they_say(tmp_path: Path) -> None:
+    """The README's topology and its test are whole programs; the printed session is the one that is shown."""
+    found = blocks("python")
+    assert found
+    shown = 0
+    for number, block in enumerate(found):
+        script = tmp_path / (file_name(block) or f"block_{number}.py")
+        script.write_text(block, encoding="utf-8")
+        run = subprocess.run(
+            [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+        assert run.returncode == 0, f"{block}\n{run.stderr}"
+        assert run.stdout == printed(block), block
+        shown += bool(run.stdout)
+    assert shown, "no block shows what it prints"
+
+
+def test_commands_are_accepted() -> None:
+    """Every flag and variable of a command in the shell blocks exists, and takes the value that it is given."""
+    environ: dict[str, str] = {}
+    checked = set()
+    for program, *arguments in commands():
+        if program == "export":
+            environ |= dict(argument.split("=", 1) for argument in arguments)
+        elif program == "penstock":
+            check_penstock(arguments[0], arguments[1:], environ)
+            checked.add(arguments[0])
+        elif program == "scripts/demo":
+            check_penstock("demo", arguments, environ)
+            checked.add("demo")
+        elif program.startswith("scripts/"):
+            assert (ROOT / program).is_file(), program
+            if program == "scripts/bench":
+                assert (ROOT / "bench" / f"{arguments[0]}.py").is_file(), arguments
+        else:
+            pytest.fail(f"the README shows a command that this test does not know: {program}")
+    assert checked, "the README shows no command"
+
+
+def check_penstock(name: str, arguments: list[str], environ: dict[str, str]) -> None:
+    assert name in COMMANDS, name
+    if name in OPTIONS:
+        get_command(OPTIONS[name]).make_context(name, list(arguments), resilient_parsing=False)
+    else:
+        variables = {variable: value for variable, value in environ.items() if variable.startswith(ENV_PREFIX)}
+        SETTINGS[name].load(arguments, program=f"penstock {name}", environ=variables | NO_FILE)
+
+
+def test_commands_in_the_text_exist() -> None:
+    """Each `penstock NAME` and `scripts/NAME` in the text, a table or a line of code is there."""
+    text = README.read_text(encoding="utf-8")
+    named = set(re.findall(r"`penstock ([a-z]+)[ `]", text))
+    assert named
+    assert named <= COMMANDS.keys()
+    assert all((ROOT / script).is_file() for script in re.findall(r"`(scripts/[a-z]+)", text))
+
+
+def test_a_command_that_is_not_there_would_be_seen() -> None:
+    """The check refuses a service, a flag, a value or a variable that does not exist."""
+    for name, arguments, environ in (
+        ("nothing", [], {}),
+        ("up", ["--no-such-flag", "1"], {}),
+        ("up", ["--partitions", "few"], {}),
+        ("up", [], {"PENSTOCK_KAFKA__NO_SUCH": "1"}),
+        ("demo", ["--no-such-flag"], {}),
+    ):
+        with pytest.raises(Exception, match=r"nothing|no-such-flag|partitions|NO_SUCH"):
+            check_penstock(name, arguments, environ)
+
+
+def test_links_lead_somewhere() -> None:
+    """Every relative link of the README is a file of the checkout."""
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", README.read_text(encoding="utf-8"))
+    assert targets
+    assert not [target for target in targets if not (ROOT / target).exists()]
