@@ -44,6 +44,7 @@ def test_flights_go_through_the_whole_chain_and_a_crash(tmp_path: Path) -> None:
     assert "Longest banks" in run.stderr
 
 
+@pytest.mark.soak
 def test_a_users_own_csv_goes_the_same_way(tmp_path: Path) -> None:
     """A gzipped CSV with a bad row: the row is refused by the ingest and named, the rest is audited."""
     rows = [f"user-{i % 7},2024-05-01T{i // 60 % 24:02}:{i % 60:02}:00Z" for i in range(2_000)]

@@ -98,6 +98,7 @@ async def test_paused_broker_is_silent_and_comes_back(own_kafka: EmbeddedKafka) 
     assert await answers(own_kafka)
 
 
+@pytest.mark.soak
 async def test_paused_broker_can_be_stopped(own_kafka: EmbeddedKafka) -> None:
     """A stop does not wait for a process that cannot run."""
     own_kafka.pause()
@@ -145,6 +146,7 @@ async def test_second_broker_on_a_folder_is_refused(own_kafka: EmbeddedKafka) ->
     assert await answers(own_kafka)
 
 
+@pytest.mark.soak
 async def test_folder_locked_by_a_broker_that_is_not_ours(own_kafka: EmbeddedKafka) -> None:
     """Kafka's own lock is respected too, for a broker that was started without ours."""
     (own_kafka.data_dir / LOCK_FILE).unlink()
@@ -172,6 +174,7 @@ class RacedKafka(EmbeddedKafka):
         return super()._choose_ports() | ({"PLAINTEXT": self.lost.pop()} if self.lost else {})
 
 
+@pytest.mark.soak
 async def test_lost_race_for_a_port_is_run_again(tmp_path: Path) -> None:
     """A chosen port that another process takes first costs another attempt, not the start."""
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -197,7 +200,10 @@ async def test_listeners_and_properties_of_the_settings_reach_the_broker(tmp_pat
 
 @pytest.mark.parametrize(
     ("damage", "match"),
-    [("meta.properties", "is damaged or from another Kafka"), ("__cluster_metadata-0/quorum-state", "is damaged")],
+    [
+        ("meta.properties", "is damaged or from another Kafka"),
+        pytest.param("__cluster_metadata-0/quorum-state", "is damaged", marks=pytest.mark.soak),
+    ],
 )
 async def test_damaged_folder_is_said(own_kafka: EmbeddedKafka, damage: str, match: str) -> None:
     """Garbage in one of Kafka's own files ends in an error that names the folder and what to do."""
@@ -207,6 +213,7 @@ async def test_damaged_folder_is_said(own_kafka: EmbeddedKafka, damage: str, mat
         await own_kafka.start()
 
 
+@pytest.mark.soak
 async def test_unformatted_folder_with_topics_is_refused(own_kafka: EmbeddedKafka) -> None:
     """Formatting anew would hide the topics that are there, so it is not done."""
     await own_kafka.stop()
@@ -271,6 +278,7 @@ def fill(disk: Path) -> None:
             filler.write(bytes(4096))
 
 
+@pytest.mark.soak
 async def test_disk_that_fills_up_is_said(tmp_path: Path) -> None:
     """A broker that dies of a full disk is reported as that, though it could not log it."""
     with disk_of(tmp_path / "filling", FILLING_DISK_BYTES) as disk:

@@ -84,6 +84,7 @@ async def test_no_network_for_the_first_download(tmp_path: Path) -> None:
     assert not any(entry.name.startswith("kafka") for entry in (tmp_path / "penstock").iterdir())
 
 
+@pytest.mark.soak
 async def test_two_processes_at_once_both_succeed(tmp_path: Path, repository: str) -> None:
     """From an empty cache and a mirror, two downloads end with the same whole folder and no leftovers."""
     environ = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PENSTOCK_MAVEN_REPOSITORY": repository}
