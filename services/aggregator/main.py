@@ -17,6 +17,7 @@ from api.state import StreamsState, streams_router
 from services.aggregator.compaction import SCHEDULE_NAME, CompactionSupervisor
 from services.aggregator.settings import AggregatorSettings
 from shared.common import daemon, log
+from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import ConfigError
 from shared.common.settings import load_or_exit
 from shared.streams.punctuation import PunctuationType
@@ -25,6 +26,7 @@ from shared.streams.stream_worker import StreamWorker
 from shared.streams.topology import Topology
 
 PROGRAM = "penstock aggregator"
+STUCK_MS = 60_000  # a turn polls, processes and commits: it takes a fraction of a second
 COMPACTION_PARTITION = 0  # the one instance that owns it asks for compactions
 
 
@@ -67,6 +69,7 @@ class Aggregator:
         )
         self.server = HttpServer(app, settings.http)
         self._supervising: asyncio.Task[None] | None = None
+        self._turned_ms: int | None = None
 
     async def startup(self) -> None:
         await self.server.start()
@@ -75,6 +78,7 @@ class Aggregator:
 
     async def main_loop(self) -> None:
         while True:
+            self._turned_ms = SYSTEM_CLOCK.monotonic_ms()
             await self.worker.run_once()
 
     async def shutdown(self) -> None:
@@ -95,8 +99,14 @@ class Aggregator:
             task.schedule(interval, PunctuationType.WALL_CLOCK_TIME, self.compaction.ask, name=SCHEDULE_NAME)
 
     def _check_tasks(self) -> CheckResult:
+        """Restoring is no illness: a service that is restarted for it would never get done."""
+        if self._turned_ms is None:
+            return CheckResult(ok=False, detail="not started: waiting for the source topics and the group")
+        stood_ms = SYSTEM_CLOCK.monotonic_ms() - self._turned_ms
+        if stood_ms > STUCK_MS:
+            return CheckResult(ok=False, detail=f"one turn of the loop has taken {stood_ms} ms")
         restoring = [p for p, owned in self.worker.tasks().items() if owned.task is None]
-        return CheckResult(ok=not restoring, detail=f"restoring partitions {restoring}" if restoring else "")
+        return CheckResult(ok=True, detail=f"restoring partitions {restoring}" if restoring else "")
 
 
 def main(arguments: list[str]) -> int:
