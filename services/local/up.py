@@ -134,13 +134,15 @@ class Up:
         own = {
             "SERVICES": msgspec.json.encode({service.name: service.url for service in others}).decode(),
             "INGEST__TOPICS": msgspec.json.encode({settings.topic: topic}).decode(),
+            "INGEST__DEFAULT_TOPIC__ALLOWED": "false",
         }
         return ServiceSpec("gateway", self._common() | own, module="services.local.gateway")
 
     def _say_where(self, gateway: Service) -> None:
         settings = self._settings
+        event = example_event(settings.key, settings.time)
         example = (
-            "curl -H 'Content-Type: application/x-ndjson' --data-binary '{\"key\": \"ann\"}'"
+            f"curl -H 'Content-Type: application/x-ndjson' --data-binary '{event}'"
             f" {gateway.url}/v1/topics/{settings.topic}/events"
         )
         rows = {
@@ -153,6 +155,18 @@ class Up:
         }
         for name, text in rows.items():
             self._console.print(f"[bold]{name:<11}[/bold]{text}", soft_wrap=True, highlight=False)
+
+
+def example_event(key: tuple[str, ...], time: str | None) -> str:
+    """An event that has what the pointers ask for, where they point at fields of the event itself.
+
+    >>> example_event(("/user",), "/at")
+    '{"user":"ann","at":"2024-05-01T10:00:00Z"}'
+    """
+    fields = dict.fromkeys((pointer[1:] for pointer in key), "ann")
+    if time is not None:
+        fields[time[1:]] = "2024-05-01T10:00:00Z"
+    return msgspec.json.encode(fields).decode()
 
 
 def main(arguments: list[str]) -> int:

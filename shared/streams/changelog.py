@@ -113,7 +113,8 @@ class ChangelogPartition:
                     await self._producer.send_offsets_to_transaction(offsets, group)
         else:
             await self._write(commit.outputs)
-            await self._write(changelog)
+            await self._write(changelog[:-1])
+            await self._write(changelog[-1:])  # the progress record confirms the entries: only when all are written
 
     # --- restore ---
 

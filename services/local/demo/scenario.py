@@ -2,7 +2,7 @@
 
 Half of the events are sent; when the wall-clock punctuator's first compaction has put a snapshot into the lake, the
 aggregator is killed (SIGKILL) while it works on more, started again, and restores from snapshot and changelog. The
-rest follows, and at the end a Spark job that shares no code with the engine proves the result.
+rest follows, and at the end a Spark job with none of the engine's window code proves the result.
 """
 
 from __future__ import annotations

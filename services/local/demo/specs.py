@@ -60,6 +60,7 @@ def gateway(plan: Plan, bootstrap_servers: str, others: Mapping[str, str]) -> Se
         {
             "KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers,
             "INGEST__TOPICS": _json(topics),
+            "INGEST__DEFAULT_TOPIC__ALLOWED": "false",
             "SERVICES": _json(others),
         },
         module="services.local.gateway",
