@@ -138,6 +138,7 @@ async def test_a_line_over_the_limit_fails_alone(producer: Any) -> None:
         ("/v1/topics/../events", NDJSON, 404, "HTTP_404"),
         ("/v1/topics/closed/events", NDJSON, 403, "TOPIC_NOT_ALLOWED"),
         ("/v1/topics/__consumer_offsets/events", NDJSON, 403, "TOPIC_NOT_ALLOWED"),
+        ("/v1/topics/app-changelog/events", NDJSON, 403, "TOPIC_NOT_ALLOWED"),
         (URL, {"Content-Type": "text/plain"}, 415, "UNSUPPORTED_MEDIA_TYPE"),
         (URL, {}, 415, "UNSUPPORTED_MEDIA_TYPE"),
         (URL, NDJSON | {"Content-Encoding": "gzip"}, 415, "UNSUPPORTED_MEDIA_TYPE"),
@@ -149,6 +150,7 @@ async def test_a_wrong_request_is_a_clear_4xx(
 ) -> None:
     """Unknown or forbidden topics and unsupported bodies are refused before anything is read."""
     producer.logs["__consumer_offsets"] = [[]]
+    producer.logs["app-changelog"] = [[]]
     answer = await Service(producer, topics={"closed": {"allowed": False}}).post(b"1\n", headers, url)
     assert (answer.status_code, answer.json()["error_code"]) == (status, code)
     assert producer.batches == []
