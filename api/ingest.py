@@ -27,14 +27,12 @@ from shared.common import metrics
 from shared.common.clock import SYSTEM_CLOCK, Clock
 from shared.common.errors import BrokerNotAvailable, IllegalState, InvalidTopic
 from shared.common.log import get_logger
+from shared.common.topic_names import is_internal
 
 log = get_logger(__name__)
 
 NDJSON_TYPES = frozenset({"application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines"})
 JSON_ARRAY_TYPE = "application/json"
-
-INTERNAL_SUFFIXES = ("-changelog", "-late", "-dlq")
-"""Topics that Penstock itself writes: events for them need an entry of their own in the settings."""
 
 CLIENT_CLOSED_REQUEST = 499
 """What is logged for a client that did not wait; nobody receives it."""
@@ -170,8 +168,8 @@ class Ingest:
         if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
             raise InvalidTopic(f"{topic[:60]!r} is not a topic name (1 to 249 of a-z, A-Z, 0-9, '.', '_', '-')")
         allowed = self._settings.for_topic(topic).allowed
-        internal = topic.startswith("__") or topic.endswith(INTERNAL_SUFFIXES)
-        if not allowed or (internal and topic not in self._settings.topics):
+        # What Penstock itself writes needs an entry of its own in the settings.
+        if not allowed or (is_internal(topic) and topic not in self._settings.topics):
             raise Problem(ErrorKind(403, "TOPIC_NOT_ALLOWED", "Topic not allowed"), f"{topic}: events are not accepted")
         await self._producer.partitions_for(topic)
 

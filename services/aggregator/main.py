@@ -11,15 +11,16 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry
 
 from api.app import create_app
-from api.health import CheckResult, health_router
+from api.contact import Contact
+from api.health import Check, CheckResult, health_router
 from api.server import HttpServer
 from api.state import StreamsState, streams_router
+from services.aggregator.backlog import BacklogWatch
 from services.aggregator.compaction import SCHEDULE_NAME, CompactionSupervisor
 from services.aggregator.settings import AggregatorSettings
-from shared.common import daemon, log
+from shared.common import daemon
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import ConfigError
-from shared.common.settings import load_or_exit
 from shared.streams.punctuation import PunctuationType
 from shared.streams.stream_task import StreamTask
 from shared.streams.stream_worker import StreamWorker
@@ -27,6 +28,7 @@ from shared.streams.topology import Topology
 
 PROGRAM = "penstock aggregator"
 STUCK_MS = 60_000  # a turn polls, processes and commits: it takes a fraction of a second
+WORKER_SHARE, REQUEST_SHARE = 0.7, 0.1  # of `shutdown_timeout_ms`; a compaction is stopped meanwhile
 COMPACTION_PARTITION = 0  # the one instance that owns it asks for compactions
 
 
@@ -55,26 +57,38 @@ class Aggregator:
     def __init__(self, settings: AggregatorSettings) -> None:
         self._settings = settings
         self._registry = CollectorRegistry()
-        self.compaction = CompactionSupervisor(settings, self._registry)
+        self._backlog = BacklogWatch(settings, self._registry, lambda: COMPACTION_PARTITION in self.worker.tasks())
+        self.compaction = CompactionSupervisor(settings, self._registry, backlog=self._backlog)
         topology = load_topology(settings.topology, settings.topology_options)
         self.worker = StreamWorker(
             settings.kafka, settings.streams, topology, on_task=self._on_task, registry=self._registry
         )
+        self._contact = Contact(lambda: self.worker.consumer, settings.kafka_silence_max_ms)
+        checks: dict[str, Check] = {
+            "tasks": self._check_tasks,
+            "kafka": self._contact,
+            "compaction": self.compaction.health,
+        }
         app = create_app(
             streams=streams_router(self),
-            health=health_router("aggregator", {"tasks": self._check_tasks}, self._registry),
+            health=health_router("aggregator", checks, self._registry),
             auth_token=settings.auth_token,
             local_hosts_only=settings.local_hosts_only,
             title="Penstock aggregator",
         )
         self.server = HttpServer(app, settings.http)
-        self._supervising: asyncio.Task[None] | None = None
+        self._beside: list[asyncio.Task[None]] = []
         self._turned_ms: int | None = None
 
     async def startup(self) -> None:
         await self.server.start()
+        self.compaction.warn_if_off()
         await self.worker.startup()
-        self._supervising = asyncio.create_task(self.compaction.run(), name="compaction")
+        self._beside = [
+            asyncio.create_task(self.compaction.run(), name="compaction"),
+            asyncio.create_task(self._backlog.run(), name="backlog"),
+            asyncio.create_task(self._contact.run(), name="contact"),
+        ]
 
     async def main_loop(self) -> None:
         while True:
@@ -82,11 +96,14 @@ class Aggregator:
             await self.worker.run_once()
 
     async def shutdown(self) -> None:
-        await self.worker.shutdown()
-        if self._supervising is not None:
-            self._supervising.cancel()
-            await asyncio.gather(self._supervising, return_exceptions=True)
-        await self.server.stop()
+        for task in self._beside:
+            task.cancel()
+        limit_ms = self._settings.shutdown_timeout_ms
+        try:
+            await self.worker.shutdown(limit_ms * WORKER_SHARE)
+        finally:
+            await asyncio.gather(*self._beside, return_exceptions=True)
+            await self.server.stop(int(limit_ms * REQUEST_SHARE))
 
     async def describe(self) -> StreamsState:
         """What `GET /v1/streams` answers."""
@@ -110,16 +127,5 @@ class Aggregator:
 
 
 def main(arguments: list[str]) -> int:
-    """Run until SIGTERM; the exit status."""
-    settings = load_or_exit(AggregatorSettings, arguments, PROGRAM)
-    log.configure(settings.log, "aggregator")
-    try:
-        aggregator = Aggregator(settings)
-    except ConfigError as e:
-        print(f"{PROGRAM}: {e}", file=sys.stderr)
-        return 2
-
-    async def run() -> int:
-        return await daemon.run(aggregator, settings.shutdown_timeout_ms)
-
-    return asyncio.run(run())
+    """Run until SIGTERM; the exit status (2 for a wrong setting or topology)."""
+    return daemon.serve(PROGRAM, AggregatorSettings, Aggregator, arguments)

@@ -21,14 +21,21 @@ from rich.text import Text
 
 from services.consumer.dead_letter_log import DeadLetterLog, Entry, Wanted, wanted_by
 from shared.clients.producer import Producer, ProducerSettings
-from shared.common import log
+from shared.common import log, topic_names
 from shared.common.errors import ConfigError, PenstockError
-from shared.common.settings import KafkaSettings, ServiceSettings
+from shared.common.settings import CommandSettings, KafkaSettings
 
 TEXT_MAX = 60
 """Characters of keys, values and messages in the table; `--json` has all of them."""
 LARGEST_RECORD_BYTES = 64 * 1024 * 1024
 """A dead letter was a stored record once: how large it may be is the broker's to say."""
+
+
+class DlqSettings(CommandSettings):
+    """What both commands need beside their arguments."""
+
+    kafka: KafkaSettings = KafkaSettings()
+
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Dead letters: list them, and replay them to their source."
@@ -60,7 +67,7 @@ def list_(
     """List dead letters with their reasons, oldest first within each partition."""
     wanted = wanted_by(stage, exception, partition or ())
     entries, more = _run(
-        lambda kafka: _list(kafka, dead_letter_topic or f"{topic}-dlq", wanted, pending, limit),
+        lambda kafka: _list(kafka, dead_letter_topic or topic_names.dead_letter_topic(topic), wanted, pending, limit),
         bootstrap_servers,
         config,
     )
@@ -88,7 +95,10 @@ def replay(
     json: Json = False,
 ) -> None:
     """Send dead letters back to their source topics: raw key and value, original headers and timestamp."""
-    target, wanted = dead_letter_topic or f"{topic}-dlq", wanted_by(stage, exception, partition or ())
+    target, wanted = (
+        dead_letter_topic or topic_names.dead_letter_topic(topic),
+        wanted_by(stage, exception, partition or ()),
+    )
     if dry_run:
         entries, _ = _run(lambda kafka: _list(kafka, target, wanted, not again, limit), bootstrap_servers, config)
         entries = [entry for entry in entries if entry.letter is not None]
@@ -134,7 +144,7 @@ def _run(call: Callable[[KafkaSettings], Coroutine[Any, Any, Any]], servers: str
         *(["--config", config] if config else []),
         *(["--kafka.bootstrap-servers", servers] if servers else []),
     ]
-    settings = ServiceSettings.load(arguments, program="penstock dlq")
+    settings = DlqSettings.load(arguments, program="penstock dlq")
     log.configure(settings.log, "dlq")
     return asyncio.run(call(settings.kafka))
 

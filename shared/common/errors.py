@@ -149,6 +149,14 @@ class ChangelogHole(FatalError):
     """Changelog records that a restore needs are gone; the message says which offsets are missing."""
 
 
+class SourceTopicChanged(FatalError):
+    """A source topic is not the one that the state was made from, or has lost records; the message names both."""
+
+
+class SourceOffsetsMissing(FatalError):
+    """Source records were deleted before they were read; the message says which offsets are missing."""
+
+
 class CoordinatorNotAvailable(RetriableError):
     """The coordinator of a group or transactional id is loading, moving or unknown."""
 

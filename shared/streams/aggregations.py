@@ -22,6 +22,7 @@ from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 import datasketches
 import msgspec
+import msgspec.inspect
 
 from shared.common.errors import ConfigError, DataError
 
@@ -48,6 +49,7 @@ class Aggregation(ABC, Generic[State]):
     function: str
     field: str | None = None
     in_place: bool = False  # whether `add` changes the state that it was given
+    verbatim: bool = True  # whether the field stands in the stream's JSON values as it is aggregated
 
     @property
     @abstractmethod
@@ -141,6 +143,7 @@ class _OfField(Aggregation[State]):
         if not typing.is_typeddict(value_type):
             bound._get = operator.attrgetter(self.field)
         bound._bind_field(hints[self.field])
+        bound.verbatim = _is_verbatim(value_type, self.field)
         return bound
 
     def _bind_field(self, hint: Any) -> None:
@@ -348,6 +351,23 @@ class Aggregate(Aggregation[Any]):
 
     def result(self, state: Any) -> Any:
         return state
+
+
+def _is_verbatim(value_type: Any, field: str) -> bool:
+    """Whether JSON has this field under its name, absent or null means None, and its type is not converted."""
+    info = msgspec.inspect.type_info(value_type)
+    found = next((f for f in getattr(info, "fields", ()) if f.name == field), None)
+    if found is None or found.encode_name != field or getattr(info, "array_like", False):
+        return False
+    defaults = found.default in (None, msgspec.NODEFAULT) and found.default_factory is msgspec.NODEFAULT
+    types_ = found.type.types if isinstance(found.type, msgspec.inspect.UnionType) else (found.type,)
+    return bool(defaults and all(type(t) in _VERBATIM_TYPES for t in types_))
+
+
+_VERBATIM_TYPES = (
+    *(msgspec.inspect.IntType, msgspec.inspect.FloatType),
+    *(msgspec.inspect.StrType, msgspec.inspect.NoneType),
+)
 
 
 def _is_union(hint: Any) -> bool:

@@ -17,19 +17,28 @@ from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.clients.producer import Producer, ProducerSettings
 from shared.common import lake
 from shared.common.clock import SYSTEM_CLOCK, Clock
-from shared.common.errors import ChangelogHole, CorruptRecord, KafkaTimeout, OffsetOutOfRange
+from shared.common.errors import (
+    ChangelogHole,
+    CorruptRecord,
+    DataError,
+    InvalidTimestamp,
+    KafkaTimeout,
+    OffsetOutOfRange,
+    RecordTooLarge,
+)
 from shared.common.log import get_logger
 from shared.common.records import GroupMetadata, OffsetAndMetadata, ProducerRecord, RecordMetadata, TopicPartition
 from shared.common.settings import KafkaSettings
-from shared.streams.changelog_format import Takeover, decode_progress, encode_takeover
-from shared.streams.changelog_reader import ChangelogReader
+from shared.streams.changelog_format import Takeover, decode_progress, encode_takeover, way_out
+from shared.streams.changelog_reader import ChangelogReader, CorruptEntry
 from shared.streams.restore import restore_change, restore_progress
-from shared.streams.settings import StreamsSettings
+from shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings
 from shared.streams.stream_task import StreamTask, TaskCommit
 
 log = get_logger(__name__)
 
 PRODUCER_BATCH_BYTES = 256 * 1024
+KEY_BYTES_SHOWN = 100
 RESTORE_POLL_MS = 500
 RESTORE_IDLE_MS_MAX = 60_000  # no record and no movement for this long while restoring is an error
 SNAPSHOT_ATTEMPTS_MAX = 5  # times a restore that lost the ground under it starts again from a newer snapshot
@@ -38,12 +47,43 @@ TAKEOVER_ATTEMPTS_MAX = 10
 
 @dataclass(slots=True)
 class RestoreReport:
-    """What a restore did; `snapshot_version` is None where there was no snapshot."""
+    """What a restore did; `snapshot_version` is None where there was no snapshot.
+
+    `changelog_records` are all that were read, takeovers and progress records among them; `changelog_windows` are the
+    changes of windows that were applied. `foreign_records` are no entries and were passed over.
+    """
 
     snapshot_version: int | None = None
     snapshot_windows: int = 0
     changelog_records: int = 0
+    changelog_windows: int = 0
+    foreign_records: int = 0
     milliseconds: int = 0
+
+
+class RecordRefused(DataError):
+    """The producer or the broker does not take `record`, one of a commit's; nothing of the commit holds."""
+
+    def __init__(self, record: ProducerRecord, reason: BaseException) -> None:
+        size = len(record.key or b"") + len(record.value or b"")
+        super().__init__(
+            f"topic {record.topic}: the record of key {(record.key or b'')[:KEY_BYTES_SHOWN]!r}, {size} bytes, "
+            f"timestamp {record.timestamp}, was refused: {reason}"
+        )
+        self.record = record
+
+
+def _raise_refusal(records: list[ProducerRecord], results: list[RecordMetadata | Exception]) -> None:
+    """Raise for the one record that explains a refusal: a broker refuses a batch, and the rest of it is innocent."""
+    pairs = list(zip(records, results, strict=True))
+    large = [(r, e) for r, e in pairs if isinstance(e, RecordTooLarge)]
+    untimely = [(r, e) for r, e in pairs if isinstance(e, InvalidTimestamp)]
+    if large:
+        record, reason = max(large, key=lambda pair: len(pair[0].key or b"") + len(pair[0].value or b""))
+        raise RecordRefused(record, reason) from reason
+    if untimely:
+        record, late = max(untimely, key=lambda pair: pair[0].timestamp or 0)
+        raise RecordRefused(record, late) from late
 
 
 class ChangelogPartition:
@@ -66,6 +106,7 @@ class ChangelogPartition:
             ProducerSettings(
                 transactional_id=transactional,
                 transaction_timeout_ms=settings.transaction_timeout_ms,
+                max_request_size=settings.max_request_size + REFUSAL_BYTES_MAX,
                 batch_size=PRODUCER_BATCH_BYTES,
                 linger_ms=0,
             ),
@@ -77,9 +118,9 @@ class ChangelogPartition:
         if self.exactly_once:
             await self._producer.init_transactions()
 
-    async def close(self) -> None:
-        """Close the producer; an open transaction is aborted."""
-        await self._producer.close()
+    async def close(self, timeout_ms: float | None = None) -> None:
+        """Close the producer; an open transaction is aborted, for up to `timeout_ms` (None: as long as it takes)."""
+        await self._producer.close(timeout_ms)
 
     async def take_over(self, make_task: Callable[[], StreamTask]) -> tuple[StreamTask, RestoreReport]:
         """Restore a task and become its changelog's one writer.
@@ -119,7 +160,11 @@ class ChangelogPartition:
     # --- restore ---
 
     async def _restore(self, task: StreamTask, report: RestoreReport) -> None:
-        reader = ChangelogReader(lambda change: restore_change(task, change), stores=task.topology.schemas())
+        reader = ChangelogReader(
+            lambda change: restore_change(task, change),
+            stores=task.topology.schemas(),
+            skip=self._settings.skipped_changelog_offsets(self.topic_partition.partition),
+        )
         start = await self._load_snapshot(task, reader, report)
         settings = ConsumerSettings(
             isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none", max_poll_records=None
@@ -144,6 +189,16 @@ class ChangelogPartition:
         if reader.progress is not None:
             restore_progress(task, reader.progress)
         task.epoch = epoch
+        report.changelog_windows = reader.entries_applied
+        report.foreign_records = reader.foreign_records
+        if reader.foreign_records:
+            log.warning(
+                "records that are no changelog entries were passed over",
+                topic=at.topic,
+                partition=at.partition,
+                first_offset=reader.first_foreign_offset,
+                records=reader.foreign_records,
+            )
 
     async def _load_snapshot(self, task: StreamTask, reader: ChangelogReader, report: RestoreReport) -> int | None:
         """Load this partition's rows and return the offset from which the changelog goes on; None without snapshot."""
@@ -212,8 +267,9 @@ class ChangelogPartition:
                 for offset, key, value in zip(columns.offsets.tolist(), columns.keys, columns.values, strict=True):
                     try:
                         reader.feed(offset, key, value)
-                    except CorruptRecord as e:
-                        raise CorruptRecord(f"{at}: {e}") from None
+                    except CorruptEntry as e:
+                        where = f"{at} at offset {e.offset}"
+                        raise CorruptRecord(f"{where}: {e.reason}. {way_out(at.partition, e.offset)}") from e
                 report.changelog_records += len(columns)
             before, position, now = position, await consumer.position(at), self._clock.monotonic_ms()
             if position > before:
@@ -236,6 +292,7 @@ class ChangelogPartition:
 
     async def _write(self, records: list[ProducerRecord]) -> list[RecordMetadata]:
         results = await (await self._producer.send_many(records))
+        _raise_refusal(records, results)
         for result in results:
             if isinstance(result, BaseException):
                 raise result

@@ -24,6 +24,11 @@ immutable closed window.
 The reader's rule. An entry counts only if a progress record of the same epoch and commit number follows it in the
 partition while that epoch is in force; an epoch is in force from its takeover record until one with a higher epoch.
 Within a commit all F and D come before all L, since a key's closed session and its next live one may share a start.
+
+Foreign records. Anybody who may write to the topic may leave something else in it. The first two bytes are the mark of
+an entry of any version: a version from 1 to VERSIONS_MAX, then a capital letter. JSON, text, protocol buffers and the
+framings of schema registries do not begin like that. A record without the mark is foreign and says nothing; one that
+has the mark and cannot be read is refused, since to leave it out could be to lose state unseen.
 """
 
 from __future__ import annotations
@@ -38,6 +43,8 @@ from shared.common.errors import CorruptRecord
 from shared.streams.aggregations import Aggregation, Column, ColumnType, ColumnValue, ResultType
 
 FORMAT_VERSION = 1
+VERSIONS_MAX = 7  # 8 is the first byte with which a protocol buffer can begin
+MARK_BYTES = 2
 ENVELOPE = struct.Struct(">BcBiq")
 START_END = struct.Struct(">qq")
 START_END_CLOSED = struct.Struct(">qqq")
@@ -47,30 +54,42 @@ LENGTH = struct.Struct(">I")
 LIVE, DELETED, FINAL, PROGRESS, TAKEOVER = b"L", b"D", b"F", b"G", b"T"
 OPERATIONS = frozenset((LIVE, DELETED, FINAL, PROGRESS, TAKEOVER))
 STORES_MAX = 256  # a store's number is one byte
+BODY_BYTES_MIN = {
+    LIVE: START_END.size,
+    DELETED: START.size,
+    FINAL: START_END_CLOSED.size,
+    PROGRESS: 0,
+    TAKEOVER: 0,
+}
 
 
-class AggregationSchema(msgspec.Struct, frozen=True):
-    """One aggregation as readers of the changelog need it."""
+class AggregationSchema(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One aggregation as readers of the changelog need it.
+
+    `verbatim` says that the source's JSON values have the field under its name and as the aggregation takes it.
+    """
 
     name: str
     function: str
     field: str | None
     state: tuple[tuple[str, ColumnType], ...]
     result: ResultType
+    verbatim: bool = True
 
     @classmethod
     def of(cls, name: str, aggregation: Aggregation[Any]) -> AggregationSchema:
-        return cls(
-            name, aggregation.function, aggregation.field, tuple(aggregation.state_columns), aggregation.result_type
-        )
+        columns = tuple(aggregation.state_columns)
+        more = (columns, aggregation.result_type, aggregation.verbatim)
+        return cls(name, aggregation.function, aggregation.field, *more)
 
 
-class StoreSchema(msgspec.Struct, frozen=True):
+class StoreSchema(msgspec.Struct, frozen=True, omit_defaults=True):
     """One store: how its windows were made and what its state columns are.
 
     `key` says how the record key reads: `string` is UTF-8, `bytes` is opaque. `source` is the topic whose records
     were aggregated; `results`, `late` and `dead_letters` are the topics that closed windows, late records and records
     that could not be decoded or handled went to, None where there is none. `emit` says when results were forwarded.
+    `upstream` names the nodes above the window, the source aside, that may drop, change or add records.
     """
 
     name: str
@@ -84,6 +103,7 @@ class StoreSchema(msgspec.Struct, frozen=True):
     late: str | None
     dead_letters: str | None
     aggregations: tuple[AggregationSchema, ...]
+    upstream: tuple[str, ...] = ()
 
     def state_columns(self) -> tuple[Column, ...]:
         """All aggregations' columns, each named `<aggregation>_<column>`, in the body's order of fields."""
@@ -96,7 +116,8 @@ class Progress(msgspec.Struct, frozen=True):
     `sources` maps each source topic to the next offset to read in this partition; `stream_time_ms` is the task's,
     `operator_times_ms` that of each store's operator, -1 where no record came yet; `grids_ms` the next due time of
     each named punctuation schedule; `guarantee` is the processing guarantee of the owner; `wall_ms` is when the commit
-    was made.
+    was made. `source_ids` are the ids of the source topics that the offsets belong to; a topic without one was not
+    recorded.
     """
 
     application: str
@@ -108,6 +129,7 @@ class Progress(msgspec.Struct, frozen=True):
     stores: tuple[StoreSchema, ...]
     wall_ms: int
     version: int = FORMAT_VERSION
+    source_ids: dict[str, str] = {}
 
 
 class Takeover(msgspec.Struct, frozen=True):
@@ -191,6 +213,17 @@ def encode_takeover(epoch: int, takeover: Takeover) -> bytes:
     return ENVELOPE.pack(FORMAT_VERSION, TAKEOVER, 0, epoch, 0) + msgspec.json.encode(takeover)
 
 
+def is_foreign(value: bytes | None) -> bool:
+    """Whether a record's value lacks the mark that entries of every format version begin with.
+
+    >>> is_foreign(b'{"carrier":"UA"}'), is_foreign(None), is_foreign(b"\\x02Lwhatever comes next")
+    (True, True, False)
+    """
+    if value is None or len(value) < MARK_BYTES:
+        return True
+    return not (1 <= value[0] <= VERSIONS_MAX and 65 <= value[1] <= 90)
+
+
 def decode(value: bytes | None) -> Entry:
     """One record's value. CorruptRecord where it is no entry of this format version."""
     if value is None or len(value) < ENVELOPE.size:
@@ -198,9 +231,33 @@ def decode(value: bytes | None) -> Entry:
     version, operation, store, epoch, commit = ENVELOPE.unpack_from(value)
     if version != FORMAT_VERSION:
         raise CorruptRecord(f"changelog format version {version}; this release reads version {FORMAT_VERSION}")
-    if operation not in OPERATIONS:
+    if (least := BODY_BYTES_MIN.get(operation)) is None:
         raise CorruptRecord(f"unknown changelog operation {operation!r}")
-    return Entry(operation, store, epoch, commit, value[ENVELOPE.size :])
+    if epoch < 0 or commit < 0:
+        raise CorruptRecord(f"a changelog record of epoch {epoch}, commit {commit}; neither is ever negative")
+    body = value[ENVELOPE.size :]
+    if len(body) < least or (operation == DELETED and len(body) != least):
+        raise CorruptRecord(f"a changelog entry {operation!r} has {len(body)} bytes of body, {least} were expected")
+    return Entry(operation, store, epoch, commit, body)
+
+
+def way_out(partition: int, offset: int) -> str:
+    """What a person can do about a record that is refused; part of the error's message."""
+    return (
+        "A newer format version needs the release that writes it. A record that is known to be no entry of this "
+        f'application is left out by name: skip_changelog_records="{partition}:{offset}". Until then nothing is read '
+        "past it; see docs/changelog-format.md, Foreign and corrupt records."
+    )
+
+
+def parse_places(text: str) -> frozenset[tuple[int, int]]:
+    """The (partition, offset) pairs of the setting `skip_changelog_records`.
+
+    >>> sorted(parse_places("0:17,3:99"))
+    [(0, 17), (3, 99)]
+    """
+    places = (place.split(":") for place in text.split(",") if place)
+    return frozenset((int(partition), int(offset)) for partition, offset in places)
 
 
 _decode_progress = msgspec.json.Decoder(Progress).decode

@@ -1,12 +1,12 @@
 """The reader's rule as code: which entries of a changelog partition count, and what they do to a store.
 
 Feed every record from the covered offset on; what a progress record confirms is applied, the rest is forgotten. See
-`changelog_format` for the rule. One commit is held in memory at a time.
+`changelog_format` for the rule, and for which records are foreign: those are counted and passed over. One commit is
+held in memory at a time.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -26,11 +26,20 @@ class Change(NamedTuple):
     state: bytes = b""
 
 
+class CorruptEntry(CorruptRecord):
+    """The record at `offset` claims to be an entry and cannot be read; `reason` says why."""
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(f"offset {offset}: {reason}")
+        self.offset, self.reason = offset, reason
+
+
 class ChangelogReader:
     """Reads one partition; `apply` is called with each confirmed change in log order.
 
     Where `stores` says what the reader's own topology has, a commit that was written under another raises
-    SchemaMismatch before any of its changes is applied. `takeover_offset` is where the epoch in force was declared:
+    SchemaMismatch before any of its changes is applied. `skip` are offsets that are passed over whatever they hold;
+    they count as foreign. `takeover_offset` is where the epoch in force was declared:
     of two owners that write the same epoch at once, the one whose record that is has won.
     """
 
@@ -41,14 +50,16 @@ class ChangelogReader:
         epoch: int = 0,
         progress: Progress | None = None,
         stores: tuple[StoreSchema, ...] | None = None,
+        skip: frozenset[int] = frozenset(),
     ) -> None:
-        self._apply, self._stores = apply, stores
+        self._apply, self._stores, self._skip = apply, stores, skip
         self.epoch = epoch
         self.takeover_offset: int | None = None
         self.progress = progress
         self.next_offset: int | None = None
-        self.entries_applied = self.entries_ignored = 0
-        self._pending: dict[int, list[tuple[Entry, bytes | None]]] = {}
+        self.entries_applied = self.entries_ignored = self.foreign_records = 0
+        self.first_foreign_offset: int | None = None
+        self._pending: dict[int, list[tuple[Entry, bytes, int]]] = {}
 
     def __repr__(self) -> str:
         pending = sum(map(len, self._pending.values()))
@@ -56,11 +67,18 @@ class ChangelogReader:
         return f"ChangelogReader(epoch {self.epoch}, next {self.next_offset}, {done})"
 
     def feed(self, offset: int, key: bytes | None, value: bytes | None) -> None:
-        """Take the record at `offset`; CorruptRecord names the offset."""
-        try:
-            self._feed(offset, key, fmt.decode(value))
-        except CorruptRecord as e:
-            raise CorruptRecord(f"offset {offset}: {e}") from None
+        """Take the record at `offset`; CorruptEntry names the record that cannot be read: it, or one it confirms."""
+        if fmt.is_foreign(value) or offset in self._skip:
+            self.foreign_records += 1
+            if self.first_foreign_offset is None:
+                self.first_foreign_offset = offset
+        else:
+            try:
+                self._feed(offset, key, fmt.decode(value))
+            except CorruptEntry:
+                raise
+            except CorruptRecord as e:
+                raise CorruptEntry(offset, str(e)) from None
         self.next_offset = offset + 1
 
     def _feed(self, offset: int, key: bytes | None, entry: Entry) -> None:
@@ -68,12 +86,17 @@ class ChangelogReader:
             if entry.epoch > self.epoch:
                 self.epoch, self.takeover_offset = entry.epoch, offset
                 self._forget()
-        elif entry.epoch != self.epoch:
-            self.entries_ignored += 1
         elif entry.operation == fmt.PROGRESS:
-            self._confirm(entry)
+            if entry.epoch == self.epoch:
+                self._confirm(entry)
+            else:
+                self.entries_ignored += 1
+        elif key is None:
+            raise CorruptRecord(f"an entry {entry.operation!r} for store {entry.store} without a key")
+        elif entry.epoch == self.epoch:
+            self._pending.setdefault(entry.commit, []).append((entry, key, offset))
         else:
-            self._pending.setdefault(entry.commit, []).append((entry, key))
+            self.entries_ignored += 1
 
     def _confirm(self, entry: Entry) -> None:
         progress = fmt.decode_progress(entry.body)
@@ -82,10 +105,13 @@ class ChangelogReader:
         confirmed = self._pending.pop(entry.commit, [])
         self._forget()
         names = [store.name for store in progress.stores]
-        for own, key in confirmed:
-            if key is None or own.store >= len(names):
-                raise CorruptRecord(f"an entry for store {own.store} with key {key!r}; there are {len(names)} stores")
-            self._apply(_change(own, names[own.store], key))
+        for own, key, offset in confirmed:
+            try:
+                if own.store >= len(names):
+                    raise CorruptRecord(f"an entry for store {own.store}; there are {len(names)} stores")
+                self._apply(_change(own, names[own.store], key))
+            except CorruptRecord as e:
+                raise CorruptEntry(offset, str(e)) from None
         self.entries_applied += len(confirmed)
         self.progress = progress
 
@@ -96,13 +122,10 @@ class ChangelogReader:
 
 def _change(entry: Entry, store: str, key: bytes) -> Change:
     body = entry.body
-    try:
-        if entry.operation == fmt.LIVE:
-            start, end = fmt.START_END.unpack_from(body)
-            return Change(fmt.LIVE, store, key, start, end, body[fmt.START_END.size :])
-        (start,) = fmt.START.unpack_from(body)
-    except struct.error as e:
-        raise CorruptRecord(f"a changelog entry's body is too short: {e}") from None
+    if entry.operation == fmt.LIVE:
+        start, end = fmt.START_END.unpack_from(body)
+        return Change(fmt.LIVE, store, key, start, end, body[fmt.START_END.size :])
+    (start,) = fmt.START.unpack_from(body)
     return Change(entry.operation, store, key, start)
 
 

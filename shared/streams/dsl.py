@@ -38,6 +38,7 @@ from shared.common.serialization import (
     json_serializer,
     struct_deserializer,
 )
+from shared.common.topic_names import dead_letter_topic, late_topic
 from shared.streams.aggregations import Aggregation
 from shared.streams.changelog_format import AggregationSchema, StoreSchema
 from shared.streams.processor import Processor, Record, interval_ms
@@ -84,8 +85,9 @@ class StreamsBuilder:
             topic,
             key,
             _deserializer(value),
-            dead_letters or f"{topic}-dlq",
-            late or f"{topic}-late",
+            dead_letters or dead_letter_topic(topic),
+            late or late_topic(topic),
+            is_json=_is_type(value) and value is not bytes,
         )
         self._topology.add(source)
         return Stream(self, source.name, source, value if _is_type(value) else dict)
@@ -137,7 +139,7 @@ class Stream:
             action(record)
             forward(record)
 
-        return self._each("peek", each)
+        return self._each("peek", each, passes_all=True)
 
     def branch(self, *predicates: Callable[[Record], bool]) -> list[Stream]:
         """One stream a predicate; a record goes to the first that is true of it, to none where none is."""
@@ -167,8 +169,8 @@ class Stream:
     def _branch(self, earlier: tuple[Callable[[Record], bool], ...], own: Callable[[Record], bool]) -> Stream:
         return self.filter(lambda record: not any(p(record) for p in earlier) and own(record))
 
-    def _each(self, kind: str, each: _EachFunction, value: Any = None) -> Stream:
-        node = ProcessorNode(self._builder._name(kind), lambda: _Each(each))
+    def _each(self, kind: str, each: _EachFunction, value: Any = None, *, passes_all: bool = False) -> Stream:
+        node = ProcessorNode(self._builder._name(kind), lambda: _Each(each), passes_all=passes_all)
         self._builder._add(node, (self._node,))
         return Stream(self._builder, node.name, self._source, self._value if value is None else value, self._encode)
 
@@ -244,7 +246,7 @@ class WindowedStream(Stream):
     def to(self, topic: str, encode: Encoder | None = None) -> None:
         super().to(topic, encode)
         stores = self._builder._topology.stores
-        if self._node in stores:
+        if self._node in stores and encode is None:  # what is encoded otherwise cannot be compared
             schema = msgspec.structs.replace(stores[self._node].schema, results=topic)
             stores[self._node] = StoreBuilder(schema)
 

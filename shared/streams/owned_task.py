@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import time
 from typing import Any
 
-from shared.common.records import TopicPartition
 from shared.streams.changelog import ChangelogPartition, RestoreReport
+from shared.streams.refusal_log import RefusalLog
 from shared.streams.stream_task import StreamTask
 
 
 class OwnedTask:
-    """A partition's task with its changelog; `task` is None while it is restored.
-
-    `starts` are the source offsets to read from once it is restored, those of sources without progress included.
-    """
+    """A partition's task with its changelog; `task` is None while it is restored."""
 
     def __init__(self, changelog: ChangelogPartition) -> None:
         self.changelog = changelog
         self.task: StreamTask | None = None
         self.report = RestoreReport()
         self.restoring: asyncio.Task[None] | None = None
-        self.starts: dict[TopicPartition, int] = {}
+        self.refusals = RefusalLog(changelog.topic_partition.partition)
 
-    async def close(self) -> None:
-        """Stop restoring, close the processors and the producer."""
-        if self.restoring is not None:
-            self.restoring.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await self.restoring
-        if self.task is not None:
-            self.task.close()
-        await self.changelog.close()
+    async def close(self, timeout_ms: float | None = None) -> None:
+        """Stop restoring, close the processors and the producer; calls after the first find nothing left to do.
+
+        After `timeout_ms` (None: as long as it takes) what is still under way with the broker is given up.
+        """
+        deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        task, self.task = self.task, None
+        restoring, self.restoring = self.restoring, None
+        try:
+            if task is not None:
+                task.close()
+        finally:
+            if restoring is not None:
+                restoring.add_done_callback(lambda done: done.cancelled() or done.exception())
+                restoring.cancel()
+                await asyncio.wait({restoring}, timeout=None if timeout_ms is None else timeout_ms / 2000)
+            await self.changelog.close(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000)
 
     def describe(self, partition: int) -> dict[str, Any]:
         """The task as plain values."""
@@ -55,5 +60,6 @@ class OwnedTask:
             "restore_ms": report.milliseconds,
             "restored_windows": report.snapshot_windows,
             "restored_changelog_records": report.changelog_records,
+            "restored_changelog_windows": report.changelog_windows,
             "snapshot_version": report.snapshot_version,
         }

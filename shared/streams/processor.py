@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
 
-from shared.common.errors import ConfigError
+from shared.common.errors import ConfigError, FatalError
 from shared.common.records import Headers
 from shared.streams.punctuation import PunctuationType, Punctuator, Schedule
 
@@ -31,6 +31,20 @@ class RecordMetadata(NamedTuple):
     offset: int
 
 
+class ProcessingFailed(FatalError):
+    """A record, a punctuation or a state cannot be handled to its end, and the worker stops; the message names it.
+
+    Nothing of it was committed: the next start restores the state of the last commit, meets the same record and fails
+    again. The way on is another program or setting: mend the node that the message names, have it raise before the
+    store (then the record is a dead letter), raise `max_request_size` and the topic's `max.message.bytes` for what is
+    too large. Where `processing_exception_handler` is `fail`, set it to `dead_letter` to go on without the record.
+    """
+
+
+class StateRefused(ProcessingFailed):
+    """A window's state cannot be encoded; a task that checks states finds the record that made it so."""
+
+
 class ProcessorContext(Protocol):
     """What a processor may ask of its task."""
 
@@ -42,6 +56,11 @@ class ProcessorContext(Protocol):
     @property
     def deduplicate_updates(self) -> bool:
         """Whether results on update are reduced to the last per window and commit."""
+        ...
+
+    @property
+    def state_bytes_max(self) -> int | None:
+        """Where set, states are encoded with every record, and one that cannot be or is larger refuses the record."""
         ...
 
     @property
@@ -98,11 +117,17 @@ class Processor:
         self.context = context
 
     def process(self, record: Record) -> None:
-        """Take one record. DataError sends the source record to the dead-letter topic; anything else fails the task."""
-        raise TypeError(f"{type(self).__name__} does not define process()")
+        """Take one record.
+
+        DataError sends the source record to the dead-letter topic, and so does any other error unless
+        `processing_exception_handler` is `fail`; not so ConfigError and FatalError, which end the worker, as does any
+        error once a store has taken the record.
+        """
+        raise ConfigError(f"{type(self).__name__} does not define process()")
 
     def commit(self) -> None:
-        """Called before each commit: forward what was held back."""
+        """Called before each commit: forward what was held back. A record brings a commit about, as does a punctuation
+        that changes a store or forwards; holding back alone does not."""
 
     def close(self) -> None:
         """Called once at the end."""

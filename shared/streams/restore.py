@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
+from shared.common.errors import CorruptRecord
 from shared.streams.changelog_format import DELETED, FINAL, LIVE, Progress
 from shared.streams.changelog_reader import Change, check_schema
 from shared.streams.stream_task import StreamTask
@@ -27,9 +30,12 @@ def restore_progress(task: StreamTask, progress: Progress) -> None:
 
 
 def restore_change(task: StreamTask, change: Change) -> None:
-    """Put one confirmed change into a task's store."""
-    if change.operation == LIVE:
-        task.restore_live(change.store, change.key, change.start, change.end, change.state)
-    else:
-        assert change.operation in (DELETED, FINAL)
-        task.restore_deleted(change.store, change.key, change.start)
+    """Put one confirmed change into a task's store; CorruptRecord where its key or state cannot be read."""
+    try:
+        if change.operation == LIVE:
+            task.restore_live(change.store, change.key, change.start, change.end, change.state)
+        else:
+            assert change.operation in (DELETED, FINAL)
+            task.restore_deleted(change.store, change.key, change.start)
+    except (ValueError, msgspec.MsgspecError) as e:
+        raise CorruptRecord(f"an entry of store {change.store!r} cannot be read: {e}") from e

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from shared.common.errors import ConfigError
+from shared.common.errors import ConfigError, RecordTooLarge
 from shared.streams.aggregations import Aggregation
 from shared.streams.processor import Processor, ProcessorContext, Record
 from shared.streams.state.session_store import InMemorySessionStore, Session
@@ -26,6 +26,7 @@ from shared.streams.state.session_store import InMemorySessionStore, Session
 Emit = Literal["on_close", "on_update"]
 
 NO_TIME = -1
+STATE_BYTES_SPARE = 16 * 1024  # of a changelog entry, for its key, its envelope and the other aggregations
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class SessionAggregate(Processor):
     def init(self, context: ProcessorContext) -> None:
         super().init(context)
         self._store = context.store(self.store_name)
+        self._state_bytes_max = context.state_bytes_max
 
     def process(self, record: Record) -> None:
         if record.key is None:
@@ -125,35 +127,44 @@ class SessionAggregate(Processor):
         states = list(found[0].states) if found else [a.initial() for a in self.aggregations]
         for other in found[1:]:
             states = [a.merge(x, y) for a, x, y in zip(self.aggregations, states, other.states, strict=True)]
+        checked = self._state_bytes_max is not None
         for aggregation in self._check_first:
             aggregation.check(record.value)
         for i in self._add_order:
             states[i] = self.aggregations[i].add(states[i], record.value)
-        if self.emit == "on_update":
-            self._update(WindowKey(record.key, start, end), found, states, retract=(start != end))
+            if checked and not self.aggregations[i].in_place:
+                self._check_state(self.aggregations[i], states[i])
+        before = [WindowKey(s.key, s.start, s.end) for s in found] if self.emit == "on_update" else []
         for other in found[1:]:
             self._store.remove(other)
         if found:
             self._store.extend(found[0], start, end, states)
         else:
             self._store.put(Session(record.key, start, end, states))
+        if self.emit == "on_update":  # only now: what refuses the result must find that the store took the record
+            self._update(WindowKey(record.key, start, end), before, states, retract=(start != end))
 
-    def _update(self, at: WindowKey, found: list[Session], states: list[Any], retract: bool) -> None:
+    def _check_state(self, aggregation: Aggregation[Any], state: Any) -> None:
+        bytes_max = self._state_bytes_max
+        assert bytes_max is not None
+        size = sum(len(column) for column in aggregation.to_columns(state) if isinstance(column, bytes))
+        if size > bytes_max - STATE_BYTES_SPARE:
+            raise RecordTooLarge(f"store {self.store_name!r}: a state of {size} bytes; max_request_size={bytes_max}")
+
+    def _update(self, at: WindowKey, found: list[WindowKey], states: list[Any], retract: bool) -> None:
         if not self.context.deduplicate_updates:
             self._forward_update(at, found if retract else [], states)
             return
         updates = self._updates
         if retract:
-            for session in found:
-                old = WindowKey(session.key, session.start, session.end)
+            for old in found:
                 shown = updates.pop(old, (None, True))[1]
                 updates[old] = (None, shown)
         shown = updates.pop(at, (None, bool(found) and not retract))[1]
         updates[at] = (list(states), shown)
 
-    def _forward_update(self, at: WindowKey, retracted: list[Session], states: list[Any]) -> None:
-        for session in retracted:
-            old = WindowKey(session.key, session.start, session.end)
+    def _forward_update(self, at: WindowKey, retracted: list[WindowKey], states: list[Any]) -> None:
+        for old in retracted:
             self.context.forward(Record(old, None, old.end))
         self.context.forward(Record(at, self._result(at, states), at.end))
 

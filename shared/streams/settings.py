@@ -7,6 +7,11 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from shared.common.settings import PositiveMs, Section
+from shared.common.topic_names import changelog_topic
+from shared.streams.changelog_format import parse_places
+
+REFUSAL_BYTES_MAX = 16 * 1024
+"""What a dead letter or a late record may be larger than the source record it holds."""
 
 
 class StreamsSettings(Section):
@@ -34,8 +39,22 @@ class StreamsSettings(Section):
     restore_attempts_max: Annotated[int, Field(gt=0)] = Field(
         5, description="times in a row that a task's failed commit or restore is tried again before the worker fails"
     )
+    processing_exception_handler: Literal["dead_letter", "fail"] = Field(
+        "dead_letter", description="where a node raises before a store took the record: dead letter, or stop"
+    )
+    max_request_size: Annotated[int, Field(gt=0)] = Field(
+        1024 * 1024, description="bytes of a result or a changelog entry; the topic's max.message.bytes must fit"
+    )
     start_from_group_offsets: bool = Field(
         False, description="start with empty state at the group's offsets, where the changelog holds no progress"
+    )
+    on_missing_source_offsets: Literal["fail", "skip"] = Field(
+        "fail", description="where source records were deleted before they were read: stop, or count the gap and go on"
+    )
+    skip_changelog_records: str = Field(
+        "",
+        pattern=r"^(\d+:\d+(,\d+:\d+)*)?$",
+        description="partition:offset, comma-separated: corrupt changelog records to leave out",
     )
     lake: str | None = Field(
         None, min_length=1, description="URI or path of the Delta tables that compaction keeps; unset: none"
@@ -54,7 +73,11 @@ class StreamsSettings(Section):
     @property
     def changelog_topic(self) -> str:
         """The one changelog of the application."""
-        return f"{self.application_id}-changelog"
+        return changelog_topic(self.application_id)
+
+    def skipped_changelog_offsets(self, partition: int) -> frozenset[int]:
+        """The offsets of a changelog partition that `skip_changelog_records` names."""
+        return frozenset(at for own, at in parse_places(self.skip_changelog_records) if own == partition)
 
     def transactional_id(self, partition: int) -> str:
         """One a partition, so that a new owner's first request fences the old one."""

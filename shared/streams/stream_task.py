@@ -6,19 +6,26 @@ record that ends them. The worker writes those in one transaction, or in order, 
 it could not, the task is discarded and restored from what the changelog holds. There is no third way.
 
 Within `process`, each record is taken through the topology on its own and STREAM_TIME punctuation is evaluated after
-it, so the test driver and production see the same moments.
+it, so the test driver and production see the same moments. A record whose processing raises before a store took it
+leaves nothing behind: what it had already sent on is dropped, and it goes to the dead-letter topic as a whole. Once a
+store has it, the task fails and is never committed again: what it holds is between two records.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry
 
-from shared.clients.consumer.dead_letters import DeadLetter, dead_letter_record
+from shared.clients.consumer.dead_letters import (
+    STAGE_DESERIALIZE,
+    STAGE_PROCESS,
+    STAGE_PRODUCE,
+    DeadLetter,
+    dead_letter_record,
+)
 from shared.common.errors import ConfigError, DataError, FatalError, IllegalState
 from shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from shared.common.serialization import string_deserializer
@@ -31,24 +38,29 @@ from shared.streams.changelog_format import (
     encode_progress,
 )
 from shared.streams.late_records import late_record
-from shared.streams.processor import Record, RecordMetadata, interval_ms
+from shared.streams.processor import ProcessingFailed, Record, RecordMetadata, StateRefused, interval_ms
 from shared.streams.punctuation import PunctuationQueue, PunctuationType, Punctuator, Schedule
 from shared.streams.session_windows import NO_TIME, SessionAggregate
-from shared.streams.state.session_store import InMemorySessionStore
+from shared.streams.state.session_store import ClosedSession, Session
 from shared.streams.task_metrics import TaskMetrics
-from shared.streams.topology import ProcessorNode, SinkNode, SourceNode, Topology
+from shared.streams.topology import ProcessorNode, SourceNode, Topology
+from shared.streams.wiring import NodeContext, Wiring
 
 Guarantee = Literal["exactly_once", "at_least_once"]
+ProcessingExceptionHandler = Literal["dead_letter", "fail"]
 
+RECORD_BYTES_MAX = 1024 * 1024
+"""The producer's default of `max_request_size`."""
 
-class ProcessingFailed(FatalError):
-    """A record that had already taken effect could not be handled to its end; the task restores, then tries again."""
+Refusals = Mapping[RecordMetadata, DataError]
+"""Source records of which something was refused when it was to be written, and why."""
 
 
 class TaskCommit(NamedTuple):
     """What one commit writes: `outputs` to their topics, `changelog` (in order) to the task's changelog partition.
 
-    `sources` are the next offsets to read by source topic, `commit` is its number within the owner's epoch.
+    `sources` are the next offsets to read by source topic, `commit` is its number within the owner's epoch; `origins`
+    are the source records of `outputs`, one for one, None for what no record in hand brought about.
     """
 
     outputs: list[ProducerRecord]
@@ -56,10 +68,16 @@ class TaskCommit(NamedTuple):
     sources: dict[str, int]
     epoch: int
     commit: int
+    origins: list[RecordMetadata | None]
 
 
 class StreamTask:
-    """Runs a topology over one partition; `epoch` is the owner epoch its changelog entries carry."""
+    """Runs a topology over one partition; `epoch` is the owner epoch its changelog entries carry.
+
+    `processing_exception_handler` says what becomes of a record for which a node raised something other than DataError
+    (which always makes a dead letter); `refused` are records to be treated as if their processing raised at its end;
+    `check_states` has states encoded with every record, to find the one whose state cannot be written.
+    """
 
     def __init__(
         self,
@@ -70,23 +88,35 @@ class StreamTask:
         guarantee: Guarantee = "exactly_once",
         epoch: int = 1,
         deduplicate_updates: bool = True,
+        processing_exception_handler: ProcessingExceptionHandler = "dead_letter",
+        record_bytes_max: int = RECORD_BYTES_MAX,
+        refused: Refusals | None = None,
+        check_states: bool = False,
         registry: CollectorRegistry | None = None,
     ) -> None:
         self.topology, self.partition, self.application, self.guarantee = topology, partition, application, guarantee
         self.epoch, self.commit_number, self.deduplicate_updates = epoch, 0, deduplicate_updates
         self.stream_time_ms, self.now_ms = NO_TIME, 0
         self.sources: dict[str, int] = {}
+        self.source_ids: dict[str, str] = {}
         self.needs_commit = False
+        self.failed: ProcessingFailed | None = None
         self.metrics = TaskMetrics(registry, partition)
         self.stores = {name: builder.build() for name, builder in topology.stores.items()}
+        self._all_stores = tuple(self.stores.values())
         self.record_metadata: RecordMetadata | None = None
         self._codecs = {n: StateCodec(b.schema.state_columns()) for n, b in topology.stores.items()}
         self._queues = {kind: PunctuationQueue() for kind in PunctuationType}
         self._grids_ms: dict[str, int] = {}
         self._outputs: list[ProducerRecord] = []
+        self._origins: list[RecordMetadata | None] = []
+        self._late = 0
         self._source_record: ConsumerRecord | None = None
-        self._processors = {n.name: n.supplier() for n in topology.nodes.values() if isinstance(n, ProcessorNode)}
-        self._routes = {s.topic: (s, self._forward_to(s.name)) for s in topology.sources()}
+        self._handler, self._refused = processing_exception_handler, refused
+        self.check_states, self.record_bytes_max = check_states, record_bytes_max
+        self._wiring = Wiring(topology, record_bytes_max, self._output)
+        self._processors = self._wiring.processors
+        self._routes = {s.topic: (s, self._wiring.forward_to(s.name)) for s in topology.sources()}
         self._initialized = False
 
     def __repr__(self) -> str:
@@ -104,7 +134,7 @@ class StreamTask:
         for name, processor in self._processors.items():
             node = self.topology.nodes[name]
             assert isinstance(node, ProcessorNode)
-            processor.init(_NodeContext(self, node, self._forward_to(name), self._children(name)))
+            processor.init(NodeContext(self, node, self._wiring))
 
     def close(self) -> None:
         """Call the processors' `close`."""
@@ -116,6 +146,7 @@ class StreamTask:
     def restore_progress(self, progress: Progress) -> None:
         """Take up time, offsets and grids from a progress record; before `initialize`."""
         self.stream_time_ms, self.sources = progress.stream_time_ms, dict(progress.sources)
+        self.source_ids = dict(progress.source_ids)
         self._grids_ms = dict(progress.grids_ms)
         for operator in self._operators():
             operator.stream_time_ms = progress.operator_times_ms.get(operator.store_name, NO_TIME)
@@ -141,47 +172,106 @@ class StreamTask:
     # --- work ---
 
     def process(self, columns: Columns, now_ms: int) -> None:
-        """Take consecutive records of one source partition. Those before the task's position are skipped."""
+        """Take consecutive records of one source partition. Those before the task's position are skipped.
+
+        Raises ProcessingFailed that names node, topic, partition and offset; ConfigError and FatalError as they are.
+        """
         self.now_ms = now_ms
         source, forward = self._routes[columns.topic]
         position = self.sources.get(columns.topic, -1)
         stream_queue = self._queues[PunctuationType.STREAM_TIME]
         taken = 0
-        for record in columns.records():
-            if record.offset < position:
-                continue
-            taken += 1
-            if record.timestamp > self.stream_time_ms:
-                self.stream_time_ms = record.timestamp
-            self._process_one(source, forward, record)
-            self.sources[columns.topic] = record.offset + 1
-            stream_queue.may_punctuate(self.stream_time_ms)
-        self._source_record = self.record_metadata = None
-        if taken:
-            self.needs_commit = True
+        try:
+            for record in columns.records():
+                if record.offset < position:
+                    continue
+                if record.timestamp > self.stream_time_ms:
+                    self.stream_time_ms = record.timestamp
+                self._process_one(source, forward, record)
+                self.sources[columns.topic] = record.offset + 1
+                taken += 1
+                try:
+                    stream_queue.may_punctuate(self.stream_time_ms)
+                except Exception as e:
+                    raise self._fail(f"a STREAM_TIME punctuation after {_place(record)}", e) from e
+        finally:
+            self._source_record = self.record_metadata = None
+            late, self._late = self._late, 0
+            self.metrics.late(columns.topic, late)
+            if taken and self.failed is None:
+                self.needs_commit = True
             self.metrics.processed(taken, self.stream_time_ms, sum(map(len, self.stores.values())))
 
     def _process_one(self, source: SourceNode, forward: Callable[[Record], None], record: ConsumerRecord) -> None:
         self._source_record = record
-        self.record_metadata = RecordMetadata(record.topic, record.partition, record.offset)
-        stage = "deserialize"
+        self.record_metadata = at = RecordMetadata(record.topic, record.partition, record.offset)
+        for store in self._all_stores:
+            store.touched = False
+        outputs, late, stage = len(self._outputs), self._late, STAGE_DESERIALIZE
         try:
             if record.timestamp < 0:
                 raise DataError(f"{record.topic}: a record without a timestamp cannot be put in time")
             key = record.key if source.key == "bytes" else string_deserializer(record.topic, record.key)
             value = source.value(record.topic, record.value)
-            stage = "process"
+            stage = STAGE_PROCESS
             forward(Record(key, value, record.timestamp, record.headers))
-        except DataError as e:
-            letter = DeadLetter.of(record, stage, e, 1, self.application)
-            self._outputs.append(dead_letter_record(source.dead_letters, letter))
-            self.metrics.dead_letter(record.topic, stage)
+            if self._refused and at in self._refused:
+                stage = STAGE_PRODUCE
+                raise self._refused[at]
+        except Exception as e:
+            if any(store.touched for store in self.stores.values()):
+                raise self._fail(f"{_place(record)}, which a store had taken,", e) from e
+            del self._outputs[outputs:], self._origins[outputs:]
+            self._late = late
+            self._refuse(source, record, stage, e)
+
+    def _refuse(self, source: SourceNode, record: ConsumerRecord, stage: str, error: Exception) -> None:
+        """Make a dead letter of a record that no store has taken, or raise what must not become one."""
+        if isinstance(error, ConfigError | FatalError | IllegalState | MemoryError):
+            raise error
+        if self._handler == "fail" and not isinstance(error, DataError):
+            what = f"{_place(record)} (processing_exception_handler is fail)"
+            raise self._failure(what, error, source.name) from error
+        letter = DeadLetter.of(record, stage, error, 1, self.application)
+        self._output(dead_letter_record(source.dead_letters, letter))
+        self.metrics.dead_letter(record.topic, stage)
+        self.metrics.refused_at["dead_letters"] = _place(record)
+
+    def _failure(self, what: str, error: Exception, node: str | None = None) -> ProcessingFailed:
+        where = self._wiring.node_of(error) or node
+        kind = "" if isinstance(error, ProcessingFailed) else f"{type(error).__name__}: "
+        make = StateRefused if isinstance(error, StateRefused) else ProcessingFailed
+        return make(f"{f'node {where!r}: ' if where else ''}{what} cannot be processed: {kind}{error}")
+
+    def _fail(self, what: str, error: Exception) -> ProcessingFailed:
+        """The task holds half of something: it must not be committed, and takes nothing more."""
+        self.failed, self.needs_commit = self._failure(what, error), False
+        return self.failed
+
+    def advance(self, topic: str, position: int) -> None:
+        """Take it that everything before `position` is read: offsets without a record, as transactions' marks are."""
+        if self.failed is None and position > self.sources.get(topic, position):
+            self.sources[topic] = position
+            self.needs_commit = True
 
     def punctuate_wall_clock(self, now_ms: int) -> bool:
-        """Evaluate WALL_CLOCK_TIME schedules; True if any fired."""
+        """Evaluate WALL_CLOCK_TIME schedules; True if any fired.
+
+        Only a firing that changed a store, sent a record on or moved an operator's time asks for a commit. The grid of
+        a firing that did not is kept in memory until the next commit: after a restart before it, the schedule fires
+        once for the grid points since the last commit (at once, where one is due) and goes on along the same grid.
+        """
         self.now_ms = now_ms
-        fired = self._queues[PunctuationType.WALL_CLOCK_TIME].may_punctuate(now_ms)
-        self.needs_commit |= fired
+        for store in self.stores.values():
+            store.touched = False
+        before = len(self._outputs), [operator.stream_time_ms for operator in self._operators()]
+        try:
+            fired = self._queues[PunctuationType.WALL_CLOCK_TIME].may_punctuate(now_ms)
+        except Exception as e:
+            raise self._fail(f"a WALL_CLOCK_TIME punctuation of partition {self.partition}", e) from e
+        if fired and self.failed is None:
+            after = len(self._outputs), [operator.stream_time_ms for operator in self._operators()]
+            self.needs_commit |= after != before or any(store.touched for store in self.stores.values())
         return fired
 
     def schedule(
@@ -209,18 +299,26 @@ class StreamTask:
     # --- commit ---
 
     def prepare_commit(self, now_ms: int) -> TaskCommit:
-        """Everything since the last commit, as what is to be written."""
+        """Everything since the last commit, as what is to be written; ProcessingFailed where it cannot be."""
+        if self.failed is not None:
+            raise self.failed
         self.now_ms = now_ms
-        for processor in self._processors.values():
-            processor.commit()
-        self.commit_number += 1
-        changelog = [entry for number, name in enumerate(self.stores) for entry in self._store_entries(number, name)]
+        try:
+            for processor in self._processors.values():
+                processor.commit()
+            self.commit_number += 1
+            changelog = [entry for n, name in enumerate(self.stores) for entry in self._store_entries(n, name)]
+        except Exception as e:
+            sources = ", ".join(f"{topic}-{self.partition}@{at}" for topic, at in sorted(self.sources.items()))
+            raise self._fail(f"the commit of what lies before {sources}", e) from e
         changelog.append((None, encode_progress(self.epoch, self.commit_number, self._progress(now_ms))))
-        return TaskCommit(self._outputs, changelog, dict(self.sources), self.epoch, self.commit_number)
+        return TaskCommit(
+            self._outputs, changelog, dict(self.sources), self.epoch, self.commit_number, list(self._origins)
+        )
 
     def commit_succeeded(self) -> None:
         """What `prepare_commit` gave is durable."""
-        self._outputs = []
+        self._outputs, self._origins = [], []
         self.needs_commit = False
         for store in self.stores.values():
             store.committed()
@@ -229,17 +327,20 @@ class StreamTask:
         changes, epoch, commit = self.stores[name].changes(), self.epoch, self.commit_number
         pack, aggregations = self._codecs[name].pack, self._operator_of(name).aggregations
 
-        def state(states: list[Any]) -> bytes:
-            return pack([v for a, s in zip(aggregations, states, strict=True) for v in a.to_columns(s)])
+        def state(window: Session | ClosedSession) -> bytes:
+            try:
+                return pack([v for a, s in zip(aggregations, window.states, strict=True) for v in a.to_columns(s)])
+            except Exception as e:
+                where = f"store {name!r}: the state of key {window.key!r}, window {window.start} to {window.end}"
+                raise StateRefused(f"{where}, cannot be encoded: {type(e).__name__}: {e}") from e
 
         entries: list[tuple[bytes | None, bytes]] = [
-            (_key_to_bytes(f.key), encode_final(number, epoch, commit, f.start, f.end, f.closed_at, state(f.states)))
+            (_key_to_bytes(f.key), encode_final(number, epoch, commit, f.start, f.end, f.closed_at, state(f)))
             for f in changes.finals
         ]
         entries += [(_key_to_bytes(k), encode_deleted(number, epoch, commit, start)) for k, start in changes.deleted]
         entries += [
-            (_key_to_bytes(s.key), encode_live(number, epoch, commit, s.start, s.end, state(s.states)))
-            for s in changes.live
+            (_key_to_bytes(s.key), encode_live(number, epoch, commit, s.start, s.end, state(s))) for s in changes.live
         ]
         self.metrics.committed(len(changes.finals))
         return entries
@@ -257,6 +358,7 @@ class StreamTask:
             grids_ms=grids,
             stores=self.topology.schemas(),
             wall_ms=now_ms,
+            source_ids=dict(self.source_ids),
         )
 
     # --- inside ---
@@ -270,105 +372,28 @@ class StreamTask:
     def _key_from_bytes(self, store: str, key: bytes) -> str | bytes:
         return key.decode() if self.topology.stores[store].schema.key == "string" else key
 
-    def _children(self, name: str) -> dict[str, Callable[[Record], None]]:
-        return {child: self._entrance(child) for child in self.topology.children[name]}
+    def _output(self, record: ProducerRecord) -> None:
+        self._outputs.append(record)
+        self._origins.append(self.record_metadata)
 
-    def _entrance(self, name: str) -> Callable[[Record], None]:
-        node = self.topology.nodes[name]
-        return self._sink(node) if isinstance(node, SinkNode) else self._processors[name].process
-
-    def _forward_to(self, name: str) -> Callable[[Record], None]:
-        entrances = list(self._children(name).values())
-        if len(entrances) == 1:
-            return entrances[0]
-
-        def to_all(record: Record) -> None:
-            entrances[0](record)
-            with _no_way_back(name):
-                for entrance in entrances[1:]:
-                    entrance(record)
-
-        return to_all if entrances else lambda _: None
-
-    def _sink(self, node: SinkNode) -> Callable[[Record], None]:
-        def write(record: Record) -> None:
-            key, value = node.encode(record)
-            self._outputs.append(ProducerRecord(node.topic, value, key, record.headers, None, record.timestamp))
-
-        return write
-
-    def emit_late(self, close_time_ms: int, operator_time_ms: int) -> None:
-        """Send the record in hand to its source's late topic and count it."""
+    def emit_late(self, close_time_ms: int, operator_time_ms: int, store: str) -> None:
+        """Send the record in hand to its source's late topic and count it; `store` is whose window it missed."""
         record = self._source_record
         assert record is not None, "only a record that is being processed can be late"
         source = self._routes[record.topic][0]
-        self._outputs.append(late_record(record, source.late, close_time_ms, operator_time_ms))
-        self.metrics.late(record.topic)
-
-
-class _NodeContext:
-    """What one processor sees of its task."""
-
-    def __init__(
-        self,
-        task: StreamTask,
-        node: ProcessorNode,
-        forward: Callable[[Record], None],
-        children: dict[str, Callable[[Record], None]],
-    ) -> None:
-        self._task, self._node, self._children = task, node, children
-        self._forward_all = forward
-        self.schedule = task.schedule
-
-    @property
-    def partition(self) -> int:
-        return self._task.partition
-
-    @property
-    def deduplicate_updates(self) -> bool:
-        return self._task.deduplicate_updates
-
-    @property
-    def record_metadata(self) -> RecordMetadata | None:
-        return self._task.record_metadata
-
-    @property
-    def stream_time_ms(self) -> int:
-        return self._task.stream_time_ms
-
-    @property
-    def now_ms(self) -> int:
-        return self._task.now_ms
-
-    def forward(self, record: Record, to: str | None = None) -> None:
-        if to is not None and to not in self._children:
-            raise ConfigError(f"{self._node.name!r} forwards to {to!r}, which is none of its children")
-        take = self._forward_all if to is None else self._children[to]
-        if self._node.stores:
-            with _no_way_back(self._node.name):
-                take(record)
-        else:
-            take(record)
-
-    def store(self, name: str) -> InMemorySessionStore:
-        if name not in self._node.stores:
-            raise ConfigError(f"{self._node.name!r} asks for the store {name!r}, to which it is not connected")
-        return self._task.stores[name]
-
-    def emit_late(self, record: Record, close_time_ms: int, operator_time_ms: int) -> None:
-        self._task.emit_late(close_time_ms, operator_time_ms)
+        self._output(late_record(record, source.late, close_time_ms, operator_time_ms, store))
+        self._late += 1
+        self.metrics.refused_at["late"] = _place(record)
 
     def count_skipped(self, reason: str) -> None:
-        self._task.metrics.skipped(reason)
+        """Count the record in hand as skipped."""
+        self.metrics.skipped(reason)
+        if self._source_record is not None:
+            self.metrics.refused_at["skipped"] = _place(self._source_record)
 
 
-@contextlib.contextmanager
-def _no_way_back(node: str) -> Iterator[None]:
-    """A refusal after another node or a store took the record is fatal: as a dead letter it would count twice."""
-    try:
-        yield
-    except DataError as e:
-        raise ProcessingFailed(f"what {node!r} forwarded was refused after its record had taken effect: {e}") from e
+def _place(record: ConsumerRecord) -> str:
+    return f"{record.topic}-{record.partition}@{record.offset}"
 
 
 def _key_to_bytes(key: Any) -> bytes:

@@ -3,13 +3,13 @@
 It is a member of the application's consumer group and runs one task a partition that it owns. An assigned partition
 is paused until its task is restored, in the background, so that the others go on. On revocation what was processed is
 committed before the partition is let go; a task that comes straight back is kept. A commit that fails costs the task
-its state, which is then restored from the changelog: what is in memory is never ahead of the log for long.
+its state, which is then restored from the changelog: what is in memory is never ahead of the log for long. The consumer
+never resets a position by itself: where tasks read on is for `source_positions` to say.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 from collections.abc import Callable
@@ -20,34 +20,38 @@ from prometheus_client import CollectorRegistry
 from shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
 from shared.common.clock import SYSTEM_CLOCK, Clock
 from shared.common.errors import (
-    ChangelogHole,
     ConfigError,
     DataError,
     FatalError,
+    OffsetOutOfRange,
     PenstockError,
     ProducerFenced,
+    RetriableError,
 )
 from shared.common.log import get_logger
-from shared.common.metrics import gauge, histogram
-from shared.common.records import OffsetAndMetadata, TopicPartition
+from shared.common.metrics import counter, gauge
+from shared.common.records import Columns, TopicPartition
 from shared.common.settings import KafkaSettings
 from shared.streams.changelog import ChangelogPartition
 from shared.streams.owned_task import OwnedTask
 from shared.streams.settings import StreamsSettings
+from shared.streams.source_positions import SourcePositions
 from shared.streams.stream_task import StreamTask
+from shared.streams.task_commits import Failure, SourceRefused, TaskCommits
 from shared.streams.topics import prepare_topics
 from shared.streams.topology import Topology
 
 log = get_logger(__name__)
 
 RETRY_BACKOFF_MS = 500
-REFUSED_LOG_MS = 10_000  # between two lines that say how many records were late or refused
+SHUTDOWN_TIMEOUT_MS = 30_000
+COMMIT_SHARE, LEAVE_SHARE = 0.5, 0.5  # of what is left of the shutdown's time
 
 OnTask = Callable[[StreamTask], None]
 """Called with each task once it is restored, before its first record: the place to schedule punctuation."""
 
 
-class StreamWorker:
+class StreamWorker(RebalanceListener):
     """Runs a topology's tasks for the partitions that the group assigns to it."""
 
     def __init__(
@@ -73,8 +77,12 @@ class StreamWorker:
         self._consumer = self._make_consumer()
         self._restore_ms = gauge(self._registry, "streams_restore_ms", "How long the last restore took.", "partition")
         self._restored = gauge(self._registry, "streams_restored_records", "Windows and records restored.", "partition")
-        self._commit_seconds = histogram(self._registry, "streams_commit_seconds", "Time of one commit.")
-        self._refused: dict[int, tuple[int, int, int]] = {}
+        foreign = ("streams_foreign_changelog_records", "Changelog records that are no entries, passed over.")
+        self._foreign = counter(self._registry, *foreign, "partition")
+        self._positions = SourcePositions(kafka, settings, self._registry)
+        self._commits = TaskCommits(settings, clock, self._registry)
+        self._committing: asyncio.Task[None] | None = None
+        self._leaving = False
 
     # --- life ---
 
@@ -87,9 +95,11 @@ class StreamWorker:
         await self._join()
 
     async def run_once(self) -> None:
-        """One turn: poll, restore what is done restoring, process, punctuate, commit if it is time."""
-        settings = self._settings
-        batches = await self._consumer.poll(settings.poll_ms, settings.max_poll_records)
+        """One turn: poll, restore what is done restoring, process, punctuate, commit if it is time.
+
+        Cancelled at any moment it leaves tasks that `shutdown` can commit; a commit under way goes on beside it.
+        """
+        batches = await self._poll()
         async with self._lock:
             # Rebalances happen beside the poll, and one may have come and gone within it. Nothing is given out while
             # one goes on, and what is being restored is paused: so what came is for the tasks that run now, and none
@@ -100,26 +110,84 @@ class StreamWorker:
                 owned = ready.get(at.partition)
                 if owned is not None and owned is self._owned.get(at.partition) and owned.task is not None:
                     owned.task.process(columns, self._clock.now_ms())
+            self._advance(ready)
             now_ms = self._clock.now_ms()
             for owned in self._running():
                 assert owned.task is not None
                 owned.task.punctuate_wall_clock(now_ms)
-            if self._clock.monotonic_ms() - self._last_commit_ms >= settings.commit_interval_ms:
-                await self._commit_all(self._running())
-                self._last_commit_ms = self._clock.monotonic_ms()
+                if not owned.task.needs_commit:
+                    owned.refusals.say(owned.task.metrics, self._clock.monotonic_ms())
+        if self._clock.monotonic_ms() - self._last_commit_ms >= self._settings.commit_interval_ms:
+            # A transaction that is cancelled halfway can be neither gone on with nor done again.
+            self._committing = asyncio.create_task(self._commit_running(), name="commit")
+            await asyncio.shield(self._committing)
+            self._last_commit_ms = self._clock.monotonic_ms()
         if self._fenced:
             await self._rejoin()
 
-    async def shutdown(self) -> None:
-        """Commit what was processed and leave the group."""
-        with contextlib.suppress(PenstockError):
-            async with self._lock:
-                await self._commit_all(self._running())
-        await self._consumer.close()
+    async def _poll(self) -> dict[TopicPartition, Columns]:
+        try:
+            return await self._consumer.poll(self._settings.poll_ms, self._settings.max_poll_records)
+        except OffsetOutOfRange as e:
+            log.warning("a position is out of range", reason=str(e))
         async with self._lock:
-            await self._close_all()
+            for partition, owned in self._owned.items():
+                if owned.task is not None and owned.restoring is None:
+                    try:
+                        await self._positions.check(owned.task, self._consumer, self._partitions_of(partition))
+                    except RetriableError as e:  # the next poll says again that the position is out of range
+                        log.warning("the source's offsets cannot be looked up", partition=partition, reason=str(e))
+                    self._seek_to_task(partition)
+        return {}
+
+    def _advance(self, ready: dict[int, OwnedTask]) -> None:
+        """Take positions that have moved past the marks of transactions, which no poll returns, as progress.
+
+        Otherwise they would look like unread records once the topic's retention has deleted them.
+        """
+        for partition, owned in ready.items():
+            if owned is not self._owned.get(partition) or owned.task is None:
+                continue
+            for at in self._partitions_of(partition):
+                if (position := self._consumer.known_position(at)) is not None:
+                    owned.task.advance(at.topic, position)
+
+    async def shutdown(self, timeout_ms: float = SHUTDOWN_TIMEOUT_MS) -> None:
+        """Commit what was processed, leave the group, close everything, all within `timeout_ms`.
+
+        Each step has what those before it left. Where the last commit fails, or Kafka does not answer, an error line
+        names the partitions: their records since the commit before are processed again at the next start.
+        """
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+
+        def left_ms(share: float = 1.0) -> float:
+            return max(0.0, deadline_ms - self._clock.monotonic_ms()) * share
+
+        self._leaving = True
+        last = asyncio.create_task(self._commit_to_leave(), name="last-commit")
+        try:
+            await self._commits.last(last, self._committing, self._owned, left_ms(COMMIT_SHARE))
+            await self._consumer.close(left_ms(LEAVE_SHARE))
+        finally:
+            everything = [*self._owned.values(), *self._suspended.values()]
+            await asyncio.gather(*(owned.close(left_ms() * 0.8) for owned in everything), return_exceptions=True)
+            self._owned.clear()
+            self._suspended.clear()
+            last.cancel()
+            await asyncio.wait({last}, timeout=left_ms() / 1000)
+
+    async def _commit_to_leave(self) -> list[Failure]:
+        if self._committing is not None:
+            await asyncio.wait({self._committing})
+        async with self._lock:
+            return await self._commits.commit(self._running(), self._consumer)
 
     # --- what others see ---
+
+    @property
+    def consumer(self) -> Consumer:
+        """The group's member; another one after it was fenced."""
+        return self._consumer
 
     def tasks(self) -> dict[int, OwnedTask]:
         """The tasks owned now, by partition."""
@@ -143,7 +211,7 @@ class StreamWorker:
             group_instance_id=self._settings.group_instance_id,
             session_timeout_ms=self._settings.session_timeout_ms,
             heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
-            auto_offset_reset="earliest",
+            auto_offset_reset="none",
             isolation_level="read_committed",
             commit_strategy="none",
         )
@@ -151,7 +219,7 @@ class StreamWorker:
 
     async def _join(self) -> None:
         await self._consumer.__aenter__()
-        self._consumer.subscribe(self.topology.source_topics(), _Listener(self))
+        self._consumer.subscribe(self.topology.source_topics(), self)
 
     async def _rejoin(self) -> None:
         """Leave and join again with nothing in hand: another instance owns what we thought was ours."""
@@ -162,24 +230,30 @@ class StreamWorker:
         self._consumer = self._make_consumer()
         await self._join()
 
-    async def on_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+    async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         """Keep what came straight back, close what did not, restore what is new."""
+        if self._leaving:
+            return
         async with self._lock:
             assigned = {at.partition for at in partitions}
             for partition, owned in list(self._suspended.items()):
                 if partition not in assigned:
                     await owned.close()
             for partition in assigned:
-                if partition in self._suspended:
+                if partition in self._suspended and self._knows_all(self._suspended[partition], partition):
                     self._owned[partition] = self._suspended[partition]
                     self._seek_to_task(partition)
                 else:
+                    if partition in self._suspended:
+                        await self._suspended[partition].close()
                     self._start_restore(partition)
             self._suspended.clear()
             log.info("partitions assigned", partitions=sorted(assigned))
 
-    async def on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+    async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         """Commit what was processed and set the tasks aside."""
+        if self._leaving:  # `shutdown` has committed what could be
+            return
         async with self._lock:
             revoked = {at.partition for at in partitions} & self._owned.keys()
             await self._commit_all([self._owned[p] for p in revoked if self._owned[p].task is not None])
@@ -189,19 +263,25 @@ class StreamWorker:
                     await owned.close()
                 else:
                     self._suspended[partition] = owned
+                    owned.refusals.say(owned.task.metrics, self._clock.monotonic_ms(), at_once=True)
             log.info("partitions revoked", partitions=sorted(revoked))
 
-    async def on_lost(self, partitions: frozenset[TopicPartition]) -> None:
+    async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
         """Discard the tasks: another instance may have taken them over already."""
+        if self._leaving:
+            return
         async with self._lock:
             log.warning("partitions lost", partitions=sorted(at.partition for at in partitions))
+            # What a new owner has overtaken counts for no reader; committed after all, the group would seem ahead.
+            self._consumer.forget_commits()
             await self._close_all()
 
     # --- restoring ---
 
     def _start_restore(self, partition: int) -> None:
-        self._pause(partition)
-        self._refused.pop(partition, None)
+        for at in self._partitions_of(partition):
+            self._consumer.pause(at)
+            self._consumer.seek(at, 0)  # without any position the consumer would look for one, and may reset none
         owned = OwnedTask(ChangelogPartition(self._kafka, self._settings, partition, self.instance, self._clock))
         self._owned[partition] = owned
         owned.restoring = asyncio.create_task(self._restore(partition, owned), name=f"restore-{partition}")
@@ -212,12 +292,13 @@ class StreamWorker:
         await owned.changelog.open()
         task, owned.report = await owned.changelog.take_over(lambda: self._make_task(partition))
         report = owned.report
-        owned.starts = await self._starts(task)
+        await self._positions.find(task, self._consumer, self._partitions_of(partition))
         task.initialize(self._clock.now_ms())
         self._on_task(task)
         owned.task = task
         self._restore_ms.labels(partition=partition).set(report.milliseconds)
         self._restored.labels(partition=partition).set(report.snapshot_windows + report.changelog_records)
+        self._foreign.labels(partition=partition).inc(report.foreign_records)
         log.info(
             "task restored",
             partition=partition,
@@ -229,42 +310,16 @@ class StreamWorker:
             restore_ms=report.milliseconds,
         )
 
-    async def _starts(self, task: StreamTask) -> dict[TopicPartition, int]:
-        """Where to read on: where the changelog says, else at the group's offsets, else at the beginning.
-
-        ChangelogHole where the group's offsets say that more was done than the changelog knows of. Both are written
-        together; a group that is ahead means that state was lost, or that somebody set its offsets.
-        """
-        starts = {}
-        for at in self._partitions_of(task.partition):
-            committed, known = await self._consumer.committed(at), task.sources.get(at.topic)
-            if committed is None or committed.offset == (known or 0):
-                pass
-            elif committed.offset < (known or 0):
-                log.warning(
-                    "the group's offset was set back: going on where the changelog says", topic_partition=str(at)
-                )
-            elif known or not self._settings.start_from_group_offsets:
-                raise ChangelogHole(
-                    f"{at}: group {self._settings.application_id} has committed offset {committed.offset}, but the "
-                    f"changelog knows of {known or 0} only: state was lost, or the offset was set by hand. To start "
-                    "with empty state, delete the group's offsets, or set streams.start_from_group_offsets to go on "
-                    "at them."
-                )
-            if known is not None:
-                starts[at] = known
-            elif committed is not None:
-                starts[at] = committed.offset
-            else:
-                starts[at] = (await self._consumer.beginning_offsets([at]))[at]
-        return starts
-
     def _make_task(self, partition: int) -> StreamTask:
         return StreamTask(
             self.topology,
             partition,
             application=self._settings.application_id,
             guarantee=self._settings.processing_guarantee,
+            processing_exception_handler=self._settings.processing_exception_handler,
+            record_bytes_max=self._settings.max_request_size,
+            refused=self._commits.refused(partition),
+            check_states=self._commits.checks_states(partition),
             registry=self._registry,
         )
 
@@ -274,22 +329,21 @@ class StreamWorker:
                 continue
             error, owned.restoring = owned.restoring.exception(), None
             if error is None:
-                self._go_on_from(partition, owned.starts)
+                self._seek_to_task(partition)
             else:
                 await self._task_failed(partition, error)
 
     def _seek_to_task(self, partition: int) -> None:
         task = self._owned[partition].task
         assert task is not None
-        self._go_on_from(partition, {TopicPartition(topic, partition): at for topic, at in task.sources.items()})
+        partitions = self._partitions_of(partition)
+        for at in partitions:
+            self._consumer.seek(at, task.sources[at.topic])
+        self._consumer.resume(*partitions)
 
-    def _go_on_from(self, partition: int, offsets: dict[TopicPartition, int]) -> None:
-        for at, offset in offsets.items():
-            self._consumer.seek(at, offset)
-        self._consumer.resume(*self._partitions_of(partition))
-
-    def _pause(self, partition: int) -> None:
-        self._consumer.pause(*self._partitions_of(partition))
+    def _knows_all(self, owned: OwnedTask, partition: int) -> bool:
+        """Whether the task has a position in each topic; one may have got this partition since it was restored."""
+        return owned.task is not None and all(at.topic in owned.task.sources for at in self._partitions_of(partition))
 
     def _partitions_of(self, partition: int) -> list[TopicPartition]:
         assigned = self._consumer.assignment()
@@ -300,41 +354,18 @@ class StreamWorker:
     def _running(self) -> list[OwnedTask]:
         return [owned for owned in self._owned.values() if owned.task is not None]
 
+    async def _commit_running(self) -> None:
+        async with self._lock:
+            await self._commit_all(self._running())
+
     async def _commit_all(self, owned: list[OwnedTask]) -> None:
-        due = [o for o in owned if o.task is not None and o.task.needs_commit]
-        if not due:
-            return
-        started = self._clock.monotonic_ms()
-        errors = await asyncio.gather(*(self._commit_one(o) for o in due), return_exceptions=True)
-        self._commit_seconds.observe((self._clock.monotonic_ms() - started) / 1000)
-        for one, error in zip(due, errors, strict=True):
-            if error is not None:
-                assert one.task is not None
-                await self._task_failed(one.task.partition, error)
-        if self._settings.processing_guarantee == "at_least_once":
-            done = [o for o, error in zip(due, errors, strict=True) if error is None]
-            await self._commit_group_offsets(done)
-
-    async def _commit_one(self, owned: OwnedTask) -> None:
-        task = owned.task
-        assert task is not None
-        await owned.changelog.commit(task.prepare_commit(self._clock.now_ms()), self._consumer.group_metadata())
-        task.commit_succeeded()
-        self._failures.pop(task.partition, None)
-        self._log_refused(task)
-
-    async def _commit_group_offsets(self, owned: list[OwnedTask]) -> None:
-        """For lag to be seen; the task itself resumes from its progress record."""
-        offsets = {
-            TopicPartition(topic, o.task.partition): OffsetAndMetadata(at)
-            for o in owned
-            if o.task is not None
-            for topic, at in o.task.sources.items()
-        }
-        try:
-            await self._consumer.commit(offsets)
-        except PenstockError as e:
-            log.warning("group offsets not committed", reason=str(e))
+        failed = await self._commits.commit(owned, self._consumer)
+        for one in owned:
+            if one.task is not None and not one.task.needs_commit:
+                self._failures.pop(one.task.partition, None)
+        for one, error in failed:
+            assert one.task is not None
+            await self._task_failed(one.task.partition, error)
 
     async def _task_failed(self, partition: int, error: BaseException) -> None:
         """Discard a task whose commit or restore failed; restore it again, or rejoin where it has a new owner."""
@@ -342,14 +373,16 @@ class StreamWorker:
             log.warning("fenced: another instance owns the partition", partition=partition, reason=str(error))
             self._fenced = True
             return
-        if not isinstance(error, PenstockError) or isinstance(error, FatalError | DataError | ConfigError):
+        stops = not isinstance(error, PenstockError) or isinstance(error, FatalError | DataError | ConfigError)
+        if stops or self._leaving:
             raise error
-        failures = self._failures[partition] = self._failures.get(partition, 0) + 1
-        if failures > self._settings.restore_attempts_max:
+        attempt = self._failures.get(partition, 0)
+        if not isinstance(error, SourceRefused):  # each one is of another record, and so there is an end to them
+            attempt = self._failures[partition] = attempt + 1
+        if attempt > self._settings.restore_attempts_max:
             raise error
-        log.warning("task failed: restoring it", partition=partition, attempt=failures, reason=str(error))
-        owned = self._owned.pop(partition, None)
-        if owned is not None:
+        log.warning("task failed: restoring it", partition=partition, attempt=attempt, reason=str(error))
+        if (owned := self._owned.get(partition)) is not None:
             await owned.close()
             self._start_restore(partition)
 
@@ -358,26 +391,3 @@ class StreamWorker:
             await owned.close()
         self._owned.clear()
         self._suspended.clear()
-
-    def _log_refused(self, task: StreamTask) -> None:
-        """Say what was refused since the last time, at most once in REFUSED_LOG_MS a partition."""
-        now_ms = self._clock.monotonic_ms()
-        late, dead = task.metrics.late_total, task.metrics.dead_letters_total
-        said_late, said_dead, said_ms = self._refused.get(task.partition, (0, 0, -REFUSED_LOG_MS))
-        if (late > said_late or dead > said_dead) and now_ms - said_ms >= REFUSED_LOG_MS:
-            self._refused[task.partition] = (late, dead, now_ms)
-            log.info("records refused", partition=task.partition, late=late - said_late, dead_letters=dead - said_dead)
-
-
-class _Listener(RebalanceListener):
-    def __init__(self, worker: StreamWorker) -> None:
-        self._worker = worker
-
-    async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        await self._worker.on_assigned(partitions)
-
-    async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        await self._worker.on_revoked(partitions)
-
-    async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
-        await self._worker.on_lost(partitions)

@@ -22,6 +22,8 @@ class TaskMetrics:
         self._time = gauge(registry, "streams_stream_time_ms", "Highest event time seen.", "partition").labels(**own)
         self._open = gauge(registry, "streams_open_windows", "Live windows in the stores.", "partition").labels(**own)
         self._own = own
+        self.refused_at: dict[str, str] = {}
+        """Where the last late, dead-lettered and skipped record was read (topic-partition@offset)."""
 
     def processed(self, records: int, stream_time_ms: int, open_windows: int) -> None:
         self.records_total += records
@@ -29,9 +31,10 @@ class TaskMetrics:
         self._time.set(stream_time_ms)
         self._open.set(open_windows)
 
-    def late(self, topic: str) -> None:
-        self.late_total += 1
-        self._late.labels(topic=topic, **self._own).inc()
+    def late(self, topic: str, records: int) -> None:
+        if records:
+            self.late_total += records
+            self._late.labels(topic=topic, **self._own).inc(records)
 
     def dead_letter(self, topic: str, stage: str) -> None:
         self.dead_letters_total += 1

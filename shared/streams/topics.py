@@ -1,15 +1,23 @@
-"""The topics of an application: its sources must be there, what it writes to is created where it is not."""
+"""The topics of an application: its sources must be there, what it writes to is created where it is not.
+
+A topic that is there already is left as it is: its settings are its owner's. What would lose state is refused with the
+command that mends it; what would lose results is said.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from shared.clients.admin import Admin, NewTopic, event_time_topic
 from shared.common.clock import Clock
-from shared.common.errors import UnknownTopicOrPartition
+from shared.common.errors import ConfigError, UnknownTopicOrPartition
+from shared.common.log import get_logger
 from shared.common.settings import KafkaSettings
-from shared.streams.settings import StreamsSettings
+from shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings
 from shared.streams.topology import Topology
+
+log = get_logger(__name__)
 
 TOPIC_CHECK_INTERVAL_MS = 500
 
@@ -19,12 +27,17 @@ CHANGELOG_CONFIGS = {
     "retention.bytes": "-1",
     "message.timestamp.type": "LogAppendTime",
 }
+CHANGELOG_CONFIGS_REQUIRED = ("cleanup.policy", "retention.ms", "retention.bytes")  # the others lose nothing
+RETENTION_CONFIGS = ("retention.ms", "retention.bytes")
+
+Configs = Mapping[str, str | None]
 
 
 async def prepare_topics(kafka: KafkaSettings, settings: StreamsSettings, topology: Topology, clock: Clock) -> None:
     """Wait for the source topics, then create result, late, dead-letter and changelog topics with as many partitions.
 
-    Raises UnknownTopicOrPartition naming the source topics that did not appear within `topic_wait_ms`.
+    Raises UnknownTopicOrPartition naming the source topics that did not appear within `topic_wait_ms`, and ConfigError
+    where the changelog is there and would lose state; warns where a result or late topic would lose old event times.
     """
     sources = topology.source_topics()
     async with Admin(kafka) as admin:
@@ -37,8 +50,71 @@ async def prepare_topics(kafka: KafkaSettings, settings: StreamsSettings, topolo
         described = await admin.describe_topics(sources)
         partitions = max(len(topic.partitions) for topic in described.values())
         replication = settings.replication_factor
-        outputs = [
-            event_time_topic(name, partitions, replication_factor=replication) for name in topology.output_topics()
-        ]
+        outputs = topology.output_topics()
         changelog = NewTopic(settings.changelog_topic, partitions, replication, CHANGELOG_CONFIGS)
-        await admin.create_topics([*outputs, changelog], exist_ok=True)
+        # A dead letter or late record is a source record with headers: it must fit where that one did.
+        limits = [int((await admin.describe_configs(name)).get("max.message.bytes") or 0) for name in sources]
+        larger = {"max.message.bytes": str(max(limits) + REFUSAL_BYTES_MAX)}
+        refusals = {name for source in topology.sources() for name in (source.dead_letters, source.late)}
+        new = [
+            event_time_topic(name, partitions, replication_factor=replication, **larger if name in refusals else {})
+            for name in outputs
+        ]
+        await admin.create_topics([*new, changelog], exist_ok=True)
+        found = (await admin.describe_topics([changelog.name]))[changelog.name]
+        configs = await admin.describe_configs(changelog.name)
+        require_changelog(changelog, len(found.partitions), configs, kafka.bootstrap_servers)
+        dead_letters = {source.dead_letters for source in topology.sources()}
+        for name in outputs:
+            # A dead letter carries the time of its writing; a retention deletes it when it is old, as is meant.
+            if name not in dead_letters:
+                warn_of_retention(name, await admin.describe_configs(name))
+
+
+def require_changelog(wanted: NewTopic, partitions: int, configs: Configs, bootstrap_servers: str) -> None:
+    """ConfigError, with the commands that mend it, where an existing changelog does not keep what it must."""
+    name = wanted.name
+    wrong = [key for key in CHANGELOG_CONFIGS_REQUIRED if configs.get(key) != wanted.configs[key]]
+    if wrong:
+        found = ", ".join(f"{key}={configs.get(key)}" for key in wrong)
+        mended = ",".join(f"{key}={wanted.configs[key]}" for key in wrong)
+        raise ConfigError(
+            f"the changelog topic {name} has {found}: Kafka would delete state from it. Correct it with: "
+            f"kafka-configs.sh --bootstrap-server {bootstrap_servers} --alter --entity-type topics "
+            f"--entity-name {name} --add-config {mended}"
+        )
+    if partitions < wanted.partitions:
+        raise ConfigError(
+            f"the changelog topic {name} has {partitions} partitions, the source topics have {wanted.partitions}. "
+            "Where the source got more partitions, keys have moved: a session that is open in the old partition will "
+            f"not go on in the new one. To go on: kafka-topics.sh --bootstrap-server {bootstrap_servers} --alter "
+            f"--topic {name} --partitions {wanted.partitions}"
+        )
+    if partitions > wanted.partitions:
+        raise ConfigError(
+            f"the changelog topic {name} has {partitions} partitions, the source topics have {wanted.partitions}: its "
+            "state is that of other source topics. Give the application another application_id, or delete the "
+            "changelog topic, the group's offsets and the tables in the lake to start afresh."
+        )
+
+
+def loses_old_times(configs: Configs) -> list[str]:
+    """The retention settings, as `name=value`, with which a topic deletes records by age or size; none if it is kept.
+
+    Kafka's retention compares record timestamps with the clock: a record with an event time from the past is gone
+    minutes after it was written.
+    """
+    if "delete" not in (configs.get("cleanup.policy") or "delete"):
+        return []
+    return [f"{key}={configs[key]}" for key in RETENTION_CONFIGS if configs.get(key, "-1") != "-1"]
+
+
+def warn_of_retention(name: str, configs: Configs) -> None:
+    """Say that a topic of event times deletes by them."""
+    if found := loses_old_times(configs):
+        log.warning(
+            "a topic of event times has a retention: Kafka deletes old event times soon after they were written",
+            topic=name,
+            configs=", ".join(found),
+            correct_with="retention.ms=-1,retention.bytes=-1",
+        )

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from shared.common.errors import ConfigError
 from shared.common.serialization import Deserializer
 from shared.streams.changelog_format import STORES_MAX, StoreSchema
@@ -27,6 +29,8 @@ class SourceNode:
     value: Deserializer
     dead_letters: str
     late: str
+    is_json: bool = True
+    """Whether `value` decodes JSON as it is: what a field of a value is can then be told from its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,8 @@ class ProcessorNode:
     name: str
     supplier: Callable[[], Processor]
     stores: tuple[str, ...] = ()
+    passes_all: bool = False
+    """Whether it forwards every record once, as it came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +114,32 @@ class Topology:
         return list(dict.fromkeys(topics))
 
     def schemas(self) -> tuple[StoreSchema, ...]:
-        """The stores' schemas in their order."""
-        return tuple(builder.schema for builder in self.stores.values())
+        """The stores' schemas in their order, with what lies between each and its source."""
+        return tuple(self._described(builder.schema) for builder in self.stores.values())
+
+    def _described(self, schema: StoreSchema) -> StoreSchema:
+        above = self._above([n for n, node in self.nodes.items() if schema.name in getattr(node, "stores", ())])
+        upstream = [
+            name
+            for name, node in self.nodes.items()
+            if name in above
+            and not (isinstance(node, ProcessorNode) and node.passes_all)
+            and not (isinstance(node, SourceNode) and node.topic == schema.source)
+        ]
+        opaque = any(isinstance(n, SourceNode) and not n.is_json for n in map(self.nodes.__getitem__, above))
+        aggregations = schema.aggregations
+        if opaque:
+            aggregations = tuple(msgspec.structs.replace(a, verbatim=False) for a in aggregations)
+        return msgspec.structs.replace(schema, upstream=tuple(upstream), aggregations=aggregations)
+
+    def _above(self, names: list[str]) -> set[str]:
+        """All nodes from which a record can come to one of these."""
+        found: set[str] = set()
+        below = set(names)
+        while below:
+            below = {parent for parent, children in self.children.items() if below & set(children)} - found
+            found |= below
+        return found
 
     def describe(self) -> str:
         """The topology as text: one line a node, with what it is connected to."""

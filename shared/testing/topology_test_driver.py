@@ -22,7 +22,7 @@ from shared.common.records import Columns, ConsumerRecord, Headers, ProducerReco
 from shared.streams.changelog_format import Takeover, encode_takeover
 from shared.streams.changelog_reader import Change, ChangelogReader
 from shared.streams.restore import restore_task
-from shared.streams.stream_task import Guarantee, StreamTask
+from shared.streams.stream_task import Guarantee, ProcessingExceptionHandler, StreamTask
 from shared.streams.topology import Topology
 from shared.testing.manual_clock import ManualClock
 
@@ -45,9 +45,11 @@ class TopologyTestDriver:
         guarantee: Guarantee = "exactly_once",
         partition: int = 0,
         deduplicate_updates: bool = False,
+        processing_exception_handler: ProcessingExceptionHandler = "dead_letter",
     ) -> None:
         self.topology, self.guarantee, self.partition, self.commit_each = topology, guarantee, partition, commit_each
         self.deduplicate_updates = deduplicate_updates
+        self.processing_exception_handler = processing_exception_handler
         self.clock = ManualClock(now_ms)
         self.changelog: list[tuple[bytes | None, bytes]] = []
         self.source_log: dict[str, list[ConsumerRecord]] = {topic: [] for topic in topology.source_topics()}
@@ -113,6 +115,7 @@ class TopologyTestDriver:
             guarantee=self.guarantee,
             epoch=reader.epoch + 1,
             deduplicate_updates=self.deduplicate_updates,
+            processing_exception_handler=self.processing_exception_handler,
         )
         restore_task(task, changes, reader.progress)
         takeover = Takeover(APPLICATION, "driver", self.clock.now_ms())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 from collections.abc import Awaitable, Callable
 
@@ -311,3 +312,20 @@ async def test_static_membership(kafka: EmbeddedKafka, topic_name: str) -> None:
             (found,) = (await admin.describe_group(topic_name)).members
         assert found.group_instance_id == "instance-1"
         assert await consumer.committed(tp) == OffsetAndMetadata(3)
+
+
+async def test_a_seek_leaves_no_error_that_nobody_saw(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A seek that is over before the position is known leaves nothing for asyncio to complain about later."""
+    left: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: left.append(context))
+    await fill(kafka, topic_name, 1, 3)
+    at = TopicPartition(topic_name, 0)
+    async with Consumer(settings_of(kafka), ConsumerSettings(auto_offset_reset="none")) as consumer:
+        consumer.assign([at])
+        for _ in range(3):
+            await consumer.seek_to_beginning(at)
+            await consumer.seek_to_end(at)
+        assert await consumer.position(at) == 3
+    gc.collect()
+    await asyncio.sleep(0)
+    assert left == []

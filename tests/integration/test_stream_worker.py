@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ import pytest
 from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin, NewTopic, event_time_topic
 from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.clients.consumer.dead_letters import parse_dead_letter
 from shared.clients.producer import Producer, ProducerSettings
 from shared.common import log
 from shared.common.clock import SYSTEM_CLOCK
@@ -32,11 +34,11 @@ from shared.common.errors import (
 )
 from shared.common.records import Columns, ConsumerRecord, GroupMetadata, ProducerRecord, TopicPartition
 from shared.common.settings import KafkaSettings, LogSettings
-from shared.streams.aggregations import Aggregation, Count, Sum
+from shared.streams.aggregations import Aggregate, Aggregation, Count, Sum
 from shared.streams.changelog import ChangelogPartition
 from shared.streams.changelog_reader import Change, ChangelogReader
 from shared.streams.dsl import StreamsBuilder
-from shared.streams.processor import Processor, ProcessorContext
+from shared.streams.processor import ProcessingFailed, Processor, ProcessorContext, Record
 from shared.streams.punctuation import PunctuationType
 from shared.streams.settings import StreamsSettings
 from shared.streams.stream_task import StreamTask
@@ -124,13 +126,16 @@ class Chain:
         return StreamWorker(self.kafka, self.settings(**given), build or topology(self.topic))
 
     async def read(self, topic: str) -> list[ConsumerRecord]:
-        """All that a read_committed reader sees."""
+        """All that a read_committed reader sees once the last transaction's marks are there.
+
+        A commit is answered before they are: for some ms more the stable end lies before what it wrote.
+        """
         settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="none")
         out: list[ConsumerRecord] = []
-        async with Consumer(self.kafka, settings) as consumer:
-            at = [TopicPartition(topic, p) for p in range(self.partitions)]
+        at = [TopicPartition(topic, p) for p in range(self.partitions)]
+        async with Consumer(self.kafka, settings) as consumer, Consumer(self.kafka) as uncommitted:
             consumer.assign(at)
-            ends = await consumer.end_offsets(at)
+            ends = await uncommitted.end_offsets(at)
             await consumer.seek_to_beginning(*at)
             for partition in at:
                 while await consumer.position(partition) < ends[partition]:
@@ -259,7 +264,7 @@ async def test_a_stopped_worker_goes_on_where_it_was(kafka: EmbeddedKafka, topic
 
 
 async def test_wall_clock_punctuation_runs_and_its_grid_survives(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A wall-clock schedule fires while nothing is read, and a restarted worker keeps its grid."""
+    """A wall-clock schedule fires while nothing is read, and a restarted worker keeps the grid of the last commit."""
     grids: list[int] = []
 
     class Ticking(Processor):
@@ -269,6 +274,9 @@ async def test_wall_clock_punctuation_runs_and_its_grid_survives(kafka: Embedded
             self.fired = 0
             schedule = context.schedule(200, PunctuationType.WALL_CLOCK_TIME, self._tick, name="tick")
             grids.append(schedule.due_ms)
+
+        def process(self, record: Record) -> None:
+            pass
 
         def _tick(self, now_ms: int) -> None:
             self.fired += 1
@@ -285,6 +293,8 @@ async def test_wall_clock_punctuation_runs_and_its_grid_survives(kafka: Embedded
 
             async with running(worker):
                 await until(fired)
+                await chain.send(1)  # a firing without effect is committed with the next record
+                await chain.wait_processed(worker)
         assert grids[1] > grids[0]
         assert (grids[1] - grids[0]) % 200 == 0
 
@@ -356,10 +366,10 @@ async def test_a_rebalance_within_a_poll_costs_no_record(kafka: EmbeddedKafka, t
             loop.cancel()
             await asyncio.wait([loop])
             both = frozenset(TopicPartition(topic_name, p) for p in range(2))
-            await worker.on_revoked(both)
+            await worker.on_partitions_revoked(both)
             turn = asyncio.create_task(worker.run_once())
             await asyncio.sleep(0)
-            await worker.on_assigned(both)
+            await worker.on_partitions_assigned(both)
             await chain.send(100)
             await asyncio.wait_for(turn, WAIT_SECONDS)
             again = asyncio.create_task(_loop(worker))
@@ -390,6 +400,192 @@ async def test_a_first_commit_that_fails_is_done_again_from_the_start(kafka: Emb
             again.cancel()
             await asyncio.wait([again])
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+
+
+# --- what cannot be processed or written ---
+
+
+async def test_a_tombstone_does_not_stop_the_worker(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """User code that raises at a tombstone costs that record alone: it is in the dead-letter topic with its place."""
+    builder = StreamsBuilder()
+    stream = builder.stream(topic_name).filter(lambda record: record.value["id"] >= 0)
+    stream.group_by_key().session_window(GAP_MS, GRACE_MS).aggregate("s", n=Count(), sum=Sum("id")).on_close().to(
+        f"{topic_name}-out"
+    )
+    async with chain_of(kafka, topic_name, 1) as chain:
+        await chain.send(100)
+        async with Producer(chain.kafka) as producer:
+            await (await producer.send(topic_name, None, key=b"key-1", partition=0, timestamp=1_300))
+        worker = chain.worker(builder.build())
+        async with running(worker):
+            await until_position(worker, chain, 101)
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+        (dead,) = await chain.read(f"{topic_name}-dlq")
+        letter = parse_dead_letter(dead)
+        assert (letter.record.offset, letter.record.value, letter.stage) == (100, None, "process")
+        assert letter.exception == "TypeError"
+        assert (await chain.confirmed(0)).epoch == 1
+
+
+async def test_a_dead_letter_is_written_where_its_record_was_as_large_as_can_be(
+    kafka: EmbeddedKafka, topic_name: str
+) -> None:
+    """A record that just fits into its topic fits into the dead-letter topic too, with all its headers."""
+    async with chain_of(kafka, topic_name, 1) as chain:
+        value = b"{" * (1024 * 1024 - 200)
+        async with Producer(chain.kafka) as producer:
+            await (await producer.send(topic_name, value, key=b"k", partition=0))
+        worker = chain.worker()
+        async with running(worker):
+            await until_position(worker, chain, 1)
+        (dead,) = await chain.read(f"{topic_name}-dlq")
+        assert dead.value == value
+
+
+async def until_position(worker: StreamWorker, chain: Chain, position: int) -> None:
+    async def done() -> bool:
+        tasks = [owned.task for owned in worker.tasks().values()]
+        return any(t is not None and not t.needs_commit and t.sources.get(chain.topic) == position for t in tasks)
+
+    await until(done)
+
+
+async def make_narrow(chain: Chain, topic: str) -> None:
+    """A topic that takes little records only."""
+    async with Admin(chain.kafka) as admin:
+        await admin.create_topics([NewTopic(topic, 1, configs={"max.message.bytes": "10000"})])
+
+
+async def test_a_result_that_the_broker_refuses_becomes_a_dead_letter(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A result larger than its topic takes costs its source record alone, and a restore; all others are written."""
+    builder = StreamsBuilder()
+    builder.stream(topic_name).map_values(lambda value: "x" * value["size"]).to(f"{topic_name}-out")
+    async with chain_of(kafka, topic_name, 1) as chain:
+        await make_narrow(chain, f"{topic_name}-out")
+        sizes = [5, 20_000, 6, 30_000, 7]
+        async with Producer(chain.kafka) as producer:
+            for size in sizes:
+                await (await producer.send(topic_name, b'{"size":%d}' % size, key=b"k", partition=0))
+        worker = chain.worker(builder.build())
+        async with running(worker):
+            await until_position(worker, chain, 5)
+        assert [len(record.value or b"") - 2 for record in await chain.read(f"{topic_name}-out")] == [5, 6, 7]
+        letters = [parse_dead_letter(record) for record in await chain.read(f"{topic_name}-dlq")]
+        assert [(letter.record.offset, letter.stage) for letter in letters] == [(1, "produce"), (3, "produce")]
+        assert all("RecordRefused" in letter.exception for letter in letters)
+
+
+async def test_a_result_of_state_that_the_broker_refuses_ends_the_worker(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Once a store has the record there is no dead letter: the worker ends, and says which record and which topic."""
+    builder = StreamsBuilder()
+    every = Aggregate(list, lambda state, value: [*state, value], lambda a, b: a + b)
+    windows = builder.stream(topic_name).group_by_key().session_window(GAP_MS, GRACE_MS)
+    windows.aggregate("s", all=every).on_close().to(f"{topic_name}-out")
+    async with chain_of(kafka, topic_name, 1) as chain:
+        await make_narrow(chain, f"{topic_name}-out")
+        async with Producer(chain.kafka) as producer:
+            for at in (0, 1, 1_000, 1_001):
+                value = b'"%s"' % (b"x" * 6_000)
+                await (await producer.send(topic_name, value, key=b"k", partition=0, timestamp=at))
+        said = rf"{topic_name}-0@2, which a store had taken, .*topic {topic_name}-out: the record of key b'k'"
+        for _ in range(2):
+            with pytest.raises(ProcessingFailed, match=said):
+                async with running(chain.worker(builder.build())) as loop:
+                    await asyncio.wait_for(loop, WAIT_SECONDS)
+
+
+async def test_the_record_that_spoils_a_state_becomes_a_dead_letter(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A state that cannot be encoded costs the record that made it so, and a restore; the window goes on without it."""
+    builder = StreamsBuilder()
+    every = Aggregate(list, lambda state, value: [*state, value or object()], lambda a, b: a + b)
+    windows = builder.stream(topic_name).group_by_key().session_window(GAP_MS, GRACE_MS)
+    windows.aggregate("s", all=every).on_close().to(f"{topic_name}-out")
+    async with chain_of(kafka, topic_name, 1) as chain:
+        worker = chain.worker(builder.build())
+        async with Producer(chain.kafka) as producer, running(worker):
+            for at, value in ((0, b"1"), (1, b"0"), (2, b"2")):
+                await (await producer.send(topic_name, value, key=b"k", partition=0, timestamp=at))
+            await until_position(worker, chain, 3)
+            await (await producer.send(topic_name, b"3", key=b"k", partition=0, timestamp=1_000))
+            await until_position(worker, chain, 4)
+        assert await chain.values("out") == [b'{"key":"k","start":0,"end":2,"all":[1,2]}']
+        letters = [parse_dead_letter(record) for record in await chain.read(f"{topic_name}-dlq")]
+        assert [(letter.record.offset, letter.exception) for letter in letters] == [(1, "TypeError")]
+
+
+# --- shutting down ---
+
+
+async def until_taken(worker: StreamWorker, chain: Chain) -> None:
+    async def done() -> bool:
+        tasks = [owned.task for owned in worker.tasks().values() if owned.task is not None]
+        return sum(task.sources.get(chain.topic, 0) for task in tasks) == len(chain.sent)
+
+    await until(done)
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+async def test_a_commit_under_way_survives_the_loop(kafka: EmbeddedKafka, topic_name: str, guarantee: str) -> None:
+    """Cancelled at any moment of its commits, the loop leaves a worker whose shutdown commits all that was taken."""
+    async with chain_of(kafka, topic_name, 1) as chain:
+        for turn in range(6):
+            await chain.send(50)
+            worker = chain.worker(processing_guarantee=guarantee, commit_interval_ms=1)
+            await worker.startup()
+            loop = asyncio.create_task(_loop(worker))
+
+            async def committing(worker: StreamWorker = worker) -> bool:
+                return worker._committing is not None and any(
+                    owned.task is not None and owned.task.sources.get(topic_name, 0) >= len(chain.sent)
+                    for owned in worker.tasks().values()
+                )
+
+            await until(committing)
+            for _ in range(turn * 3):
+                await asyncio.sleep(0)
+            loop.cancel()
+            await asyncio.wait([loop])
+            await worker.shutdown()
+            progress = (await chain.confirmed(0)).progress
+            assert progress is not None
+            assert progress.sources[topic_name] >= len(chain.sent)
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+async def test_a_shutdown_without_kafka_keeps_its_limit(
+    own_kafka: EmbeddedKafka, topic_name: str, guarantee: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a broker that does not answer the shutdown ends in time, names what it could not commit, leaves nothing."""
+    left: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: left.append(context))
+    log.configure(LogSettings(format="json"), "test")
+    async with chain_of(own_kafka, topic_name) as chain:
+        worker = chain.worker(processing_guarantee=guarantee, commit_interval_ms=3_600_000)
+        await worker.startup()
+        loop = asyncio.create_task(_loop(worker))
+        await chain.send(100)
+        await until_taken(worker, chain)
+        own_kafka.pause()
+        try:
+            loop.cancel()
+            await asyncio.wait([loop])
+            started = time.monotonic()
+            await worker.shutdown(4_000)
+            assert time.monotonic() - started < 4.5
+        finally:
+            own_kafka.resume()
+        said = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+        (line,) = [line for line in said if line["event"].startswith("the last commit failed")]
+        assert (line["partitions"], line["level"]) == ([0, 1], "error")
+        del worker, loop
+        gc.collect()
+        await asyncio.sleep(0)
+        assert left == []
+        again = chain.worker(processing_guarantee=guarantee)
+        async with running(again):
+            await chain.wait_processed(again)
+        closed, late = offline(topic_name, chain.sent)
+        assert (set(await chain.values("out")), set(await chain.values("late"))) == (set(closed), set(late))
 
 
 # --- fencing ---

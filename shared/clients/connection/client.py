@@ -159,6 +159,7 @@ class Connection:
         self.client_id = kafka_settings.client_id or default_client_id()
         self._client: Any = None
         self._coordinators: dict[tuple[str, str], int] = {}
+        self._answered_ms: float | None = None
 
     def __repr__(self) -> str:
         state = "closed" if self._client is None else "open"
@@ -183,6 +184,20 @@ class Connection:
         client, self._client = self._client, None
         if client is not None:
             await client.close()
+
+    def silent_ms(self) -> float | None:
+        """How long no broker has answered any request of this client, since the first time this was asked.
+
+        None while there is no connection. Sockets that were closed in between no longer count.
+        """
+        if self._client is None:
+            return None
+        now_ms = SYSTEM_CLOCK.monotonic_ms()
+        # aiokafka notes the time of every response for its idle check, in seconds of the same clock.
+        answered = [connection._last_action * 1000 for connection in self._client._conns.values()]
+        known = [] if self._answered_ms is None else [self._answered_ms]
+        self._answered_ms = max([*answered, *known], default=now_ms)
+        return max(0.0, now_ms - self._answered_ms)
 
     @property
     def cluster(self) -> Any:

@@ -37,6 +37,8 @@ ASSIGNORS = {
     "sticky": StickyPartitionAssignor,
 }
 NO_GENERATION = -1
+CLOSE_GRACE_MS = 500
+"""How long a group member whose sockets were closed has to notice it."""
 
 OnRebalance = Callable[[frozenset[TopicPartition]], Awaitable[None]]
 FetchCommitted = Callable[[Sequence[TopicPartition]], Awaitable[dict[TopicPartition, OffsetAndMetadata]]]
@@ -95,11 +97,23 @@ class Fetching:
         self._aio = aio
         self.connection.adopt(aio._client)
 
-    async def close(self) -> None:
-        """Leave the group and close the sockets."""
+    async def close(self, timeout_ms: float | None = None) -> None:
+        """Leave the group and close the sockets; after `timeout_ms` they are closed without a word to the group."""
         aio, self._aio = self._aio, None
-        if aio is not None:
-            await aio.stop()
+        if aio is None:
+            return
+        stopping = asyncio.ensure_future(aio.stop())
+        try:
+            await asyncio.wait({stopping}, timeout=None if timeout_ms is None else timeout_ms / 1000)
+        finally:
+            if not stopping.done():
+                await aio._client.close()  # what waits for an answer ends with its socket
+                await asyncio.wait({stopping}, timeout=CLOSE_GRACE_MS / 1000)
+        if not stopping.done():
+            stopping.cancel()
+            await asyncio.wait({stopping}, timeout=CLOSE_GRACE_MS / 1000)
+        elif not stopping.cancelled():
+            stopping.result()
 
     @property
     def generation(self) -> int:
@@ -178,7 +192,9 @@ class Fetching:
             self._state(tp)
             self._buffers.pop(tp, None)
         # Not awaited: after a rebalance in between it would never end.
-        self._aio._fetcher.request_offset_reset(wanted, {"earliest": -2, "latest": -1}[to]).cancel()
+        waiting = self._aio._fetcher.request_offset_reset(wanted, {"earliest": -2, "latest": -1}[to])
+        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # asyncio reports what nobody saw
+        waiting.cancel()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         for tp in partitions:

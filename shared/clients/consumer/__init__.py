@@ -2,6 +2,6 @@
 
 from shared.clients.consumer.consumer import Consumer
 from shared.clients.consumer.listener import RebalanceListener
-from shared.clients.consumer.settings import ConsumerSettings
+from shared.clients.consumer.settings import ConsumerSettings, ReadingSettings
 
-__all__ = ["Consumer", "ConsumerSettings", "RebalanceListener"]
+__all__ = ["Consumer", "ConsumerSettings", "ReadingSettings", "RebalanceListener"]

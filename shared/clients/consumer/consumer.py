@@ -103,7 +103,8 @@ class Consumer(OffsetLookups):
     async def close(self, timeout_ms: float | None = None) -> None:
         """Commit what was polled (unless the strategy is `none`), have the listener revoke, leave the group.
 
-        `timeout_ms` bounds the commit and the listener; by default `commit_timeout_ms` and `rebalance_timeout_ms` do.
+        `timeout_ms` bounds all of it; by default `commit_timeout_ms` and `rebalance_timeout_ms` bound the commit and
+        the listener, and the brokers' answers to the last requests are waited for.
         """
         await self._close(timeout_ms, processed=True)
 
@@ -240,6 +241,15 @@ class Consumer(OffsetLookups):
             raise IllegalState("enforce_rebalance needs a group_id")
         self._fetching.enforce_rebalance()
 
+    def silent_ms(self) -> float | None:
+        """How long no broker has answered this client anything; None while it is not open."""
+        return self._fetching.connection.silent_ms() if self._state == "open" else None
+
+    def ask_for_answer(self) -> None:
+        """Send what any broker answers at once, so that silence is never for want of a question; does not wait."""
+        if self._state == "open":
+            self._fetching.connection.refresh_metadata()
+
     def group_metadata(self) -> GroupMetadata:
         """Who this member is in the generation of its last assignment; IllegalState without a group.
 
@@ -310,12 +320,14 @@ class Consumer(OffsetLookups):
             return
         if processed:
             self._membership.processed()
+        deadline_ms = None if timeout_ms is None else SYSTEM_CLOCK.monotonic_ms() + timeout_ms
         try:
             await self._membership.leave(timeout_ms)
         finally:
             await self._committer.close()
             self._state = "closed"
-            await self._fetching.close()
+            left_ms = None if deadline_ms is None else max(0.0, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
+            await self._fetching.close(left_ms)
 
     def _check_open(self) -> None:
         if self._state != "open":

@@ -41,6 +41,16 @@ class OffsetLookups:
             await asyncio.sleep(POSITION_POLL_MS / 1000)
         return position
 
+    def known_position(self, tp: TopicPartition) -> int | None:
+        """As `position`, without waiting: None while it is not known, or the partition is not assigned."""
+        self._check_open()
+        return self._fetching.position(tp) if tp in self._fetching.assignment() else None
+
+    def forget_commits(self) -> None:
+        """Drop offsets whose commit is still pending, which would otherwise be sent with the next generation."""
+        self._check_open()
+        self._committer.keep(())
+
     async def committed(self, tp: TopicPartition) -> OffsetAndMetadata | None:
         """What the group has committed, None without a commit."""
         self._check_open()

@@ -11,19 +11,12 @@ from shared.common.settings import PositiveMs, Section
 CommitStrategy = Literal["none", "auto", "sync", "async"]
 
 
-class ConsumerSettings(Section):
-    """What is read, how positions are committed, and when a member counts as dead."""
+class ReadingSettings(Section):
+    """What is read and how, and when a member counts as dead: all but who commits which group's positions."""
 
-    group_id: str | None = Field(None, min_length=1, description="none: no commits, no shared assignment")
     group_instance_id: str | None = Field(None, min_length=1, description="static membership")
     auto_offset_reset: Literal["earliest", "latest", "none"] = "latest"
     isolation_level: Literal["read_uncommitted", "read_committed"] = "read_uncommitted"
-    commit_strategy: CommitStrategy = Field(
-        "none",
-        description="what polls before the current one returned is committed: none: only on request; auto: every "
-        "auto_commit_interval_ms, in poll; sync: by every poll, which waits; async: by every poll, beside it",
-    )
-    auto_commit_interval_ms: PositiveMs = 5_000
     commit_timeout_ms: PositiveMs = Field(60_000, description="a commit that is waited for is retried so long")
     session_timeout_ms: PositiveMs = 45_000
     heartbeat_interval_ms: PositiveMs = 3_000
@@ -37,14 +30,30 @@ class ConsumerSettings(Section):
     max_poll_records: int | None = Field(500, ge=1, description="None: no bound")
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        if self.group_id is None and self.commit_strategy != "none":
-            raise ValueError(f"commit_strategy={self.commit_strategy} needs a group_id")
-        if self.group_id is None and self.group_instance_id is not None:
-            raise ValueError("group_instance_id needs a group_id")
+    def _heartbeats_fit(self) -> Self:
         if self.heartbeat_interval_ms >= self.session_timeout_ms:
             raise ValueError(
                 f"heartbeat_interval_ms={self.heartbeat_interval_ms} must be below "
                 f"session_timeout_ms={self.session_timeout_ms}"
             )
+        return self
+
+
+class ConsumerSettings(ReadingSettings):
+    """What is read, how positions are committed, and when a member counts as dead."""
+
+    group_id: str | None = Field(None, min_length=1, description="none: no commits, no shared assignment")
+    commit_strategy: CommitStrategy = Field(
+        "none",
+        description="what polls before the current one returned is committed: none: only on request; auto: every "
+        "auto_commit_interval_ms, in poll; sync: by every poll, which waits; async: by every poll, beside it",
+    )
+    auto_commit_interval_ms: PositiveMs = 5_000
+
+    @model_validator(mode="after")
+    def _group_is_named(self) -> Self:
+        if self.group_id is None and self.commit_strategy != "none":
+            raise ValueError(f"commit_strategy={self.commit_strategy} needs a group_id")
+        if self.group_id is None and self.group_instance_id is not None:
+            raise ValueError("group_instance_id needs a group_id")
         return self

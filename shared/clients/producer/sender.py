@@ -256,7 +256,7 @@ class Sender:
         if self._settings.enable_idempotence:
             self.ledger.acknowledged(batch.tp, batch.producer_state, batch.count)
         if batch.state is BatchState.DONE:
-            self._memory.release(batch.memory)
+            self._give_back(batch)
             log.warning("a batch was written after its delivery timeout", topic_partition=str(batch.tp), offset=offset)
             return
         batch.complete(offset, timestamp)
@@ -271,7 +271,7 @@ class Sender:
         if isinstance(error, STALE_METADATA):
             self._refresh(now_ms)
         if batch.state is BatchState.DONE:
-            self._memory.release(batch.memory)
+            self._give_back(batch)
             if batch.fate_unknown:
                 self._unresolved()
             return
@@ -333,10 +333,15 @@ class Sender:
         self._metrics.failed(batch.tp.topic, batch.count)
         self._release(batch)
 
+    def _give_back(self, batch: Batch) -> None:
+        """Free a batch's memory once: of two batches in one response the first may fail the second before its turn."""
+        self._memory.release(batch.memory)
+        batch.memory = 0
+
     def _release(self, batch: Batch) -> None:
         self._accumulator.forget(batch)
         if not self._is_out(batch):
-            self._memory.release(batch.memory)
+            self._give_back(batch)
         self._metrics.buffer_available.set(self._memory.available)
         for index, callback in batch.callbacks:
             try:

@@ -52,7 +52,7 @@ class SessionChanges(NamedTuple):
 
 
 class InMemorySessionStore:
-    """Session store in dicts and lists."""
+    """Session store in dicts and lists; `touched` is set by every change, for its owner to see and take back."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -62,6 +62,7 @@ class InMemorySessionStore:
         self._dirty: dict[tuple[Any, int], Session | None] = {}
         self._finals: list[ClosedSession] = []
         self._count = 0
+        self.touched = False
 
     def __len__(self) -> int:
         return self._count
@@ -171,12 +172,14 @@ class InMemorySessionStore:
             own.remove(session)
         session.live = False
         self._count -= 1
+        self.touched = True
 
     def _mark(self, session: Session) -> None:
         at = (session.key, session.start)
         if not session.persisted and self._dirty.get(at, session) is None:
             session.persisted = True  # a tombstone was due here: the new session replaces what it would have removed
         self._dirty[at] = session
+        self.touched = True
 
     def _unmark(self, session: Session) -> None:
         at = (session.key, session.start)

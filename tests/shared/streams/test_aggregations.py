@@ -249,6 +249,36 @@ def test_bind_refuses_what_is_no_number(aggregation: Aggregation[Any]) -> None:
         aggregation.bind(Flight)
 
 
+class Renamed(msgspec.Struct, rename="camel"):
+    delay_ms: int
+    ms: float | None = None
+    hops: int = 1
+    fast: bool = False
+    tags: list[str] = msgspec.field(default_factory=list)
+
+
+class Listed(msgspec.Struct, array_like=True):
+    ms: float
+
+
+@pytest.mark.parametrize(
+    ("value_type", "aggregation", "verbatim"),
+    [
+        (dict, Sum("ms"), True),
+        (Renamed, Sum("ms"), True),
+        (Renamed, Sum("delay_ms"), False),
+        (Renamed, Sum("hops"), False),
+        (Renamed, Sum("fast"), False),
+        (Renamed, CountDistinct("tags"), False),
+        (Listed, Sum("ms"), False),
+        (Renamed, Count(), True),
+    ],
+)
+def test_bind_says_whether_json_has_the_field(value_type: Any, aggregation: Aggregation[Any], verbatim: bool) -> None:
+    """A field that JSON has under another name, with a default, or of another type is not verbatim."""
+    assert aggregation.bind(value_type).verbatim is verbatim
+
+
 def test_bind_refuses_a_type_without_fields() -> None:
     """bytes and unions of structs have no fields to name."""
     for value_type in (bytes, Flight | Plain):

@@ -40,6 +40,7 @@ PROGRESS = Progress(
     grids_ms={"compaction": 500},
     stores=(SCHEMA,),
     wall_ms=1_000,
+    source_ids={"flights": "2ia3basOR-KblWWPsTuLbw"},
 )
 PROGRESS_JSON = (
     b'{"application":"app","guarantee":"exactly_once","sources":{"flights":7},"stream_time_ms":99,'
@@ -47,7 +48,7 @@ PROGRESS_JSON = (
     b'"key":"string","gap_ms":30,"grace_ms":15,"emit":"on_close","source":"flights","results":"out",'
     b'"late":"flights-late","dead_letters":"flights-dlq","aggregations":[{"name":"n","function":"count","field":null,'
     b'"state":[["n","int64"]],"result":"int64"},{"name":"delay","function":"mean","field":"dep_delay",'
-    b'"state":[["sum","float64"],["n","int64"]],"result":"float64"}]}],"wall_ms":1000,"version":1}'
+    b'"state":[["sum","float64"],["n","int64"]],"result":"float64"}]}],"wall_ms":1000,"version":1,"source_ids":{"flights":"2ia3basOR-KblWWPsTuLbw"}}'
 )
 TAKEOVER_JSON = b'{"application":"app","instance":"host-1","wall_ms":5,"version":1}'
 
@@ -182,3 +183,35 @@ def test_corrupt_states_are_refused(length: int) -> None:
     wrong = packed[:length] if length < len(packed) else packed + bytes(length - len(packed) + 1)
     with pytest.raises(CorruptRecord, match="changelog state"):
         codec.unpack(wrong)
+
+
+# --- foreign records ---
+
+
+@pytest.mark.parametrize("version", range(1, fmt.VERSIONS_MAX + 1))
+def test_an_entry_of_any_version_is_never_foreign(version: int) -> None:
+    """A version to come is known by the mark, however short its record is: it must not be passed over."""
+    for operation in b"LDFGTAZ":
+        assert not fmt.is_foreign(bytes([version, operation]))
+
+
+@given(st.binary(max_size=40))
+def test_a_foreign_record_is_none_that_decodes(value: bytes) -> None:
+    """What is passed over as foreign could not have been read as an entry either."""
+    if fmt.is_foreign(value):
+        with pytest.raises(CorruptRecord):
+            fmt.decode(value)
+
+
+def test_a_progress_record_from_before_topic_ids_is_read() -> None:
+    """The field `source_ids` may be missing: an older release's changelog stays readable."""
+    older = PROGRESS_JSON.replace(b',"source_ids":{"flights":"2ia3basOR-KblWWPsTuLbw"}', b"")
+    assert older != PROGRESS_JSON
+    assert fmt.decode_progress(older) == msgspec.structs.replace(PROGRESS, source_ids={})
+
+
+def test_the_way_out_names_the_setting_and_the_record() -> None:
+    """What a person is told is what the setting takes."""
+    assert 'skip_changelog_records="3:99"' in fmt.way_out(3, 99)
+    assert fmt.parse_places("3:99") == {(3, 99)}
+    assert fmt.parse_places("") == frozenset()

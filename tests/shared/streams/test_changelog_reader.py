@@ -15,7 +15,7 @@ from shared.common.errors import CorruptRecord, SchemaMismatch
 from shared.streams import changelog_format as fmt
 from shared.streams.aggregations import Count, Max, Sum
 from shared.streams.changelog_format import AggregationSchema, Progress, StoreSchema, Takeover
-from shared.streams.changelog_reader import Change, ChangelogReader, check_schema
+from shared.streams.changelog_reader import Change, ChangelogReader, CorruptEntry, check_schema
 
 Written = tuple[bytes | None, bytes | None]
 
@@ -188,19 +188,59 @@ def test_repr_counts() -> None:
 @pytest.mark.parametrize(
     ("entries", "said"),
     [
-        ([(b"a", None)], "offset 1: .* no envelope"),
-        ([(b"a", b"garbage that is long enough")], "offset 1: changelog format version 103"),
-        ([live(1, 1, b"a", store=1), progress(1, 1)], "offset 2: an entry for store 1 .* there are 1 stores"),
-        ([(None, live(1, 1, b"a")[1]), progress(1, 1)], "offset 2: an entry for store 0 with key None"),
-        ([(b"a", fmt.encode_deleted(0, 1, 1, 0)[:-1]), progress(1, 1)], "offset 2: .* body is too short"),
-        ([(b"a", fmt.encode_live(0, 1, 1, 0, 0, b"")[:-1]), progress(1, 1)], "offset 2: .* body is too short"),
+        ([(b"a", b"\x01L")], "offset 1: .* no envelope"),
+        ([(b"a", b"\x02L of a layout to come")], "offset 1: changelog format version 2; this release reads version 1"),
+        ([(b"a", b"\x01X" + bytes(20))], "offset 1: unknown changelog operation b'X'"),
+        ([(b"a", fmt.encode_live(0, -1, 1, 0, 0, b""))], "offset 1: .* epoch -1, commit 1"),
+        ([live(1, 1, b"a", store=1), progress(1, 1)], "offset 1: an entry for store 1; there are 1 stores"),
+        ([(None, live(1, 1, b"a")[1]), progress(1, 1)], "offset 1: an entry b'L' for store 0 without a key"),
+        ([(b"a", fmt.encode_deleted(0, 1, 1, 0)[:-1])], "offset 1: .* 7 bytes of body, 8 were expected"),
+        ([(b"a", fmt.encode_deleted(0, 1, 1, 0) + b"x")], "offset 1: .* 9 bytes of body, 8 were expected"),
+        ([(b"a", fmt.encode_live(0, 1, 1, 0, 0, b"")[:-1])], "offset 1: .* 15 bytes of body, 16 were expected"),
+        ([(b"a", fmt.encode_final(0, 9, 1, 0, 0, 0, b"")[:-1])], "offset 1: .* 23 bytes of body, 24 were expected"),
         ([(None, fmt.ENVELOPE.pack(1, fmt.PROGRESS, 0, 1, 1) + b"{")], "offset 1: a progress record cannot be read"),
     ],
 )
 def test_corruption_names_the_offset(entries: Sequence[Written], said: str) -> None:
-    """Bytes that cannot be read are refused with the offset at which the reader stood."""
-    with pytest.raises(CorruptRecord, match=said):
+    """An entry that cannot be read is refused with its own offset, whether anything confirms it or not."""
+    with pytest.raises(CorruptEntry, match=said) as refused:
         read(takeover(1), *entries)
+    assert refused.value.offset == 1
+
+
+FOREIGN: list[bytes | None] = [None, b"", b"\x01", b'{"id":1}', b"hello", bytes(20), b"\x08L" + bytes(20), b"\x01l"]
+
+
+@pytest.mark.parametrize("value", FOREIGN)
+@pytest.mark.parametrize("key", [None, b"a"])
+def test_a_foreign_record_changes_nothing(key: bytes | None, value: bytes | None) -> None:
+    """A record without the mark of an entry, wherever it stands, is counted with its offset and says nothing."""
+    got = read(takeover(1), live(1, 1, b"a"), (key, value), progress(1, 1, at=1), (key, value))
+    assert (got.state, got.at) == ({(b"a", 0): b"1/1"}, 1)
+    assert (got.reader.foreign_records, got.reader.first_foreign_offset) == (2, 2)
+    assert (got.reader.entries_applied, got.reader.entries_ignored, got.reader.next_offset) == (1, 0, 5)
+
+
+def test_a_skipped_offset_is_passed_over_whatever_it_holds() -> None:
+    """A corrupt record that is named to be left out counts as foreign; the rest of its commit holds."""
+    got = Read()
+    got.reader = ChangelogReader(got._apply, skip=frozenset({1}))
+    for offset, (key, value) in enumerate([takeover(1), (b"a", b"\x02L"), live(1, 1, b"b"), progress(1, 1)]):
+        got.reader.feed(offset, key, value)
+    assert (got.state, got.reader.foreign_records) == ({(b"b", 0): b"1/1"}, 1)
+
+
+def test_a_state_that_cannot_be_read_is_named_by_its_own_offset() -> None:
+    """Where applying an entry fails, the error names the entry and not the progress record that confirms it."""
+
+    def refuse(change: Change) -> None:
+        raise CorruptRecord(f"no such key as {change.key!r}")
+
+    reader = ChangelogReader(refuse)
+    reader.feed(7, *takeover(1))
+    reader.feed(8, *live(1, 1, b"a"))
+    with pytest.raises(CorruptEntry, match="offset 8: no such key as b'a'"):
+        reader.feed(9, *progress(1, 1))
 
 
 # --- schemas ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from shared.common.errors import ConfigError
 from shared.common.serialization import json_deserializer
 from shared.streams.aggregations import Count, Mean, Sum
 from shared.streams.dsl import Stream, StreamsBuilder, encode_json, encode_updates
-from shared.streams.processor import Record
+from shared.streams.processor import Processor, Record
 from shared.streams.session_windows import WindowKey, WindowResult
 from shared.testing.topology_test_driver import TopologyTestDriver
 
@@ -205,6 +206,41 @@ def test_the_schema_says_how_windows_were_made() -> None:
     assert (schema.gap_ms, schema.grace_ms, schema.emit, schema.key) == (30, 15, "on_close", "string")
     assert (schema.source, schema.results, schema.late, schema.dead_letters) == ("in", "out", "too-late", "in-dlq")
     assert [(a.name, a.function, a.field) for a in schema.aggregations] == [("n", "count", None), ("ms", "mean", "ms")]
+
+
+def upstream_of(build: Callable[[StreamsBuilder, Stream], Stream]) -> tuple[str, ...]:
+    builder = StreamsBuilder()
+    stream = build(builder, builder.stream("in", value=Click))
+    stream.group_by_key().session_window(30).aggregate("s", n=Count()).on_close().to("out")
+    return builder.build().schemas()[0].upstream
+
+
+@pytest.mark.parametrize(
+    ("build", "upstream"),
+    [
+        (lambda _, stream: stream, ()),
+        (lambda _, stream: stream.peek(print), ()),
+        (lambda _, stream: stream.peek(print).filter(bool).peek(print), ("filter-3",)),
+        (lambda _, stream: stream.map_values(lambda v: v).flat_map_values(list), ("map_values-2", "flat_map_values-3")),
+        (lambda _, stream: stream.branch(bool, bool)[1], ("filter-3",)),
+        (lambda _, stream: stream.process(Processor, name="mine"), ("mine",)),
+        (lambda builder, stream: stream.merge(builder.stream("other")), ("source-2", "merge-3")),
+    ],
+)
+def test_the_schema_names_what_stands_before_the_window(build: Any, upstream: tuple[str, ...]) -> None:
+    """Every node above a window that may drop, change or add records is named; what comes after it is not."""
+    assert upstream_of(build) == upstream
+
+
+def test_the_schema_says_whether_json_has_the_fields() -> None:
+    """A deserializer of the user's own hides what a field is, and results encoded otherwise name no results topic."""
+    for value, verbatim in ((dict, True), (Click, True), (lambda topic, data: {}, False)):
+        builder = StreamsBuilder()
+        windows = builder.stream("in", value=value).group_by_key().session_window(30)
+        windows.aggregate("s", ms=Mean("ms")).on_close().to("out", encode=lambda record: (None, None))
+        (schema,) = builder.build().schemas()
+        assert schema.aggregations[0].verbatim is verbatim
+        assert schema.results is None
 
 
 # --- refusals ---

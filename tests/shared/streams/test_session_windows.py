@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shared.common.errors import ConfigError
 from shared.streams.aggregations import Aggregate, Count, CountDistinct, Sum
 from shared.streams.dsl import StreamsBuilder
-from shared.streams.late_records import CLOSE_TIME_MS, LATENESS_MS, OFFSET, PARTITION, STREAM_TIME_MS, TOPIC
+from shared.streams.late_records import CLOSE_TIME_MS, LATENESS_MS, OFFSET, PARTITION, STORE, STREAM_TIME_MS, TOPIC
 from shared.streams.session_windows import Emit, SessionAggregate, SessionWindows
 from shared.testing.topology_test_driver import TopologyTestDriver
 
@@ -169,6 +169,7 @@ def test_late_record_says_how_late() -> None:
         (LATENESS_MS, b"5"),
         (CLOSE_TIME_MS, b"85"),
         (STREAM_TIME_MS, b"100"),
+        (STORE, b"s"),
     )
     assert driver.task.metrics.late_total == 1
 

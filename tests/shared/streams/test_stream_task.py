@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from shared.clients.consumer.dead_letters import parse_dead_letter
-from shared.common.errors import ConfigError, DataError, IllegalState, SchemaMismatch
+from shared.common.errors import ConfigError, DataError, IllegalState, RecordTooLarge, SchemaMismatch
 from shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from shared.streams.aggregations import Aggregate, Count, CountDistinct, Mean, Sum
 from shared.streams.changelog_format import FINAL, LIVE, PROGRESS, decode, decode_progress
 from shared.streams.dsl import Stream, StreamsBuilder
-from shared.streams.processor import Processor, ProcessorContext, Record
+from shared.streams.processor import ProcessingFailed, Processor, ProcessorContext, Record, RecordMetadata
 from shared.streams.punctuation import PunctuationType
 from shared.streams.restore import restore_task
-from shared.streams.stream_task import ProcessingFailed, StreamTask
+from shared.streams.state.session_store import Session
+from shared.streams.stream_task import StreamTask
 from shared.streams.topology import Topology
 from shared.testing.topology_test_driver import TopologyTestDriver
 
@@ -154,40 +155,290 @@ def test_a_dead_letter_topic_of_ones_own() -> None:
     assert [len(driver.read(topic)) for topic in ("refused", "too-late", "in-dlq", "in-late")] == [1, 1, 0, 0]
 
 
-def test_any_other_error_fails_the_task() -> None:
-    """An error of the user's code that is no DataError is not swallowed."""
+def raising(kind: str) -> Topology:
+    """A topology whose one node of user code reads the field x of every value."""
     builder, stream = plain()
-    stream.map_values(lambda value: value["missing"]).to("out")
-    with pytest.raises(KeyError):
-        task_of(builder.build()).process(columns("in", (0, b"k", b"{}", 0)), 0)
+    match kind:
+        case "filter":
+            stream.filter(lambda record: record.value["x"] > 0).to("out")
+        case "map_values":
+            stream.map_values(lambda value: value["x"] + 0).to("out")
+        case "peek":
+            stream.peek(lambda record: record.value["x"] + 0).to("out")
+        case "aggregate":
+            adding = Aggregate(int, lambda state, value: state + value["x"], lambda a, b: a + b)
+            stream.group_by_key().session_window(10).aggregate("s", x=adding).on_update().to("out")
+    return builder.build()
+
+
+@pytest.mark.parametrize("kind", ["filter", "map_values", "peek", "aggregate"])
+@pytest.mark.parametrize(
+    ("value", "exception"),
+    [(None, "TypeError"), (b"{}", "KeyError"), (b'{"x":"one"}', "TypeError"), (b"7", "TypeError")],
+)
+def test_what_user_code_raises_makes_a_dead_letter(kind: str, value: bytes | None, exception: str) -> None:
+    """A tombstone, or any value that a user's function stumbles over, goes to the dead letters; the next is taken."""
+    driver = TopologyTestDriver(raising(kind))
+    driver.pipe("in", key=b"k", value=value, timestamp=5, headers=(("trace", b"1"),))
+    driver.pipe("in", key=b"k", value=b'{"x":1}', timestamp=6)
+    (record,) = driver.read("in-dlq")
+    letter = parse_dead_letter(as_consumed(record))
+    assert letter.record == ConsumerRecord("in", 0, 0, 5, b"k", value, (("trace", b"1"),))
+    assert (letter.stage, letter.exception) == ("process", exception)
+    assert letter.message
+    assert (driver.task.metrics.dead_letters_total, driver.task.sources) == (1, {"in": 2})
+    assert len(driver.read("out")) == 1
+
+
+def test_a_deserializer_that_raises_makes_a_dead_letter() -> None:
+    """A user's deserializer may raise what it likes: the stage says where it was."""
+    builder = StreamsBuilder()
+    builder.stream("in", value=lambda topic, data: int(data or b"")).to("out")
+    driver = TopologyTestDriver(builder.build())
+    driver.pipe("in", key=b"k", value=b"x")
+    letter = parse_dead_letter(as_consumed(driver.read("in-dlq")[0]))
+    assert (letter.stage, letter.exception) == ("deserialize", "ValueError")
+
+
+def test_fail_stops_before_the_record() -> None:
+    """With `fail` an error other than DataError names the place; what came before is committed, and nothing after."""
+    task = task_of(raising("map_values"), processing_exception_handler="fail")
+    records = columns(
+        "in", (0, b"k", b'{"x":1}', 0), (1, b"k", b"{", 0), (2, b"k", b"null", 0), (3, b"k", b'{"x":1}', 0)
+    )
+    with pytest.raises(ProcessingFailed, match=r"node 'map_values-2': in-0@2 \(.*is fail\) cannot be .*: TypeError: "):
+        task.process(records, 0)
+    assert task.needs_commit
+    commit = task.prepare_commit(0)
+    assert ([r.topic for r in commit.outputs], commit.sources) == (["out", "in-dlq"], {"in": 2})
 
 
 def _refuse(record: Record) -> None:
     raise DataError("no")
 
 
-def test_a_refusal_after_a_store_took_effect_is_fatal() -> None:
-    """Downstream of a store a refused record cannot become a dead letter: its effect would count twice."""
+@pytest.mark.parametrize("handler", ["dead_letter", "fail"])
+def test_a_refusal_after_a_store_took_the_record_is_fatal(handler: Any) -> None:
+    """Downstream of a store a record cannot become a dead letter, and half of its effect is never committed."""
     builder, stream = plain()
     stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_update().peek(_refuse).to("out")
-    task = task_of(builder.build(), deduplicate_updates=False)
-    with pytest.raises(ProcessingFailed, match="'s' forwarded was refused after its record had taken effect: no"):
+    task = task_of(builder.build(), deduplicate_updates=False, processing_exception_handler=handler)
+    with pytest.raises(ProcessingFailed, match=r"node 'peek-2': in-0@0, which a store had taken, .* DataError: no"):
         task.process(columns("in", (0, b"k", b"{}", 0)), 0)
+    assert not task.needs_commit
+    with pytest.raises(ProcessingFailed, match="in-0@0"):
+        task.prepare_commit(0)
 
 
-def test_a_refusal_by_a_second_child_is_fatal() -> None:
-    """Where another branch has taken the record, a refusal is fatal; where the first refuses, it is a dead letter."""
+def test_what_a_failed_task_had_taken_before_is_not_committed() -> None:
+    """A record that is half done leaves the task unfit for a commit, though records before it would have needed one."""
     builder, stream = plain()
-    stream.to("out")
-    stream.peek(_refuse).to("never")
-    with pytest.raises(ProcessingFailed, match="no"):
-        task_of(builder.build()).process(columns("in", (0, b"k", b"{}", 0)), 0)
-    builder, stream = plain()
-    stream.peek(_refuse).to("never")
-    stream.to("out")
+    windows = stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_close()
+    windows.peek(lambda record: record.value.missing).to("out")
     task = task_of(builder.build())
     task.process(columns("in", (0, b"k", b"{}", 0)), 0)
-    assert [record.topic for record in task.prepare_commit(0).outputs] == ["in-dlq"]
+    assert task.needs_commit
+    with pytest.raises(ProcessingFailed, match=r"node 'peek-2': in-0@1, .* AttributeError: "):
+        task.process(columns("in", (1, b"k", b"{}", 100)), 0)
+    assert not task.needs_commit
+
+
+def test_one_record_of_many_that_a_store_took_is_fatal() -> None:
+    """Where a record was split up and the store has its first part, an error in the second cannot be a dead letter."""
+    builder, stream = plain()
+    parts = stream.flat_map_values(lambda value: value).map_values(lambda value: {"x": value["x"]})
+    parts.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    task = task_of(builder.build())
+    with pytest.raises(ProcessingFailed, match="node 'map_values-3': in-0@0, which a store had taken"):
+        task.process(columns("in", (0, b"k", b'[{"x":1},{}]', 0)), 0)
+
+
+@pytest.mark.parametrize("first", ["refuses", "takes"])
+def test_a_dead_letter_takes_back_what_was_sent_on(first: str) -> None:
+    """Of a record that one branch refuses nothing is written by another, whichever came first."""
+    builder, stream = plain()
+    if first == "takes":
+        stream.to("out")
+    stream.peek(_refuse).to("never")
+    if first == "refuses":
+        stream.to("out")
+    task = task_of(builder.build())
+    task.process(columns("in", (0, b"k", b"{}", 0)), 0)
+    commit = task.prepare_commit(0)
+    assert [record.topic for record in commit.outputs] == ["in-dlq"]
+    assert commit.origins == [("in", 0, 0)]
+
+
+def test_a_late_record_that_another_branch_refuses_is_not_counted_late() -> None:
+    """Counts agree with the topics: what became a dead letter is in no other topic and no other count."""
+    builder, stream = plain()
+    stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    stream.filter(lambda record: record.value["x"] > 0).to("also")
+    task = task_of(builder.build())
+    task.process(columns("in", (0, b"k", b'{"x":1}', 100), (1, b"k", b"{}", 0)), 0)
+    assert [record.topic for record in task.prepare_commit(0).outputs] == ["also", "in-dlq"]
+    assert (task.metrics.late_total, task.metrics.dead_letters_total) == (0, 1)
+
+
+def test_a_result_that_is_too_large_is_refused_at_its_sink() -> None:
+    """Over `record_bytes_max` it is a dead letter, or fatal with sink and place once a store has the record."""
+    builder, stream = plain()
+    stream.to("out")
+    task = task_of(builder.build(), record_bytes_max=1_000)
+    task.process(columns("in", (0, b"k", b'"%s"' % (b"x" * 1_000), 0)), 0)
+    (dead,) = task.prepare_commit(0).outputs
+    letter = parse_dead_letter(as_consumed(dead))
+    assert letter.exception == "shared.common.errors.RecordTooLarge"
+    assert "topic out: a record of" in letter.message
+    builder, stream = plain()
+    every = Aggregate(list, lambda state, value: [*state, value], lambda a, b: a + b)
+    stream.group_by_key().session_window(10).aggregate("s", all=every).on_close().to("out")
+    task = task_of(builder.build(), record_bytes_max=1_000)
+    large = b'"%s"' % (b"x" * 600)
+    with pytest.raises(ProcessingFailed, match=r"node 'sink-2': in-0@2, .* RecordTooLarge: topic out"):
+        task.process(columns("in", (0, b"k", large, 0), (1, b"k", large, 1), (2, b"k", b"0", 100)), 0)
+
+
+def test_a_record_whose_result_the_broker_refused_becomes_a_dead_letter() -> None:
+    """What a commit could not write is told to the next task, which refuses the source record at stage `produce`."""
+    refused = {RecordMetadata("in", 0, 1): RecordTooLarge("too much")}
+    builder, stream = plain()
+    stream.to("out")
+    task = task_of(builder.build(), refused=refused)
+    task.process(columns("in", (0, b"k", b"0", 0), (1, b"k", b"1", 0), (2, b"k", b"2", 0)), 0)
+    outputs = task.prepare_commit(0).outputs
+    assert [(record.topic, record.value) for record in outputs] == [("out", b"0"), ("in-dlq", b"1"), ("out", b"2")]
+    letter = parse_dead_letter(as_consumed(outputs[1]))
+    assert (letter.stage, letter.message, letter.record.offset) == ("produce", "too much", 1)
+    task = task_of(sessions(), refused=refused)
+    with pytest.raises(ProcessingFailed, match=r"in-0@1, which a store had taken, .* RecordTooLarge: too much"):
+        task.process(columns("in", (0, b"k", b"0", 0), (1, b"k", b"1", 0)), 0)
+
+
+def test_a_state_that_cannot_be_encoded_names_store_key_and_window() -> None:
+    """A user's aggregate whose state JSON cannot hold fails its commit by name, and the task with it."""
+    builder, stream = plain()
+    odd = Aggregate(int, lambda state, value: object(), lambda a, b: a)
+    stream.group_by_key().session_window(10).aggregate("s", odd=odd).on_close().to("out")
+    task = task_of(builder.build())
+    task.process(columns("in", (0, b"k", b"{}", 5)), 0)
+    said = "before in-0@1 cannot be processed: store 's': the state of key 'k', window 5 to 5, cannot be encoded: TypeE"
+    for _ in range(2):
+        with pytest.raises(ProcessingFailed, match=said):
+            task.prepare_commit(0)
+    assert not task.needs_commit
+
+
+@pytest.mark.parametrize(("value", "exception"), [(b'"odd"', "TypeError"), (b'"large"', "RecordTooLarge")])
+def test_a_task_that_checks_states_refuses_the_record_that_spoils_one(value: bytes, exception: str) -> None:
+    """The record that makes a state unwritable is the dead letter; the window is as it was before it."""
+    spoil = {"odd": object(), "large": "x" * 40_000}
+    builder, stream = plain()
+    add = Aggregate(list, lambda state, value: [*state, spoil.get(value, value)], lambda a, b: a + b)
+    stream.group_by_key().session_window(10).aggregate("s", all=add, n=Count()).on_close().to("out")
+    task = task_of(builder.build(), check_states=True, record_bytes_max=50_000)
+    task.process(columns("in", (0, b"k", b"1", 0), (1, b"k", value, 1), (2, b"k", b"2", 2)), 0)
+    commit = task.prepare_commit(0)
+    letter = parse_dead_letter(as_consumed(commit.outputs[0]))
+    assert (letter.record.offset, letter.exception.rpartition(".")[2]) == (1, exception)
+    (session,) = task.stores["s"].sessions()
+    assert session.states == [[1, 2], 2]
+
+
+@pytest.mark.parametrize("type_", PunctuationType)
+def test_a_punctuation_that_raises_fails_the_task(type_: PunctuationType) -> None:
+    """No record is to blame, so there is no dead letter: node, time and place are named, and nothing is committed."""
+
+    def tick(now_ms: int) -> None:
+        raise KeyError("tick")
+
+    class Ticking(Processor):
+        """Schedules what raises."""
+
+        def init(self, context: ProcessorContext) -> None:
+            context.schedule(10, type_, self._tick)
+
+        def _tick(self, now_ms: int) -> None:
+            tick(now_ms)
+
+        def process(self, record: Record) -> None:
+            pass
+
+    builder, stream = plain()
+    stream.process(Ticking, name="ticking")
+    task = task_of(builder.build())
+    said = rf"node 'ticking': a {type_.name} punctuation (after in-0@0|of partition 0) cannot be .*: KeyError: 'tick'"
+    stream_time = type_ is PunctuationType.STREAM_TIME
+    record = columns("in", (0, b"k", b"{}", 5))
+    with pytest.raises(ProcessingFailed, match=said):
+        task.process(record, 0) if stream_time else task.punctuate_wall_clock(10)
+    assert not task.needs_commit
+
+
+# --- what a punctuation asks for ---
+
+
+@pytest.mark.parametrize("does", ["nothing", "forwards", "changes a store", "moves time"])
+def test_only_a_firing_that_changed_something_asks_for_a_commit(does: str) -> None:
+    """An idle application writes nothing: a wall-clock firing is committed with its effect, or with the next one's."""
+
+    class Ticking(Processor):
+        """Has an effect of one kind at each firing."""
+
+        def init(self, context: ProcessorContext) -> None:
+            super().init(context)
+            context.schedule(10, PunctuationType.WALL_CLOCK_TIME, self._tick, name="tick")
+
+        def process(self, record: Record) -> None:
+            pass
+
+        def _tick(self, now_ms: int) -> None:
+            if does == "forwards":
+                self.context.forward(Record("k", 1, now_ms))
+            elif does == "changes a store":
+                self.context.store("s").put(Session("k", now_ms, now_ms, [1]))
+            elif does == "moves time":
+                (operator,) = task._operators()
+                operator.advance_time(now_ms)
+
+    builder, stream = plain()
+    stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    stream.process(Ticking, "s").to("ticks")
+    task = task_of(builder.build())
+    assert not task.punctuate_wall_clock(9)
+    assert task.punctuate_wall_clock(15)
+    assert task.needs_commit == (does != "nothing")
+    task.process(columns("in", (0, b"k", b"{}", 0)), 15)
+    progress = decode_progress(decode(task.prepare_commit(15).changelog[-1][1]).body)
+    assert progress.grids_ms == {"tick": 20}
+
+
+def test_a_firing_that_was_not_committed_is_made_up_for_once() -> None:
+    """After a restart a schedule fires once for the grid points since the last commit, and keeps its grid."""
+    fired: list[int] = []
+
+    class Ticking(Processor):
+        """Notes its firings."""
+
+        def init(self, context: ProcessorContext) -> None:
+            context.schedule(10, PunctuationType.WALL_CLOCK_TIME, fired.append, name="tick")
+
+        def process(self, record: Record) -> None:
+            pass
+
+    builder, stream = plain()
+    stream.process(Ticking)
+    driver = TopologyTestDriver(builder.build())
+    driver.pipe("in", key=b"k", value=b"{}")
+    written = len(driver.changelog)
+    for _ in range(5):
+        driver.advance_wall_clock(10)
+    assert (fired, len(driver.changelog)) == ([10, 20, 30, 40, 50], written)
+    driver.crash()
+    driver.restore()
+    driver.advance_wall_clock(3)
+    driver.advance_wall_clock(7)
+    assert fired[5:] == [50, 60]
 
 
 def test_skipped_and_late_are_counted_by_reason_and_topic() -> None:
@@ -259,7 +510,7 @@ def test_a_store_must_be_connected() -> None:
     task.process(columns("in", (0, b"k", b"{}", 0)), 0)
     assert sizes == [1]
     stream.process(lambda: _Asking(lambda c, r: c.store("s")), name="stranger")
-    with pytest.raises(ConfigError, match="'stranger' asks for the store 's', to which it is not connected"):
+    with pytest.raises(ProcessingFailed, match="'stranger' asks for the store 's', to which it is not connected"):
         task_of(builder.build()).process(columns("in", (0, b"k", b"{}", 0)), 0)
 
 
@@ -289,7 +540,7 @@ def test_a_processor_without_process() -> None:
     """A processor that does not say what to do with a record fails by its own name."""
     builder, stream = plain()
     stream.process(Processor)
-    with pytest.raises(TypeError, match="Processor does not define process"):
+    with pytest.raises(ConfigError, match="Processor does not define process"):
         task_of(builder.build()).process(columns("in", (0, b"k", b"{}", 0)), 0)
 
 

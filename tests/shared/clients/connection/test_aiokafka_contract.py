@@ -79,8 +79,15 @@ async def test_attributes_of_a_client() -> None:
     assert [(host, port) for host, port, _ in client.hosts] == [("127.0.0.1", 1)]
     assert client._topics == set()
     assert client.cluster._partitions == {}
+    assert client._conns == {}
     assert client.cluster.unauthorized_topics == set()
     assert (ConnectionGroup.COORDINATION, CoordinationType.GROUP, CoordinationType.TRANSACTION) == (1, 0, 1)
+
+
+def test_a_connection_notes_when_it_was_answered() -> None:
+    """`_last_action` is set in seconds of the monotonic clock when a response has come, and never by a request."""
+    assert "self._last_action = time.monotonic()" in inspect.getsource(AIOKafkaConnection._handle_frame)
+    assert "_last_action" not in inspect.getsource(AIOKafkaConnection.send)
 
 
 async def test_attributes_of_a_consumer() -> None:

@@ -6,6 +6,8 @@ import ssl
 from pathlib import Path
 
 import pytest
+from aiokafka.client import AIOKafkaClient
+from aiokafka.conn import AIOKafkaConnection
 from pydantic import SecretStr
 
 from shared.clients.connection.client import Connection, aiokafka_options, default_client_id, ssl_context
@@ -50,6 +52,23 @@ async def test_secrets_are_in_no_error() -> None:
     with pytest.raises(BrokerNotAvailable) as caught:
         await Connection(settings).open()
     assert SECRET not in repr(caught.getrepr(showlocals=False)) + str(caught.value)
+
+
+async def test_silence_is_the_time_since_the_last_answer_of_any_socket() -> None:
+    """None before it is open; then what the youngest answer says, also when its socket is gone."""
+    connection = Connection(KafkaSettings())
+    assert connection.silent_ms() is None
+    client = AIOKafkaClient(bootstrap_servers=["127.0.0.1:1"])
+    connection.adopt(client)
+    assert connection.silent_ms() == 0  # no socket, so it counts from now
+    for node, ago_s in ((1, -60.0), (2, -30.0)):
+        client._conns[node, 0] = AIOKafkaConnection("127.0.0.1", 1)
+        client._conns[node, 0]._last_action += ago_s
+    older = Connection(KafkaSettings())
+    older.adopt(client)
+    assert 29_000 <= (older.silent_ms() or 0) < 59_000
+    del client._conns[2, 0]
+    assert 29_000 <= (older.silent_ms() or 0) < 59_000
 
 
 def test_ssl(tmp_path: Path) -> None:

@@ -1,0 +1,81 @@
+"""Where a task reads on in a source partition, and whether that can be true.
+
+A position is an offset of one topic: it says nothing about a topic of the same name that was made later, and records
+that were deleted before they were read are gone. A client that resets its position to the beginning or the end, as
+Kafka's do unless they are told otherwise, goes on as if nothing had happened; here both are said.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from shared.common.errors import ChangelogHole, SourceOffsetsMissing, SourceTopicChanged
+from shared.common.records import TopicPartition
+
+OnMissing = Literal["fail", "skip"]
+START_AFRESH = (
+    "The state goes with the old topic's records. To start afresh, give the application another application_id, or "
+    "stop all its instances and delete its group's offsets, its changelog topic and its tables in the lake."
+)
+
+
+class Held(NamedTuple):
+    """What a source partition holds: its topic's id, its first offset, and the one after its last."""
+
+    topic_id: str
+    first: int
+    end: int
+
+
+class Start(NamedTuple):
+    """Where to read on; `skipped` offsets before it were deleted unread."""
+
+    offset: int
+    skipped: int = 0
+
+
+def position_of(
+    at: TopicPartition, group: str, known: int | None, committed: int | None, *, from_group: bool
+) -> int | None:
+    """The position by the changelog (`known`), else by the group's offset where `from_group` allows it, else None.
+
+    ChangelogHole where the group's offset says that more was done than the changelog knows of. Both are written
+    together; a group that is ahead means that state was lost, or that somebody set its offsets.
+    """
+    if committed is not None and committed > (known or 0) and (known or not from_group):
+        raise ChangelogHole(
+            f"{at}: group {group} has committed offset {committed}, but the changelog knows of {known or 0} only: "
+            "state was lost, or the offset was set by hand. To start with empty state, delete the group's offsets, or "
+            "set streams.start_from_group_offsets to go on at them."
+        )
+    return committed if known is None else known
+
+
+def start_of(
+    at: TopicPartition, position: int | None, known_id: str | None, held: Held, on_missing: OnMissing
+) -> Start:
+    """Where to read on from `position`, None for a partition that was never read; `known_id` is the topic it is of.
+
+    Raises SourceTopicChanged where the topic is another one or ends before the position, and SourceOffsetsMissing
+    where records at the position are gone, unless `on_missing` is `skip`.
+    """
+    if known_id is not None and known_id != held.topic_id:
+        raise SourceTopicChanged(
+            f"{at.topic} was deleted and made again: its id is {held.topic_id}, the state was made from the topic with "
+            f"id {known_id}. {START_AFRESH}"
+        )
+    if position is None:
+        return Start(held.first)
+    if position > held.end:
+        raise SourceTopicChanged(
+            f"{at}: the position is {position}, but the partition ends at {held.end}: the topic was deleted and made "
+            f"again, or it lost records. {START_AFRESH}"
+        )
+    if position >= held.first:
+        return Start(position)
+    if on_missing == "fail":
+        raise SourceOffsetsMissing(
+            f"{at}: offsets {position} to {held.first - 1} were deleted before they were read, by the topic's "
+            "retention or by hand. To go on without them, set streams.on_missing_source_offsets to skip."
+        )
+    return Start(held.first, held.first - position)

@@ -1,0 +1,85 @@
+"""Asks what the source partitions hold and puts a task's positions there; the rule is in `source_offsets`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import CollectorRegistry
+
+from shared.clients.admin import Admin
+from shared.clients.consumer import Consumer
+from shared.common.log import get_logger
+from shared.common.metrics import counter
+from shared.common.records import TopicPartition
+from shared.common.settings import KafkaSettings
+from shared.streams.settings import StreamsSettings
+from shared.streams.source_offsets import Held, position_of, start_of
+from shared.streams.stream_task import StreamTask
+
+log = get_logger(__name__)
+
+LOOKUP_TIMEOUT_MS = 10_000  # the other partitions may wait for it
+
+
+class SourcePositions:
+    """Where tasks read on. Its methods raise ChangelogHole, SourceTopicChanged and SourceOffsetsMissing."""
+
+    def __init__(self, kafka: KafkaSettings, settings: StreamsSettings, registry: CollectorRegistry) -> None:
+        self._kafka, self._settings = kafka, settings
+        self._skipped = counter(
+            registry,
+            "streams_skipped_offsets",
+            "Source offsets that were deleted before they were read.",
+            "topic",
+            "partition",
+        )
+
+    async def find(self, task: StreamTask, consumer: Consumer, partitions: Iterable[TopicPartition]) -> None:
+        """Set a restored task's positions: where the changelog says, else the group's offsets, else the beginning."""
+        found: dict[TopicPartition, int | None] = {}
+        for at in partitions:
+            known, told = task.sources.get(at.topic), await consumer.committed(at)
+            committed = None if told is None else told.offset
+            if committed is not None and committed < (known or 0):
+                log.warning(
+                    "the group's offset was set back: going on where the changelog says", topic_partition=str(at)
+                )
+            found[at] = position_of(
+                at,
+                self._settings.application_id,
+                known,
+                committed,
+                from_group=self._settings.start_from_group_offsets,
+            )
+        await self._put(task, consumer, found)
+
+    async def check(self, task: StreamTask, consumer: Consumer, partitions: Iterable[TopicPartition]) -> None:
+        """Hold a running task's positions against what the partitions hold now; move those that may be moved."""
+        await self._put(task, consumer, {at: task.sources.get(at.topic) for at in partitions})
+
+    async def _put(self, task: StreamTask, consumer: Consumer, positions: Mapping[TopicPartition, int | None]) -> None:
+        for at, held in (await self._held(consumer, positions)).items():
+            position = positions[at]
+            start = start_of(
+                at, position, task.source_ids.get(at.topic), held, self._settings.on_missing_source_offsets
+            )
+            if start.skipped:
+                self._skipped.labels(topic=at.topic, partition=at.partition).inc(start.skipped)
+                log.error(
+                    "source offsets were deleted before they were read: going on without them",
+                    topic=at.topic,
+                    partition=at.partition,
+                    from_offset=position,
+                    to_offset=start.offset - 1,
+                    offsets=start.skipped,
+                )
+                task.needs_commit = True
+            task.sources[at.topic] = start.offset
+            task.source_ids[at.topic] = held.topic_id
+
+    async def _held(self, consumer: Consumer, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Held]:
+        wanted = list(partitions)
+        async with Admin(self._kafka, timeout_ms=LOOKUP_TIMEOUT_MS) as admin:
+            described = await admin.describe_topics({at.topic for at in wanted})
+        first, end = await consumer.beginning_offsets(wanted), await consumer.end_offsets(wanted)
+        return {at: Held(described[at.topic].topic_id, first[at], end[at]) for at in wanted}

@@ -1,0 +1,29 @@
+"""The stream worker's settings."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from shared.streams.settings import StreamsSettings
+
+
+def test_skipped_records_are_kept_by_partition() -> None:
+    """Each partition gets the offsets that are named for it, and by default none."""
+    settings = StreamsSettings(skip_changelog_records="0:17,3:99,0:20")
+    assert settings.skipped_changelog_offsets(0) == {17, 20}
+    assert settings.skipped_changelog_offsets(3) == {99}
+    assert settings.skipped_changelog_offsets(1) == frozenset()
+    assert StreamsSettings().skipped_changelog_offsets(0) == frozenset()
+
+
+@pytest.mark.parametrize("given", ["0", "0:", "0:1,", "0:-1", "a:1", "0:1;2:3"])
+def test_a_place_that_is_none_is_refused(given: str) -> None:
+    """What is not partition:offset is refused at start-up by the setting's name."""
+    with pytest.raises(ValidationError, match="skip_changelog_records"):
+        StreamsSettings(skip_changelog_records=given)
+
+
+def test_missing_source_offsets_stop_unless_told_otherwise() -> None:
+    """Nothing is left out of what was counted on without being asked for."""
+    assert StreamsSettings().on_missing_source_offsets == "fail"

@@ -1,0 +1,84 @@
+"""Where a task reads on in a source partition."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.common.errors import ChangelogHole, SourceOffsetsMissing, SourceTopicChanged
+from shared.common.records import TopicPartition
+from shared.streams.source_offsets import Held, OnMissing, Start, position_of, start_of
+
+AT = TopicPartition("flights", 3)
+ID, OTHER = "2ia3basOR-KblWWPsTuLbw", "AAAAAAAAAAAAAAAAAAAAAA"
+offsets = st.integers(0, 1_000)
+
+
+@pytest.mark.parametrize(
+    ("known", "committed", "from_group", "position"),
+    [
+        (None, None, False, None),
+        (None, 0, False, 0),
+        (None, 7, True, 7),
+        (5, None, False, 5),
+        (5, 5, False, 5),
+        (5, 3, False, 5),
+        (5, 3, True, 5),
+    ],
+)
+def test_the_changelog_says_where(
+    known: int | None, committed: int | None, from_group: bool, position: int | None
+) -> None:
+    """The changelog's position counts; the group's does where there is none, and more than 0 only when asked to."""
+    assert position_of(AT, "app", known, committed, from_group=from_group) == position
+
+
+@pytest.mark.parametrize(("known", "from_group"), [(None, False), (5, False), (5, True), (0, False)])
+def test_a_group_that_is_ahead_is_refused(known: int | None, from_group: bool) -> None:
+    """A group that has done more than the changelog knows of means lost state, and both offsets are named."""
+    said = rf"flights-3: group app has committed offset 7, but the changelog knows of {known or 0} only"
+    with pytest.raises(ChangelogHole, match=said):
+        position_of(AT, "app", known, 7, from_group=from_group)
+
+
+@pytest.mark.parametrize("known_id", [None, ID])
+@pytest.mark.parametrize("on_missing", ["fail", "skip"])
+@given(first=offsets, length=offsets, into=offsets)
+def test_a_position_within_is_kept(
+    known_id: str | None, on_missing: OnMissing, first: int, length: int, into: int
+) -> None:
+    """From the first offset up to the end every position is good, whatever is to be done about others."""
+    position = first + min(into, length)
+    held = Held(ID, first, first + length)
+    assert start_of(AT, position, known_id, held, on_missing) == Start(position)
+
+
+@given(first=offsets)
+def test_a_partition_that_was_never_read_starts_at_its_first_offset(first: int) -> None:
+    """What was deleted before the application ever read the partition is not missing from it."""
+    assert start_of(AT, None, None, Held(ID, first, first), "fail") == Start(first)
+
+
+def test_deleted_records_stop_or_are_counted() -> None:
+    """A first offset above the position names the gap; with `skip` it is counted to the offset."""
+    held = Held(ID, 40, 90)
+    with pytest.raises(
+        SourceOffsetsMissing, match=r"flights-3: offsets 25 to 39 were deleted .*streams.on_missing_source_off"
+    ):
+        start_of(AT, 25, ID, held, "fail")
+    assert start_of(AT, 25, ID, held, "skip") == Start(40, skipped=15)
+
+
+@pytest.mark.parametrize("on_missing", ["fail", "skip"])
+def test_another_topic_of_the_same_name_is_refused(on_missing: OnMissing) -> None:
+    """A topic that was made again is refused by both ids, even where the position fits; nothing allows it."""
+    with pytest.raises(SourceTopicChanged, match=rf"made again: its id is {OTHER}, .* id {ID}\. .* application_id"):
+        start_of(AT, 5, ID, Held(OTHER, 0, 90), on_missing)
+
+
+@pytest.mark.parametrize("on_missing", ["fail", "skip"])
+def test_a_position_past_the_end_is_refused(on_missing: OnMissing) -> None:
+    """A topic that ends before the position lost what was read, or is another one whose id was not recorded."""
+    with pytest.raises(SourceTopicChanged, match=r"flights-3: the position is 91, but the partition ends at 90"):
+        start_of(AT, 91, None, Held(ID, 0, 90), on_missing)

@@ -1,0 +1,93 @@
+"""What is asked of topics that are there already."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from shared.clients.admin import NewTopic
+from shared.common import log
+from shared.common.errors import ConfigError
+from shared.common.settings import LogSettings
+from shared.streams.topics import CHANGELOG_CONFIGS, loses_old_times, require_changelog, warn_of_retention
+
+WANTED = NewTopic("app-changelog", 4, -1, CHANGELOG_CONFIGS)
+ALTER = "kafka-configs.sh --bootstrap-server host:1 --alter --entity-type topics --entity-name app-changelog"
+
+
+def changed(**given: str) -> dict[str, str | None]:
+    return {**CHANGELOG_CONFIGS, **{name.replace("_", "."): value for name, value in given.items()}}
+
+
+@pytest.mark.parametrize("configs", [changed(), changed(message_timestamp_type="CreateTime", segment_ms="1000")])
+def test_a_changelog_that_keeps_everything_is_taken(configs: dict[str, str | None]) -> None:
+    """Settings that lose nothing are the topic's owner's to choose."""
+    require_changelog(WANTED, 4, configs, "host:1")
+
+
+@pytest.mark.parametrize(
+    ("given", "has", "mended"),
+    [
+        ({"cleanup_policy": "compact"}, "cleanup.policy=compact", "cleanup.policy=delete"),
+        ({"cleanup_policy": "compact,delete"}, "cleanup.policy=compact,delete", "cleanup.policy=delete"),
+        ({"retention_ms": "604800000"}, "retention.ms=604800000", "retention.ms=-1"),
+        ({"retention_bytes": "1024"}, "retention.bytes=1024", "retention.bytes=-1"),
+        (
+            {"retention_ms": "1", "retention_bytes": "2"},
+            "retention.ms=1, retention.bytes=2",
+            "retention.ms=-1,retention.bytes=-1",
+        ),
+    ],
+)
+def test_a_changelog_that_would_lose_state_is_refused(given: dict[str, str], has: str, mended: str) -> None:
+    """Each setting that deletes state is named as it is, with the one command that corrects them all."""
+    with pytest.raises(ConfigError) as refused:
+        require_changelog(WANTED, 4, changed(**given), "host:1")
+    said = str(refused.value)
+    assert said.startswith(f"the changelog topic app-changelog has {has}: Kafka would delete state")
+    assert said.endswith(f"{ALTER} --add-config {mended}")
+
+
+def test_a_changelog_with_too_few_partitions_is_refused() -> None:
+    """A source that got more partitions is said with both numbers, what it means, and the command."""
+    with pytest.raises(ConfigError, match="has 2 partitions, the source topics have 4") as refused:
+        require_changelog(WANTED, 2, changed(), "host:1")
+    assert "kafka-topics.sh --bootstrap-server host:1 --alter --topic app-changelog --partitions 4" in str(
+        refused.value
+    )
+
+
+def test_a_changelog_with_too_many_partitions_is_refused() -> None:
+    """Partitions cannot be taken away: the changelog belongs to other source topics."""
+    with pytest.raises(ConfigError, match="has 5 partitions, the source topics have 4: its state is that of other"):
+        require_changelog(WANTED, 5, changed(), "host:1")
+
+
+@pytest.mark.parametrize(
+    ("configs", "found"),
+    [
+        ({"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}, []),
+        (
+            {"cleanup.policy": "delete", "retention.ms": "604800000", "retention.bytes": "-1"},
+            ["retention.ms=604800000"],
+        ),
+        ({"cleanup.policy": "compact,delete", "retention.bytes": "9"}, ["retention.bytes=9"]),
+        ({"cleanup.policy": "compact", "retention.ms": "604800000"}, []),
+    ],
+)
+def test_a_retention_is_found(configs: dict[str, str | None], found: list[str]) -> None:
+    """A retention deletes records only under the policy `delete`."""
+    assert loses_old_times(configs) == found
+
+
+def test_a_retention_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """A topic of event times with a retention is named with it; one without is not spoken of."""
+    log.configure(LogSettings(format="json"), "test")
+    warn_of_retention("kept", {"retention.ms": "-1"})
+    warn_of_retention("flights-late", {"cleanup.policy": "delete", "retention.ms": "1000"})
+    said: list[Any] = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line["level"], line["topic"], line["configs"]) for line in said] == [
+        ("warning", "flights-late", "retention.ms=1000")
+    ]
