@@ -28,8 +28,8 @@ def benchmarks() -> dict[str, str]:
 def main(arguments: list[str]) -> int:
     """Run the benchmark named first, with the rest as its arguments; without a name, list them."""
     known = benchmarks()
-    if not arguments or arguments[0] in {"-h", "--help"}:
-        print("scripts/bench NAME [--json]")
+    if not arguments or arguments[0] in {"-h", "--help", "--list"}:
+        print("usage: scripts/bench NAME [--json]; NAME is one of")
         for name, what in known.items():
             print(f"  {name:<20} {what}")
         return 0

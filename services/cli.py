@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-SERVICES = "Services (each reads flags, PENSTOCK_ variables and penstock.toml; see SERVICE --help)"
+SERVICES = "Services (SERVICE --help lists the settings)"
 JOBS = "Spark jobs"
 LOCAL = "On one machine"
 

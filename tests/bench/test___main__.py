@@ -31,9 +31,10 @@ def bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_lists_benchmarks_with_their_first_line(folder: Path) -> None:
-    """Without a name every benchmark is listed, and nothing that is none."""
-    done = bench(folder)
+@pytest.mark.parametrize("arguments", [(), ("--list",), ("--help",)])
+def test_lists_benchmarks_with_their_first_line(folder: Path, arguments: tuple[str, ...]) -> None:
+    """Without a name, or when asked to, every benchmark is listed, and nothing that is none."""
+    done = bench(folder, *arguments)
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.split(maxsplit=1) for line in done.stdout.splitlines()[1:]] == [
         ["met", "Always met."],

@@ -1,82 +1,66 @@
 """A user's own CSV file as events: each row a JSON object of its columns, with the parsed event time beside them.
 
-Plain, gzip, xz and zip (of one file) are told apart by their first bytes. A row whose time cannot be read is sent
-with a null time: the ingest endpoint refuses it, so that it is counted and named like any other bad event.
+What would fail for every row is refused before anything runs: a wrong column, a time format that reads none of the
+first rows, a duration that is none. A single row without a key or with an unreadable time is sent all the same, with
+its reason beside it and the event time of the row before: the topology refuses it, and so it is a dead letter that
+names the user's row and column, and the audit counts it like any other.
 """
 
 from __future__ import annotations
 
-import contextlib
-import csv
-import gzip
-import io
-import lzma
-import zipfile
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import IO, cast
+from typing import Any
 
 import msgspec
 
+from api.settings import IngestSettings
+from services.local.demo.csv_file import HEADER, Row, read_rows
+from services.local.demo.event_time import POSSIBLE, NoTime, formats_that_fit, time_parser
 from services.local.demo.events import Plan
-from shared.common.errors import ConfigError
+from shared.common.clock import SYSTEM_CLOCK
+from shared.common.durations import parse_ms
+from shared.common.errors import ConfigError, SerializationError
+from shared.common.serialization import json_deserializer
+from shared.streams.aggregations import Count
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.topology import Topology
 
 TIME_FIELD = "_event_time_ms"
-FIELD_BYTES_MAX = 1_000_000  # of one CSV field
-
-EPOCH_FORMATS = {"epoch": 1_000.0, "epoch_s": 1_000.0, "epoch_ms": 1.0, "epoch_us": 0.001}
-
-
-def time_parser(time_format: str | None) -> Callable[[str], int]:
-    """Text to ms since the epoch, by `epoch`, `epoch_ms`, `epoch_us`, a strptime format, or ISO 8601 by default.
-
-    A time without zone is taken as UTC. The parser raises ValueError for text that does not fit.
-
-    >>> time_parser(None)("2013-01-01T10:15:00Z"), time_parser("%d.%m.%Y %H:%M")("01.01.2013 10:15")
-    (1357035300000, 1357035300000)
-    >>> time_parser("epoch")("1357035300.25")
-    1357035300250
-    """
-    if time_format in EPOCH_FORMATS:
-        factor = EPOCH_FORMATS[time_format]
-        return lambda text: round(float(text) * factor)
-
-    def parse(text: str) -> int:
-        at = datetime.strptime(text, time_format) if time_format else datetime.fromisoformat(text)
-        return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1_000)
-
-    return parse
+REFUSED_FIELD = "_refused"
+PROBED_ROWS = 100  # one of the first rows must have a key and a time
+COLUMNS_SHOWN = 50
+TOPIC, RESULTS = "events", "sessions"
+DEFAULT_GAP, DEFAULT_GRACE = "30m", "15m"
 
 
-@contextlib.contextmanager
-def open_text(path: Path) -> Iterator[IO[str]]:
-    """The file's text, unpacked; ConfigError where it cannot be read."""
-    with contextlib.ExitStack() as stack:
-        try:
-            raw: IO[bytes] = stack.enter_context(path.open("rb"))
-            magic = raw.read(6)
-            raw.seek(0)
-            if magic.startswith(b"\x1f\x8b"):
-                raw = cast(IO[bytes], stack.enter_context(gzip.open(raw)))
-            elif magic.startswith(b"\xfd7zXZ\x00"):
-                raw = stack.enter_context(lzma.open(raw))
-            elif magic.startswith(b"PK\x03\x04"):
-                archive = stack.enter_context(zipfile.ZipFile(raw))
-                names = [name for name in archive.namelist() if not name.endswith("/")]
-                if len(names) != 1:
-                    raise ConfigError(f"{path}: a zip with one file in it is needed, this one has {len(names)}")
-                raw = stack.enter_context(archive.open(names[0]))
-        except OSError as e:
-            raise ConfigError(f"{path}: {e.strerror or e}") from None
-        except zipfile.BadZipFile as e:
-            raise ConfigError(f"{path}: {e}") from None
-        yield io.TextIOWrapper(raw, encoding="utf-8-sig", newline="")
+def topology(gap: str = DEFAULT_GAP, grace: str = DEFAULT_GRACE) -> Topology:
+    """Sessions per key with their number of events; rows that were marked as refused are dead letters."""
+    builder = StreamsBuilder()
+    windows = builder.stream(TOPIC, value=accepted).group_by_key().session_window(parse_ms(gap), parse_ms(grace))
+    windows.aggregate(RESULTS, events=Count()).on_close().to(RESULTS)
+    return builder.build()
+
+
+def accepted(topic: str, data: bytes | None) -> Any:
+    """The deserializer of rows: SerializationError with the reason for one that was marked as refused."""
+    row = json_deserializer(topic, data)
+    if isinstance(row, dict) and REFUSED_FIELD in row:
+        raise SerializationError(str(row[REFUSED_FIELD]))
+    return row
+
+
+class BadRow(ValueError):
+    """A row that cannot be an event; `time_text` is what was to be a time, where that is the reason."""
+
+    def __init__(self, reason: str, time_text: str | None = None) -> None:
+        super().__init__(reason)
+        self.time_text = time_text
 
 
 class CsvEvents:
-    """The rows of a file in file order, or the first `limit` of them."""
+    """The rows of a file in file order, or the first `limit` of them. ConfigError where they cannot be events."""
 
     def __init__(
         self,
@@ -85,52 +69,122 @@ class CsvEvents:
         time: str,
         *,
         time_format: str | None = None,
-        gap: str = "30m",
-        grace: str = "5m",
+        gap: str = DEFAULT_GAP,
+        grace: str = DEFAULT_GRACE,
         limit: int | None = None,
+        now_ms: int | None = None,
     ) -> None:
-        self._path, self._time, self._limit = path, time, limit
-        self._parse_time = time_parser(time_format)
-        csv.field_size_limit(FIELD_BYTES_MAX)
-        with open_text(path) as text:
-            columns = next(csv.reader(text), [])
-        for name, option in ((key, "--key"), (time, "--time")):
-            if name not in columns:
-                raise ConfigError(f"{option}: {path} has no column {name!r}; it has {', '.join(columns) or 'none'}")
-        if TIME_FIELD in columns:
-            raise ConfigError(f"{path}: the column name {TIME_FIELD!r} is taken by the demo itself")
-        self._columns = columns
-        self.plan = Plan(
-            topic="events",
-            results="sessions",
-            application="event-sessions",
-            key=("/" + key.replace("~", "~0").replace("/", "~1"),),
-            time=f"/{TIME_FIELD}",
-            topology="services.local.topologies:sessions",
-            options={"topic": "events", "results": "sessions", "gap": gap, "grace": grace},
-            handler="services.local.demo.notable:store",
-        )
+        self._path, self._key, self._time, self._limit = path, key, time, limit
+        self._latest_ms = (SYSTEM_CLOCK.now_ms() if now_ms is None else now_ms) + IngestSettings().max_future_ms
+        self._parse_time = time_parser(time_format, self._latest_ms)
+        self.plan = _plan(key, gap, grace)
+        header, *probed = list(islice(read_rows(path, limit), PROBED_ROWS + 1)) or [Row(HEADER, 1, [])]
+        self._columns = _checked_columns(path, header.fields, key, time)
+        self._key_at, self._time_at = self._columns.index(key), self._columns.index(time)
+        self._first_ms = self._probe(probed)
+        self._count: int | None = None
 
     def count(self) -> int:
-        return sum(1 for _ in self._rows())
+        """How many rows there are; reads the whole file, so that one that breaks off is found before it is sent."""
+        if self._count is None:
+            self._count = sum(row.number != HEADER for row in read_rows(self._path, self._limit))
+        return self._count
 
     def lines(self) -> Iterator[bytes]:
-        for row in self._rows():
-            event: dict[str, str | int | None] = dict(zip(self._columns, row, strict=False))
-            event[TIME_FIELD] = self._event_time(event.get(self._time))
+        """Each row as a line of JSON, with its event time, and with a reason where it is to be refused."""
+        last_ms = self._first_ms
+        for row in read_rows(self._path, self._limit):
+            if row.number == HEADER:
+                continue
+            event: dict[str, str | int] = dict(zip(self._columns, row.fields, strict=False))
+            try:
+                last_ms = self._event_time(row)
+            except BadRow as e:
+                event[REFUSED_FIELD] = f"{self._named(row)}, {e}"
+                event.setdefault(self._key, "")
+            event[TIME_FIELD] = last_ms
             yield msgspec.json.encode(event)
 
-    def _event_time(self, text: object) -> int | None:
-        try:
-            return self._parse_time(str(text))
-        except (ValueError, OverflowError):
-            return None
+    def name_refusal(self, number: int, message: str) -> str:
+        """A refusal of the ingest, in the file's own terms."""
+        for pointer, column in ((self.plan.key[0], self._key), (self.plan.time, self._time)):
+            message = message.replace(pointer, f"column {column!r}")
+        return f"row {number}: {message}"
 
-    def _rows(self) -> Iterator[list[str]]:
-        with open_text(self._path) as text:
-            reader = csv.reader(text)
+    def _event_time(self, row: Row) -> int:
+        """The row's event time. BadRow, with the column, where the row cannot be an event."""
+        have, wanted = len(row.fields), len(self._columns)
+        for at, column in ((self._key_at, self._key), (self._time_at, self._time)):
+            if at >= have:
+                raise BadRow(f"column {column!r}: the row ends after {have} of {wanted} columns")
+        if not row.fields[self._key_at]:
+            raise BadRow(f"column {self._key!r}: the key is empty")
+        text = row.fields[self._time_at]
+        try:
+            return self._parse_time(text)
+        except NoTime as e:
+            raise BadRow(f"column {self._time!r}: {e}", text) from None
+
+    def _probe(self, rows: list[Row]) -> int:
+        """The first event time of the first rows; ConfigError, with the first row's reason, where there is none."""
+        first: BadRow | None = None
+        for row in rows:
             try:
-                next(reader, None)
-                yield from islice((row for row in reader if row), self._limit)
-            except (csv.Error, UnicodeDecodeError, OSError, EOFError, lzma.LZMAError) as e:
-                raise ConfigError(f"{self._path}, line {reader.line_num}: {e}") from None
+                return self._event_time(row)
+            except BadRow as e:
+                first = first or e
+        if first is None:
+            raise ConfigError(f"{self._path} has no rows below its header")
+        others = f" (and none of the first {len(rows)} rows can be taken)" if len(rows) > 1 else ""
+        hint = "" if first.time_text is None else _what_reads(first.time_text, self._latest_ms)
+        raise ConfigError(f"{self._path}, {self._named(rows[0])}, {first}{others}{hint}")
+
+    @staticmethod
+    def _named(row: Row) -> str:
+        return f"row {row.number} (line {row.line})"
+
+
+def _what_reads(text: str, latest_ms: int) -> str:
+    fitting = formats_that_fit(text, latest_ms)
+    if not fitting:
+        return f"; --time-format takes {POSSIBLE}"
+    return (
+        f"; {fitting[0]} reads it" if fitting[0].startswith("--") else f"; it is {fitting[0]}: leave out --time-format"
+    )
+
+
+def _plan(key: str, gap: str, grace: str) -> Plan:
+    for option, text in (("--gap", gap), ("--grace", grace)):
+        try:
+            parse_ms(text)
+        except ConfigError as e:
+            raise ConfigError(f"{option}: {e}") from None
+    try:
+        topology(gap, grace)
+    except ConfigError as e:
+        raise ConfigError(f"--gap {gap} --grace {grace}: {e}") from None
+    return Plan(
+        topic=TOPIC,
+        results=RESULTS,
+        application="event-sessions",
+        key=("/" + key.replace("~", "~0").replace("/", "~1"),),
+        time=f"/{TIME_FIELD}",
+        topology="services.local.demo.csv_events:topology",
+        options={"gap": gap, "grace": grace},
+        handler="services.local.demo.notable:store",
+    )
+
+
+def _checked_columns(path: Path, columns: list[str], key: str, time: str) -> list[str]:
+    shown = ", ".join(name if name and name == name.strip() else repr(name) for name in columns[:COLUMNS_SHOWN])
+    more = f" and {len(columns) - COLUMNS_SHOWN} more" if len(columns) > COLUMNS_SHOWN else ""
+    for name, option in ((key, "--key"), (time, "--time")):
+        if name not in columns:
+            hint = "" if len(columns) != 1 else " (columns are separated by commas)"
+            raise ConfigError(f"{option}: {path} has no column {name!r}; it has {shown or 'none'}{more}{hint}")
+        if columns.count(name) > 1:
+            raise ConfigError(f"{option}: {path} has {columns.count(name)} columns {name!r}; rename one")
+    for name in (TIME_FIELD, REFUSED_FIELD):
+        if name in columns:
+            raise ConfigError(f"{path}: the column name {name!r} is taken by the demo itself")
+    return columns

@@ -16,6 +16,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 PLAIN_INTERVAL_S = 5.0
 
@@ -71,6 +72,10 @@ class Display:
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the panel away and give the terminal its cursor back."""
         if self._console.is_terminal:
             self._live.stop()
 
@@ -118,10 +123,21 @@ def day_time(ms: int | None) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def longest_table(sessions: list[dict[str, Any]], name: str) -> Table:
-    """The longest sessions as a table: key, start, length, then their results."""
+def counted(number: int, noun: str) -> str:
+    """A number with what it counts.
+
+    >>> counted(1, "record"), counted(0, "record"), counted(2_500, "dead letter")
+    ('1 record', '0 records', '2,500 dead letters')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def longest_table(sessions: list[dict[str, Any]], name: str) -> Table | Text:
+    """The longest sessions as a table: key, start, length, then their results; in words where there are none."""
+    if not sessions:
+        return Text(f"Longest {name}: none, since none has closed yet")
     table = Table(title=f"Longest {name}", title_justify="left")
-    results = [column for column in (sessions[0] if sessions else {}) if column not in ("key", "start", "end")]
+    results = [column for column in sessions[0] if column not in ("key", "start", "end")]
     table.add_column("key")
     table.add_column("from (UTC)", no_wrap=True)
     for column in ("hours", *(c.replace("_", " ") for c in results)):

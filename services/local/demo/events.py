@@ -12,7 +12,7 @@ class Plan:
     """How a set of events goes through the chain.
 
     `key` and `time` are the JSON pointers that the ingest endpoint takes key and event time from; `topology` is
-    `module:function` with its `options`; `describe` names the columns of the results for the table at the end.
+    `module:function` with its `options`.
     """
 
     topic: str
@@ -44,4 +44,8 @@ class Events(Protocol):
 
     def lines(self) -> Iterator[bytes]:
         """Each event as one line of JSON without its newline, in order of arrival."""
+        ...
+
+    def name_refusal(self, number: int, message: str) -> str:
+        """What the ingest says of the event `number` (from 1), in the words of the events' own source."""
         ...

@@ -125,3 +125,6 @@ class FlightEvents:
 
     def lines(self) -> Iterator[bytes]:
         return iter(self._lines)
+
+    def name_refusal(self, number: int, message: str) -> str:
+        return f"flight {number}: {message}"

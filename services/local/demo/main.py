@@ -4,6 +4,7 @@ end. The last line of `--json` is one object with what came of it."""
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 import sys
@@ -13,9 +14,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 
-from services.local.demo.csv_events import CsvEvents
-from services.local.demo.display import Display, longest_table
+from services.local.demo.csv_events import DEFAULT_GAP, DEFAULT_GRACE, CsvEvents
+from services.local.demo.display import Display, counted, longest_table
 from services.local.demo.events import Events
 from services.local.demo.flights import FlightEvents
 from services.local.demo.scenario import Outcome, Scenario
@@ -28,22 +30,35 @@ MARKER = "penstock-demo"  # a file in the folder: only a folder that a demo made
 PLAIN_WIDTH = 120  # of what goes into a file or a pipe
 OK, FAILED, WRONG_SETTINGS, INTERRUPTED = 0, 1, 2, 130
 
+PROGRAM = "penstock demo"
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command(name="penstock demo")
+@app.command()
 def demo(
     events: Annotated[int | None, typer.Option(min=1, help="Only the first N events.", metavar="N")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
-    input: Annotated[Path | None, typer.Option(help="A CSV file of events: plain, gz, xz or zip.")] = None,
+    input: Annotated[
+        Path | None,
+        typer.Option(help="A CSV file of events: plain, gz, xz or zip; needs --key and --time.", metavar="FILE"),
+    ] = None,
     key: Annotated[str | None, typer.Option(help="The file's column with the key.", metavar="COLUMN")] = None,
     time: Annotated[str | None, typer.Option(help="The file's column with the event time.", metavar="COLUMN")] = None,
     time_format: Annotated[
-        str | None, typer.Option(help="epoch, epoch_ms, epoch_us or a strptime format; default ISO 8601.")
+        str | None,
+        typer.Option(help="epoch, epoch_ms, epoch_us or a strptime format; default: ISO 8601.", metavar="FORMAT"),
     ] = None,
-    gap: Annotated[str, typer.Option(help="Inactivity that ends a session.")] = "30m",
-    grace: Annotated[str, typer.Option(help="How long after that late events are still taken.")] = "15m",
-    data_dir: Annotated[Path, typer.Option(help="Where Kafka, the lake and the logs go.")] = DEFAULT_FOLDER,
+    gap: Annotated[
+        str | None, typer.Option(help=f"Inactivity that ends a session; default: {DEFAULT_GAP}.", metavar="DURATION")
+    ] = None,
+    grace: Annotated[
+        str | None,
+        typer.Option(help=f"How long after that late events are taken; default: {DEFAULT_GRACE}.", metavar="DURATION"),
+    ] = None,
+    data_dir: Annotated[
+        Path, typer.Option(help="Where Kafka, the lake and the logs go.", metavar="FOLDER")
+    ] = DEFAULT_FOLDER,
 ) -> None:
     """Replay the flights that left New York in 2013, or a CSV file of yours, through the whole chain."""
     log.configure(LogSettings(level="error"), "demo")
@@ -52,14 +67,15 @@ def demo(
         console.width = PLAIN_WIDTH
     try:
         source = _source(input, key, time, time_format, gap, grace, events)
+        total = source.count()  # reads all of it: a file that breaks off is found before anything is touched
         folder = _fresh_folder(data_dir)
-        with Display(console, source.count()) as display:
-            outcome = asyncio.run(_run(Scenario(source, folder, display)))
+        with Display(console, total) as display:
+            outcome = asyncio.run(_run(Scenario(source, folder, display), display))
     except ConfigError as e:
         raise typer.Exit(_say(e, WRONG_SETTINGS)) from None
     except PenstockError as e:
         raise typer.Exit(_say(e, FAILED)) from None
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, KeyboardInterrupt):
         raise typer.Exit(INTERRUPTED) from None
     _print(console, source, outcome, folder)
     if json:
@@ -67,11 +83,22 @@ def demo(
     raise typer.Exit(OK if outcome.audit_ok else FAILED)
 
 
-async def _run(scenario: Scenario) -> Outcome:
-    """Run it as a task that SIGTERM and Ctrl-C cancel, so that everything started is stopped again."""
-    task = asyncio.ensure_future(scenario.run())
+async def _run(scenario: Scenario, display: Display) -> Outcome:
+    """Run it as a task that SIGTERM and Ctrl-C cancel, so that everything started is stopped again.
+
+    The second signal ends us at once, and our children end with us.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(scenario.run())
+
+    def stop() -> None:
+        if task.cancelling():
+            display.close()
+            os._exit(INTERRUPTED)
+        display.step("stopping Kafka and all services, which takes some seconds (Ctrl-C again: at once) …")
+        task.cancel()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        loop.add_signal_handler(number, stop)
     return await task
 
 
@@ -80,16 +107,19 @@ def _source(
     key: str | None,
     time: str | None,
     time_format: str | None,
-    gap: str,
-    grace: str,
+    gap: str | None,
+    grace: str | None,
     limit: int | None,
 ) -> Events:
     if file is None:
-        if key or time:
-            raise ConfigError("--key and --time go with --input")
+        options = {"--key": key, "--time": time, "--time-format": time_format, "--gap": gap, "--grace": grace}
+        given = [name for name, value in options.items() if value is not None]
+        if given:
+            raise ConfigError(f"{' and '.join(given)}: only with --input FILE; without it the flights are replayed")
         return FlightEvents(limit)
     if not key or not time:
         raise ConfigError("--input also needs --key COLUMN and --time COLUMN")
+    gap, grace = gap or DEFAULT_GAP, grace or DEFAULT_GRACE
     return CsvEvents(file, key, time, time_format=time_format, gap=gap, grace=grace, limit=limit)
 
 
@@ -119,9 +149,11 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "sessions_open": audit["sessions_open"],
         "late_records": audit["late"],
         "dead_letters": audit["dead_letters"],
+        "skipped_records": audit["skipped"],
         "restore_ms": outcome.restore_ms,
-        "restored_windows": sum(task["restored_windows"] for task in outcome.restores),
-        "restored_changelog_records": sum(task["restored_changelog_records"] for task in outcome.restores),
+        "restored_windows": outcome.restored("windows"),
+        "restored_changelog_windows": outcome.restored("changelog_windows"),
+        "restored_changelog_records": outcome.restored("changelog_records"),
         "compactions": outcome.compactions,
         "delta_rows": outcome.lake["live_rows"] + sum(outcome.lake["closed_rows"].values()),
         "notable": outcome.notable,
@@ -133,37 +165,53 @@ def summary(outcome: Outcome) -> dict[str, Any]:
 
 
 def _print(console: Console, source: Events, outcome: Outcome, folder: Path) -> None:
-    figures, plan = summary(outcome), source.plan
     console.print()
-    console.print(longest_table(outcome.longest, plan.results))
+    console.print(longest_table(outcome.longest, source.plan.results))
     console.print()
+    for refusal in outcome.counts.errors:
+        console.print(
+            f"  refused by the ingest: {refusal}", highlight=False, markup=False, style="yellow", soft_wrap=True
+        )
+    for name, text in _lines(summary(outcome), source, outcome, folder).items():
+        console.print(f"  [bold]{name:<13}[/bold]{text}", highlight=False, soft_wrap=True)
+
+
+def _lines(figures: dict[str, Any], source: Events, outcome: Outcome, folder: Path) -> dict[str, str]:
+    """The summary, line by line, as rich's markup."""
+    plan = source.plan
+    refused, skipped = figures["events_refused"], figures["skipped_records"]
     lines = {
         "events": f"{figures['events_sent']:,} sent, {figures['events_acked']:,} acknowledged by Kafka"
-        f" ({figures['events_per_second']:,} a second from HTTP to the last commit)",
+        + (f", [yellow]{refused:,} refused by the ingest[/yellow]" if refused else "")
+        + f" ({figures['events_per_second']:,} a second from HTTP through the aggregator)",
         "sessions": f"{figures['sessions_closed']:,} closed, {figures['sessions_open']:,} still open",
-        "late": f"{figures['late_records']:,} records, in topic {plan.late}",
-        "dead letters": f"{figures['dead_letters']:,} records, in topic {plan.dead_letters}",
-        "notable": f"{figures['notable']:,} sessions, kept by the consumer in {folder / 'notable.jsonl'}",
-        "crash": f"restored in {figures['restore_ms']:,} ms from {figures['restored_windows']:,} windows in Delta"
-        f" and {figures['restored_changelog_records']:,} changelog records",
-        "lake": f"{figures['delta_rows']:,} rows, folded by {figures['compactions']} compactions, in {folder / 'lake'}",
+        "late": f"{counted(figures['late_records'], 'record')}, in topic {plan.late}",
+        "dead letters": f"{counted(figures['dead_letters'], 'record')}, in topic {plan.dead_letters}"
+        + "".join(f"\n{'':<15}such as: {escape(reason)}" for reason in outcome.reasons),
+        "skipped": f"{counted(skipped, 'record')} without a key",
+        "notable": f"{counted(figures['notable'], 'session')}, kept by the consumer in {folder / 'notable.jsonl'}",
+        "crash": f"restored in {figures['restore_ms']:,} ms from {counted(figures['restored_windows'], 'window')}"
+        f" in Delta and {counted(figures['restored_changelog_windows'], 'change')} in the changelog",
+        "lake": f"{counted(figures['delta_rows'], 'row')}, folded by {counted(figures['compactions'], 'compaction')},"
+        f" in {folder / 'lake'}",
         "audit": "[green]passed[/green]: every event is in exactly one place, no session is split for nothing"
         if outcome.audit_ok
         else f"[red]FAILED[/red]: see {folder / 'logs' / 'audit.log'}",
         "time": f"{figures['seconds']:.0f} s",
     }
-    for refusal in outcome.counts.errors:
-        console.print(f"  refused: {refusal}", highlight=False, style="yellow")
-    for name, text in lines.items():
-        console.print(f"  [bold]{name:<13}[/bold]{text}", highlight=False, soft_wrap=True)
+    if not skipped:
+        del lines["skipped"]
+    if not figures["notable"]:
+        lines["notable"] = "none"
+    return lines
 
 
 def _say(error: PenstockError, status: int) -> int:
-    print(f"penstock demo: {error}", file=sys.stderr)
+    print(f"{PROGRAM}: {error}", file=sys.stderr)
     return status
 
 
 def main(arguments: list[str]) -> int:
     """Run the demo; the exit status."""
-    result = app(arguments, standalone_mode=False)
+    result = app(arguments, prog_name=PROGRAM, standalone_mode=False)
     return result if isinstance(result, int) else OK

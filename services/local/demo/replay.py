@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -23,7 +23,7 @@ class IngestRefused(PenstockError):
 
 @dataclass(slots=True)
 class ReplayCounts:
-    """What became of the events so far; `errors` are the first few refusals, in the endpoint's words."""
+    """What became of the events so far; `errors` are the first few refusals by the endpoint, named by the source."""
 
     sent: int = 0
     acknowledged: int = 0
@@ -32,11 +32,14 @@ class ReplayCounts:
 
 
 class Replay:
-    """One pass over a source of events; `send` may be called for one part after the other."""
+    """One pass over a source of events; `send` may be called for one part after the other.
 
-    def __init__(self, url: str, topic: str, lines: Iterator[bytes]) -> None:
+    `name_refusal` words what the endpoint says of an event, given the event's number from 1.
+    """
+
+    def __init__(self, url: str, topic: str, lines: Iterator[bytes], name_refusal: Callable[[int, str], str]) -> None:
         self._url = f"{url}/v1/topics/{topic}/events"
-        self._lines = lines
+        self._lines, self._name_refusal = lines, name_refusal
         self._client = httpx.AsyncClient(timeout=REQUEST_TIMEOUT_MS / 1000, trust_env=False)
         self.counts = ReplayCounts()
 
@@ -56,7 +59,7 @@ class Replay:
         await self._client.aclose()
 
     async def _send(self, batch: list[bytes]) -> None:
-        counts, body = self.counts, b"\n".join(batch) + b"\n"
+        counts, body, before = self.counts, b"\n".join(batch) + b"\n", self.counts.sent
         counts.sent += len(batch)
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
@@ -69,9 +72,9 @@ class Replay:
             if answer.status_code not in (429, 503) or attempt == ATTEMPTS_MAX:
                 break
             await asyncio.sleep(float(answer.headers.get("Retry-After", "1")))
-        self._count(answer, len(batch))
+        self._count(answer, before, len(batch))
 
-    def _count(self, answer: httpx.Response, lines: int) -> None:
+    def _count(self, answer: httpx.Response, before: int, lines: int) -> None:
         counts = self.counts
         try:
             body = answer.json()
@@ -82,4 +85,5 @@ class Replay:
             raise IngestRefused(f"{self._url} answered {answer.status_code}: {body.get('stop_reason')}")
         counts.acknowledged += stored
         counts.refused += lines - stored
-        counts.errors += [e["message"] for e in errors[: ERRORS_KEPT - len(counts.errors)]]
+        for error in errors[: ERRORS_KEPT - len(counts.errors)]:
+            counts.errors.append(self._name_refusal(before + int(error["line"]), str(error["message"])))

@@ -9,20 +9,22 @@ from typing import Any
 import msgspec
 
 from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.clients.consumer.dead_letters import MESSAGE
 from shared.common.records import TopicPartition
 from shared.common.settings import KafkaSettings
 
 POLL_MS = 500
 POLL_RECORDS = 10_000
+DEAD_LETTERS_READ_MAX = 100_000  # for a few reasons nobody waits for millions of the same
+SETTINGS = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="earliest", commit_strategy="none")
 
 
 async def longest_sessions(kafka: KafkaSettings, topic: str, partitions: int, most: int) -> list[dict[str, Any]]:
     """The sessions of a results topic that lasted longest, longest first."""
-    settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="earliest", commit_strategy="none")
     at = [TopicPartition(topic, p) for p in range(partitions)]
     heap: list[tuple[int, int, dict[str, Any]]] = []
     seen = 0
-    async with Consumer(kafka, settings) as consumer:
+    async with Consumer(kafka, SETTINGS) as consumer:
         consumer.assign(at)
         ends = await consumer.end_offsets(at)
         while any([await consumer.position(p) < ends[p] for p in at]):
@@ -33,6 +35,22 @@ async def longest_sessions(kafka: KafkaSettings, topic: str, partitions: int, mo
                     item = (session["end"] - session["start"], -seen, session)
                     (heapq.heappush if len(heap) < most else heapq.heappushpop)(heap, item)
     return [session for _, _, session in sorted(heap, reverse=True)]
+
+
+async def dead_letter_reasons(kafka: KafkaSettings, topic: str, partitions: int, most: int) -> list[str]:
+    """What the first dead letters of a topic say, each reason once."""
+    at = [TopicPartition(topic, p) for p in range(partitions)]
+    reasons: dict[str, None] = {}
+    left = DEAD_LETTERS_READ_MAX
+    async with Consumer(kafka, SETTINGS) as consumer:
+        consumer.assign(at)
+        ends = await consumer.end_offsets(at)
+        while len(reasons) < most and left > 0 and any([await consumer.position(p) < ends[p] for p in at]):
+            for columns in (await consumer.poll(POLL_MS, POLL_RECORDS)).values():
+                left -= len(columns)
+                for headers in columns.headers or ():
+                    reasons.setdefault((dict(headers).get(MESSAGE) or b"").decode(errors="replace"))
+    return list(reasons)[:most]
 
 
 def count_notable(path: Path) -> int:

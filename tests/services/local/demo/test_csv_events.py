@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.local.demo.csv_events import TIME_FIELD, CsvEvents, time_parser
+from services.local.demo.csv_events import REFUSED_FIELD, TIME_FIELD, CsvEvents, topology
 from shared.common.errors import ConfigError
+from shared.testing.topology_test_driver import TopologyTestDriver
 
 TEXT = 'user,at,what\nann,2024-05-01T10:00:00Z,"a, b"\nbob,2024-05-01T12:00:00+02:00,x\n'
 AT_MS = 1_714_557_600_000
@@ -47,25 +48,65 @@ def test_the_plan_points_at_the_key_column(tmp_path: Path) -> None:
     assert events.plan.options["gap"] == "5m"
 
 
+def rows(events: CsvEvents) -> list[dict[str, object]]:
+    return [msgspec.json.decode(line) for line in events.lines()]
+
+
+def test_a_row_that_cannot_be_an_event_is_sent_with_its_reason(tmp_path: Path) -> None:
+    """It is not dropped here: it goes on with row, line and column, and with the event time of the row before."""
+    text = 'user,at,what\n"",2024-05-01T10:00:00Z,a\nann,2024-05-01T10:00:00Z,"x\ny"\nbob,yesterday,b\neve\n'
+    sent = rows(CsvEvents(write(tmp_path, "csv", text), "user", "at"))
+    assert [row[TIME_FIELD] for row in sent] == [AT_MS] * 4
+    assert [row.get(REFUSED_FIELD) for row in sent] == [
+        "row 1 (line 2), column 'user': the key is empty",
+        None,
+        "row 3 (line 5), column 'at': 'yesterday' is no ISO 8601 time",
+        "row 4 (line 6), column 'at': the row ends after 1 of 3 columns",
+    ]
+
+
+def test_a_refused_row_is_a_dead_letter_that_says_why(tmp_path: Path) -> None:
+    """The topology refuses it with the row's reason, and aggregates the others."""
+    text = "user,at\nann,2024-05-01T10:00:00Z\nann,never\nann,2024-05-01T12:00:00Z\n"
+    events = CsvEvents(write(tmp_path, "csv", text), "user", "at", gap="5m", grace="0s")
+    driver = TopologyTestDriver(topology(**events.plan.options))
+    for line in events.lines():
+        row = msgspec.json.decode(line)
+        driver.pipe(events.plan.topic, key=row["user"].encode(), value=line, timestamp=row[TIME_FIELD])
+    [letter] = driver.read(events.plan.dead_letters)
+    assert dict(letter.headers)["penstock.dlq.message"] == b"row 2 (line 3), column 'at': 'never' is no ISO 8601 time"
+    [session] = [msgspec.json.decode(record.value or b"") for record in driver.read(events.plan.results)]
+    assert (session["key"], session["events"]) == ("ann", 1)
+
+
+def test_a_refusal_by_the_ingest_names_the_users_column(tmp_path: Path) -> None:
+    """The pointers of the ingest's words are the columns of the file, its lines are rows."""
+    events = CsvEvents(write(tmp_path, "csv"), "user", "at")
+    said = events.name_refusal(7, "time: /_event_time_ms is too far ahead; key: /user must be a string")
+    assert said == "row 7: time: column 'at' is too far ahead; key: column 'user' must be a string"
+
+
 @pytest.mark.parametrize(
-    ("time_format", "text", "expected"),
+    ("text", "options", "says"),
     [
-        (None, "2024-05-01 10:00:00", AT_MS),
-        ("epoch", "1714557600.5", AT_MS + 500),
-        ("epoch_ms", "1714557600000", AT_MS),
-        ("epoch_us", "1714557600000000", AT_MS),
-        ("%d/%m/%y %H:%M %z", "01/05/24 12:00 +0200", AT_MS),
+        ("user,at\nann,yesterday\n", {}, "row 1 .line 2., column 'at': 'yesterday' is no ISO 8601 time; .*strptime"),
+        ("user,at\nann,1714557600000\n", {}, "--time-format epoch_ms reads it"),
+        ("user,at\nann,1714557600000\n", {"time_format": "epoch"}, "in the future by .*epoch_ms reads it"),
+        ("user,at\nann,2024-05-01\n", {"time_format": "epoch"}, "leave out --time-format"),
+        ("user,at\nann,2024-05-01\n", {"time_format": "%Q"}, "--time-format: 'Q' is a bad directive"),
+        ("user,at\n,2024-05-01\nbob\n", {}, "row 1 .*column 'user': the key is empty .*none of the first 2 rows"),
+        ("user,at\n", {}, "has no rows below its header"),
+        (TEXT, {"gap": "bogus"}, "--gap: 'bogus' is no duration"),
+        (TEXT, {"grace": "bogus"}, "--grace: 'bogus' is no duration"),
+        (TEXT, {"gap": "0s"}, "--gap 0s"),
     ],
 )
-def test_time_formats(time_format: str | None, text: str, expected: int) -> None:
-    """Epochs, strptime formats and ISO 8601 give ms since the epoch; without a zone it is UTC."""
-    assert time_parser(time_format)(text) == expected
-
-
-def test_a_row_whose_time_cannot_be_read_is_sent_with_a_null_time(tmp_path: Path) -> None:
-    """It is not dropped here: the ingest endpoint refuses it, and so it is counted."""
-    events = CsvEvents(write(tmp_path, "csv", "user,at\nann,yesterday\nbob\n"), "user", "at")
-    assert [msgspec.json.decode(line)[TIME_FIELD] for line in events.lines()] == [None, None]
+def test_what_would_fail_for_every_row_is_refused_first(
+    tmp_path: Path, text: str, options: dict[str, str], says: str
+) -> None:
+    """Before anything is sent: an unreadable time or key in all of the first rows, or a duration that is none."""
+    with pytest.raises(ConfigError, match=says):
+        CsvEvents(write(tmp_path, "csv", text), "user", "at", **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -74,6 +115,9 @@ def test_a_row_whose_time_cannot_be_read_is_sent_with_a_null_time(tmp_path: Path
         ("who", "at", TEXT, "--key: .*no column 'who'; it has user, at, what"),
         ("user", "when", TEXT, "--time: .*no column 'when'"),
         ("user", "at", "", "it has none"),
+        ("user", "at", "user;at\na;b\n", "it has user;at .columns are separated by commas"),
+        ("user", "at", "user, at\na,b\n", "it has user, ' at'"),
+        ("user", "at", "user,at,user\na,b,c\n", "2 columns 'user'"),
         ("user", "at", f"user,at,{TIME_FIELD}\n", "taken by the demo"),
     ],
 )
@@ -81,20 +125,6 @@ def test_wrong_columns_are_named(tmp_path: Path, key: str, time: str, text: str,
     """The option and the columns that there are stand in the error."""
     with pytest.raises(ConfigError, match=says):
         CsvEvents(write(tmp_path, "csv", text), key, time)
-
-
-def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    """A missing file, a zip of several files, and bytes that are no text."""
-    with pytest.raises(ConfigError, match=r"nowhere\.csv: No such file"):
-        CsvEvents(tmp_path / "nowhere.csv", "a", "b")
-    with zipfile.ZipFile(tmp_path / "two.zip", "w") as archive:
-        archive.writestr("a", "")
-        archive.writestr("b", "")
-    with pytest.raises(ConfigError, match="has 2"):
-        CsvEvents(tmp_path / "two.zip", "a", "b")
-    (tmp_path / "latin.csv").write_bytes(b"user,at\n" + b"x,2024-05-01\n" * 5_000 + b"\xe9\xe9,2024-05-01\n")
-    with pytest.raises(ConfigError, match=r"latin\.csv, line"):
-        CsvEvents(tmp_path / "latin.csv", "user", "at").count()
 
 
 def test_a_limit_takes_a_prefix(tmp_path: Path) -> None:

@@ -50,3 +50,10 @@ def test_the_table_shows_every_result() -> None:
     shown = text_of(console)
     for part in ("Longest banks", "UA-EWR", "2013-01-01 10:15", "2.0", "1,234", "4.2", "mean delay"):
         assert part in shown
+
+
+def test_no_session_is_said_and_not_shown_as_an_empty_table() -> None:
+    """Where nothing has closed there is no table of nothing."""
+    console = Console(file=io.StringIO(), width=200)
+    console.print(longest_table([], "banks"))
+    assert text_of(console) == "Longest banks: none, since none has closed yet\n"

@@ -1,0 +1,16 @@
+"""The last two Spark jobs, without Spark."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.compactor.main import AUDIT_FAILED
+from services.local.demo import closing
+
+
+def test_a_compaction_that_fails_is_followed_by_no_audit(capsys: pytest.CaptureFixture[str]) -> None:
+    """The audit would only report what the compaction did not do: its failure is the one that is said."""
+    assert closing.main(closing.arguments_for("no/name", "lake", 1, {})) == AUDIT_FAILED
+    said = capsys.readouterr().err
+    assert "penstock compact" in said
+    assert "penstock audit" not in said

@@ -1,0 +1,58 @@
+"""Text as event time."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.local.demo.event_time import NoTime, formats_that_fit, time_parser
+
+AT_MS = 1_714_557_600_000
+LATEST_MS = 2_000_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("time_format", "text", "expected"),
+    [
+        (None, "2024-05-01 10:00:00", AT_MS),
+        ("epoch", "1714557600.5", AT_MS + 500),
+        ("epoch_ms", "1714557600000", AT_MS),
+        ("epoch_us", "1714557600000000", AT_MS),
+        ("%d/%m/%y %H:%M %z", "01/05/24 12:00 +0200", AT_MS),
+    ],
+)
+def test_time_formats(time_format: str | None, text: str, expected: int) -> None:
+    """Epochs, strptime formats and ISO 8601 give ms since the epoch; without a zone it is UTC."""
+    assert time_parser(time_format, LATEST_MS)(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("time_format", "text", "says"),
+    [
+        (None, "", "'' is no ISO 8601 time"),
+        ("epoch", "nan", "'nan' does not fit --time-format 'epoch'"),
+        ("epoch", "inf", "does not fit"),
+        ("%H:%M", "10:00", "before 1970 by --time-format '%H:%M'"),
+        (None, "2999-01-01", "in the future"),
+        ("%", "x", "--time-format: stray %"),
+        (None, "x" * 1_000, "'x{40}' is no"),
+    ],
+)
+def test_what_is_no_time_says_why(time_format: str | None, text: str, says: str) -> None:
+    """The text, shortened, and what is wrong with it or with the format."""
+    with pytest.raises(NoTime, match=says):
+        time_parser(time_format, LATEST_MS)(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "fitting"),
+    [
+        ("2024-05-01", ["ISO 8601"]),
+        ("1714557600", ["--time-format epoch"]),
+        ("1714557600000", ["--time-format epoch_ms"]),
+        ("1714557600000000", ["--time-format epoch_us"]),
+        ("1.5.24", []),
+    ],
+)
+def test_formats_that_fit(text: str, fitting: list[str]) -> None:
+    """Only what makes a time of this century of the text is worth naming."""
+    assert formats_that_fit(text, LATEST_MS) == fitting
