@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import Iterator
 
@@ -61,8 +62,7 @@ class HttpServer:
     @property
     def url(self) -> str:
         """The address for a client on this machine."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - a name for "every address", not a binding
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return url_of(self.host, self.port)
 
     async def start(self) -> None:
         """Listen; ConfigError where the address cannot be had."""
@@ -106,6 +106,16 @@ class HttpServer:
         self._serving = None
 
 
+def url_of(host: str, port: int) -> str:
+    """The URL by which a client on this machine reaches a server that listens there.
+
+    >>> url_of("0.0.0.0", 80), url_of("::1", 80)
+    ('http://127.0.0.1:80', 'http://[::1]:80')
+    """
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - a name for "every address", not a binding
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def _bind(settings: HttpSettings) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -120,5 +130,12 @@ def _bind(settings: HttpSettings) -> socket.socket:
         bound.setblocking(False)
     except OSError as e:
         bound.close()
-        raise ConfigError(f"http.port: {settings.host}:{settings.port}: {e.strerror}") from None
+        if e.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"http.port: port {settings.port} on {settings.host} is taken by another process;"
+                " choose another, or 0 for a free one"
+            ) from None
+        raise ConfigError(
+            f"http.host, http.port: cannot listen on {settings.host}:{settings.port}: {e.strerror}"
+        ) from None
     return bound

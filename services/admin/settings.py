@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, SecretStr
 
 from api.settings import GuardedSettings
-from shared.common.settings import PositiveMs
+from shared.common.settings import HttpSettings, PositiveMs
 
 
 def _http_url(url: str) -> str:
@@ -21,6 +21,7 @@ def _http_url(url: str) -> str:
 class AdminServiceSettings(GuardedSettings):
     """The admin service: offsets, groups and topics over HTTP, and the dashboard."""
 
+    http: HttpSettings = HttpSettings(port=8084)
     services: dict[str, Annotated[str, AfterValidator(_http_url)]] = Field(
         {}, description="addresses of the other services by name, for the dashboard"
     )

@@ -11,9 +11,10 @@ from typing import Any, Protocol
 import httpx
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import SecretStr
 
 from api.admin import AdminClient
-from api.health import Check, health_body, run_checks
+from api.health import Check, CheckResult, health_body, run_checks
 from api.overview import KafkaSample, ServiceSample
 from api.state import StreamsView
 from shared.common import metrics
@@ -23,6 +24,12 @@ GROUPS_MAX = 50
 """Groups that the overview asks for: each costs Kafka four requests."""
 
 KAFKA_TIMEOUT_MS = 3_000
+
+
+def services_client(timeout_ms: int, token: SecretStr | None) -> httpx.AsyncClient:
+    """The client for `HttpSource`, with the token that the services ask for."""
+    headers = {} if token is None else {"Authorization": f"Bearer {token.get_secret_value()}"}
+    return httpx.AsyncClient(timeout=timeout_ms / 1000, headers=headers, trust_env=False)
 
 
 class Source(Protocol):
@@ -37,12 +44,20 @@ class HttpSource:
     """A service in another process, by its `/health`, `/metrics` and, where it has them, `/v1/streams`."""
 
     def __init__(self, name: str, url: str, client: httpx.AsyncClient) -> None:
-        self._name = name
+        self.name = name
         self._url = url
         self._client = client
 
     def __repr__(self) -> str:
-        return f"HttpSource({self._name}, {self._url})"
+        return f"HttpSource({self.name}, {self._url})"
+
+    async def check(self) -> CheckResult:
+        """The service's own `/health` as one check."""
+        try:
+            body = (await self._client.get(f"{self._url}/health")).json()
+            return CheckResult(body["status"] == "ok", failing(body["checks"]))
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as e:
+            return CheckResult(False, f"{self._url} does not tell: {type(e).__name__}: {e}".rstrip(": "))
 
     async def sample(self) -> ServiceSample:
         try:
@@ -53,8 +68,8 @@ class HttpSource:
             streams = await self._client.get(f"{self._url}/v1/streams")
             state = streams.json() if streams.status_code == httpx.codes.OK else None
         except (httpx.HTTPError, json.JSONDecodeError, KeyError, TypeError, ValueError) as e:
-            return ServiceSample(self._name, self._url, "unreachable", f"{type(e).__name__}: {e}".rstrip(": "))
-        return ServiceSample(self._name, self._url, status, failing(checks), checks, totals, state)
+            return ServiceSample(self.name, self._url, "unreachable", f"{type(e).__name__}: {e}".rstrip(": "))
+        return ServiceSample(self.name, self._url, status, failing(checks), checks, totals, state)
 
 
 class LocalSource:

@@ -2,13 +2,13 @@
 
 The asyncio process never holds a JVM: a job is `penstock compact …`, started here, with its last line of output as
 its result. One at a time; a request that comes while one runs is not queued, the next grid point asks again. A failed
-job is tried again with back-off and never harms the aggregator.
+job is tried again with back-off and never harms the aggregator. That compaction is off, fails or falls behind is said
+by metrics, by `/health` (which stays 200: a restart would mend nothing) and by one line in the log at start-up.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sys
 from collections import deque
@@ -18,9 +18,13 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from api.health import CheckResult
 from api.state import CompactionState
+from services.aggregator.backlog import BacklogWatch
+from services.aggregator.job import Job
 from services.aggregator.settings import AggregatorSettings
 from shared.common.clock import SYSTEM_CLOCK, Clock
+from shared.common.keeper import NOT_STARTED
 from shared.common.log import get_logger
 from shared.common.metrics import counter, gauge
 
@@ -33,6 +37,7 @@ STOP_TIMEOUT_MS = 10_000
 OUTPUT_LINES_MAX = 200  # of a failed job, kept for its report
 
 HISTORY_MAX = 20  # runs kept for REST and the dashboard
+BEHIND_INTERVALS = 3  # without a compaction that succeeded for so many intervals, the lake is behind
 
 OK = 0
 LOST_TO_ANOTHER = 3
@@ -51,6 +56,12 @@ def command(settings: AggregatorSettings) -> list[str]:
         "spark.driver-memory": compaction.spark_memory,
     }
     flags = [part for name, value in arguments.items() for part in (f"--{name}", value)]
+    if streams.skip_changelog_records:
+        flags += ["--skip-changelog-records", streams.skip_changelog_records]
+    flags += ["--optimize-files-max", str(compaction.optimize_files_max)]
+    if compaction.retention_hours is not None:
+        flags += ["--retention-hours", str(compaction.retention_hours)]
+        flags += ["--vacuum-every", str(compaction.vacuum_every)]
     flags.append("--delete-covered" if compaction.delete_covered else "--no-delete-covered")
     return [sys.executable, "-m", "services.cli", "compact", *flags]
 
@@ -64,8 +75,10 @@ def environment(settings: AggregatorSettings) -> dict[str, str]:
             text = value.get_secret_value() if hasattr(value, "get_secret_value") else str(value)
             connection[f"PENSTOCK_KAFKA__{name.upper()}"] = text
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    options = {name.upper(): value for name, value in settings.streams.lake_options.items()}
     return (
         ours
+        | {name: value for name, value in options.items() if name.startswith("AWS_")}
         | connection
         | {
             "PENSTOCK_SPARK__CONF": msgspec.json.encode(settings.compaction.spark_conf).decode(),
@@ -85,17 +98,70 @@ class CompactionSupervisor:
         clock: Clock = SYSTEM_CLOCK,
         *,
         job: JobCommand = command,
+        backlog: BacklogWatch | None = None,
     ) -> None:
         self._settings, self._clock, self._job_command = settings, clock, job
+        self._backlog = backlog
         self._asked = asyncio.Event()
-        self._job: asyncio.subprocess.Process | None = None
+        self._job: Job | None = None
         self._history: deque[CompactionState] = deque(maxlen=HISTORY_MAX)
         self.enabled = settings.compaction.enabled and settings.streams.lake is not None
         self._failures_in_a_row = 0
+        self._last_success_ms: int | None = None
         self._runs = counter(registry, "compaction_runs", "Compactions started.", "outcome")
+        for outcome in ("done", "lost", "failed"):  # so that a rate is there before the first of its kind
+            self._runs.labels(outcome=outcome)
+        gauge(registry, "compaction_enabled", "1 if this instance would start compactions.").set(self.enabled)
+        self._failing = gauge(registry, "compaction_failures_in_a_row", "Failed compactions since the last good one.")
         self._seconds = gauge(registry, "compaction_last_seconds", "Duration of the last successful compaction.")
         self._entries = gauge(registry, "compaction_last_entries", "Changelog entries the last compaction read.")
         self._at = gauge(registry, "compaction_last_success_seconds", "When the last one succeeded, epoch seconds.")
+
+    def why_off(self) -> str:
+        """Why no compaction is ever started, empty where they are."""
+        if self._settings.streams.lake is None:
+            return "streams.lake is not set"
+        return "" if self._settings.compaction.enabled else "compaction.enabled is false"
+
+    def warn_if_off(self) -> None:
+        """Say once, at start-up, what it means that compaction is off."""
+        if not self.enabled:
+            log.warning(
+                f"compaction is off ({self.why_off()}): unless something else runs `penstock compact`, "
+                "the changelog grows without bound, and so does the time of a restore",
+                changelog=self._settings.streams.changelog_topic,
+            )
+
+    def health(self) -> CheckResult:
+        """The state for `/health`; never a reason to restart the service, so always ok."""
+        backlog = self._backlog.last if self._backlog is not None else None
+        facts = {
+            "last_success_at_ms": self._last_success_ms,
+            "failures_in_a_row": self._failures_in_a_row,
+            "changelog_records": None if backlog is None else backlog.records,
+            "snapshot_at_ms": None if backlog is None else backlog.snapshot_ms,
+        }
+        state, detail = self._state()
+        return CheckResult(True, detail, {"state": state, **facts})
+
+    def _state(self) -> tuple[str, str]:
+        if not self.enabled:
+            return "off", f"{self.why_off()}: the changelog grows without bound"
+        if self._failures_in_a_row:
+            detail = next((run["detail"] for run in self._history if run["status"] == "failed"), "")
+            return "failing", detail
+        if self._backlog is not None and not self._backlog.is_ours():
+            return "elsewhere", "the instance that owns partition 0 compacts"
+        if self._is_behind():
+            return "behind", f"no compaction has succeeded for more than {BEHIND_INTERVALS} intervals"
+        return ("running" if self._job is not None else "waiting"), ""
+
+    def _is_behind(self) -> bool:
+        newest_ms = self._backlog.newest_sign_ms() if self._backlog is not None else None
+        if newest_ms is None:
+            return False
+        without_ms = self._clock.now_ms() - max(newest_ms, self._last_success_ms or 0)
+        return without_ms > BEHIND_INTERVALS * self._settings.compaction.interval_ms
 
     def ask(self, now_ms: int) -> None:
         """Ask for a compaction; does not wait. The punctuator's callback."""
@@ -124,23 +190,19 @@ class CompactionSupervisor:
         state = CompactionState(started_at_ms=started_ms, seconds=None, status="running", rows=None, detail="")
         self._history.appendleft(state)
         log.info("compaction started")
-        status = None
+        status: int | None = None
+        out = err = b""
         try:
-            self._job = await asyncio.create_subprocess_exec(
-                *self._job_command(self._settings),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=environment(self._settings),
-            )
+            self._job = Job(self._job_command(self._settings), environment(self._settings), STOP_TIMEOUT_MS)
             async with asyncio.timeout(self._settings.compaction.timeout_ms / 1000):
-                out, err = await self._job.communicate()
-            status = self._job.returncode
+                status, out, err = await self._job.end()
+            if status == NOT_STARTED:
+                err = b"the job could not be started: " + err
         except TimeoutError:
             await self._stop_job()
-            out, err = b"", f"stopped after {self._settings.compaction.timeout_ms} ms".encode()
+            err = f"stopped after {self._settings.compaction.timeout_ms} ms".encode()
         except OSError as e:
-            out, err = b"", f"the job could not be started: {e}".encode()
+            err = f"the job could not be started: {e}".encode()
         self._job = None
         state["seconds"] = (self._clock.monotonic_ms() - started) / 1000
         self._note(state, status, out, err)
@@ -148,7 +210,7 @@ class CompactionSupervisor:
     def _note(self, state: CompactionState, status: int | None, out: bytes, err: bytes) -> None:
         if status == OK:
             result = _last_json(out)
-            self._failures_in_a_row = 0
+            self._failures_in_a_row, self._last_success_ms = 0, self._clock.now_ms()
             state |= {"status": "done", "rows": result.get("live_rows", 0) + result.get("finals", 0)}
             self._runs.labels(outcome="done").inc()
             self._seconds.set(state["seconds"] or 0)
@@ -166,6 +228,7 @@ class CompactionSupervisor:
             state |= {"status": "failed", "detail": lines[-1] if lines else f"exit status {status}"}
             self._runs.labels(outcome="failed").inc()
             log.error("compaction failed", status=status, output="\n".join(lines))
+        self._failing.set(self._failures_in_a_row)
 
     async def _back_off(self) -> None:
         compaction = self._settings.compaction
@@ -174,17 +237,8 @@ class CompactionSupervisor:
 
     async def _stop_job(self) -> None:
         job, self._job = self._job, None
-        if job is None or job.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            job.terminate()
-        try:
-            async with asyncio.timeout(STOP_TIMEOUT_MS / 1000):
-                await job.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                job.kill()
-            await job.wait()
+        if job is not None:
+            await job.stop()
 
 
 def _last_json(out: bytes) -> dict[str, Any]:

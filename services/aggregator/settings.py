@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from api.settings import GuardedSettings
-from shared.common.settings import PositiveMs, Section
+from shared.common.settings import HttpSettings, PositiveMs, Section
 from shared.streams.settings import StreamsSettings
 
 
@@ -24,11 +24,27 @@ class CompactionSettings(Section):
     delete_covered: bool = Field(
         True, description="delete changelog records that the snapshot before the current one covers"
     )
+    optimize_files_max: Annotated[int, Field(ge=0)] = Field(
+        20, description="rewrite a table's partition into one file once it has more files than this; 0: never"
+    )
+    retention_hours: Annotated[int, Field(ge=0)] | None = Field(
+        168,
+        description="remove files that no table version younger than this needs; unset: never. A restore or a reader "
+        "that takes longer finds its version gone",
+    )
+    vacuum_every: Annotated[int, Field(ge=1)] = Field(
+        20, description="compactions from one such removal to the next, which lists every file"
+    )
+    backlog_interval_ms: PositiveMs = Field(
+        15_000, description="how often the distance between changelog and lake is measured"
+    )
 
 
 class AggregatorSettings(GuardedSettings):
     """Runs a topology: windows, punctuation, exactly-once state, periodic compaction."""
 
+    http: HttpSettings = HttpSettings(port=8083)
+    kafka_silence_max_ms: PositiveMs = Field(15_000, description="no answer from any broker for this long is unhealthy")
     topology: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] = Field(
         "", validate_default=True, description="module:function that returns a shared.streams Topology"
     )

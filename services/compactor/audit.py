@@ -34,21 +34,31 @@ class CheckResult(NamedTuple):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What an audit found. `skipped` names what could not be compared, and why."""
+    """What an audit found. Every record of the source is in one of five places, so their numbers add up to `records`.
+
+    `in_sessions` is counted by the stream's sessions themselves, or, where they count nothing, is the number of records
+    that are in none of the other places. `skipped` had no key, and `unprocessed` are not covered by a commit yet.
+    `not_compared` names what could not be compared, and why.
+    """
 
     records: int
-    accepted: int
+    in_sessions: int
     late: int
     dead_letters: int
-    null_keys: int
+    skipped: int
     unprocessed: int
     sessions_closed: int
     sessions_open: int
     batch_sessions: int
     split_sessions: int
     checks: list[CheckResult]
-    skipped: list[str]
+    not_compared: list[str]
     seconds: float
+
+    @property
+    def unaccounted(self) -> int:
+        """Records that are in no place; below zero where some are in two."""
+        return self.records - self.in_sessions - self.late - self.dead_letters - self.skipped - self.unprocessed
 
     @property
     def ok(self) -> bool:
@@ -58,8 +68,8 @@ class Report(msgspec.Struct, frozen=True):
 def run_audit(spark: SparkSession, settings: AuditSettings, say: Callable[[str], Any]) -> Report:
     """Read everything, compare it, and say what differs.
 
-    Raises ConfigError (a store or topic that is not there), CorruptRecord, ChangelogHole, or an error of Kafka's or
-    Spark's.
+    Raises ConfigError (a store or topic that is not there), NotAuditable, CorruptRecord, ChangelogHole, or an error of
+    Kafka's or Spark's.
     """
     started = time.monotonic()
     try:
@@ -81,21 +91,37 @@ def summarize(compared: Compared, read: Read, settings: AuditSettings) -> Report
     split = _split(compared)
     checks = [_expected(read.records, settings.expect_records), _processed(read, settings.allow_unprocessed)]
     checks += _listed(compared.differences, settings.differences_max)
-    return Report(
+    report = Report(
         records=read.records,
-        accepted=fates.get(ACCEPTED, 0),
+        in_sessions=_counted(compared, read, fates.get(ACCEPTED, 0)),
         late=fates.get(LATE, 0),
         dead_letters=fates.get(DEAD, 0),
-        null_keys=fates.get(NULL_KEY, 0),
+        skipped=fates.get(NULL_KEY, 0),
         unprocessed=read.records - sum(fates.values()),
         sessions_closed=kinds.get(True, 0),
         sessions_open=kinds.get(False, 0),
         batch_sessions=batch,
         split_sessions=split,
         checks=[check for check in checks if check is not None],
-        skipped=read.skipped,
+        not_compared=read.not_compared,
         seconds=0.0,
     )
+    return msgspec.structs.replace(report, checks=[_conserved(report), *report.checks])
+
+
+def _counted(compared: Compared, read: Read, accepted: int) -> int:
+    """How many records the stream's sessions say they hold; `accepted` where they do not count."""
+    counts = [i for i, a in enumerate(read.inputs.store.aggregations) if a.function == "count"]
+    if not counts:
+        return accepted
+    return int(compared.stream.agg(F.coalesce(F.sum(f"m{counts[0]}"), F.lit(0)).alias("n")).collect()[0].n)
+
+
+def _conserved(report: Report) -> CheckResult:
+    claim = "records = in sessions + late + dead letters + skipped + not processed"
+    n = report.unaccounted
+    shown = [_plain(f"{n} records are in no place" if n > 0 else f"{-n} records too many")] if n else []
+    return CheckResult("conserved", claim, abs(n), shown)
 
 
 def _listed(differences: DataFrame, shown_max: int) -> list[CheckResult]:

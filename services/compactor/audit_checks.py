@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor.measures import FIELDS, Measure, contradictions, field_types, measures
+from services.compactor.measures import FIELDS, TEXTS, Measure, contradictions, field_types, measures, text_types
 from services.compactor.sessions import replay
 from shared.streams.changelog_format import StoreSchema
 
@@ -94,8 +94,6 @@ def label(inputs: Inputs) -> DataFrame:
         return coordinates.dropna().groupBy("partition", "offset").agg(F.count(F.lit(1)).alias(name))
 
     store = inputs.store
-    fields = field_types(store)
-    values = F.from_json(F.col("value").cast("string"), fields) if fields else F.lit(None).cast("string")
     fate = F.when(F.col("dead_times") > 0, DEAD).when(F.col("late_times") > 0, LATE)
     fate = fate.when(F.col("key").isNull(), NULL_KEY).otherwise(ACCEPTED)
     records = (
@@ -110,9 +108,15 @@ def label(inputs: Inputs) -> DataFrame:
     close = F.max(reached).over(so_far) - store.grace_ms - store.gap_ms
     return records.select(
         *("partition", "offset", "timestamp_ms", "key", "fate", "late_times", "dead_times"),
-        values.alias(FIELDS),
+        parsed("value", field_types(store)).alias(FIELDS),
+        parsed("value", text_types(store)).alias(TEXTS),
         close.alias("close_ms"),
     )
+
+
+def parsed(value: str, types: str) -> SparkColumn:
+    """A column of JSON as a struct of these fields; null where there are none."""
+    return F.from_json(F.col(value).cast("string"), types) if types else F.lit(None).cast("string")
 
 
 def batch_sessions(labelled: DataFrame, store: StoreSchema, numbers: list[Measure]) -> DataFrame:
@@ -249,7 +253,7 @@ def replay_groups(labelled: DataFrame, batch: DataFrame, store: StoreSchema) -> 
 
 def expected_windows(labelled: DataFrame, batch: DataFrame, replayed: DataFrame, numbers: list[Measure]) -> DataFrame:
     """The sessions that the stream must have: simple batch sessions as they are, the others as the rule cuts them."""
-    accepted = labelled.filter(F.col("fate") == ACCEPTED).select("partition", "offset", FIELDS)
+    accepted = labelled.filter(F.col("fate") == ACCEPTED).select("partition", "offset", FIELDS, TEXTS)
     placed = replayed.filter((F.col("fate") == ACCEPTED) & F.col("start_ms").isNotNull())
     placed = placed.join(accepted, ["partition", "offset"])
     cut = placed.groupBy(*WINDOW).agg(*(m.of_records.alias(m.name) for m in numbers))

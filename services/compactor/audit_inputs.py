@@ -10,26 +10,34 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from services.compactor import tables
-from services.compactor.audit_checks import Inputs
+from services.compactor.audit_checks import Inputs, parsed
 from services.compactor.bodies import StoreLayout, final_rows, live_rows
 from services.compactor.changelog import Window, latest_per_window, layouts_of, read_window
 from services.compactor.compact import require_no_hole
 from services.compactor.kafka import TopicOffsets, read_range, topic_offsets
+from services.compactor.measures import TEXTS, holds_other_than_text, text_types, unchecked
 from services.compactor.settings import AuditSettings
-from shared.common.errors import ConfigError
-from shared.streams.changelog_format import FINAL, Progress, StoreSchema, decode_progress
+from shared.common.errors import ConfigError, FatalError
+from shared.streams.changelog_format import FINAL, Progress, StoreSchema, decode_progress, parse_places
 
 SESSION = ("partition", "key", "start_ms", "end_ms", "state")
 _JSON_TYPES = {"int64": "BIGINT", "float64": "DOUBLE"}
 
 
+class NotAuditable(FatalError):
+    """Spark cannot know what came to the window: the message names the nodes before it. Nothing was compared."""
+
+
 class Read(NamedTuple):
-    """The inputs, how many records the source holds, and by partition from where on how many are not processed."""
+    """The inputs, how many records the source holds, and by partition from where on how many are not processed.
+
+    `not_compared` says what is left out of the comparison, and why.
+    """
 
     inputs: Inputs
     records: int
     unprocessed: dict[int, tuple[int, int]]
-    skipped: list[str]
+    not_compared: list[str]
 
 
 class Stream(NamedTuple):
@@ -42,10 +50,11 @@ class Stream(NamedTuple):
 
 
 def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str], Any]) -> Read:
-    """Everything that is compared. Raises ConfigError where there is nothing to audit."""
+    """Everything that is compared. Raises ConfigError where there is nothing to audit, and NotAuditable."""
     stream = read_stream(spark, settings)
     store = stream.store
-    skipped: list[str] = []
+    require_auditable(store)
+    not_compared: list[str] = []
     say(f"store {store.name}: gap {store.gap_ms} ms, grace {store.grace_ms} ms, source {store.source}")
     source = topic_offsets(spark, settings.kafka, store.source, settings.kafka_timeout_ms)
     everything = read_range(spark, settings.kafka, store.source, source.earliest, source.latest).persist()
@@ -56,21 +65,49 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
     left = everything.filter(F.col("offset") >= _by_partition(committed)).groupBy("partition").count().collect()
     unprocessed = {row.partition: (committed[row.partition], row["count"]) for row in left}
     once = all(p.guarantee == "exactly_once" for p in stream.progress.values())
-    late = coordinates(_topic(spark, settings, store.late), "penstock.late", store.source)
-    dead = coordinates(_topic(spark, settings, store.dead_letters), "penstock.dlq", store.source)
+    late = coordinates(_topic(spark, settings, store.late), "penstock.late", store.source, "store", store.name)
+    dead_letters = _topic(spark, settings, store.dead_letters)
+    dead = coordinates(dead_letters, "penstock.dlq", store.source, "group", settings.application)
     if not once:
         # What lies beyond the commit was written by work that is going to be done again.
         late, dead = (
             c.filter(F.coalesce(F.col("offset") < _by_partition(committed), F.lit(True))) for c in (late, dead)
         )
-    given, wanted = _results(spark, settings, stream, skipped)
-    unchecked = [a.name for a in store.aggregations if a.function in ("count_distinct", "aggregate")]
-    if unchecked:
-        skipped.append(f"{', '.join(unchecked)}: states that Spark cannot make anew from the records are not compared")
+    given, wanted = _results(spark, settings, stream, not_compared)
+    store = _texts_alone(records, store)
+    if names := unchecked(store):
+        not_compared.append(f"{', '.join(names)}: states that Spark cannot make anew from the records")
     if not any(a.function == "count" for a in store.aggregations):
-        skipped.append("the store counts no records, so their number in a session is not compared")
+        not_compared.append("the number of records in a session, since the store does not count them")
     inputs = Inputs(records, late, dead, stream.closed, stream.live, given, wanted, store, once)
-    return Read(inputs, everything.count(), dict(sorted(unprocessed.items())), skipped)
+    return Read(inputs, everything.count(), dict(sorted(unprocessed.items())), not_compared)
+
+
+def require_auditable(store: StoreSchema) -> None:
+    """Raise NotAuditable where user code stands between the source topic and the window."""
+    if store.upstream:
+        raise NotAuditable(
+            f"store {store.name!r} cannot be audited: {', '.join(store.upstream)} stands before its window and may "
+            f"drop, change or add records, and Spark sees the topic {store.source} alone. Nothing was compared. "
+            "To audit it, write what the node forwards to a topic, and window that"
+        )
+
+
+def _texts_alone(records: DataFrame, store: StoreSchema) -> StoreSchema:
+    """The store without the distinct counts of fields that hold other values than text."""
+    fields = {a.field for a in store.aggregations if a.function == "count_distinct" and a.field and a.verbatim}
+    if not fields:
+        return store
+    texts = records.select(parsed("value", text_types(store)).alias(TEXTS))
+    found = texts.agg(*(F.max(holds_other_than_text(field)).alias(field) for field in sorted(fields))).first()
+    others = {field for field in fields if found is not None and found[field]}
+    return msgspec.structs.replace(
+        store,
+        aggregations=tuple(
+            msgspec.structs.replace(a, verbatim=False) if a.function == "count_distinct" and a.field in others else a
+            for a in store.aggregations
+        ),
+    )
 
 
 def read_stream(spark: SparkSession, settings: AuditSettings) -> Stream:
@@ -81,7 +118,8 @@ def read_stream(spark: SparkSession, settings: AuditSettings) -> Stream:
     start = {p: covered[p].changelog_offset if p in covered else 0 for p in offsets.earliest}
     require_no_hole(offsets, covered, start)
     tail = read_range(spark, settings.kafka, offsets.topic, start, offsets.latest).persist()
-    window = read_window(spark, offsets.topic, tail, {p: row.epoch for p, row in covered.items()})
+    skip = parse_places(settings.skip_changelog_records)
+    window = read_window(spark, offsets.topic, tail, {p: row.epoch for p, row in covered.items()}, skip)
     progress = {p: decode_progress(row.progress.encode()) for p, row in covered.items()}
     progress |= {p: newest.progress for p, newest in window.newest.items()}
     if not progress:
@@ -93,18 +131,22 @@ def read_stream(spark: SparkSession, settings: AuditSettings) -> Stream:
     return Stream(progress, store, _closed(spark, settings, window, offsets, layout, start), live)
 
 
-def coordinates(records: DataFrame, prefix: str, source: str) -> DataFrame:
+def coordinates(records: DataFrame, prefix: str, source: str, of: str, ours: str) -> DataFrame:
     """Source partition and offset that records carry in their headers; null where they carry none that can be read.
 
-    Records that came from another topic than `source` are left out.
+    Records that came from another topic than `source`, or whose header `of` names somebody else than `ours`, are left
+    out: several stores share a late topic, several groups a dead-letter topic.
     """
 
     def header(name: str) -> Any:
         found = F.filter("headers", lambda h: h["key"] == f"{prefix}.{name}")
         return F.try_element_at(found, F.lit(-1))["value"].cast("string")
 
-    named = records.select(header("topic").alias("topic"), header("partition").alias("p"), header("offset").alias("o"))
-    own = named.filter(F.col("topic").isNull() | (F.col("topic") == source))
+    names = {"topic": "topic", of: "of", "partition": "p", "offset": "o"}
+    named = records.select(*(header(name).alias(alias) for name, alias in names.items()))
+    own = named.filter(
+        (F.col("topic").isNull() | (F.col("topic") == source)) & (F.col("of").isNull() | (F.col("of") == ours))
+    )
     return own.select(F.expr("try_cast(p AS INT)").alias("partition"), F.expr("try_cast(o AS BIGINT)").alias("offset"))
 
 
@@ -159,12 +201,13 @@ def _topic(spark: SparkSession, settings: AuditSettings, topic: str | None) -> D
 
 
 def _results(
-    spark: SparkSession, settings: AuditSettings, stream: Stream, skipped: list[str]
+    spark: SparkSession, settings: AuditSettings, stream: Stream, not_compared: list[str]
 ) -> tuple[DataFrame | None, DataFrame | None]:
     store = stream.store
     if store.results is None or store.emit != "on_close":
-        why = "there is no results topic" if store.results is None else "it has updates, not closed sessions"
-        skipped.append(f"published results: {why}")
+        none = "no topic has them in the form that the engine gives them"
+        why = none if store.results is None else "the topic has updates, not closed sessions"
+        not_compared.append(f"published results: {why}")
         return None, None
     typed = [a for a in store.aggregations if a.result in _JSON_TYPES]
     columns = "".join(f", {tables.quoted(a.name)} {_JSON_TYPES[a.result]}" for a in typed)

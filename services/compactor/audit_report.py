@@ -15,11 +15,11 @@ WIDTH_MIN = 100  # narrower than this, details would wrap into towers
 
 def as_object(report: Report) -> dict[str, Any]:
     """The report as JSON has it; `differences` counts them by check."""
-    names = ["records", "accepted", "late", "dead_letters", "null_keys", "unprocessed"]
+    names = ["records", "in_sessions", "late", "dead_letters", "skipped", "unprocessed"]
     names += ["sessions_closed", "sessions_open", "batch_sessions", "split_sessions"]
     numbers = {name: getattr(report, name) for name in names}
     differences = {check.name: check.differences for check in report.checks}
-    more = {"differences": differences, "skipped": report.skipped, "seconds": report.seconds}
+    more = {"differences": differences, "not_compared": report.not_compared, "seconds": report.seconds}
     return {"audit_ok": report.ok, **numbers, **more}
 
 
@@ -27,8 +27,9 @@ def print_report(report: Report, *, as_json: bool, console: Console | None = Non
     """Print the checks, the first differences of each, and the JSON object as the last line where it is asked for."""
     console = console or Console(width=None if Console().width >= WIDTH_MIN else WIDTH_MIN)
     console.print(
-        f"{report.records} records: {report.accepted} in sessions, {report.late} late, "
-        f"{report.dead_letters} dead letters, {report.null_keys} without a key, {report.unprocessed} not processed"
+        f"{report.records} records {'=' if report.unaccounted == 0 else '≠'} {report.in_sessions} in sessions "
+        f"+ {report.late} late + {report.dead_letters} dead letters + {report.skipped} skipped (without a key) "
+        f"+ {report.unprocessed} not processed"
     )
     console.print(
         f"{report.sessions_closed} closed and {report.sessions_open} open sessions; "
@@ -37,7 +38,7 @@ def print_report(report: Report, *, as_json: bool, console: Console | None = Non
     console.print(_checks(report))
     if not report.ok:
         console.print(_differences(report))
-    for reason in report.skipped:
+    for reason in report.not_compared:
         console.print(f"not compared: {reason}", markup=False)
     if as_json:
         print(json.dumps(as_object(report)), flush=True)

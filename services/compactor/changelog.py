@@ -3,7 +3,8 @@
 An entry counts only if a progress record of its epoch and commit number follows it while that epoch is in force. Epoch
 and commit number lie next to each other in the envelope, big-endian and never negative, so their twelve bytes compare
 and join as they are (`identity`). Of a range of the changelog, `Window` is what is covered: everything up to the newest
-valid progress record of each partition.
+valid progress record of each partition. Records without the mark of an entry are foreign, as for every reader: they are
+counted, said, and left out.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 
 from services.compactor.bodies import ENVELOPE_BYTES, START_BYTES, START_END_BYTES, START_END_CLOSED_BYTES, StoreLayout
 from shared.common.errors import CorruptRecord, SchemaMismatch
+from shared.common.log import get_logger
 from shared.streams.changelog_format import (
     DELETED,
     FINAL,
@@ -27,11 +29,15 @@ from shared.streams.changelog_format import (
     OPERATIONS,
     PROGRESS,
     TAKEOVER,
+    VERSIONS_MAX,
     Progress,
     StoreSchema,
     decode,
     decode_progress,
+    way_out,
 )
+
+log = get_logger(__name__)
 
 _FIXED_BYTES = {LIVE: START_END_BYTES, FINAL: START_END_CLOSED_BYTES, DELETED: START_BYTES}
 _EPOCH_BYTES = 4
@@ -51,12 +57,13 @@ class Window(NamedTuple):
     """What a range of the changelog says by the reader's rule.
 
     `entries` has the columns that `bodies` names; `newest` has no entry for a partition without a valid progress
-    record; `stores` are those of the newest progress record that knows most.
+    record; `stores` are those of the newest progress record that knows most; `foreign_records` were left out.
     """
 
     entries: DataFrame
     newest: dict[int, Newest]
     stores: tuple[StoreSchema, ...]
+    foreign_records: int = 0
 
     def layouts(self) -> tuple[StoreLayout, ...]:
         return layouts_of(self.stores)
@@ -69,18 +76,28 @@ def layouts_of(stores: tuple[StoreSchema, ...]) -> tuple[StoreLayout, ...]:
     )
 
 
-def read_window(spark: SparkSession, topic: str, records: DataFrame, epochs: Mapping[int, int]) -> Window:
+def read_window(
+    spark: SparkSession,
+    topic: str,
+    records: DataFrame,
+    epochs: Mapping[int, int],
+    skip: frozenset[tuple[int, int]] = frozenset(),
+) -> Window:
     """Apply the rule to `records` (READ_SCHEMA; best cached, as it is read several times).
 
-    `epochs` gives the epoch in force at each partition's first offset, none where nothing was covered yet. Raises
-    CorruptRecord with the place of the first record that cannot be read, and SchemaMismatch where commits of the range
-    were written with stores that contradict each other.
+    `epochs` gives the epoch in force at each partition's first offset, none where nothing was covered yet; `skip` are
+    (partition, offset) to leave out as if they were foreign. Raises CorruptRecord with the place of the first record
+    that cannot be read, and SchemaMismatch where commits of the range were written with stores that contradict each
+    other.
     """
-    parts = _parts(records)
+    everything = _parts(records)
+    foreign = is_foreign(skip)
+    parts = everything.filter(~foreign)
+    foreign_records = _say_foreign(topic, everything.filter(foreign))
     _refuse_corrupt(topic, parts)
     valid = _valid_progress(parts, epochs)
     newest = _newest(topic, valid)
-    stores = _stores(valid, newest)
+    stores = _stores(topic, valid, newest)
     commits = valid.groupBy("partition", "identity").agg(F.max("offset").alias("progress_offset"))
     entries = (
         parts.filter(F.col("operation").isin(LIVE, DELETED, FINAL))
@@ -89,7 +106,7 @@ def read_window(spark: SparkSession, topic: str, records: DataFrame, epochs: Map
         .withColumn("store", F.conv(F.hex("store"), 16, 10).cast("int"))
         .drop("progress_offset")
     )
-    return Window(entries, newest, stores)
+    return Window(entries, newest, stores, foreign_records)
 
 
 def latest_per_window(entries: DataFrame) -> DataFrame:
@@ -113,6 +130,31 @@ def _parts(records: DataFrame) -> DataFrame:
     )
 
 
+def is_foreign(skip: frozenset[tuple[int, int]]) -> SparkColumn:
+    """As `changelog_format.is_foreign`, on the columns `partition`, `offset` and `value`; the places of `skip` too."""
+    version, operation = F.substring("value", 1, 1), F.substring("value", 2, 1)
+    mark = (version >= F.lit(b"\x01")) & (version <= F.lit(bytes([VERSIONS_MAX])))
+    mark &= (operation >= F.lit(b"A")) & (operation <= F.lit(b"Z"))
+    skipped = F.lit(False)
+    for partition, offset in sorted(skip):
+        skipped |= (F.col("partition") == partition) & (F.col("offset") == offset)
+    return ~F.coalesce(mark, F.lit(False)) | skipped
+
+
+def _say_foreign(topic: str, foreign: DataFrame) -> int:
+    """Warn of each partition's foreign records; their number."""
+    rows = foreign.groupBy("partition").agg(F.min("offset").alias("first"), F.count(F.lit(1)).alias("number")).collect()
+    for row in sorted(rows):
+        log.warning(
+            "records that are no changelog entries were passed over",
+            topic=topic,
+            partition=row.partition,
+            first_offset=row.first,
+            records=row.number,
+        )
+    return sum(int(row.number) for row in rows)
+
+
 def _refuse_corrupt(topic: str, parts: DataFrame) -> None:
     length, operation = F.octet_length("value"), F.col("operation")
     wrong = F.col("value").isNull() | (length < ENVELOPE_BYTES)
@@ -131,7 +173,11 @@ def _refuse_corrupt(topic: str, parts: DataFrame) -> None:
             reason = f"{reason} for operation {entry.operation!r} of epoch {entry.epoch}, commit {entry.commit}"
         except CorruptRecord as e:
             reason = str(e)
-        raise CorruptRecord(f"{topic}-{row.partition} at offset {row.offset}: {reason}")
+        raise _corrupt(topic, row.partition, row.offset, reason)
+
+
+def _corrupt(topic: str, partition: int, offset: int, reason: object) -> CorruptRecord:
+    return CorruptRecord(f"{topic}-{partition} at offset {offset}: {reason}. {way_out(partition, offset)}")
 
 
 def _valid_progress(parts: DataFrame, epochs: Mapping[int, int]) -> DataFrame:
@@ -160,20 +206,25 @@ def _newest(topic: str, valid: DataFrame) -> dict[int, Newest]:
         try:
             progress = decode_progress(entry.body)
         except CorruptRecord as e:
-            raise CorruptRecord(f"{topic}-{row.partition} at offset {row.offset}: {e}") from None
+            raise _corrupt(topic, row.partition, row.offset, e) from None
         newest[row.partition] = Newest(row.offset + 1, entry.epoch, entry.commit, entry.body, progress)
     return dict(sorted(newest.items()))
 
 
-def _stores(valid: DataFrame, newest: Mapping[int, Newest]) -> tuple[StoreSchema, ...]:
+def _stores(topic: str, valid: DataFrame, newest: Mapping[int, Newest]) -> tuple[StoreSchema, ...]:
     """The stores of the range. All its commits must agree on what store a number is and how its state reads."""
     if not newest:
         return ()
     stores = max((n.progress.stores for n in newest.values()), key=len)
     body = F.substring("value", ENVELOPE_BYTES + 1, 2**31 - 1).cast("string")
-    seen = valid.select(F.get_json_object(body, "$.stores").alias("stores")).distinct().collect()
-    for row in seen:
-        require_same_layout(msgspec.json.decode(row.stores, type=tuple[StoreSchema, ...]), stores)
+    place = F.struct("partition", "offset")
+    said = valid.groupBy(F.get_json_object(body, "$.stores").alias("stores")).agg(F.min(place).alias("first"))
+    for row in said.collect():
+        try:
+            earlier = msgspec.json.decode(row.stores or b"", type=tuple[StoreSchema, ...])
+        except msgspec.MsgspecError as e:
+            raise _corrupt(topic, row.first.partition, row.first.offset, f"a progress record: {e}") from None
+        require_same_layout(earlier, stores)
     return stores
 
 

@@ -6,6 +6,9 @@ append and the MERGE carry it as Delta's transaction version, so Delta makes eac
 carries the run's end offsets: a run that crashed before its MERGE left them behind, and the next one, which has the
 same number, adopts them, so that what it skips is exactly what was appended. Two jobs at once have the same number
 too: Delta lets one of them through.
+
+A partition in which nothing moved but wall-clock grids is left as it is: an idle application, whose punctuation still
+commits, would otherwise rewrite its progress rows for ever. Its covered offset stays behind by a bounded tail.
 """
 
 # ruff: noqa: S608 - SQL is the only way in, and every name and text in it is quoted
@@ -15,23 +18,25 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import msgspec
 from py4j.protocol import Py4JJavaError
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import tables
+from services.compactor import tables, upkeep
 from services.compactor.bodies import final_rows, live_rows
 from services.compactor.changelog import Newest, Window, latest_per_window, read_window, require_same_layout
 from services.compactor.failures import CompactionConflict, translated
 from services.compactor.kafka import TopicOffsets, delete_records, read_range, topic_offsets
 from services.compactor.settings import CompactSettings
 from shared.common.errors import ChangelogHole
-from shared.streams.changelog_format import FINAL, decode_progress
+from shared.streams.changelog_format import FINAL, Progress, decode_progress, parse_places
 
 Say = Callable[[str], object]
+IDLE_RECORDS_MAX = 1_000  # of an idle partition's tail: what a restore reads beyond the snapshot for nothing
 MERGE_KEY = ("partition", "row", "store", "key", "start_ms")
 
 
@@ -49,6 +54,9 @@ class Summary(NamedTuple):
     state_version: int | None
     seconds: float
     adopted: bool = False
+    foreign_records: int = 0
+    optimized_partitions: int = 0
+    vacuumed: bool = False
 
 
 class Plan(NamedTuple):
@@ -91,8 +99,7 @@ class Compaction:
                 records.unpersist()
             if settings.delete_covered and summary.to_offsets != summary.from_offsets:
                 self._delete_covered(plan)
-            if settings.retention_hours is not None:
-                self._vacuum(settings.retention_hours)
+            summary = self._look_after(summary)
         except (Py4JJavaError, PySparkException) as e:
             raise translated(e) from e
         return summary._replace(seconds=round(time.monotonic() - started, 3))
@@ -124,35 +131,38 @@ class Compaction:
     def _known_stores(self, covered: Mapping[int, Row]) -> list[str]:
         """Stores that may have a table: the folders, since a first run can crash before any progress row is there."""
         names = {s.name for row in covered.values() for s in decode_progress(row.progress.encode()).stores}
-        java: Any = self.spark._jvm
-        folder = java.org.apache.hadoop.fs.Path(f"{self.settings.tables}/closed")
-        files = folder.getFileSystem(self.spark._jsc.hadoopConfiguration())
-        if files.exists(folder):
-            names |= {str(status.getPath().getName()) for status in files.listStatus(folder) if status.isDirectory()}
-        return sorted(names)
+        return sorted(names.union(upkeep.tables_below(self.spark, f"{self.settings.tables}/closed")))
 
     def _fold(self, plan: Plan, records: DataFrame) -> Summary:
         epochs = {p: row.epoch for p, row in plan.covered.items()}
-        window = read_window(self.spark, plan.offsets.topic, records, epochs)
+        skip = parse_places(self.settings.skip_changelog_records)
+        window = read_window(self.spark, plan.offsets.topic, records, epochs, skip)
+        entries = window.entries.persist()
+        try:
+            numbers = {row.partition: row["count"] for row in entries.groupBy("partition").count().collect()}
+            newest = moved(window.newest, plan, numbers)
+            window = window._replace(entries=entries, newest=newest)
+            summary = self._write(plan, window, sum(numbers.values())) if newest else self._nothing_new(plan)
+        finally:
+            entries.unpersist()
+        return summary._replace(foreign_records=window.foreign_records)
+
+    def _nothing_new(self, plan: Plan) -> Summary:
+        self.say("nothing new")
+        live, version = _live_rows(self.spark, self.state), _version(self.spark, self.state)
         before = {p: int(plan.start[p]) for p in plan.start}
-        if not window.newest:
-            self.say("nothing new")
-            live = _live_rows(self.spark, self.state)
-            version = _version(self.spark, self.state)
-            return Summary(plan.run - 1, len(before), 0, live, 0, 0, before, before, version, 0.0)
+        return Summary(plan.run - 1, len(before), 0, live, 0, 0, before, before, version, 0.0)
+
+    def _write(self, plan: Plan, window: Window, total: int) -> Summary:
+        before = {p: int(plan.start[p]) for p in plan.start}
         for row in plan.covered.values():
             require_same_layout(decode_progress(row.progress.encode()).stores, window.stores)
         tables.require_names(window.stores)
         tables.ensure_state(self.spark, self.state, window.layouts())
         after = before | {p: n.covered_offset for p, n in window.newest.items()}
-        entries = window.entries.persist()
-        try:
-            total = entries.count()
-            self.say(f"run {plan.run}: {total} entries in {len(window.newest)} partitions")
-            finals = self._append_finals(plan, window, entries, after)
-            deleted = self._merge(plan, window, entries)
-        finally:
-            entries.unpersist()
+        self.say(f"run {plan.run}: {total} entries in {len(window.newest)} partitions")
+        finals = self._append_finals(plan, window, window.entries, after)
+        deleted = self._merge(plan, window, window.entries)
         live, version = _live_rows(self.spark, self.state), _version(self.spark, self.state)
         return Summary(plan.run, len(before), total, live, deleted, finals, before, after, version, 0.0, plan.adopted)
 
@@ -269,12 +279,38 @@ class Compaction:
             delete_records(self.spark, settings.kafka, plan.offsets.topic, before, settings.kafka_timeout_ms)
             self.say(f"deleted changelog records of {len(before)} partitions, up to the snapshot before")
 
-    def _vacuum(self, retention_hours: int) -> None:
-        conf = "spark.databricks.delta.retentionDurationCheck.enabled"
-        self.spark.conf.set(conf, "false")
+    def _look_after(self, summary: Summary) -> Summary:
+        """OPTIMIZE and VACUUM, each where its policy says so."""
+        settings, ran = self.settings, summary.to_offsets != summary.from_offsets
+        due = settings.vacuum_every == 1 or (ran and summary.run % settings.vacuum_every == 0)
+        optimized, vacuumed = 0, settings.retention_hours is not None and due
         for path in (self.state, *(self.closed(s) for s in self._known_stores({}))):
-            if tables.exists(self.spark, path):
-                self.spark.sql(f"VACUUM {tables.delta(path)} RETAIN {retention_hours} HOURS")
+            if not tables.exists(self.spark, path):
+                continue
+            if settings.optimize_files_max:
+                optimized += upkeep.optimize(self.spark, path, settings.optimize_files_max)
+            if vacuumed and settings.retention_hours is not None:
+                upkeep.vacuum(self.spark, path, settings.retention_hours)
+        if optimized:
+            self.say(f"optimized {optimized} partitions")
+        return summary._replace(optimized_partitions=optimized, vacuumed=vacuumed)
+
+
+def moved(newest: Mapping[int, Newest], plan: Plan, entries: Mapping[int, int]) -> dict[int, Newest]:
+    """The partitions to write: those with entries, with progress beyond grids and the wall clock, or a long tail."""
+
+    def has_moved(partition: int, new: Newest) -> bool:
+        row = plan.covered.get(partition)
+        if row is None or entries.get(partition) or new.epoch != row.epoch:
+            return True
+        tail = new.covered_offset - row.changelog_offset
+        return tail > IDLE_RECORDS_MAX or _lasting(new.progress) != _lasting(decode_progress(row.progress.encode()))
+
+    return {partition: new for partition, new in newest.items() if has_moved(partition, new)}
+
+
+def _lasting(progress: Progress) -> Progress:
+    return msgspec.structs.replace(progress, grids_ms={}, wall_ms=0)
 
 
 def require_no_hole(offsets: TopicOffsets, covered: Mapping[int, Row], start: Mapping[int, int]) -> None:

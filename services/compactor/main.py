@@ -2,7 +2,8 @@
 
 Progress goes to standard error, the result to standard output. Exit statuses of `compact`: 0 done (also when there was
 nothing new), 1 refused or failed, 2 wrong settings, 3 another job compacted at the same time and won. Of `audit`: 0 no
-differences, 1 differences, 2 wrong settings, 3 it could not be carried out.
+differences, 1 differences, 2 wrong settings, 3 it could not be carried out (also where nodes before the window make
+Spark's sessions say nothing about the stream's: the message names them).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def compact_main(arguments: list[str]) -> int:
 
     try:
         started = time.monotonic()
-        with spark_session(settings.spark, f"penstock compact {settings.application}") as spark:
+        with spark_session(settings.spark, f"penstock compact {settings.application}", settings.tables) as spark:
             start_seconds = round(time.monotonic() - started, 3)
             summary = Compaction(spark, settings, _say).run()
     except CompactionConflict as e:
@@ -60,7 +61,7 @@ def audit_main(arguments: list[str]) -> int:
     from services.compactor.spark import spark_session
 
     try:
-        with spark_session(settings.spark, f"penstock audit {settings.application}") as spark:
+        with spark_session(settings.spark, f"penstock audit {settings.application}", settings.tables) as spark:
             report = run_audit(spark, settings, _say)
     except ConfigError as e:
         return _say(str(e), WRONG_SETTINGS)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from shared.common.settings import PositiveMs, Section, ServiceSettings
+from shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
+from shared.common.topic_names import changelog_topic
 
 DELTA_NAME = r"^[^\s,;{}()=/\\]+$"  # what a folder and a Delta column can both be called
 
@@ -23,12 +24,18 @@ class SparkSettings(Section):
     conf: dict[str, str] = Field(default={}, description="passed on as it is, such as spark.hadoop.fs.s3a.endpoint=…")
 
 
-class JobSettings(ServiceSettings):
+class JobSettings(CommandSettings):
     """What both jobs need."""
 
+    kafka: KafkaSettings = KafkaSettings()
     application: str = Field(pattern=DELTA_NAME, description="the aggregator's application id")
     lake: str = Field(min_length=1, description="folder or URI that holds the Delta tables of all applications")
     changelog: str | None = Field(None, description="changelog topic; default: <application>-changelog")
+    skip_changelog_records: str = Field(
+        "",
+        pattern=r"^(\d+:\d+(,\d+:\d+)*)?$",
+        description="partition:offset, comma-separated: corrupt changelog records to leave out",
+    )
     spark: SparkSettings = SparkSettings()
     kafka_timeout_ms: PositiveMs = Field(
         60_000, description="how long Kafka may take to answer about topics and offsets"
@@ -36,12 +43,15 @@ class JobSettings(ServiceSettings):
 
     @property
     def changelog_topic(self) -> str:
-        return self.changelog or f"{self.application}-changelog"
+        return self.changelog or changelog_topic(self.application)
 
     @property
     def tables(self) -> str:
-        """The folder of this application's tables, absolute where it is on a local disk."""
+        """The folder of this application's tables as Spark calls it: absolute on a local disk, `s3a` for S3."""
         root = self.lake if "://" in self.lake else str(Path(self.lake).expanduser().resolve())
+        scheme, there, rest = root.partition("://")
+        # Hadoop's client for S3 goes by another scheme than everybody else's.
+        root = f"s3a://{rest}" if there and scheme.lower() == "s3" else root
         return f"{root.rstrip('/')}/{self.application}"
 
 
@@ -51,9 +61,15 @@ class CompactSettings(JobSettings):
     delete_covered: bool = Field(
         False, description="afterwards delete changelog records that the snapshot before this one covers"
     )
+    optimize_files_max: Annotated[int, Field(ge=0)] = Field(
+        20, description="rewrite a partition of a table into one file once it has more files than this; 0: never"
+    )
     retention_hours: Annotated[int, Field(ge=0)] | None = Field(
         None,
         description="remove files that no version younger than this needs from `state` and `closed`; default: never",
+    )
+    vacuum_every: Annotated[int, Field(ge=1)] = Field(
+        1, description="compactions from one such removal to the next, which lists every file"
     )
 
 

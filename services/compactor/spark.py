@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -22,10 +21,11 @@ from pyspark import cloudpickle
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
-from services.compactor import bodies, sessions
+from services.compactor import bodies, s3, sessions
 from services.compactor.settings import SparkSettings
 from shared.common.errors import ConfigError, FatalError
-from shared.common.ivy import JarSet, cache_root, fetch_jars
+from shared.common.ivy import JarSet, announcement, cache_root, fetch_jars
+from shared.common.java import Java, find_java
 from shared.common.log import configure
 from shared.common.settings import LogSettings
 
@@ -62,28 +62,27 @@ class SparkFailed(FatalError):
     """Spark could not be started, or a job of it failed for a reason that has no name of its own."""
 
 
-def java_executable() -> Path:
-    """The Java launcher by JAVA_HOME or PATH; ConfigError where there is none."""
-    home = os.environ.get("JAVA_HOME")
-    found = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
-    if found is None:
-        where = f"JAVA_HOME ({home}) has no bin/java" if home else "none was found by JAVA_HOME or PATH"
-        raise ConfigError(f"Spark needs Java 17 or newer, and {where}")
-    return Path(found)
+def use_java(java: Java) -> None:
+    """Have Spark's launcher, which looks at JAVA_HOME alone and then at PATH, take this Java."""
+    if (java.home / "bin" / "java").exists():  # not so where a version manager stands between
+        os.environ["JAVA_HOME"] = str(java.home)
 
 
-def connector_jars() -> list[Path]:
+def connector_jars(wanted: JarSet = SPARK_JARS) -> list[Path]:
     """The connectors' jars, downloaded if this user does not have them yet."""
-    folder = cache_root() / SPARK_JARS.folder
+    folder = cache_root() / wanted.folder
     if not folder.is_dir():
-        folder = fetch_jars(java_executable(), SPARK_JARS)
+        folder = fetch_jars(find_java().executable, wanted)
     return sorted(folder.glob("*.jar"))
 
 
 @contextmanager
-def spark_session(settings: SparkSettings, application: str) -> Iterator[SparkSession]:
-    """A Spark session for one job, stopped at the end. Raises ConfigError (no Java, no jars) or SparkFailed."""
-    java_executable()
+def spark_session(settings: SparkSettings, application: str, tables: str = "") -> Iterator[SparkSession]:
+    """A Spark session for one job, stopped at the end; `tables` is where its tables are.
+
+    Raises ConfigError (no Java, no jars) or SparkFailed.
+    """
+    use_java(find_java())
     logging.getLogger("py4j").setLevel(logging.WARNING)
     # Python workers must be this interpreter, with the same numpy and pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -92,7 +91,7 @@ def spark_session(settings: SparkSettings, application: str) -> Iterator[SparkSe
         cloudpickle.register_pickle_by_value(module)
     with tempfile.TemporaryDirectory(prefix="penstock-spark-", ignore_cleanup_errors=True) as work:
         builder = SparkSession.builder.appName(application).master(settings.master)
-        for name, value in configuration(settings, work).items():
+        for name, value in configuration(settings, work, tables).items():
             builder = builder.config(name, value)
         try:
             spark = builder.getOrCreate()
@@ -104,10 +103,12 @@ def spark_session(settings: SparkSettings, application: str) -> Iterator[SparkSe
             spark.stop()
 
 
-def configuration(settings: SparkSettings, work: str) -> dict[str, str]:
+def configuration(settings: SparkSettings, work: str, tables: str = "") -> dict[str, str]:
     """Spark's configuration for a job that may write its scratch files to the folder `work`."""
+    on_s3 = s3.is_s3(tables)
+    jars = connector_jars() + (connector_jars(s3.S3_JARS) if on_s3 else [])
     conf = {
-        "spark.jars": ",".join(map(str, connector_jars())),
+        "spark.jars": ",".join(map(str, jars)),
         "spark.jars.ivy": str(cache_root() / "ivy"),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -130,6 +131,8 @@ def configuration(settings: SparkSettings, work: str) -> dict[str, str]:
     if settings.master.startswith("local"):
         conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.local.dir": work}
         conf[JAVA_OPTIONS] += f" {LOCAL_JAVA_OPTIONS}"
+    if on_s3:
+        conf |= s3.configuration(os.environ)
     given = dict(settings.conf)
     if JAVA_OPTIONS in given:
         given[JAVA_OPTIONS] = f"{conf[JAVA_OPTIONS]} {given[JAVA_OPTIONS]}"
@@ -149,15 +152,18 @@ def jvm(spark: SparkSession) -> Any:
 
 
 def main(arguments: list[str]) -> int:
-    """`--fetch`: put the connectors into the cache, print their folder."""
-    if arguments != ["--fetch"]:
-        print("usage: python -m services.compactor.spark --fetch", file=sys.stderr)
+    """`--fetch`: put the connectors into the cache, print their folder; `--fetch-s3`: the one for S3."""
+    wanted = {"--fetch": SPARK_JARS, "--fetch-s3": s3.S3_JARS}
+    if len(arguments) != 1 or arguments[0] not in wanted:
+        print(f"usage: python -m services.compactor.spark {'|'.join(wanted)}", file=sys.stderr)
         return 2
-    configure(LogSettings(), "spark")
+    configure(LogSettings(level="warning"), "spark")
+    if (said := announcement(SPARK_JARS)) is not None:
+        print(f"penstock: {said}", file=sys.stderr, flush=True)
     try:
-        print(connector_jars()[0].parent)
+        print(connector_jars(wanted[arguments[0]])[0].parent)
     except ConfigError as e:
-        print(e, file=sys.stderr)
+        print(f"penstock: {e}", file=sys.stderr)
         return 1
     return 0
 

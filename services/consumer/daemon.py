@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
-from api.health import CheckResult, create_health_app
+from api.contact import Contact
+from api.health import Check, CheckResult, create_health_app
 from api.server import HttpServer
 from services.consumer.executor import Executor
 from services.consumer.handlers import load_decoder, load_handler
@@ -62,7 +63,11 @@ class ConsumerDaemon:
         self._clients = contextlib.AsyncExitStack()
         self._metrics = RunnerMetrics(self._registry, settings.group_id)
         self.runner: HandlerRunner | None = None
-        self.server = HttpServer(create_health_app(SERVICE, {"progress": self.check}, self._registry), settings.http)
+        self._consumer: Consumer | None = None
+        self._waits_for = "not connected to Kafka yet"
+        self._contact = Contact(lambda: self._consumer, settings.kafka_silence_max_ms)
+        checks: dict[str, Check] = {"progress": self.check, "kafka": self._contact}
+        self.server = HttpServer(create_health_app(SERVICE, checks, self._registry), settings.http)
 
     def __repr__(self) -> str:
         return f"ConsumerDaemon({self.server!r}, {self.runner!r})"
@@ -76,12 +81,12 @@ class ConsumerDaemon:
         settings = self._settings
         largest = await self._prepare_dead_letter_topics() if settings.create_dead_letter_topics else 0
         producer_settings = settings.producer.model_copy(
-            update={"acks": "all", "max_request_size": max(settings.producer.max_request_size, largest)}
+            update={"max_request_size": max(settings.producer.max_request_size, largest)}
         )
         producer = Producer(settings.kafka, producer_settings, registry=self._registry)
         await self._clients.enter_async_context(producer)
         consumer = Consumer(settings.kafka, settings.consumer_settings(), registry=self._registry)
-        await self._clients.enter_async_context(consumer)
+        self._consumer = await self._clients.enter_async_context(consumer)
         executor = Executor(
             self._handler,
             settings.retry_policy(),
@@ -97,7 +102,9 @@ class ConsumerDaemon:
         )
         self.runner.subscribe(settings.topics)
         log.info("handling", topics=settings.topics, group=settings.group_id, handler=settings.handler)
-        await self.runner.run()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._contact.run())
+            await self.runner.run()
 
     async def shutdown(self) -> None:
         """Drain, commit, leave, close."""
@@ -110,9 +117,9 @@ class ConsumerDaemon:
             await self.server.stop(grace_ms=1_000)
 
     def check(self) -> CheckResult:
-        """Unhealthy until the group is joined, and with lag without progress for `stuck_after_ms`."""
+        """Unhealthy until the group can be joined, and with lag without progress for `stuck_after_ms`."""
         if self.runner is None:
-            return CheckResult(False, "not connected to Kafka yet")
+            return CheckResult(False, self._waits_for)
         progress, now_ms = self.runner.progress, SYSTEM_CLOCK.monotonic_ms()
         facts = {"lag": progress.lag, "finished": self.runner.finished, "in_flight": self.runner.scheduler.in_flight}
         if not progress.stuck(now_ms):
@@ -122,7 +129,6 @@ class ConsumerDaemon:
 
     async def _prepare_dead_letter_topics(self) -> int:
         """Create what is missing, wide enough for every record of its source; returns the widest, in bytes."""
-        told = ""
         while True:
             try:
                 async with Admin(self._settings.kafka) as admin:
@@ -131,9 +137,9 @@ class ConsumerDaemon:
                     ]
                 return max(widths)
             except RetriableError as e:  # a broker or a topic that is not there yet
-                if told != str(e):
+                if self._waits_for != str(e):
                     log.warning("waiting for Kafka", error=type(e).__name__, reason=str(e))
-                told = str(e)
+                self._waits_for = str(e)
                 await asyncio.sleep(CONNECT_RETRY_MS / 1000)
 
 

@@ -15,11 +15,11 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode
 
 from services.consumer.runner import RunnerOptions
-from shared.clients.consumer import ConsumerSettings
+from shared.clients.consumer import ConsumerSettings, ReadingSettings
 from shared.clients.consumer.key_scheduler import BUFFERED_RECORDS_MAX, KeyScheduler
 from shared.clients.consumer.retry_policy import RetryPolicy
 from shared.clients.producer import ProducerSettings
-from shared.common.settings import PositiveMs, Section, ServiceSettings
+from shared.common.settings import HttpSettings, PositiveMs, Section, ServiceSettings
 
 PositiveCount = Annotated[int, Field(gt=0)]
 
@@ -52,6 +52,7 @@ class RetrySettings(Section):
 class ConsumerServiceSettings(ServiceSettings):
     """A handler for every record of some topics: per-key parallel, retried, dead-lettered."""
 
+    http: HttpSettings = HttpSettings(port=8082)
     topics: Names = Field(description="comma-separated", min_length=1)
     group_id: str = Field(min_length=1)
     handler: str = Field(
@@ -68,12 +69,13 @@ class ConsumerServiceSettings(ServiceSettings):
     handler_timeout_ms: PositiveMs = Field(60_000, description="a call that takes longer is cancelled and has failed")
     dead_letter_topic: str = Field("{topic}-dlq", min_length=1, description="{topic} stands for the record's topic")
     create_dead_letter_topics: bool = Field(True, description="create them at start-up where they are missing")
-    commit_interval_ms: PositiveMs = 5_000
+    commit_interval_ms: PositiveMs = Field(5_000, description="how often the offsets of what is finished are committed")
     lag_interval_ms: PositiveMs = 5_000
     stuck_after_ms: PositiveMs = Field(60_000, description="lag without a record finished for this long is unhealthy")
+    kafka_silence_max_ms: PositiveMs = Field(15_000, description="no answer from any broker for this long is unhealthy")
     retry: RetrySettings = RetrySettings()
-    consumer: ConsumerSettings = ConsumerSettings()
-    producer: ProducerSettings = Field(ProducerSettings(), description="for dead letters; acks is always all")
+    consumer: ReadingSettings = ReadingSettings()
+    producer: ProducerSettings = Field(ProducerSettings(), description="for dead letters")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -82,8 +84,10 @@ class ConsumerServiceSettings(ServiceSettings):
             raise ValueError(
                 f"dead_letter_topic: {', '.join(loops)} is among the topics: dead letters would go in circles"
             )
-        if self.consumer.group_id not in (None, self.group_id):
-            raise ValueError(f"consumer.group_id: {self.consumer.group_id!r} contradicts group_id {self.group_id!r}")
+        if self.producer.acks != "all":
+            raise ValueError("producer.acks: a dead letter is acknowledged by all in-sync replicas; leave it out")
+        if self.producer.transactional_id is not None:
+            raise ValueError("producer.transactional_id: dead letters are sent outside of transactions; leave it out")
         if self.retry.backoff_max_ms < self.retry.backoff_ms:
             raise ValueError("retry.backoff_max_ms: must not be below retry.backoff_ms")
         if self.shutdown_timeout_ms <= GIVE_UP_RESERVE_MS:
@@ -109,7 +113,7 @@ class ConsumerServiceSettings(ServiceSettings):
 
     def consumer_settings(self) -> ConsumerSettings:
         """The client's settings: the runner commits by itself."""
-        return self.consumer.model_copy(update={"group_id": self.group_id, "commit_strategy": "none"})
+        return ConsumerSettings(**self.consumer.model_dump(), group_id=self.group_id, commit_strategy="none")
 
     def retry_policy(self) -> RetryPolicy:
         return RetryPolicy(

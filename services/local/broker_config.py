@@ -14,8 +14,8 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from services.local.java import Java
 from shared.common.errors import ConfigError
+from shared.common.java import Java
 from shared.common.settings import Port, PositiveMs, Section
 
 CLIENT_LISTENER = "PLAINTEXT"

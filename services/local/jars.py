@@ -11,9 +11,9 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from services.local.java import Java, find_java
 from shared.common.errors import ConfigError
-from shared.common.ivy import JarSet, fetch_jars
+from shared.common.ivy import JarSet, announcement, fetch_jars
+from shared.common.java import Java, find_java
 from shared.common.log import configure
 from shared.common.settings import LogSettings
 
@@ -43,12 +43,14 @@ async def kafka_jars(java: Java, environ: Mapping[str, str] | None = None) -> Pa
 
 
 def main() -> int:
-    """Put Kafka's jars into the cache and print their folder; a failure is one message on standard error."""
-    configure(LogSettings(), "kafka")
+    """Put Kafka's jars into the cache and print their folder; a download and a failure are lines on standard error."""
+    configure(LogSettings(level="warning"), "kafka")
+    if (said := announcement(KAFKA_JARS)) is not None:
+        print(f"penstock: {said}", file=sys.stderr, flush=True)
     try:
         print(asyncio.run(kafka_jars(find_java())))
     except ConfigError as e:
-        print(e, file=sys.stderr)
+        print(f"penstock: {e}", file=sys.stderr)
         return 1
     return 0
 

@@ -11,25 +11,32 @@ from typing import Any
 import msgspec
 
 from services.local.child import ChildProcess
-from shared.common.settings import ENV_PREFIX, KafkaSettings
+from shared.common.setting_names import ENV_PREFIX
+from shared.common.settings import KafkaSettings
 
 STOP_TIMEOUT_MS = 10_000
 
 
 async def run_job(
-    name: str, flags: Sequence[str], kafka: KafkaSettings, log_file: Path, result_key: str
+    name: str,
+    flags: Sequence[str],
+    kafka: KafkaSettings,
+    log_file: Path,
+    result_key: str,
+    module: str | None = None,
 ) -> tuple[int, dict[str, Any], ChildProcess]:
-    """Run `penstock <name> <flags>`: its exit status, its result ({} where it printed none) and the ended child.
+    """Run `penstock <name> <flags>`, or `python -m <module> <flags>`.
 
-    The result is the last JSON object in its output that has `result_key`. The job sees no PENSTOCK_ variable but the
-    address of Kafka. Cancelling ends it.
+    Returns its exit status, its result ({} where it printed none) and the ended child. The result is the last JSON
+    object in its output that has `result_key`. The job sees no PENSTOCK_ variable but the address of Kafka. Cancelling
+    ends it.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
     environment |= {
         f"{ENV_PREFIX}CONFIG": os.devnull,
         f"{ENV_PREFIX}KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
     }
-    command = [sys.executable, "-m", "services.cli", name, *flags]
+    command = [sys.executable, "-m", *((module,) if module else ("services.cli", name)), *flags]
     child = await ChildProcess.start(command, log_file=log_file, name=name, env=environment)
     try:
         status = await child.wait()

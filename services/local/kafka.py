@@ -23,7 +23,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 from services.local import broker_config as config
 from services.local import ports, probe
@@ -32,8 +32,8 @@ from services.local.child import ChildProcess, tail
 from services.local.diagnosis import Cause, explain, find_cause
 from services.local.folder_lock import FolderLock, refuse_if_kafka_runs_in
 from services.local.jars import kafka_jars
-from services.local.java import Java, find_java
 from shared.common.errors import ConfigError, FatalError, IllegalState, PenstockError
+from shared.common.java import Java, find_java
 from shared.common.log import configure, get_logger
 from shared.common.settings import LogSettings
 
@@ -47,6 +47,8 @@ PROBE_TIMEOUT_MS = 2_000
 LOG_LINES = 400
 # A broker starts on less, and dies with its first topics: index files alone map 20 MiB a partition.
 MIN_FREE_BYTES = 64 * 1024 * 1024
+WRONG_SETTING = 2
+PORT_MAX = 65_535
 META_PROPERTIES = "meta.properties"  # written last by Kafka's own formatting: there, or not formatted
 
 
@@ -295,17 +297,32 @@ async def run_in_foreground(data_dir: Path, settings: EmbeddedKafkaSettings) -> 
         await work
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, without the usage before it."""
+        self.exit(WRONG_SETTING, f"{self.prog}: {message}\n")
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) <= PORT_MAX):
+        raise argparse.ArgumentTypeError(f"must be a port from 0 to {PORT_MAX}, got {text!r}")
+    return int(text)
+
+
 def main(arguments: Sequence[str]) -> int:
     """`penstock kafka`; the exit status. A failure is one message on standard error."""
-    parser = argparse.ArgumentParser(prog="penstock kafka", description="Run a single-node Kafka.")
-    parser.add_argument("--data-dir", type=Path, default=DEFAULT_DATA_DIR)
-    parser.add_argument("--port", type=int, default=0, help="0: a free one, printed when the broker is up")
+    parser = _Parser(prog="penstock kafka", description="Run a single-node Kafka.", allow_abbrev=False)
+    parser.add_argument("--data-dir", type=Path, default=DEFAULT_DATA_DIR, help="default: %(default)s")
+    parser.add_argument("--port", type=_port, default=0, help="0: a free one, printed when the broker is up")
     given = parser.parse_args(arguments)
     configure(LogSettings(), "kafka")
     try:
         asyncio.run(run_in_foreground(given.data_dir, EmbeddedKafkaSettings(port=given.port)))
-    except (PenstockError, ValueError) as e:
-        print(e, file=sys.stderr)
+    except ConfigError as e:
+        print(f"penstock kafka: {e}", file=sys.stderr)
+        return WRONG_SETTING
+    except PenstockError as e:
+        print(f"penstock kafka: {e}", file=sys.stderr)
         return 1
     return 0
 

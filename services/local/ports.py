@@ -49,7 +49,9 @@ def pick(host: str, count: int) -> list[int]:
     raise ConfigError(f"no {count} free ports on {host} between {FIRST} and {LAST}")
 
 
-def require_free(host: str, port: int) -> None:
-    """Raises PortTaken when something listens on the port."""
+def require_free(host: str, port: int, setting: str = "port") -> None:
+    """Raises PortTaken, which names the setting, when something listens on the port."""
     if not is_free(host, port):
-        raise PortTaken(f"port {port} on {host} is taken by another process; choose another, or 0 for a free one")
+        raise PortTaken(
+            f"{setting}: port {port} on {host} is taken by another process; choose another, or 0 for a free one"
+        )

@@ -1,6 +1,7 @@
 """Penstock's services as children of one process: started, watched, killed and started again (an edge).
 
-Every child gets its settings through its environment alone, on ports of this machine, and ends with its parent.
+Every child gets its settings through its environment alone, on ports of this machine, and ends with its parent. How
+long its shutdown may take is among what it is told, so that nobody kills it before that time is over.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from typing import Any
 
 import httpx
 
+from api.server import url_of
 from services.local import ports
 from services.local.child import ChildDied, ChildProcess
 from shared.common.errors import KafkaTimeout
 from shared.common.log import get_logger
-from shared.common.settings import ENV_PREFIX
+from shared.common.setting_names import ENV_PREFIX
 
 log = get_logger(__name__)
 
 HOST = "127.0.0.1"
-STOP_TIMEOUT_MS = 20_000
+SHUTDOWN_TIMEOUT_MS = 30_000  # what a service is told, where its spec names nothing else
+KILL_GRACE_MS = 2_000  # beyond what it was told: for ending its process once the shutdown is over or was cut off
 HEALTH_INTERVAL_MS = 100
 HEALTH_TIMEOUT_MS = 60_000  # until a service that was started must be healthy
 REQUEST_TIMEOUT_MS = 5_000
@@ -39,6 +42,13 @@ class ServiceSpec:
     module: str = "services.cli"
     arguments: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    shutdown_timeout_ms: int = SHUTDOWN_TIMEOUT_MS
+    host: str = HOST
+
+    @property
+    def stop_timeout_ms(self) -> int:
+        """When a service that was asked to end is killed."""
+        return self.shutdown_timeout_ms + KILL_GRACE_MS
 
     def command(self) -> list[str]:
         return [
@@ -67,11 +77,17 @@ class Service:
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self.port}"
+        return url_of(self.spec.host, self.port)
 
     async def start(self) -> None:
         """Start the child; ConfigError where it cannot be."""
-        own = {"HTTP__HOST": HOST, "HTTP__PORT": str(self.port), "LOG__FORMAT": "json", **self.spec.settings}
+        own = {
+            "HTTP__HOST": self.spec.host,
+            "HTTP__PORT": str(self.port),
+            "LOG__FORMAT": "json",
+            "SHUTDOWN_TIMEOUT_MS": str(self.spec.shutdown_timeout_ms),
+            **self.spec.settings,
+        }
         environment = {**self._inherited, **self.spec.environment}
         environment |= {f"{ENV_PREFIX}{name}": value for name, value in own.items()}
         self._child = await ChildProcess.start(
@@ -79,7 +95,7 @@ class Service:
             log_file=self.log_file,
             name=self.name,
             env=environment,
-            orphan_limit_ms=STOP_TIMEOUT_MS,
+            orphan_limit_ms=self.spec.stop_timeout_ms,
         )
         self.starts += 1
 
@@ -114,10 +130,10 @@ class Service:
             return None
 
     async def stop(self) -> None:
-        """SIGTERM, then SIGKILL after a limit."""
+        """SIGTERM, then SIGKILL once the time that it was told is over."""
         child, self._child = self._child, None
         if child is not None:
-            await child.terminate(STOP_TIMEOUT_MS)
+            await child.terminate(self.spec.stop_timeout_ms)
 
     async def kill(self) -> None:
         """SIGKILL at once, as in a crash."""
@@ -155,8 +171,8 @@ class Stack:
     async def start(self, spec: ServiceSpec, port: int = 0) -> Service:
         """Start a service at a port, a free one by default; `healthy()` is the caller's to wait for."""
         if port:
-            ports.require_free(HOST, port)
-        service = Service(spec, port or ports.pick(HOST, 1)[0], self._logs / f"{spec.name}.log", self._inherited)
+            ports.require_free(spec.host, port, "http.port")
+        service = Service(spec, port or ports.pick(spec.host, 1)[0], self._logs / f"{spec.name}.log", self._inherited)
         self.services[spec.name] = service
         await service.start()
         return service
@@ -168,9 +184,8 @@ class Stack:
                 raise service.died()
 
     async def stop(self) -> None:
-        """Stop all, the last started first."""
-        for service in reversed(self.services.values()):
-            await service.stop()
+        """Stop all, side by side: each needs Kafka for its end and none another."""
+        await asyncio.gather(*(service.stop() for service in self.services.values()))
 
 
 def _client() -> httpx.AsyncClient:

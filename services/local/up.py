@@ -8,7 +8,6 @@ penstock.toml as usual; what only `up` can know (addresses) is set by it.
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
 import msgspec
@@ -16,13 +15,13 @@ from pydantic import Field
 from rich.console import Console
 
 from api.settings import Pointer
+from services.local import ports
 from services.local.broker_config import EmbeddedKafkaSettings
 from services.local.kafka import EmbeddedKafka
-from services.local.stack import HOST, Service, ServiceSpec, Stack
+from services.local.stack import HOST, KILL_GRACE_MS, Service, ServiceSpec, Stack
 from shared.clients.admin import Admin, event_time_topic
 from shared.common import daemon, log
-from shared.common.errors import PenstockError
-from shared.common.settings import HttpSettings, KafkaSettings, LogSettings, ServiceSettings, load_or_exit
+from shared.common.settings import DaemonSettings, HttpSettings, KafkaSettings, LogSettings, PositiveMs
 
 PROGRAM = "penstock up"
 RESTART_MS = 1_000
@@ -30,11 +29,12 @@ RESTART_MS_MAX = 60_000
 STEADY_MS = 60_000  # a service that ran this long starts with the short pause again
 
 
-class UpSettings(ServiceSettings):
+class UpSettings(DaemonSettings):
     """Kafka and every service on this machine."""
 
     http: HttpSettings = HttpSettings(host=HOST, port=8080)
     log: LogSettings = LogSettings(level="warning")
+    shutdown_timeout_ms: PositiveMs = Field(30_000, description="how long each service's shutdown may take")
     data_dir: Path = Field(Path(".penstock"), description="Kafka's data, the lake and the logs")
     broker: EmbeddedKafkaSettings = EmbeddedKafkaSettings()
     topic: str = Field("events", description="created where it is missing, for event-time data")
@@ -51,8 +51,8 @@ class UpSettings(ServiceSettings):
 class Up:
     """Kafka and the services; see `shared.common.daemon`."""
 
-    def __init__(self, settings: UpSettings, console: Console) -> None:
-        self._settings, self._console = settings, console
+    def __init__(self, settings: UpSettings, console: Console | None = None) -> None:
+        self._settings, self._console = settings, console or Console()
         folder = settings.data_dir.absolute()
         self._folder = folder
         self._broker = EmbeddedKafka(folder / "kafka", settings.broker)
@@ -60,6 +60,9 @@ class Up:
 
     async def startup(self) -> None:
         """Kafka first, then the services; ConfigError or ChildDied with the reason where one cannot start."""
+        http = self._settings.http
+        if http.port:  # said at once, and not when everything else is up
+            ports.require_free(http.host, http.port, "http.port")
         self._console.print("starting Kafka …")
         await self._broker.start()
         kafka = KafkaSettings(bootstrap_servers=self._broker.bootstrap_servers)
@@ -104,8 +107,10 @@ class Up:
 
     # --- what each service is told ---
 
-    def _common(self) -> dict[str, str]:
-        return {"KAFKA__BOOTSTRAP_SERVERS": self._broker.bootstrap_servers}
+    def _spec(self, name: str, own: dict[str, str], module: str = "services.cli", host: str = HOST) -> ServiceSpec:
+        settings = {"KAFKA__BOOTSTRAP_SERVERS": self._broker.bootstrap_servers, **own}
+        limit_ms = self._settings.shutdown_timeout_ms
+        return ServiceSpec(name, settings, module, shutdown_timeout_ms=limit_ms, host=host)
 
     def _aggregator(self) -> ServiceSpec:
         settings = self._settings
@@ -115,7 +120,7 @@ class Up:
             "STREAMS__LAKE": str(self._folder / "lake"),
             "STREAMS__GROUP_INSTANCE_ID": "aggregator-1",
         }
-        return ServiceSpec("aggregator", self._common() | own)
+        return self._spec("aggregator", own)
 
     def _consumer(self) -> ServiceSpec:
         settings = self._settings
@@ -126,7 +131,7 @@ class Up:
             "CONSUMER__ISOLATION_LEVEL": "read_committed",
             "CONSUMER__AUTO_OFFSET_RESET": "earliest",
         }
-        return ServiceSpec("consumer", self._common() | own)
+        return self._spec("consumer", own)
 
     def _gateway(self, others: list[Service]) -> ServiceSpec:
         settings = self._settings
@@ -136,7 +141,7 @@ class Up:
             "INGEST__TOPICS": msgspec.json.encode({settings.topic: topic}).decode(),
             "INGEST__DEFAULT_TOPIC__ALLOWED": "false",
         }
-        return ServiceSpec("gateway", self._common() | own, module="services.local.gateway")
+        return self._spec("gateway", own, module="services.local.gateway", host=settings.http.host)
 
     def _say_where(self, gateway: Service) -> None:
         settings = self._settings
@@ -157,6 +162,15 @@ class Up:
             self._console.print(f"[bold]{name:<11}[/bold]{text}", soft_wrap=True, highlight=False)
 
 
+def stop_timeout_ms(settings: UpSettings) -> int:
+    """How long the whole may take to end: each service its own time, side by side, then Kafka.
+
+    >>> stop_timeout_ms(UpSettings(shutdown_timeout_ms=10_000, broker=EmbeddedKafkaSettings(stop_timeout_ms=4_000)))
+    18000
+    """
+    return settings.shutdown_timeout_ms + KILL_GRACE_MS + settings.broker.stop_timeout_ms + KILL_GRACE_MS
+
+
 def example_event(key: tuple[str, ...], time: str | None) -> str:
     """An event that has what the pointers ask for, where they point at fields of the event itself.
 
@@ -171,14 +185,4 @@ def example_event(key: tuple[str, ...], time: str | None) -> str:
 
 def main(arguments: list[str]) -> int:
     """Run until Ctrl-C or SIGTERM; the exit status."""
-    settings = load_or_exit(UpSettings, arguments, PROGRAM)
-    log.configure(settings.log, "up")
-
-    async def run() -> int:
-        return await daemon.run(Up(settings, Console()), settings.shutdown_timeout_ms)
-
-    try:
-        return asyncio.run(run())
-    except PenstockError as e:
-        print(f"{PROGRAM}: {e}", file=sys.stderr)
-        return 1
+    return daemon.serve(PROGRAM, UpSettings, Up, arguments, limit_ms=stop_timeout_ms)

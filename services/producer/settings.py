@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Self
+
+from pydantic import model_validator
+
 from api.settings import GuardedSettings, IngestSettings
 from shared.clients.producer import ProducerSettings
-from shared.common.settings import KafkaSettings
+from shared.common.settings import HttpSettings, KafkaSettings
 
 DEFAULT_KAFKA = KafkaSettings(request_timeout_ms=10_000)
 DEFAULT_PRODUCER = ProducerSettings(max_block_ms=5_000, delivery_timeout_ms=25_000)
@@ -15,5 +19,12 @@ class ProducerServiceSettings(GuardedSettings):
     """The producer service: events over HTTP into Kafka topics."""
 
     kafka: KafkaSettings = DEFAULT_KAFKA
+    http: HttpSettings = HttpSettings(port=8081)
     producer: ProducerSettings = DEFAULT_PRODUCER
     ingest: IngestSettings = IngestSettings()
+
+    @model_validator(mode="after")
+    def _sends_outside_of_transactions(self) -> Self:
+        if self.producer.transactional_id is not None:
+            raise ValueError("producer.transactional_id: ingest sends outside of transactions; leave it out")
+        return self

@@ -1,7 +1,10 @@
-"""The life of a service: `startup`, `main_loop`, `shutdown`, and the signals that end it.
+"""The life of a service: settings, `startup`, `main_loop`, `shutdown`, and the signals that end it.
 
 SIGTERM or SIGINT cancels `main_loop` and runs `shutdown`; both together have `shutdown_timeout_ms`, after which `run`
-returns. A second signal ends the process at once. Exit status: 0 after a shutdown that was asked for, 1 after an error.
+returns. A second signal ends the process at once. Exit status: 0 after a shutdown that was asked for, 1 after an error,
+2 after one that only other settings mend (ConfigError: a port that is taken, a file that is not there).
+
+An error that is ours is said in one line; only one that nobody foresaw comes with its traceback.
 """
 
 from __future__ import annotations
@@ -9,14 +12,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from typing import Protocol
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
-from shared.common.errors import IllegalState, PenstockError
-from shared.common.log import get_logger
+from shared.common.errors import ConfigError, IllegalState, PenstockError
+from shared.common.log import configure, get_logger
+from shared.common.settings import DaemonSettings, load_or_exit
 
 log = get_logger(__name__)
 
-FORCED_EXIT = 130
+OK, FAILED, WRONG_SETTING, FORCED_EXIT = 0, 1, 2, 130
 
 
 class Daemon(Protocol):
@@ -35,6 +41,35 @@ class Daemon(Protocol):
         ...
 
 
+S = TypeVar("S", bound=DaemonSettings)
+
+
+def serve(
+    program: str,
+    settings_class: type[S],
+    make: Callable[[S], Daemon],
+    arguments: Sequence[str],
+    *,
+    limit_ms: Callable[[S], int] | None = None,
+) -> int:
+    """The whole of a command that is a daemon: load its settings, set its log up, drive it to its end.
+
+    `make` is called within the event loop; `limit_ms` says how long the shutdown may take, by default
+    `shutdown_timeout_ms`. Returns the exit status; a wrong setting is one line on standard error.
+    """
+    settings = load_or_exit(settings_class, arguments, program)
+    configure(settings.log, program.split()[-1])
+
+    async def drive() -> int:
+        return await run(make(settings), limit_ms(settings) if limit_ms else settings.shutdown_timeout_ms)
+
+    try:
+        return asyncio.run(drive())
+    except ConfigError as e:  # of `make`: nothing was started yet
+        print(f"{program}: {e}", file=sys.stderr)
+        return WRONG_SETTING
+
+
 async def run(daemon: Daemon, shutdown_timeout_ms: int) -> int:
     """Drive a daemon to its end and return the exit status."""
     loop = asyncio.get_running_loop()
@@ -49,7 +84,7 @@ async def run(daemon: Daemon, shutdown_timeout_ms: int) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    status = 0
+    status = OK
     work = asyncio.ensure_future(_start_and_work(daemon))
     stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -60,29 +95,48 @@ async def run(daemon: Daemon, shutdown_timeout_ms: int) -> int:
     try:
         if not work.done():
             log.error("the main loop did not end within the limit", shutdown_timeout_ms=shutdown_timeout_ms)
-            status = 1
+            status = FAILED
         elif not work.cancelled():
             work.result()
         elif not stop.is_set():
             raise IllegalState("the work was cancelled, though nobody asked for the end")
-    except PenstockError as e:
-        log.error("failed", error=type(e).__name__, reason=str(e))
-        status = 1
-    except Exception:
-        log.exception("failed")
-        status = 1
+    except Exception as e:
+        status = _say(e)
     try:
         async with asyncio.timeout_at(deadline):
             await daemon.shutdown()
     except TimeoutError:
         log.error("shutdown took longer than its limit", shutdown_timeout_ms=shutdown_timeout_ms)
-        status = 1
+        status = status or FAILED
+    except PenstockError as e:
+        log.error("shutdown failed", error=type(e).__name__, reason=str(e))
+        status = status or FAILED
     except Exception:
         log.exception("shutdown failed")
-        status = 1
+        status = status or FAILED
     return status
 
 
 async def _start_and_work(daemon: Daemon) -> None:
     await daemon.startup()
     await daemon.main_loop()
+
+
+def _say(error: Exception) -> int:
+    """Log what ended the work, and give the exit status for it."""
+    leaves = list(_leaves(error))
+    for e in leaves:
+        if isinstance(e, PenstockError):
+            log.error("failed", error=type(e).__name__, reason=str(e))
+        else:
+            log.error("failed", exc_info=e)
+    return WRONG_SETTING if all(isinstance(e, ConfigError) for e in leaves) else FAILED
+
+
+def _leaves(error: Exception) -> Iterator[Exception]:
+    """The errors of a group of tasks, or the one that it is."""
+    if isinstance(error, ExceptionGroup):
+        for one in error.exceptions:
+            yield from _leaves(one)
+    else:
+        yield error

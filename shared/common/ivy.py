@@ -13,6 +13,7 @@ import errno
 import fcntl
 import importlib.util
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -65,8 +66,16 @@ def cache_root(environ: Mapping[str, str] | None = None) -> Path:
     environ = os.environ if environ is None else environ
     base = environ.get("XDG_CACHE_HOME", "")
     # The XDG specification: a relative path is invalid and is ignored.
-    root = Path(base) if base.startswith("/") else Path(environ.get("HOME") or Path.home()) / ".cache"
+    root = Path(base) if base.startswith("/") else _home(environ) / ".cache"
     return root / "penstock"
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    home = environ.get("HOME", "")
+    if not home:  # which Path.home() takes for the root folder
+        with contextlib.suppress(KeyError):
+            home = pwd.getpwuid(os.getuid()).pw_dir
+    return Path(home or "/")
 
 
 def fetch_jars(
@@ -99,6 +108,15 @@ def fetch_jars(
     except OSError as e:
         raise JarsUnavailable(_explain_os_error(e, root, wanted)) from None
     return folder
+
+
+def announcement(wanted: JarSet, environ: Mapping[str, str] | None = None) -> str | None:
+    """What `fetch_jars` will download, from where and to where; None where the jars are there."""
+    environ = os.environ if environ is None else environ
+    folder = cache_root(environ) / wanted.folder
+    if folder.is_dir():
+        return None
+    return f"downloading {wanted.title} from {repository_name(environ.get(REPOSITORY_VARIABLE) or None)} into {folder}"
 
 
 def repository_name(mirror: str | None) -> str:

@@ -23,6 +23,7 @@ from shared.common.errors import FatalError, RetriableError
 
 PROGRESS_COLUMNS = ("partition", "changelog_offset", "epoch", "commit", "progress", "topic_id")
 WINDOW_KEY = ("key", "start_ms", "end_ms")
+HISTORY_VERSIONS_MAX = 20  # how far back the newest MERGE is looked for; only upkeep can lie between
 
 
 class LakeUnavailable(RetriableError):
@@ -128,14 +129,28 @@ def describe(lake: str, application: str, storage_options: Mapping[str, str] | N
         return told
     told["state_version"] = int(state.version())
     told["live_rows"] = _count(state, "row = 'window'")
-    merged = [entry["timestamp"] for entry in state.history(limit=20) if entry.get("operation") == "MERGE"]
-    told["compacted_at_ms"] = max(merged, default=None)
+    told["compacted_at_ms"] = _merged_at_ms(state)
     base = {"row", "partition", "store", "key", "start_ms", "end_ms", *PROGRESS_COLUMNS, "run"}
     for store in sorted(_fields(state).keys() - base):
         closed = _open(table_uri(lake, application, "closed", store), None, storage_options)
         told["closed_rows"][store] = 0 if closed is None else _count(closed, "true")
         told["closed_versions"][store] = -1 if closed is None else int(closed.version())
     return told
+
+
+def compacted_at_ms(lake: str, application: str, storage_options: Mapping[str, str] | None = None) -> int | None:
+    """When the newest snapshot was written, ms since the epoch; None where nothing was compacted yet."""
+    state = _open(table_uri(lake, application, "state"), None, storage_options)
+    return None if state is None else _merged_at_ms(state)
+
+
+def _merged_at_ms(state: DeltaTable) -> int | None:
+    try:
+        history = state.history(limit=HISTORY_VERSIONS_MAX)
+    except (DeltaError, OSError) as e:
+        raise LakeUnavailable(f"{state.table_uri} cannot be read: {e}") from e
+    # Upkeep writes versions too, but no snapshot.
+    return max((int(entry["timestamp"]) for entry in history if entry.get("operation") == "MERGE"), default=None)
 
 
 def _open(uri: str, version: int | None, storage_options: Mapping[str, str] | None) -> DeltaTable | None:

@@ -1,9 +1,10 @@
 """Settings: flags over environment over a TOML file over defaults; a wrong value is refused by its name.
 
-A service's settings are one class derived from `ServiceSettings`. The same setting has three spellings: the flag
-`--http.port`, the variable `PENSTOCK_HTTP__PORT` and the TOML key `port` in the table `[http]`. The file is the one
-named by `--config` or `PENSTOCK_CONFIG`, otherwise `penstock.toml` in the current folder if there is one; keys that
-another service reads are allowed in it, so one file serves all.
+A command's settings are one class derived from `CommandSettings`, a service's from `ServiceSettings`. The same setting
+has three spellings: the flag `--http.port`, the variable `PENSTOCK_HTTP__PORT` and the TOML key `port` in the table
+`[http]`. The file is the one named by `--config` or `PENSTOCK_CONFIG`, otherwise `penstock.toml` in the current folder
+if there is one. Settings of other commands are allowed in file and environment, so that one of each serves all; a name
+that no command has is refused. Flags are a command's own.
 """
 
 from __future__ import annotations
@@ -28,11 +29,21 @@ from pydantic_settings import (
 from pydantic_settings.exceptions import SettingsError
 
 from shared.common.errors import ConfigError
+from shared.common.setting_names import (
+    DELIMITER,
+    ENV_PREFIX,
+    flag,
+    nearest,
+    siblings,
+    unknown_flags,
+    unknown_keys,
+    unknown_variables,
+    variable,
+)
 
-ENV_PREFIX = "PENSTOCK_"
 DEFAULT_FILE = "penstock.toml"
 
-S = TypeVar("S", bound="ServiceSettings")
+S = TypeVar("S", bound="CommandSettings")
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 PositiveMs = Annotated[int, Field(gt=0)]
@@ -74,7 +85,7 @@ class KafkaSettings(Section):
 
 
 class HttpSettings(Section):
-    """Where a service's HTTP address is."""
+    """Where a service's HTTP address is; each service has a default port of its own."""
 
     host: str = "127.0.0.1"
     port: Port = Field(0, description="0: a free one, printed at start-up")
@@ -87,23 +98,18 @@ class LogSettings(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
-class ServiceSettings(BaseSettings):
-    """Base of every service's settings."""
+class CommandSettings(BaseSettings):
+    """Base of every command's settings: what is declared is what the command uses."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX,
-        env_nested_delimiter="__",
+        env_nested_delimiter=DELIMITER,
         extra="ignore",
         frozen=True,
         nested_model_default_partial_update=True,
     )
 
-    kafka: KafkaSettings = KafkaSettings()
-    http: HttpSettings = HttpSettings()
     log: LogSettings = LogSettings()
-    shutdown_timeout_ms: PositiveMs = Field(
-        30_000, description="how long a graceful shutdown may take before it is cut off"
-    )
 
     @classmethod
     def settings_customise_sources(
@@ -131,9 +137,10 @@ class ServiceSettings(BaseSettings):
         """
         environ = os.environ if environ is None else environ
         arguments, file = _config_file(arguments, environ)
-        unknown = _unknown_variables(cls, environ)
+        in_file = _read_toml(file) if file else {}
+        unknown = unknown_variables(cls, environ) + [f"{file}: {said}" for said in unknown_keys(cls, in_file)]
         if unknown:
-            raise ConfigError(f"{program}: {', '.join(unknown)}: no such setting")
+            raise ConfigError(f"{program}: {'; '.join(unknown)}")
         sources: list[PydanticBaseSettingsSource] = []
         own = {"settings_customise_sources": classmethod(lambda *_, **__: tuple(sources)), "__doc__": cls.__doc__}
         loaded: Any = type(cls.__name__, (cls,), {**own, "__module__": cls.__module__})
@@ -151,12 +158,27 @@ class ServiceSettings(BaseSettings):
                 )
             )
             sources.append(_Environment(loaded, environ))
-            sources.append(InitSettingsSource(loaded, _read_toml(file) if file else {}))
+            sources.append(InitSettingsSource(loaded, in_file))
             return cast(Self, cls.model_construct(**dict(loaded())))
         except ValidationError as e:
-            raise ConfigError(f"{program}: " + "; ".join(map(_explain, e.errors()))) from None
+            raise ConfigError(f"{program}: " + "; ".join(_explain(cls, error) for error in e.errors())) from None
         except SettingsError as e:
-            raise ConfigError(f"{program}: {_without_values(str(e))}") from None
+            raise ConfigError(f"{program}: {_without_values(cls, str(e))}") from None
+
+
+class DaemonSettings(CommandSettings):
+    """Base of the settings of a command that runs until it is told to end, with an HTTP address."""
+
+    http: HttpSettings = HttpSettings()
+    shutdown_timeout_ms: PositiveMs = Field(
+        30_000, description="how long a graceful shutdown may take before it is cut off"
+    )
+
+
+class ServiceSettings(DaemonSettings):
+    """Base of the settings of a service, which works on a Kafka."""
+
+    kafka: KafkaSettings = KafkaSettings()
 
 
 class _Environment(EnvSettingsSource):
@@ -195,33 +217,18 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: {e}") from None
 
 
-def _unknown_variables(cls: type[BaseSettings], environ: Mapping[str, str]) -> list[str]:
-    """Variables of ours whose section is known but whose setting is not: a typing error that would pass unseen."""
-    sections = {
-        f"{ENV_PREFIX}{name.upper()}__": field.annotation.model_fields
-        for name, field in cls.model_fields.items()
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-    }
-    return [
-        variable
-        for variable in environ
-        for prefix, fields in sections.items()
-        if variable.startswith(prefix) and variable.removeprefix(prefix).lower().split("__")[0] not in fields
-    ]
-
-
-def _explain(error: Any) -> str:
+def _explain(cls: type[BaseModel], error: Any) -> str:
     path = [str(part) for part in error["loc"]]
     name = ".".join(path)
-    spelled = f"--{name.replace('_', '-')}, {ENV_PREFIX}{'__'.join(path).upper()}"
+    spelled = f"{flag(path)}, {variable(path)}"
     given = (
         ""
-        if error["type"] in ("missing", "extra_forbidden") or isinstance(error["input"], dict)
+        if error["type"] == "missing" or isinstance(error["input"], dict)
         else f", got {_shown(path, error['input'])}"
     )
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        message = "no such setting"
+        return f"{name}: no such setting{nearest(name, ['.'.join([*path[:-1], one]) for one in siblings(cls, path)])}"
     return f"{name or 'settings'}: {message}{given} ({spelled})" if name else message
 
 
@@ -229,11 +236,11 @@ def _shown(path: Sequence[str], value: Any) -> str:
     return "a hidden value" if any("password" in p or "token" in p or "secret" in p for p in path) else repr(value)
 
 
-def _without_values(message: str) -> str:
+def _without_values(cls: type[BaseModel], message: str) -> str:
     """Of unknown flags only the names: the value may be a secret whose flag was misspelled."""
     head, unknown, flags = message.partition("unrecognized arguments: ")
     names = re.findall(r"(?:^|\s)(--[\w.-]+)", flags)
-    return head + unknown + (", ".join(names) or flags)
+    return head + unknown + (unknown_flags(cls, names) or flags)
 
 
 def load_or_exit(cls: type[S], arguments: Sequence[str], program: str) -> S:

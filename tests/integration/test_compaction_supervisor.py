@@ -95,6 +95,7 @@ async def test_a_job_that_succeeds() -> None:
         assert (state["status"], state["rows"]) == ("done", 7)
         assert state["seconds"] is not None
         assert jobs.registry.get_sample_value("penstock_compaction_last_entries") == 9
+        assert supervisor.health().facts["last_success_at_ms"] is not None
         await asyncio.sleep(0.2)
         assert jobs.started == 1
 
@@ -117,6 +118,7 @@ async def test_a_failed_job_is_tried_again() -> None:
         await until(lambda: jobs.runs("done") == 1)
         assert jobs.statuses() == [("done", ""), ("failed", "the lake is gone"), ("failed", "the lake is gone")]
         assert jobs.runs("failed") == 2
+        assert supervisor.health().facts["state"] == "waiting"
         await asyncio.sleep(0.2)
         assert jobs.started == 3
 
@@ -164,6 +166,9 @@ async def test_a_job_that_takes_too_long(tmp_path: Path, deaf: bool, monkeypatch
         supervisor.ask(0)
         await until(lambda: jobs.runs("failed") == 1)
         assert jobs.statuses() == [("failed", "stopped after 2000 ms")]
+        health = supervisor.health()
+        assert (health.ok, health.detail, health.facts["state"]) == (True, "stopped after 2000 ms", "failing")
+        assert jobs.registry.get_sample_value("penstock_compaction_failures_in_a_row") == 1
         assert not lives(int(pid.read_text()))
 
 
@@ -175,6 +180,45 @@ async def test_shutdown_stops_the_job(tmp_path: Path) -> None:
         supervisor.ask(0)
         await until(lambda: pid.exists() and bool(pid.read_text()))
     assert not lives(int(pid.read_text()))
+
+
+PARENT = """
+import asyncio, sys
+from prometheus_client import CollectorRegistry
+from services.aggregator import compaction
+from services.aggregator.settings import AggregatorSettings
+
+async def main():
+    compaction.STOP_TIMEOUT_MS = 500
+    settings = AggregatorSettings.load(["--topology=a:b", "--streams.lake=lake"], environ={{}})
+    supervisor = compaction.CompactionSupervisor(
+        settings, CollectorRegistry(), job=lambda _: [sys.executable, "-c", {job!r}]
+    )
+    supervisor.ask(0)
+    await supervisor.run()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("deaf", [False, True], ids=["willing", "deaf"])
+async def test_a_job_does_not_outlive_a_killed_aggregator(tmp_path: Path, deaf: bool) -> None:
+    """When SIGKILL takes the process that started a job, the job and what it started are gone within moments."""
+    pid, child = tmp_path / "pid", tmp_path / "child"
+    grandchild = f"import os, pathlib, time; pathlib.Path({str(child)!r}).write_text(str(os.getpid())); time.sleep(600)"
+    spawn = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {grandchild!r}])"
+    job = f"{spawn}\n{HANGING.format(deaf=deaf, pid=str(pid))}"
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", PARENT.format(job=job))
+    try:
+        await until(lambda: all(file.exists() and file.read_text() for file in (pid, child)))
+        pids = [int(file.read_text()) for file in (pid, child)]
+        assert all(map(lives, pids))
+    finally:
+        parent.kill()
+        await parent.wait()
+    started = time.monotonic()
+    await until(lambda: not any(map(lives, pids)))
+    assert time.monotonic() - started < 5
 
 
 async def test_a_last_line_that_is_no_result() -> None:

@@ -250,6 +250,7 @@ async def daemon(
         "topics": topic, "group-id": topic, "handler": "own_handler:handle", "commit-interval-ms": "100",
         "kafka.bootstrap-servers": connection.bootstrap_servers, "consumer.session-timeout-ms": "1000",
         "consumer.heartbeat-interval-ms": "200", "consumer.auto-offset-reset": "earliest", "log.format": "json",
+        "http.port": "0",
     }  # fmt: skip
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "services.consumer.main", *(f"--{name}={value}" for name, value in arguments.items()),
@@ -388,6 +389,7 @@ async def test_health_tells_a_stuck_handler(
     settings = ConsumerServiceSettings(
         kafka=connection, topics=(topic_name,), group_id=topic_name, handler="handler_of_health:handle",
         lag_interval_ms=50, stuck_after_ms=300, consumer={"auto_offset_reset": "earliest"}, shutdown_timeout_ms=5_500,
+        http={"port": 0},
     )  # fmt: skip
     service = ConsumerDaemon(settings)
     await service.startup()

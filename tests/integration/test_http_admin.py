@@ -21,7 +21,7 @@ from shared.common.settings import KafkaSettings
 @contextlib.asynccontextmanager
 async def serving(bootstrap_servers: str, **services: str) -> AsyncIterator[httpx.AsyncClient]:
     """An admin service in this process, connected, and a client on its address."""
-    settings = {"kafka": {"bootstrap_servers": bootstrap_servers}, "services": services}
+    settings = {"kafka": {"bootstrap_servers": bootstrap_servers}, "services": services, "http": {"port": 0}}
     daemon = AdminDaemon(AdminServiceSettings.model_validate(settings))
     await daemon.startup()
     working = asyncio.create_task(daemon.main_loop())

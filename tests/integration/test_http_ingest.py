@@ -31,7 +31,8 @@ async def serving(bootstrap_servers: str, **settings: Any) -> AsyncIterator[tupl
     """A producer service in this process, connected, and a client on its address."""
     kafka = {"bootstrap_servers": bootstrap_servers, "request_timeout_ms": 2_000}
     producer = {"delivery_timeout_ms": 3_000, "max_block_ms": 2_000}
-    daemon = ProducerDaemon(ProducerServiceSettings.model_validate({"kafka": kafka, "producer": producer} | settings))
+    given = {"kafka": kafka, "producer": producer, "http": {"port": 0}}
+    daemon = ProducerDaemon(ProducerServiceSettings.model_validate(given | settings))
     await daemon.startup()
     working = asyncio.create_task(daemon.main_loop())
     try:
@@ -157,7 +158,8 @@ async def test_kafka_away_is_503_within_a_bound(own_kafka: EmbeddedKafka, way: s
 
 async def test_a_service_that_starts_before_kafka_waits_for_it() -> None:
     """It answers, says what is missing, and takes nothing."""
-    settings = {"kafka": {"bootstrap_servers": "127.0.0.1:1", "request_timeout_ms": 1_000}}
+    kafka = {"bootstrap_servers": "127.0.0.1:1", "request_timeout_ms": 1_000}
+    settings = {"kafka": kafka, "http": {"port": 0}}
     daemon = ProducerDaemon(ProducerServiceSettings.model_validate(settings))
     await daemon.startup()
     working = asyncio.create_task(daemon.main_loop())
@@ -185,6 +187,7 @@ async def test_sigterm_in_mid_load_loses_nothing_acknowledged(kafka: EmbeddedKaf
         env=os.environ
         | {
             "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
+            "PENSTOCK_HTTP__PORT": "0",
             "PENSTOCK_LOG__FORMAT": "json",
             "PENSTOCK_SHUTDOWN_TIMEOUT_MS": "15000",
         },

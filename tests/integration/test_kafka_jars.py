@@ -18,14 +18,14 @@ from pathlib import Path
 import pytest
 
 from services.local.jars import kafka_jars
-from services.local.java import find_java
 from services.local.ports import pick
 from shared.common.ivy import JarsUnavailable, cache_root
+from shared.common.java import find_java
 
 DOWNLOAD = """
 import asyncio
 from services.local.jars import kafka_jars
-from services.local.java import find_java
+from shared.common.java import find_java
 print(asyncio.run(kafka_jars(find_java())))
 """
 WAIT_SECONDS = 30.0

@@ -220,6 +220,15 @@ class Topics:
 
         asyncio.run(delete())
 
+    def send_changelog(self, name: str, entries: list[Entry]) -> None:
+        """Write changelog entries to partition 0."""
+
+        async def send() -> None:
+            async with AIOKafkaProducer(bootstrap_servers=self.bootstrap_servers) as producer:
+                await self._send(producer, f"{name}-changelog", 0, [(key, value, None, []) for key, value in entries])
+
+        asyncio.run(send())
+
     async def create(self, name: str, partitions: int) -> None:
         admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
         await admin.start()

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from services.compactor.audit import Report, run_audit
+from services.compactor.audit_inputs import NotAuditable
 from services.compactor.audit_report import as_object, print_report
 from services.compactor.compact import Compaction
 from services.compactor.settings import AuditSettings, CompactSettings
@@ -49,6 +51,11 @@ def test_lake_and_changelog_together_are_what_spark_makes_of_the_source(
     assert report.ok, told
     tasks = simulation.tasks
     assert (told["late"], told["dead_letters"]) == (sum(len(t.late) for t in tasks), sum(len(t.dead) for t in tasks))
+    null_keys = sum(key is None and value != b"{" for t in tasks for key, value, _, _ in t.source)
+    assert null_keys
+    assert told["skipped"] == null_keys
+    assert told["records"] == sum(told[n] for n in ("in_sessions", "late", "dead_letters", "skipped", "unprocessed"))
+    assert told["not_compared"] == ["last: states that Spark cannot make anew from the records"]
     assert told["sessions_closed"] == sum(len(t.closed) for t in tasks)
     assert told["sessions_open"] == sum(len(own) for t in tasks for own in t.live.values())
 
@@ -57,3 +64,49 @@ def test_lake_and_changelog_together_are_what_spark_makes_of_the_source(
     topics.write(simulation)
     differences = as_object(audit(simulation, expect_records=450))["differences"]
     assert {name: n for name, n in differences.items() if n} == {"records": 1, "processed": 1, "published": 1}
+
+
+def test_nodes_before_the_window_are_refused_by_name(simulate: Any, topics: Any, jobs: Any) -> None:
+    """A store above whose window a filter stands is not compared at all: what Spark makes of its topic says nothing."""
+    _, audit = jobs
+    simulation = simulate(1)
+    (task,) = simulation.tasks
+    task.store = msgspec.structs.replace(task.store, upstream=("filter-2", "mine"))
+    simulation.feed(20, seed=4)
+    topics.write(simulation)
+    with pytest.raises(NotAuditable, match="store 'banks' cannot be audited: filter-2, mine stands before"):
+        audit(simulation)
+
+
+def test_what_json_does_not_have_is_not_compared(simulate: Any, topics: Any, jobs: Any) -> None:
+    """Fields under another name and distinct counts of other values than text are left out, by name."""
+    _, audit = jobs
+    simulation = simulate(1)
+    (task,) = simulation.tasks
+    renamed = [msgspec.structs.replace(a, verbatim=a.name == "places") for a in task.store.aggregations]
+    task.store = msgspec.structs.replace(task.store, aggregations=tuple(renamed))
+    simulation.feed(20, seed=5)
+    task.take(b"a", b'{"delay": 1, "place": 7}', task.time)
+    task.commit()
+    topics.write(simulation)
+    report = audit(simulation)
+    assert report.ok, report
+    assert report.not_compared == [
+        "total, mean, least, most, places, last: states that Spark cannot make anew from the records"
+    ]
+
+
+def test_what_others_refused_is_in_our_sessions(simulate: Any, topics: Any, jobs: Any) -> None:
+    """What was late for another store, or a dead letter of another group, is no difference where it was taken in."""
+    _, audit = jobs
+    simulation = simulate(1)
+    (task,) = simulation.tasks
+    simulation.feed(60, seed=6)
+    offset = next(o for o, (key, value, _, _) in enumerate(task.source) if key and value != b"{")
+    where = [("topic", simulation.name), ("partition", "0"), ("offset", str(offset))]
+    for records, prefix, whose in ((task.late, "late", "store"), (task.dead, "dlq", "group")):
+        headers = [(f"penstock.{prefix}.{name}", value.encode()) for name, value in [*where, (whose, "others")]]
+        records.append((b"a", b"{}", None, headers))
+    topics.write(simulation)
+    report = audit(simulation)
+    assert report.ok, report

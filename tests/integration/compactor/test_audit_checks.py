@@ -90,6 +90,15 @@ def wrong_sum(task: Any, aggregations: Mapping[str, Any]) -> None:
     task.closed[3] = (key, start, end, closed_at, [states[0], (total + 1e-6, n + (n == 0)), *states[2:]])
 
 
+def wrong_distinct(task: Any, aggregations: Mapping[str, Any]) -> None:
+    """A sketch of as many distinct values, but of others."""
+    key, start, end, closed_at, states = task.closed[3]
+    sketch = aggregations["places"].initial()
+    for i in range(round(states[5].get_estimate())):
+        sketch.update(f"elsewhere {i}")
+    task.closed[3] = (key, start, end, closed_at, [*states[:5], sketch, *states[6:]])
+
+
 def wrong_end(task: Any, aggregations: Mapping[str, Any]) -> None:
     key, start, end, *rest = task.closed[3]
     task.closed[3] = (key, start, end + 1, *rest)
@@ -115,6 +124,7 @@ TAMPERED: dict[Callable[..., None], set[str]] = {
     late_from_nowhere: {"unknown"},
     late_for_nothing: {"lateness"},
     wrong_sum: {"unbalanced", "windows"},
+    wrong_distinct: {"unbalanced", "windows"},
     wrong_end: {"outside", "windows"},
 }
 """What each way of tampering must be caught by, at the least."""

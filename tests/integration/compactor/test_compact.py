@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,18 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
+from services.aggregator.backlog import Backlog, measure
+from services.compactor import upkeep
 from services.compactor.compact import Compaction, Plan
 from services.compactor.failures import CompactionConflict
 from services.compactor.settings import CompactSettings
 from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin
 from shared.common import lake
 from shared.common.errors import ChangelogHole, CorruptRecord, SchemaMismatch
 from shared.common.settings import KafkaSettings
 from shared.streams import changelog_format as log
+from shared.streams.settings import StreamsSettings
 
 
 @pytest.fixture
@@ -164,3 +169,87 @@ def test_crashed_and_overtaken_runs(simulate: Any, topics: Any, job: Any, tmp_pa
         job(simulation, Overtaken).run()
     assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)
     assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation)
+
+
+def data_files(table: Path) -> int:
+    return sum(1 for file in table.rglob("*.parquet") if "_delta_log" not in file.parts)
+
+
+def test_many_runs_leave_few_files(simulate: Any, topics: Any, job: Any, spark: Any, tmp_path: Path) -> None:
+    """A partition never has more files than the policy says, rows stay what they were, and old files go when due."""
+    simulation = simulate(1)
+    folder = tmp_path / simulation.name
+    most, optimized = 0, 0
+    for seed in range(1, 5):
+        simulation.feed(40, seed)
+        topics.write(simulation)
+        done = job(simulation, optimize_files_max=2, retention_hours=0, vacuum_every=4).run()
+        optimized += done.optimized_partitions
+        for table in ("state", "closed/banks"):
+            files = upkeep.files_by_partition(spark, str(folder / table))
+            assert all(number <= 2 for number in files.values()), files
+            assert set(files) <= {"partition=0", "day=1970-01-01"}
+            most = max(most, data_files(folder / table))
+        assert done.vacuumed is (done.run == 4)
+    assert optimized >= 1
+    assert most > 3, "there must have been old files for VACUUM to remove"
+    assert data_files(folder / "closed/banks") <= 2
+    assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)
+    assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation)
+
+
+def test_an_idle_application_writes_nothing(
+    simulate: Any, topics: Any, job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commits that move grids and the wall clock alone make no new version, until their tail grows too long."""
+    simulation = simulate()
+    simulation.feed(60, seed=8)
+    topics.write(simulation)
+    first = job(simulation).run()
+    idle, busy = simulation.tasks
+
+    def punctuate(task: Any, **moved: Any) -> None:
+        task.commit_number += 1
+        done = log.decode_progress(log.decode(task.changelog[-1][1]).body)
+        later = msgspec.structs.replace(done, grids_ms={"compaction": task.commit_number}, wall_ms=5, **moved)
+        task.changelog.append((None, log.encode_progress(task.epoch, task.commit_number, later)))
+
+    for task in (idle, busy):
+        punctuate(task)
+    topics.write(simulation)
+    second = job(simulation).run()
+    assert (second.run, second.state_version) == (first.run, first.state_version)
+    assert second.to_offsets == first.to_offsets
+
+    punctuate(idle)
+    punctuate(busy, sources={simulation.name: busy.offset + 1})
+    topics.write(simulation)
+    third = job(simulation).run()
+    assert third.run == first.run + 1
+    assert third.to_offsets[idle.partition] == first.to_offsets[idle.partition]
+    assert third.to_offsets[busy.partition] > first.to_offsets[busy.partition]
+
+    monkeypatch.setattr("services.compactor.compact.IDLE_RECORDS_MAX", 1)
+    assert job(simulation).run().to_offsets[idle.partition] > first.to_offsets[idle.partition]
+
+
+def test_the_backlog_is_what_no_snapshot_covers(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
+    """Before the first compaction all of the changelog is uncovered; afterwards only what transactions' ends take."""
+    simulation = simulate()
+    simulation.feed(60, seed=9)
+    topics.write(simulation)
+    ready = job(simulation)
+    streams = StreamsSettings(application_id=simulation.name, lake=str(tmp_path))
+
+    async def ask() -> Backlog:
+        async with Admin(ready.settings.kafka) as admin:
+            return await measure(admin, streams)
+
+    before = asyncio.run(ask())
+    assert before.records >= sum(len(task.changelog) for task in simulation.tasks)
+    assert before.snapshot_ms is None
+    ready.run()
+    after = asyncio.run(ask())
+    assert after.records <= len(simulation.tasks)
+    assert after.snapshot_ms == lake.describe(str(tmp_path), simulation.name)["compacted_at_ms"]
+    assert after.snapshot_ms is not None

@@ -46,6 +46,16 @@ async def test_a_service_is_read_through_http() -> None:
     assert sample.streams == {"tasks": [{"partition": 0, "open_sessions": 4}]}
 
 
+async def test_a_services_health_as_one_check() -> None:
+    """Well, failing with the reasons of its checks, or without any answer."""
+    for ok, said in ((True, ""), (False, "kafka: no broker")):
+        app = create_health_app("a", {"kafka": lambda ok=ok: CheckResult(ok, "no broker")}, registry())  # type: ignore[misc]
+        assert await HttpSource("a", "http://a", client(app)).check() == CheckResult(ok, said)
+    gone = httpx.AsyncClient(transport=httpx.MockTransport(lambda request: httpx.Response(502, text="<html>")))
+    result = await HttpSource("a", "http://a", gone).check()
+    assert (result.ok, "http://a does not tell" in result.detail) == (False, True)
+
+
 async def test_a_service_without_streams_has_none() -> None:
     """404 is no error."""
     sample = await HttpSource("consumer", "http://c", client(create_health_app("consumer", {}, registry()))).sample()

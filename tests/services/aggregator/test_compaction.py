@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.aggregator.compaction import CompactionSupervisor, command, environment
+from services.aggregator.backlog import Backlog, BacklogWatch
+from services.aggregator.compaction import BEHIND_INTERVALS, CompactionSupervisor, command, environment
 from services.aggregator.settings import AggregatorSettings
 from services.compactor.settings import CompactSettings
+from shared.testing.manual_clock import ManualClock
 
 SECRETS = {
     "PENSTOCK_KAFKA__SASL_PASSWORD": "hunter2",
@@ -27,9 +29,14 @@ def test_the_job_understands_its_command_line() -> None:
     """The job's own settings, read from the command line and the environment, are what the aggregator was told."""
     given = settings(
         "--streams.application-id=app",
+        "--streams.skip-changelog-records=0:17,3:99",
         "--compaction.spark-master=local[3]",
         "--compaction.spark-memory=2g",
         "--no-compaction.delete-covered",
+        "--compaction.optimize-files-max=7",
+        "--compaction.retention-hours=30",
+        "--compaction.vacuum-every=5",
+        '--streams.lake-options={"aws_endpoint_url": "http://s3", "timeout": "5s"}',
         "--kafka.bootstrap-servers=broker:1",
         **SECRETS,
     )
@@ -38,9 +45,13 @@ def test_the_job_understands_its_command_line() -> None:
     job = CompactSettings.load(rest[3:], environ=environment(given))
     assert python
     assert (job.application, job.changelog_topic, job.lake) == ("app", "app-changelog", "lake")
+    assert job.skip_changelog_records == "0:17,3:99"
     assert (job.spark.master, job.spark.driver_memory) == ("local[3]", "2g")
     assert job.spark.conf == {"spark.hadoop.fs.s3a.secret.key": "hunter4,x=y"}
     assert not job.delete_covered
+    assert (job.optimize_files_max, job.retention_hours, job.vacuum_every) == (7, 30, 5)
+    assert environment(given)["AWS_ENDPOINT_URL"] == "http://s3"
+    assert "TIMEOUT" not in environment(given)
     assert job.kafka == given.kafka
     assert job.log == given.log
 
@@ -76,3 +87,51 @@ def test_without_a_lake_there_is_nothing_to_compact_into() -> None:
     """Without a lake compaction is off."""
     given = AggregatorSettings.load(["--topology=a:b"], environ={})
     assert not CompactionSupervisor(given, CollectorRegistry()).enabled
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--topology=a:b"], "streams.lake is not set"),
+        (["--topology=a:b", "--streams.lake=l", "--no-compaction.enabled"], "compaction.enabled is false"),
+    ],
+)
+def test_that_compaction_is_off_is_said(flags: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Off is a warning at start-up, a state in /health that does not make it fail, and a metric."""
+    registry = CollectorRegistry()
+    supervisor = CompactionSupervisor(AggregatorSettings.load(flags, environ={}), registry)
+    supervisor.warn_if_off()
+    said = capsys.readouterr().out
+    assert f"compaction is off ({why})" in said
+    assert "the changelog grows without bound" in said
+    health = supervisor.health()
+    assert (health.ok, health.facts["state"]) == (True, "off")
+    assert why in health.detail
+    assert registry.get_sample_value("penstock_compaction_enabled") == 0
+
+
+def test_health_tells_the_state() -> None:
+    """Where another instance compacts, where all is well, and where no compaction came about for too long."""
+    manual_clock = ManualClock(1_000_000)
+    given, registry, ours = settings(), CollectorRegistry(), False
+    watch = BacklogWatch(given, registry, lambda: ours, manual_clock)
+    supervisor = CompactionSupervisor(given, registry, manual_clock, backlog=watch)
+    supervisor.warn_if_off()
+    assert supervisor.health().facts["state"] == "elsewhere"
+    ours = True
+    watch.ours_since_ms = manual_clock.now_ms()
+    watch.note(Backlog(70, None))
+    assert supervisor.health().facts == {
+        "state": "waiting",
+        "last_success_at_ms": None,
+        "failures_in_a_row": 0,
+        "changelog_records": 70,
+        "snapshot_at_ms": None,
+    }
+    manual_clock.advance(BEHIND_INTERVALS * given.compaction.interval_ms + 1)
+    assert supervisor.health().facts["state"] == "behind"
+    assert supervisor.health().ok
+    watch.note(Backlog(70, manual_clock.now_ms() - 5_000))
+    assert supervisor.health().facts["state"] == "waiting"
+    assert registry.get_sample_value("penstock_compaction_changelog_records") == 70
+    assert registry.get_sample_value("penstock_compaction_snapshot_age_seconds") == 5

@@ -15,7 +15,7 @@ from services.compactor.audit_report import print_report
 def report(differences: int) -> Report:
     shown = [{"partition": 0, "key": "[red]", "at_ms": 5, "detail": "0..9: lost"}] * min(differences, 1)
     checks = [CheckResult("windows", "no session is split", differences, shown), CheckResult("twice", "none", 0, [])]
-    return Report(9, 5, 1, 1, 1, 1, 3, 1, 3, 1, checks, ["means: why"], 2.5)
+    return Report(9, 5 - differences, 1, 1, 1, 1, 3, 1, 3, 1, checks, ["means: why"], 2.5)
 
 
 @pytest.mark.parametrize("differences", [0, 3])
@@ -26,6 +26,17 @@ def test_the_last_line_is_json(differences: int, capsys: pytest.CaptureFixture[s
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["audit_ok"] is (differences == 0)
     assert told["differences"] == {"windows": differences, "twice": 0}
-    assert (told["records"], told["accepted"], told["sessions_closed"]) == (9, 5, 3)
+    assert (told["records"], told["in_sessions"], told["sessions_closed"]) == (9, 5 - differences, 3)
+    assert (told["skipped"], told["not_compared"]) == (1, ["means: why"])
     assert ("[red]" in text.getvalue()) is (differences > 0)
     assert "means: why" in text.getvalue()
+
+
+def test_the_equation_stands_in_the_report() -> None:
+    """Every place that a record can be in is shown with its number, and whether they add up."""
+    text = io.StringIO()
+    for differences in (0, 3):
+        print_report(report(differences), as_json=False, console=Console(file=text, width=200))
+    rest = "1 late + 1 dead letters + 1 skipped (without a key) + 1 not processed"
+    assert f"9 records = 5 in sessions + {rest}" in text.getvalue()
+    assert f"9 records ≠ 2 in sessions + {rest}" in text.getvalue()

@@ -25,6 +25,8 @@ def test_flags_variables_and_defaults(tmp_path: Path, monkeypatch: pytest.Monkey
     assert CompactSettings.load(NEEDED, environ=environ).spark.conf == {"spark.hadoop.fs.s3a.endpoint": "http://s3"}
     remote = CompactSettings.load(["--application", "a", "--lake", "s3a://bucket/x/"], environ={})
     assert remote.tables == "s3a://bucket/x/a"
+    for lake in ("s3://bucket/x", "S3://bucket/x/"):
+        assert CompactSettings.load(["--application", "a", "--lake", lake], environ={}).tables == "s3a://bucket/x/a"
 
 
 @pytest.mark.parametrize(

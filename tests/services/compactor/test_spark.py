@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from pathlib import Path
 
 import pytest
 
 from services.compactor import spark
+from services.compactor.main import WRONG_SETTINGS, compact_main
 from services.compactor.settings import SparkSettings
-from shared.common.errors import ConfigError
+from shared.common import java
 
 
 def test_given_settings_win_and_java_options_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,12 +30,37 @@ def test_given_settings_win_and_java_options_add_up(tmp_path: Path, monkeypatch:
     assert spark.LOCAL_JAVA_OPTIONS not in cluster[spark.JAVA_OPTIONS]
 
 
-def test_no_java_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a Java launcher a job ends with one sentence that says where it looked."""
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"JAVA_HOME .* has no bin/java"):
-        spark.java_executable()
-    monkeypatch.delenv("JAVA_HOME")
+def test_a_java_that_spark_does_not_run_on_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With none or with too new a one, a job ends with status 2 and one line that names the command to install one."""
+    monkeypatch.setattr(java, "_LINUX_FOLDER", tmp_path / "jvm")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="none was found by JAVA_HOME or PATH"):
-        spark.java_executable()
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    handlers, level = logging.root.handlers[:], logging.root.level
+    flags = ["--application", "a", "--lake", "lake"]
+    try:
+        assert compact_main(flags) == WRONG_SETTINGS
+        (tmp_path / "java").write_text("#!/bin/sh\necho 'openjdk version \"25.0.1\"' >&2\n")
+        (tmp_path / "java").chmod(0o755)
+        assert compact_main(flags) == WRONG_SETTINGS
+    finally:
+        logging.root.handlers[:], logging.root.level = handlers, level
+    none, too_new = capsys.readouterr().err.splitlines()
+    assert none.startswith("Java 17 to 22 is needed and none was found")
+    assert too_new.startswith(f"Java 17 to 22 is needed, but {tmp_path}/java (PATH) is Java 25")
+    assert all("openjdk-17-jre-headless" in line for line in (none, too_new))
+
+
+def test_spark_takes_the_java_that_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its launcher looks at JAVA_HOME before PATH; a launcher outside of a home leaves things as they are."""
+    monkeypatch.setenv("JAVA_HOME", "before")
+    shim = tmp_path / "shims" / "java"
+    spark.use_java(java.Java(shim, 17, "PATH"))
+    assert os.environ["JAVA_HOME"] == "before"
+    home = tmp_path / "jvm" / "java-17"
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "java").touch()
+    spark.use_java(java.Java(home / "bin" / "java", 17, "PATH"))
+    assert os.environ["JAVA_HOME"] == str(home)

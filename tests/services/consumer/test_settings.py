@@ -33,7 +33,10 @@ def test_topics_are_one_text_or_several(arguments: list[str], environ: dict[str,
     [
         (["--dead-letter-topic", "clicks"], "dead_letter_topic"),
         (["--topics", "clicks,clicks-dlq"], "dead_letter_topic"),
-        (["--consumer.group-id", "other"], "consumer.group_id"),
+        (["--consumer.group-id", "other"], "--consumer.group-id"),
+        (["--consumer.commit-strategy", "auto"], "--consumer.commit-strategy"),
+        (["--producer.acks", "1", "--no-producer.enable-idempotence"], "producer.acks: a dead letter"),
+        (["--producer.transactional-id", "t"], "producer.transactional_id"),
         (["--retry.backoff-max-ms", "1"], "retry.backoff_max_ms"),
         (["--shutdown-timeout-ms", str(GIVE_UP_RESERVE_MS)], "shutdown_timeout_ms"),
         (["--consumer.rebalance-timeout-ms", "7000"], "consumer.rebalance_timeout_ms"),
@@ -60,7 +63,7 @@ def test_the_parts_get_what_is_set() -> None:
     """The scheduler, the retry policy and the client take their limits from here; the runner alone commits."""
     settings = load(
         "--ordering=partition", "--max-concurrency=7", "--batch-records-max=9", "--max-attempts=2",
-        "--retry.retriable=KafkaTimeout", "--consumer.commit-strategy=none", "--consumer.max-poll-records=50",
+        "--retry.retriable=KafkaTimeout", "--consumer.max-poll-records=50", "--consumer.group-instance-id=one",
     )  # fmt: skip
     scheduler = settings.scheduler(batch=True)
     assert (scheduler.ordering, scheduler.max_concurrency, scheduler.batch_records_max) == ("partition", 7, 9)
@@ -71,3 +74,4 @@ def test_the_parts_get_what_is_set() -> None:
     assert not load().retry_policy().is_retriable(DataError)
     client = settings.consumer_settings()
     assert (client.group_id, client.commit_strategy, client.max_poll_records) == ("alerts", "none", 50)
+    assert client.group_instance_id == "one"

@@ -19,8 +19,8 @@ from services.local.broker_config import (
     render_properties,
     server_command,
 )
-from services.local.java import Java
 from shared.common.errors import ConfigError
+from shared.common.java import Java
 
 PORTS = {"PLAINTEXT": 21001, "CONTROLLER": 21002}
 JAVA = Java(Path("/usr/bin/java"), 17, "PATH")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from services.local.jars import KAFKA_JARS, KAFKA_VERSION, kafka_jars
-from services.local.java import Java
 from shared.common.ivy import JarsUnavailable
+from shared.common.java import Java
 
 NO_JAVA_NEEDED = Java(Path("/nonexistent/java"), 17, "PATH")
 

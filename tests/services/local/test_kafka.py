@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.local.java import JavaNotFound
-from services.local.kafka import EmbeddedKafka, new_cluster_id
+from services.local.kafka import EmbeddedKafka, main, new_cluster_id
+from shared.common import java
 from shared.common.errors import IllegalState
 from shared.common.ivy import JarsUnavailable
 
@@ -30,9 +30,10 @@ async def test_stop_without_start_does_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "kafka").exists()
 
 
-async def test_no_java_is_found_out_before_anything_is_written(tmp_path: Path) -> None:
+async def test_no_java_is_found_out_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Java the data folder is not even made."""
-    with pytest.raises(JavaNotFound):
+    monkeypatch.setattr(java, "_LINUX_FOLDER", tmp_path / "jvm")
+    with pytest.raises(java.JavaNotFound):
         await EmbeddedKafka(tmp_path / "kafka", environ={"PATH": ""}).start()
     assert not (tmp_path / "kafka").exists()
 
@@ -52,3 +53,19 @@ def test_cluster_ids_are_kafkas_uuids() -> None:
     ids = {new_cluster_id() for _ in range(300)}
     assert len(ids) == 300
     assert all(len(i) == 22 and not i.startswith("-") and len(base64.urlsafe_b64decode(i + "==")) == 16 for i in ids)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--port", "99999"], "penstock kafka: argument --port: must be a port from 0 to 65535, got '99999'"),
+        (["--port=-1"], "penstock kafka: argument --port: must be a port from 0 to 65535, got '-1'"),
+        (["--prot", "1"], "penstock kafka: unrecognized arguments: --prot 1"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its name, its value and the range; exit status 2."""
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2
+    assert capsys.readouterr().err == f"{said}\n"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 
-from services.local.stack import ServiceSpec, Stack
+from services.local.stack import KILL_GRACE_MS, SHUTDOWN_TIMEOUT_MS, ServiceSpec, Stack
+from shared.common.settings import ServiceSettings
 
 
 def test_a_service_is_run_by_its_name_unless_it_has_a_module() -> None:
@@ -19,3 +21,26 @@ def test_a_stack_without_services_has_nothing_to_check(tmp_path: Path) -> None:
     stack = Stack(tmp_path, hermetic=True)
     stack.check()
     assert stack.services == {}
+
+
+def test_a_service_is_told_how_long_its_shutdown_may_take(tmp_path: Path) -> None:
+    """It is killed no sooner than after the limit that it was told, by default the one that it has itself."""
+    assert ServiceSettings().shutdown_timeout_ms == SHUTDOWN_TIMEOUT_MS
+    assert ServiceSpec("a", {}).stop_timeout_ms == SHUTDOWN_TIMEOUT_MS + KILL_GRACE_MS
+    assert ServiceSpec("a", {}, shutdown_timeout_ms=1_000).stop_timeout_ms == 1_000 + KILL_GRACE_MS
+
+
+async def test_the_limit_reaches_the_service(tmp_path: Path) -> None:
+    """It is among the variables of the child, which so knows how long it has."""
+    program = "import os, time; print(os.environ['PENSTOCK_SHUTDOWN_TIMEOUT_MS'], flush=True); time.sleep(60)"
+    (tmp_path / "ends.py").write_text(program)
+    stack = Stack(tmp_path, hermetic=True)
+    path = {"PYTHONPATH": str(tmp_path)}
+    spec = ServiceSpec("ends", {}, module="ends", environment=path, shutdown_timeout_ms=1_234)
+    service = await stack.start(spec)
+    log = tmp_path / "logs" / "ends.log"
+    async with asyncio.timeout(30):
+        while "1234" not in log.read_text():  # noqa: ASYNC110 - a file of another process
+            await asyncio.sleep(0)
+        await stack.stop()
+    assert not service.ended

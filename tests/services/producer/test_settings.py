@@ -24,6 +24,12 @@ def test_the_defaults_fit_together() -> None:
     assert settings.http.host == "127.0.0.1"
 
 
+def test_what_would_break_every_request_is_refused() -> None:
+    """A transactional producer refuses to send outside of a transaction, and ingest has none."""
+    with pytest.raises(ConfigError, match=r"producer\.transactional_id"):
+        load("--producer.transactional-id", "t")
+
+
 def test_topics_are_read_from_the_file(tmp_path: Path) -> None:
     """A table for each topic, and one default."""
     file = tmp_path / "penstock.toml"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
 from shared.common import daemon, log
-from shared.common.errors import BrokerNotAvailable
-from shared.common.settings import LogSettings
+from shared.common.errors import BrokerNotAvailable, ConfigError
+from shared.common.settings import DaemonSettings, LogSettings
 
 LIMIT_MS = 50
 
@@ -102,3 +103,69 @@ def test_a_failed_shutdown() -> None:
 def test_a_shutdown_over_its_limit() -> None:
     """A shutdown that does not end is cut off at the limit, with status 1."""
     assert run(Service(shutdown=_for_ever)) == 1
+
+
+async def _port_is_taken() -> None:
+    raise ConfigError("http.port: port 1 is taken")
+
+
+async def _refused_in_a_group() -> None:
+    async with asyncio.TaskGroup() as outer:
+        outer.create_task(_for_ever())
+        async with asyncio.TaskGroup() as inner:
+            inner.create_task(_for_ever())
+            inner.create_task(_refused())
+
+
+def test_what_other_settings_mend_is_status_2(capfd: pytest.CaptureFixture[str]) -> None:
+    """A port that is taken or a file that is not there is a wrong setting, also when it shows only at start-up."""
+    log.configure(LogSettings(format="json"), "test")
+    assert run(Service(startup=_port_is_taken)) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "http.port: port 1 is taken" in line
+
+
+def test_an_error_of_ours_in_a_group_of_tasks_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    """What a task beside others ended in is said as it is, without the group and its traceback."""
+    log.configure(LogSettings(format="json"), "test")
+    assert run(Service(main_loop=_refused_in_a_group)) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "no broker at localhost:1" in line
+    assert "Traceback" not in line
+
+
+class Settings(DaemonSettings):
+    """Of a service for tests."""
+
+
+def _serve(make: Callable[[Settings], Service], *arguments: str) -> int:
+    return daemon.serve("penstock test", Settings, make, arguments)
+
+
+def test_serve_is_the_whole_of_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings of the arguments reach the service, which is driven to its end within an event loop."""
+    monkeypatch.chdir(tmp_path)
+    seen = []
+
+    def make(settings: Settings) -> Service:
+        asyncio.get_running_loop()
+        seen.append((settings.http.port, service := Service()))
+        return service
+
+    assert _serve(make, "--http.port=7") == 0
+    ((port, service),) = seen
+    assert port == 7
+    assert service.called == ["startup", "main_loop", "shutdown"]
+
+
+def test_serve_says_what_is_wrong_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the service's own making refuses is one line with the program's name, and status 2."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(settings: Settings) -> Service:
+        raise ConfigError("handler: no module named app")
+
+    assert _serve(make) == 2
+    assert capsys.readouterr().err == "penstock test: handler: no module named app\n"

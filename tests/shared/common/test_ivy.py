@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import threading
 from pathlib import Path
 from xml.etree import ElementTree
@@ -12,6 +14,7 @@ from shared.common.ivy import (
     LOCK_FILE,
     JarSet,
     JarsUnavailable,
+    announcement,
     cache_root,
     explain_ivy,
     fetch_jars,
@@ -47,6 +50,20 @@ BROKEN_DOWNLOAD = "\t\t[FAILED     ] org.scala-lang#scala-library;2.13.16!scala-
 def test_cache_is_where_the_xdg_specification_says(environ: dict[str, str], root: str) -> None:
     """XDG_CACHE_HOME when it is absolute, else ~/.cache."""
     assert cache_root(environ) == Path(root)
+
+
+def test_an_empty_home_is_not_the_root_folder() -> None:
+    """Without HOME the cache is in the user's own folder, as the system knows it."""
+    own = Path(pwd.getpwuid(os.getuid()).pw_dir) / ".cache/penstock"
+    assert cache_root({"HOME": ""}) == cache_root({}) == own
+
+
+def test_a_download_is_announced_where_there_is_one(tmp_path: Path) -> None:
+    """What, from where, to where; nothing where the jars are there."""
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    assert announcement(WANTED, environ) == f"downloading Thing 1 from Maven Central into {tmp_path}/penstock/thing-1"
+    (tmp_path / "penstock/thing-1").mkdir(parents=True)
+    assert announcement(WANTED, environ) is None
 
 
 def test_a_folder_that_is_there_is_taken_without_java_or_network(tmp_path: Path) -> None:

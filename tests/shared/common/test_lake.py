@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from shared.common import lake
 
@@ -51,6 +51,19 @@ def test_a_snapshot_stays_what_it_was(tmp_path: Path) -> None:
     assert batch.to_pylist() == [{"key": b"a", "start_ms": 5, "end_ms": 6, "it's": b"a", "n": 0}]
     assert [field.type for field in batch.schema] == [pa.binary(), pa.int64(), pa.int64(), pa.binary(), pa.int64()]
     assert lake.describe(str(tmp_path), "app")["live_rows"] == 1
+
+
+def test_upkeep_makes_no_snapshot(tmp_path: Path) -> None:
+    """A snapshot is as old as its merge, whatever wrote versions since; without a merge there is none."""
+    assert lake.compacted_at_ms(str(tmp_path), "app") is None
+    write(tmp_path, 10, [(0, b"a")])
+    assert lake.compacted_at_ms(str(tmp_path), "app") is None
+    table = DeltaTable(str(tmp_path / "app" / "state"))
+    table.merge(table.to_pyarrow_table(), "false", "s", "t").when_not_matched_insert_all().execute()
+    at_ms = lake.compacted_at_ms(str(tmp_path), "app")
+    assert at_ms is not None
+    assert DeltaTable(str(tmp_path / "app" / "state")).optimize.compact()["numFilesRemoved"] > 0
+    assert lake.compacted_at_ms(str(tmp_path), "app") == at_ms == lake.describe(str(tmp_path), "app")["compacted_at_ms"]
 
 
 def test_what_the_snapshot_does_not_know(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import Field, SecretStr
 
 from shared.common.errors import ConfigError
-from shared.common.settings import PositiveMs, Section, ServiceSettings, load_or_exit
+from shared.common.settings import HttpSettings, PositiveMs, Section, ServiceSettings, load_or_exit
 
 
 class Store(Section):
@@ -22,6 +22,7 @@ class Store(Section):
 class Service(ServiceSettings):
     """A service for tests."""
 
+    http: HttpSettings = HttpSettings(port=8081)
     name: str = Field(min_length=1)
     store: Store = Store()
     options: dict[str, str] = Field({})
@@ -48,7 +49,7 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_defaults() -> None:
     """What is not set is its default."""
     settings = load()
-    assert (settings.name, settings.store, settings.http.port) == ("me", Store(), 0)
+    assert (settings.name, settings.store, settings.http.port) == ("me", Store(), 8081)
 
 
 def test_the_order_of_sources() -> None:
@@ -73,9 +74,24 @@ def test_three_ways_to_name_the_file() -> None:
 
 
 def test_one_file_serves_all() -> None:
-    """Tables and variables of other services are no error."""
-    Path("penstock.toml").write_text('[other]\nkey = 1\n[store]\npath = "p"\n')
-    assert load(PENSTOCK_OTHER__KEY="1").store.path == "p"
+    """Tables and variables of other commands are no error, whatever is in them."""
+    Path("penstock.toml").write_text('group_id = "g"\n[streams]\nkey = 1\n[store]\npath = "p"\n')
+    assert load(PENSTOCK_CONSUMER__KEY="1", PENSTOCK_TOPICS="a").store.path == "p"
+
+
+def test_an_outermost_name_that_no_command_has() -> None:
+    """A misspelled table or key of the file ends the start with the file, its name and the nearest one."""
+    Path("penstock.toml").write_text('grup_id = "hunter2"\n[stoer]\npath = "p"\n')
+    assert refused() == (
+        "penstock test: penstock.toml: grup_id: no such setting (did you mean group_id?); "
+        "penstock.toml: stoer: no such setting (did you mean store?)"
+    )
+
+
+def test_one_value_of_a_table_keeps_the_services_default_port() -> None:
+    """A table that names the host alone leaves the port as the service has it."""
+    Path("penstock.toml").write_text('[http]\nhost = "::1"\n')
+    assert load().http == HttpSettings(host="::1", port=8081)
 
 
 def test_required_from_any_source() -> None:
@@ -112,8 +128,18 @@ def test_a_dict_from_flags() -> None:
         ),
         (["--log.level=loud"], {}, "log.level: Input should be 'debug', 'info', 'warning' or 'error', got 'loud'"),
         (["--kafka.bootstrap-servers="], {}, "(--kafka.bootstrap-servers, PENSTOCK_KAFKA__BOOTSTRAP_SERVERS)"),
-        ([], {"PENSTOCK_STORE__PTAH": "x"}, "PENSTOCK_STORE__PTAH: no such setting"),
-        (["--store.ptah=x"], {}, "unrecognized arguments: --store.ptah"),
+        (
+            [],
+            {"PENSTOCK_STORE__PTAH": "x"},
+            "PENSTOCK_STORE__PTAH: no such setting (did you mean PENSTOCK_STORE__PATH?)",
+        ),
+        (
+            [],
+            {"PENSTOCK_KAFKA_BOOTSTRAP_SERVERS": "x"},
+            "PENSTOCK_KAFKA_BOOTSTRAP_SERVERS: no such setting (did you mean PENSTOCK_KAFKA__BOOTSTRAP_SERVERS?)",
+        ),
+        ([], {"PENSTOCK_QUITE_ANOTHER": "x"}, "PENSTOCK_QUITE_ANOTHER: no such setting"),
+        (["--store.ptah=x"], {}, "unrecognized arguments: --store.ptah (did you mean --store.path?)"),
         (["positional"], {}, "unrecognized arguments: positional"),
         ([], {"PENSTOCK_STORE": "{"}, '"store"'),
         (
@@ -140,7 +166,7 @@ def test_all_wrong_values_are_said_at_once() -> None:
 def test_an_unknown_key_of_a_table_in_the_file() -> None:
     """A misspelled key of a known table is refused by its name."""
     Path("penstock.toml").write_text("[http]\nprot = 80\n")
-    assert "http.prot: no such setting (--http.prot, PENSTOCK_HTTP__PROT)" in refused()
+    assert "http.prot: no such setting (did you mean http.port?)" in refused()
 
 
 @pytest.mark.parametrize(

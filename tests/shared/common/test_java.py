@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from services.local.java import JavaNotFound, WrongJava, find_java, install_command, parse_version, read_version
+from shared.common import java as finder
+from shared.common.java import JavaNotFound, WrongJava, find_java, install_command, parse_version, read_version
+
+
+@pytest.fixture(autouse=True)
+def _own_folder_of_javas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this machine has installed is not to be found."""
+    monkeypatch.setattr(finder, "_LINUX_FOLDER", tmp_path / "jvm")
 
 
 def launcher(folder: Path, version: str, status: int = 0) -> Path:
@@ -49,6 +56,46 @@ def test_an_old_java_home_is_passed_over(tmp_path: Path) -> None:
     launcher(tmp_path / "path", "17.0.1")
     found = find_java({"JAVA_HOME": str(tmp_path / "home"), "PATH": str(tmp_path / "path")}, platform="linux")
     assert (found.version, found.found_by) == (17, "PATH")
+
+
+def test_the_installer_takes_the_same_versions() -> None:
+    """scripts/install, which runs before there is a Python environment, has the range once more."""
+    script = (Path(__file__).parents[3] / "scripts" / "install").read_text(encoding="utf-8")
+    assert f"java_version_min={finder.VERSION_MIN}\njava_version_max={finder.VERSION_MAX}\n" in script
+
+
+@pytest.mark.parametrize("version", ["17", "17.0.15", "21.0.7", "22.0.2"])
+def test_versions_that_do(tmp_path: Path, version: str) -> None:
+    """From the first that Kafka and Spark run on to the last that answers what Spark's Hadoop client asks."""
+    launcher(tmp_path, version)
+    assert find_java({"PATH": str(tmp_path)}, platform="linux").version == int(version.split(".")[0])
+
+
+@pytest.mark.parametrize("version", ["1.8.0_402", "16.0.2", "23.0.1", "24", "25.0.1"])
+def test_versions_that_do_not(tmp_path: Path, version: str) -> None:
+    """Too old and too new ones alike are refused with the range, the version that is there, and the command."""
+    java = launcher(tmp_path, version)
+    major = parse_version(f'version "{version}"')
+    with pytest.raises(WrongJava) as e:
+        find_java({"PATH": str(tmp_path)}, platform="linux")
+    assert str(e.value).startswith(f"Java 17 to 22 is needed, but {java} (PATH) is Java {major}. Install one: ")
+    assert "apt-get install -y openjdk-17-jre-headless" in str(e.value)
+
+
+def test_an_installed_java_is_found_behind_a_newer_one(tmp_path: Path) -> None:
+    """A distribution's own folder is looked through, since what is on PATH is the newest of several."""
+    launcher(tmp_path / "path", "25.0.1")
+    java = launcher(tmp_path / "jvm" / "java-21-openjdk" / "bin", "21.0.7")
+    found = find_java({"PATH": str(tmp_path / "path")}, platform="linux")
+    assert (found.executable, found.version) == (java, 21)
+
+
+def test_one_java_by_two_names_is_named_once(tmp_path: Path) -> None:
+    """JAVA_HOME and PATH often lead to the same launcher."""
+    launcher(tmp_path / "home" / "bin", "11.0.2")
+    with pytest.raises(WrongJava) as e:
+        find_java({"JAVA_HOME": str(tmp_path / "home"), "PATH": str(tmp_path / "home" / "bin")}, platform="linux")
+    assert str(e.value).count("is Java 11") == 1
 
 
 def test_wrong_java_names_version_place_and_command(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Which Java runs Kafka, and what to do when there is none.
+"""Which Java runs Kafka and Spark, and what to do when there is none (an edge).
 
-Places are tried in order: `JAVA_HOME`, `PATH`, then where macOS and Homebrew keep theirs; the first that is at least
-`MINIMUM_VERSION` wins. A place that has an older one is passed over but remembered, so that the error can say which
-version was found where.
+Places are tried in order: `JAVA_HOME`, `PATH`, then where distributions, macOS and Homebrew keep theirs; the first
+whose version is between `VERSION_MIN` and `VERSION_MAX` wins. A place that has another one is passed over but
+remembered, so that the error can say which version was found where.
 """
 
 from __future__ import annotations
@@ -18,9 +18,14 @@ from pathlib import Path
 
 from shared.common.errors import ConfigError
 
-MINIMUM_VERSION = 17
+VERSION_MIN = 17  # Spark 4.0's and Kafka 4.1's own
+# Kafka 4.1 runs on newer ones, but the Hadoop client of Spark 4.0 asks Subject.getSubject who the user is: Java 23
+# answers it only where a security manager is allowed, 24 never.
+VERSION_MAX = 22
+NEEDED = f"Java {VERSION_MIN} to {VERSION_MAX} is needed"
 VERSION_TIMEOUT_SECONDS = 20  # a cold JVM on a busy machine needs a few; a launcher that hangs must not hang us
 _MAC_JAVA_HOME = Path("/usr/libexec/java_home")
+_LINUX_FOLDER = Path("/usr/lib/jvm")
 _BREW_PREFIXES = (Path("/opt/homebrew"), Path("/usr/local"))
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
@@ -30,7 +35,7 @@ class JavaNotFound(ConfigError):
 
 
 class WrongJava(ConfigError):
-    """There is a Java, but none that is new enough; the message says which version is where."""
+    """There is a Java, but none of a version that does; the message says which version is where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +52,32 @@ class Java:
         return self.executable.resolve().parent.parent
 
 
-def find_java(
-    environ: Mapping[str, str] | None = None, *, platform: str = sys.platform, minimum: int = MINIMUM_VERSION
-) -> Java:
-    """The first Java of at least version `minimum`.
+def find_java(environ: Mapping[str, str] | None = None, *, platform: str = sys.platform) -> Java:
+    """The first Java whose version does.
 
     Raises JavaNotFound or WrongJava; both messages end with the command that installs the right one.
     """
     environ = os.environ if environ is None else environ
     rejected: list[str] = []
     seen_any = False
+    looked_at: set[Path] = set()
     for found_by, executable in _candidates(environ, platform):
+        if executable.resolve() in looked_at:  # one Java by several names, as distributions link theirs
+            continue
+        looked_at.add(executable.resolve())
         version = read_version(executable)
         if version is None:
             rejected.append(f"{executable} ({found_by}) does not run")
             continue
-        if version >= minimum:
+        if VERSION_MIN <= version <= VERSION_MAX:
             return Java(executable, version, found_by)
         seen_any = True
         rejected.append(f"{executable} ({found_by}) is Java {version}")
-    hint = f"Install one: {install_command(platform, minimum)}"
+    hint = f"Install one: {install_command(platform)}"
     if seen_any:
-        raise WrongJava(f"Java {minimum} or newer is needed, but {'; '.join(rejected)}. {hint}")
+        raise WrongJava(f"{NEEDED}, but {'; '.join(rejected)}. {hint}")
     looked = f" ({'; '.join(rejected)})" if rejected else ""
-    raise JavaNotFound(f"Java {minimum} or newer is needed and none was found by JAVA_HOME or PATH{looked}. {hint}")
+    raise JavaNotFound(f"{NEEDED} and none was found by JAVA_HOME or PATH{looked}. {hint}")
 
 
 def parse_version(output: str) -> int | None:
@@ -102,7 +109,7 @@ def read_version(executable: Path) -> int | None:
     return parse_version(answer.stderr + answer.stdout) if answer.returncode == 0 else None
 
 
-def install_command(platform: str = sys.platform, version: int = MINIMUM_VERSION) -> str:
+def install_command(platform: str = sys.platform, version: int = VERSION_MIN) -> str:
     """The exact command that installs Java on this platform."""
     if platform == "darwin":
         return f"brew install openjdk@{version}"
@@ -119,17 +126,19 @@ def _candidates(environ: Mapping[str, str], platform: str) -> Iterator[tuple[str
         yield "PATH", Path(on_path)
     if platform == "darwin":
         yield from _mac_candidates()
+    for executable in sorted(_LINUX_FOLDER.glob("*/bin/java")):
+        yield str(_LINUX_FOLDER), executable
 
 
 def _mac_candidates() -> Iterator[tuple[str, Path]]:
     if _MAC_JAVA_HOME.exists():
-        command = [str(_MAC_JAVA_HOME), "-v", f"{MINIMUM_VERSION}+"]
+        command = [str(_MAC_JAVA_HOME), "-v", str(VERSION_MIN)]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_TIMEOUT_SECONDS, check=False)
         if answer.returncode == 0:
             yield str(_MAC_JAVA_HOME), Path(answer.stdout.strip()) / "bin" / "java"
     for prefix in _BREW_PREFIXES:
         # Homebrew's openjdk is keg-only: installed, but linked into no folder of PATH.
-        for formula in (f"openjdk@{MINIMUM_VERSION}", "openjdk"):
+        for formula in (f"openjdk@{VERSION_MIN}", "openjdk@21", "openjdk"):
             executable = prefix / "opt" / formula / "bin" / "java"
             if executable.exists():
                 yield "Homebrew", executable

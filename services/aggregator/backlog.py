@@ -1,0 +1,132 @@
+"""How far the lake is behind the changelog: what a compaction has left to do, and how old the newest snapshot is.
+
+Without compaction nothing shortens the changelog, and a restore reads all of it. So the distance is measured from the
+outside, whether a job succeeds, fails, hangs or is never started: by the changelog's offsets and the lake's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry
+
+from services.aggregator.settings import AggregatorSettings
+from shared.clients.admin import Admin
+from shared.common import lake
+from shared.common.clock import SYSTEM_CLOCK, Clock
+from shared.common.errors import PenstockError
+from shared.common.log import get_logger
+from shared.common.metrics import gauge
+from shared.common.records import TopicPartition
+from shared.streams.settings import StreamsSettings
+
+log = get_logger(__name__)
+
+
+class Backlog(NamedTuple):
+    """`records` of the changelog are in no snapshot; the newest snapshot was written at `snapshot_ms`, None for none.
+
+    Records are counted by offsets, so the markers of transactions count too.
+    """
+
+    records: int
+    snapshot_ms: int | None
+
+
+class BacklogWatch:
+    """Measures while this instance is the one that compacts (`is_ours`), and keeps what it found last."""
+
+    def __init__(
+        self,
+        settings: AggregatorSettings,
+        registry: CollectorRegistry,
+        is_ours: Callable[[], bool],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._settings, self._clock, self.is_ours = settings, clock, is_ours
+        self.last: Backlog | None = None
+        self.ours_since_ms: int | None = None
+        self._said = ""
+        self._records = gauge(
+            registry, "compaction_changelog_records", "Changelog records in no snapshot; NaN: not measured here."
+        )
+        self._records.set(math.nan)
+        age = gauge(registry, "compaction_snapshot_age_seconds", "Age of the newest snapshot; NaN: none, or elsewhere.")
+        age.set_function(self._age_seconds)
+
+    def __repr__(self) -> str:
+        return f"BacklogWatch({self.last!r})"
+
+    async def run(self) -> None:
+        """Measure until cancelled. What cannot be measured is said once and leaves nothing known."""
+        while True:
+            ours = self.is_ours()
+            self.ours_since_ms = (self.ours_since_ms or self._clock.now_ms()) if ours else None
+            self.note(await self._measure() if ours else None)
+            await asyncio.sleep(self._settings.compaction.backlog_interval_ms / 1000)
+
+    def note(self, backlog: Backlog | None) -> None:
+        """Take a measurement over; None for none."""
+        self.last = backlog
+        self._records.set(math.nan if backlog is None else backlog.records)
+
+    def newest_sign_ms(self) -> int | None:
+        """When a snapshot was written, or this instance became the one that compacts; None where it is not."""
+        if self.ours_since_ms is None:
+            return None
+        return max(self.ours_since_ms, (self.last.snapshot_ms if self.last is not None else None) or 0)
+
+    async def _measure(self) -> Backlog | None:
+        try:
+            async with Admin(self._settings.kafka) as admin:
+                found = await measure(admin, self._settings.streams)
+        except PenstockError as e:
+            if str(e) != self._said:
+                log.warning("the distance between changelog and lake cannot be measured", reason=str(e))
+            self._said = str(e)
+            return None
+        self._said = ""
+        return found
+
+    def _age_seconds(self) -> float:
+        if self.last is None or self.last.snapshot_ms is None:
+            return math.nan
+        return max(0, self._clock.now_ms() - self.last.snapshot_ms) / 1000
+
+
+async def measure(admin: Admin, streams: StreamsSettings) -> Backlog:
+    """Ask Kafka and the lake. Raises what either does, such as UnknownTopicOrPartition and LakeUnavailable."""
+    topic = streams.changelog_topic
+    description = (await admin.describe_topics([topic]))[topic]
+    places = [TopicPartition(topic, p.partition) for p in description.partitions]
+    latest = await admin.list_offsets(dict.fromkeys(places, "latest"))
+    earliest = await admin.list_offsets(dict.fromkeys(places, "earliest"))
+    covered: dict[int, int] = {}
+    snapshot_ms = None
+    if streams.lake is not None:
+        covered, snapshot_ms = await asyncio.to_thread(_covered, streams, [place.partition for place in places])
+    ends = {place.partition: offset for place, offset in latest.items()}
+    starts = {place.partition: offset for place, offset in earliest.items()}
+    return Backlog(uncovered(ends, starts, covered), snapshot_ms)
+
+
+def uncovered(latest: Mapping[int, int], earliest: Mapping[int, int], covered: Mapping[int, int]) -> int:
+    """Records from the covered offset, or the first one that is there, up to the end.
+
+    >>> uncovered({0: 10, 1: 4}, {0: 2, 1: 0}, {0: 7})
+    7
+    """
+    return sum(max(0, end - max(covered.get(p, 0), earliest.get(p, 0))) for p, end in latest.items())
+
+
+def _covered(streams: StreamsSettings, partitions: list[int]) -> tuple[dict[int, int], int | None]:
+    assert streams.lake is not None
+    where = (streams.lake, streams.application_id)
+    snapshot = lake.read_snapshot(*where, partitions, streams.lake_options)
+    if snapshot is None:
+        return {}, None
+    written_ms = lake.compacted_at_ms(*where, streams.lake_options)
+    return {p: covered.covered_offset for p, covered in snapshot.partitions.items()}, written_ms

@@ -1,0 +1,49 @@
+"""What keeps the tables readable at speed: few files a partition, and none that nobody needs.
+
+Every run adds a file to each partition that it touches. OPTIMIZE rewrites a partition's small files into one once
+there are more than a limit; it changes no row, so readers and the next run notice nothing. VACUUM then removes what no
+version younger than the retention needs. Neither is part of a run: what is not done now is done after the next one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+from urllib.parse import unquote
+
+from pyspark.sql import SparkSession
+
+from services.compactor import tables
+from services.compactor.spark import jvm
+
+
+def tables_below(spark: SparkSession, root: str) -> list[str]:
+    """The names of the folders below `root`; none where there is no such folder."""
+    java: Any = jvm(spark)
+    folder = java.org.apache.hadoop.fs.Path(root)
+    files = folder.getFileSystem(spark._jsc.hadoopConfiguration())
+    if not files.exists(folder):
+        return []
+    return sorted(str(status.getPath().getName()) for status in files.listStatus(folder) if status.isDirectory())
+
+
+def files_by_partition(spark: SparkSession, path: str) -> dict[str, int]:
+    """How many files the newest version of a table has, by partition as its folder is called (`day=2013-01-01`)."""
+    folders = (file.rsplit("/", 2)[-2] for file in spark.read.format("delta").load(path).inputFiles())
+    return dict(sorted(Counter(unquote(folder) for folder in folders).items()))
+
+
+def optimize(spark: SparkSession, path: str, files_max: int) -> int:
+    """Rewrite the partitions that have more than `files_max` files; how many those were."""
+    crowded = [name for name, files in files_by_partition(spark, path).items() if files > files_max]
+    if crowded:
+        column = crowded[0].partition("=")[0]
+        values = ", ".join(f"'{name.partition('=')[2]}'" for name in crowded)
+        spark.sql(f"OPTIMIZE {tables.delta(path)} WHERE {tables.quoted(column)} IN ({values})")
+    return len(crowded)
+
+
+def vacuum(spark: SparkSession, path: str, retention_hours: int) -> None:
+    """Remove the files that no version younger than the retention needs."""
+    spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    spark.sql(f"VACUUM {tables.delta(path)} RETAIN {retention_hours} HOURS")

@@ -1,0 +1,184 @@
+"""Which settings there are, so that a misspelled one is told from one that another command reads.
+
+One file and one environment serve every command, so each passes over what only another one knows. What none knows
+is a typing error, and is refused with the nearest name that there is.
+
+>>> nearest("htpp", ["http", "kafka"])
+' (did you mean http?)'
+>>> nearest("colour", ["http", "kafka"])
+''
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+
+ENV_PREFIX = "PENSTOCK_"
+DELIMITER = "__"
+
+SETTINGS_OF_ALL_COMMANDS = frozenset(
+    (
+        "allow_unprocessed",
+        "application",
+        "auth_token",
+        "batch_records_max",
+        "broker",
+        "buffered_records_max",
+        "changelog",
+        "commit_interval_ms",
+        "compaction",
+        "consumer",
+        "create_dead_letter_topics",
+        "data_dir",
+        "dead_letter_topic",
+        "dead_letters",
+        "delete_covered",
+        "differences_max",
+        "expect_records",
+        "gap_ms",
+        "grace_ms",
+        "group_id",
+        "handler",
+        "handler_timeout_ms",
+        "http",
+        "ingest",
+        "insecure_no_auth",
+        "json_line",
+        "kafka",
+        "kafka_silence_max_ms",
+        "kafka_timeout_ms",
+        "key",
+        "lag_interval_ms",
+        "lake",
+        "late",
+        "log",
+        "max_attempts",
+        "max_concurrency",
+        "optimize_files_max",
+        "ordering",
+        "partitions",
+        "producer",
+        "results",
+        "retention_hours",
+        "retry",
+        "services",
+        "services_auth_token",
+        "services_timeout_ms",
+        "shutdown_timeout_ms",
+        "skip_changelog_records",
+        "source",
+        "spark",
+        "store",
+        "streams",
+        "stuck_after_ms",
+        "time",
+        "topic",
+        "topics",
+        "topology",
+        "topology_options",
+        "vacuum_every",
+        "value",
+    )
+)
+"""The outermost names; what is within a section, the command that reads it checks."""
+
+OTHER_VARIABLES = frozenset(f"{ENV_PREFIX}{name}" for name in ("CONFIG", "MAVEN_REPOSITORY", "NO_INSTALL"))
+"""Variables that are no settings of a command."""
+
+# Kubernetes puts the address of each Service into every container: one that is called penstock, or penstock-producer,
+# makes variables with our prefix that nobody wrote.
+_OF_KUBERNETES = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")
+_KUBERNETES_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
+
+
+def paths(model: type[BaseModel], before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Each setting of a model as its names from the outside in, the sections themselves included."""
+    for name, field in model.model_fields.items():
+        yield (*before, name)
+        if (section := _section(field.annotation)) is not None:
+            yield from paths(section, (*before, name))
+
+
+def flag(path: Sequence[str]) -> str:
+    """How a setting is spelled as a flag."""
+    return f"--{'.'.join(path).replace('_', '-')}"
+
+
+def variable(path: Sequence[str]) -> str:
+    """How a setting is spelled as a variable of the environment."""
+    return f"{ENV_PREFIX}{DELIMITER.join(path).upper()}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The hint at the name that was probably meant, with a space in front; empty where none is near."""
+    found = difflib.get_close_matches(name, sorted(set(known)), n=1)
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
+def unknown_keys(model: type[BaseModel], keys: Iterable[str]) -> list[str]:
+    """What is wrong with the outermost keys of a settings file, one text each."""
+    known = model.model_fields.keys() | SETTINGS_OF_ALL_COMMANDS
+    return [f"{key}: no such setting{nearest(key, known)}" for key in keys if key not in known]
+
+
+def unknown_variables(model: type[BaseModel], environ: Mapping[str, str]) -> list[str]:
+    """What is wrong with the variables that have our prefix, one text each; their values are not shown."""
+    spelled = {variable(path) for path in paths(model)} | {variable([name]) for name in SETTINGS_OF_ALL_COMMANDS}
+    return [
+        f"{name}: no such setting{nearest(name.upper(), spelled)}"
+        for name, value in environ.items()
+        if name.upper().startswith(ENV_PREFIX) and not _is_known_variable(model, name.upper(), value)
+    ]
+
+
+def unknown_flags(model: type[BaseModel], flags: Iterable[str]) -> str:
+    """Flags that there are not, with what was probably meant."""
+    spelled = [flag(path) for path in paths(model)]
+    return ", ".join(name + nearest(name, spelled) for name in flags)
+
+
+def siblings(model: type[BaseModel], path: Sequence[str]) -> Iterable[str]:
+    """The names that there are where a path's last one is not; none where they are free."""
+    at: Any = model
+    for name in path[:-1]:
+        section = _section(at)
+        if section is not None:
+            field = section.model_fields.get(name)
+            at = None if field is None else field.annotation
+        elif get_origin(at) is dict:
+            at = get_args(at)[1]
+    section = _section(at)
+    return () if section is None else section.model_fields
+
+
+def _is_known_variable(model: type[BaseModel], name: str, value: str) -> bool:
+    if name in OTHER_VARIABLES or _OF_KUBERNETES.search(name):
+        return True
+    if name.endswith("_PORT") and _KUBERNETES_ADDRESS.match(value):
+        return True
+    first, *rest = name.removeprefix(ENV_PREFIX).lower().split(DELIMITER)
+    if first not in model.model_fields:
+        return first in SETTINGS_OF_ALL_COMMANDS
+    at: Any = model.model_fields[first].annotation
+    for part in rest:
+        section = _section(at)
+        if section is None:
+            return _is_table(at)
+        if part not in section.model_fields:
+            return False
+        at = section.model_fields[part].annotation
+    return True
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _is_table(annotation: Any) -> bool:
+    """Whether the keys below are free."""
+    return get_origin(annotation) is dict or any(get_origin(one) is dict for one in get_args(annotation))

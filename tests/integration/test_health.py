@@ -1,0 +1,170 @@
+"""What `/health` says of services whose broker hangs, and how they say at start-up what keeps them from working."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from services.local.kafka import EmbeddedKafka
+from services.local.stack import Service, ServiceSpec, Stack
+from shared.clients.admin import Admin, event_time_topic
+from shared.common.settings import KafkaSettings
+
+SILENCE_MAX_MS = 1_500
+WAIT_S = 30
+
+
+@pytest.fixture
+async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
+    stack = Stack(tmp_path, hermetic=True)
+    yield stack
+    await stack.stop()
+
+
+async def health(http: httpx.AsyncClient, service: Service) -> tuple[int, dict[str, Any]]:
+    answer = await http.get(f"{service.url}/health")
+    return answer.status_code, answer.json()["checks"]
+
+
+async def until(http: httpx.AsyncClient, service: Service, status: int) -> dict[str, Any]:
+    """The checks of the first answer with that status."""
+    async with asyncio.timeout(WAIT_S):
+        while (got := await health(http, service))[0] != status:  # noqa: ASYNC110 - another process is polled
+            await asyncio.sleep(0.1)
+    return got[1]
+
+
+async def test_a_broker_that_hangs_is_unhealthy_until_it_answers_again(own_kafka: EmbeddedKafka, stack: Stack) -> None:
+    """SIGSTOP leaves every socket open: aggregator and consumer say 503 with the silence after the limit that is set,
+    and 200 after SIGCONT; the gateway's health has each of them by its name."""
+    address = {"KAFKA__BOOTSTRAP_SERVERS": own_kafka.bootstrap_servers}
+    quick = address | {"KAFKA_SILENCE_MAX_MS": str(SILENCE_MAX_MS)}
+    async with Admin(KafkaSettings(bootstrap_servers=own_kafka.bootstrap_servers)) as admin:
+        await admin.create_topics([event_time_topic(name, 2) for name in ("events", "sessions")])
+    aggregator = await stack.start(
+        ServiceSpec("aggregator", quick | {"TOPOLOGY": "services.local.topologies:sessions"})
+    )
+    consumer = await stack.start(
+        ServiceSpec(
+            "consumer",
+            quick | {"TOPICS": "sessions", "HANDLER": "services.local.handlers:log_record", "GROUP_ID": "g"},
+        )
+    )
+    others = json.dumps({service.name: service.url for service in (aggregator, consumer)})
+    gateway = await stack.start(ServiceSpec("gateway", address | {"SERVICES": others}, module="services.local.gateway"))
+    async with httpx.AsyncClient(trust_env=False, timeout=10) as http:
+        await asyncio.gather(*(service.healthy() for service in (aggregator, consumer, gateway)))
+        await asyncio.sleep(SILENCE_MAX_MS / 1000)  # nothing to do is no silence
+        for service in (aggregator, consumer, gateway):
+            assert (await health(http, service))[0] == 200
+        own_kafka.pause()
+        try:
+            for service in (aggregator, consumer):
+                check = (await until(http, service, 503))["kafka"]
+                assert "no answer from any broker for" in check["detail"]
+                assert f"kafka_silence_max_ms={SILENCE_MAX_MS}" in check["detail"]
+            checks = await until(http, gateway, 503)
+            assert checks.keys() == {"kafka", "aggregator", "consumer"}
+            assert "kafka: no answer from any broker" in checks["consumer"]["detail"]
+        finally:
+            own_kafka.resume()
+        await asyncio.gather(*(until(http, service, 200) for service in (aggregator, consumer, gateway)))
+        await consumer.kill()
+        checks = await until(http, gateway, 503)
+        assert (checks["aggregator"]["status"], checks["consumer"]["status"]) == ("ok", "failing")
+        assert consumer.url in checks["consumer"]["detail"]
+
+
+SERVICES = {
+    "producer": [],
+    "consumer": ["--topics=t", "--group-id=g", "--handler=services.local.handlers:log_record"],
+    "aggregator": ["--topology=services.local.topologies:sessions"],
+    "admin": [],
+}
+
+
+async def ended(name: str, *arguments: str, folder: Path) -> tuple[int | None, list[str]]:
+    """Exit status and standard error of a service that is expected to end by itself."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.cli", name, *SERVICES[name], *arguments, "--log.level=error",
+        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, cwd=folder,
+        env={**os.environ, "PENSTOCK_CONFIG": os.devnull, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(WAIT_S):
+            _, error = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    return process.returncode, error.decode().splitlines()
+
+
+@pytest.mark.parametrize("name", SERVICES)
+async def test_a_port_that_is_taken(name: str, tmp_path: Path) -> None:
+    """One line that names the setting and the port; exit status 2."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, lines = await ended(name, f"--http.port={port}", folder=tmp_path)
+    assert (status, len(lines)) == (2, 1), lines
+    assert f"http.port: port {port} on 127.0.0.1 is taken" in lines[0]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+async def test_a_certificate_that_is_not_there(name: str, tmp_path: Path) -> None:
+    """One line that names the setting and the path; exit status 2, since waiting mends nothing."""
+    status, lines = await ended(
+        name, "--http.port=0", "--kafka.security-protocol=SSL", "--kafka.ssl-cafile=no.pem", folder=tmp_path
+    )
+    assert (status, len(lines)) == (2, 1), lines
+    assert "kafka.ssl_cafile: no.pem" in lines[0]
+
+
+async def test_a_consumer_whose_topic_is_not_there_says_so(kafka: EmbeddedKafka, stack: Stack, topic_name: str) -> None:
+    """It waits, as the topic may be created any moment; `/health` names the topic, and is well once it is there."""
+    settings = {
+        "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers, "TOPICS": topic_name, "GROUP_ID": topic_name,
+        "HANDLER": "services.local.handlers:log_record",
+    }  # fmt: skip
+    consumer = await stack.start(ServiceSpec("consumer", settings))
+    async with httpx.AsyncClient(trust_env=False, timeout=10, transport=httpx.AsyncHTTPTransport(retries=10)) as http:
+        async with asyncio.timeout(WAIT_S):
+            while topic_name not in (await health(http, consumer))[1]["progress"]["detail"]:  # noqa: ASYNC110 - it is polled
+                await asyncio.sleep(0.1)
+        assert not consumer.ended
+        async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
+            await admin.create_topics([event_time_topic(topic_name, 1)])
+        await until(http, consumer, 200)
+
+
+async def test_an_aggregator_whose_topic_is_not_there_ends_in_time(
+    kafka: EmbeddedKafka, tmp_path: Path, topic_name: str
+) -> None:
+    """One line that names the topic and the limit; exit status 1, for whoever starts it again."""
+    status, lines = await ended(
+        "aggregator", f"--kafka.bootstrap-servers={kafka.bootstrap_servers}", "--http.port=0",
+        f'--topology-options={{"topic": "{topic_name}"}}', "--streams.topic-wait-ms=500", folder=tmp_path,
+    )  # fmt: skip
+    assert (status, len(lines)) == (1, 1), lines
+    assert f"no topic {topic_name} after 500 ms" in lines[0]
+
+
+async def test_a_kafka_that_cannot_be_reached_ends_the_aggregator(tmp_path: Path) -> None:
+    """One line with the address; exit status 1."""
+    status, lines = await ended(
+        "aggregator",
+        "--kafka.bootstrap-servers=127.0.0.1:1",
+        "--kafka.request-timeout-ms=500",
+        "--http.port=0",
+        folder=tmp_path,
+    )
+    assert (status, len(lines)) == (1, 1), lines
+    assert "127.0.0.1:1: no broker reached within 500 ms" in lines[0]

@@ -1,0 +1,27 @@
+"""The distance between changelog and lake, as metrics show it."""
+
+from __future__ import annotations
+
+import math
+
+from prometheus_client import CollectorRegistry
+
+from services.aggregator.backlog import BacklogWatch, uncovered
+from services.aggregator.settings import AggregatorSettings
+
+
+def test_what_is_uncovered() -> None:
+    """A partition counts from its covered offset; from its first record where it has none or that is gone."""
+    assert uncovered({0: 10, 1: 10, 2: 10, 3: 0}, {0: 2, 1: 8, 2: 0, 3: 0}, {0: 4, 1: 4}) == 6 + 2 + 10
+    assert uncovered({0: 3}, {0: 0}, {0: 5}) == 0
+
+
+def test_nothing_known_is_nan() -> None:
+    """What was not measured is shown as NaN, not as 0, which would say that all is well."""
+    registry = CollectorRegistry()
+    watch = BacklogWatch(AggregatorSettings.load(["--topology=a:b"], environ={}), registry, lambda: False)
+    for name in ("changelog_records", "snapshot_age_seconds"):
+        value = registry.get_sample_value(f"penstock_compaction_{name}")
+        assert value is not None
+        assert math.isnan(value)
+    assert watch.newest_sign_ms() is None

@@ -1,0 +1,129 @@
+"""The names of all commands' settings, and what is said of one that is none of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.admin.settings import AdminServiceSettings
+from services.aggregator.settings import AggregatorSettings
+from services.compactor.settings import AuditSettings, CompactSettings
+from services.consumer.dlq import DlqSettings
+from services.consumer.settings import ConsumerServiceSettings
+from services.local.gateway import GatewaySettings
+from services.local.up import UpSettings
+from services.producer.settings import ProducerServiceSettings
+from shared.common.errors import ConfigError
+from shared.common.setting_names import (
+    OTHER_VARIABLES,
+    SETTINGS_OF_ALL_COMMANDS,
+    flag,
+    paths,
+    siblings,
+    unknown_keys,
+    unknown_variables,
+    variable,
+)
+from shared.common.settings import CommandSettings
+
+COMMANDS: list[type[CommandSettings]] = [
+    AdminServiceSettings,
+    AggregatorSettings,
+    AuditSettings,
+    CompactSettings,
+    ConsumerServiceSettings,
+    DlqSettings,
+    GatewaySettings,
+    ProducerServiceSettings,
+    UpSettings,
+]
+DEFAULT_PORTS = {
+    UpSettings: 8080,
+    ProducerServiceSettings: 8081,
+    ConsumerServiceSettings: 8082,
+    AggregatorSettings: 8083,
+    AdminServiceSettings: 8084,
+}
+
+
+def test_the_names_of_all_commands_are_complete() -> None:
+    """What any command reads is listed, and nothing else: so every other name is a typing error for each of them."""
+    assert set().union(*(command.model_fields for command in COMMANDS)) == SETTINGS_OF_ALL_COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_passes_over_what_others_read(command: type[CommandSettings]) -> None:
+    """One environment with every command's every variable serves each of them."""
+    environ = {variable(path): "" for other in COMMANDS if other is not command for path in paths(other)}
+    of_others = {name: "" for name in environ if name.split("__")[0][9:].lower() not in command.model_fields}
+    assert unknown_variables(command, of_others | dict.fromkeys(OTHER_VARIABLES, "")) == []
+    assert unknown_keys(command, SETTINGS_OF_ALL_COMMANDS) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "unused"),
+    [
+        (UpSettings, "--kafka.bootstrap-servers=a:1"),
+        (CompactSettings, "--http.port=1"),
+        (AuditSettings, "--http.port=1"),
+        (CompactSettings, "--shutdown-timeout-ms=1"),
+        (ConsumerServiceSettings, "--consumer.commit-strategy=auto"),
+    ],
+)
+def test_a_flag_that_would_do_nothing_is_refused(command: type[CommandSettings], unused: str) -> None:
+    """A command takes the flags that it uses, and names the one that it does not."""
+    with pytest.raises(ConfigError, match=f"unrecognized arguments: {unused.split('=')[0]}"):
+        command.load([unused], environ={})
+
+
+def test_each_service_has_a_port_of_its_own() -> None:
+    """All of them run beside each other on one machine without a setting, at the ports that are documented."""
+    ports = {command: command.model_fields["http"].default.port for command in DEFAULT_PORTS}
+    assert ports == DEFAULT_PORTS
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("PENSTOCK_KAFAK__BOOTSTRAP_SERVERS", "did you mean PENSTOCK_KAFKA__BOOTSTRAP_SERVERS?"),
+        ("PENSTOCK_STREAM__LAKE", "did you mean PENSTOCK_STREAMS__LAKE?"),
+        ("PENSTOCK_HTTP__PORT__X", "no such setting"),
+        ("PENSTOCK_PORT", "no such setting"),
+        ("penstock_grup_id", "did you mean PENSTOCK_GROUP_ID?"),
+    ],
+)
+def test_a_misspelled_variable(name: str, said: str) -> None:
+    """It is named as it was written, with the nearest one that there is, and without its value."""
+    (message,) = unknown_variables(AggregatorSettings, {name: "hunter2", "OTHER_PORT": "1"})
+    assert message.startswith(f"{name}: no such setting")
+    assert said in message
+    assert "hunter2" not in message
+
+
+def test_what_kubernetes_writes_is_no_typing_error() -> None:
+    """Its variables about Services called penstock and penstock-producer have our prefix and are passed over."""
+    environ = {
+        "PENSTOCK_SERVICE_HOST": "10.0.0.1",
+        "PENSTOCK_SERVICE_PORT": "80",
+        "PENSTOCK_SERVICE_PORT_HTTP": "80",
+        "PENSTOCK_PORT": "tcp://10.0.0.1:80",
+        "PENSTOCK_PRODUCER_PORT_80_TCP": "tcp://10.0.0.1:80",
+        "PENSTOCK_PRODUCER_PORT_80_TCP_ADDR": "10.0.0.1",
+    }
+    assert unknown_variables(ConsumerServiceSettings, environ) == []
+
+
+def test_free_keys_are_free() -> None:
+    """Below a table whose keys are the user's own, any name will do."""
+    environ = {"PENSTOCK_SERVICES__ANY": "http://a", "PENSTOCK_INGEST__TOPICS__FLIGHTS__TIME": "/at"}
+    assert unknown_variables(GatewaySettings, environ) == []
+    assert "time" in siblings(GatewaySettings, ("ingest", "topics", "flights", "tiem"))
+    assert list(siblings(GatewaySettings, ("services", "any"))) == []
+
+
+@given(st.sampled_from([path for command in COMMANDS for path in paths(command)]))
+def test_a_setting_is_spelled_three_ways_from_one_path(path: tuple[str, ...]) -> None:
+    """Flag and variable lead back to the same names."""
+    assert tuple(flag(path)[2:].replace("-", "_").split(".")) == path
+    assert tuple(variable(path).removeprefix("PENSTOCK_").lower().split("__")) == path
