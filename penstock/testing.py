@@ -1,6 +1,37 @@
-"""Test tools: the topology test driver, a clock that stands still, and the replay of recorded Kafka Streams cases."""
+"""Test tools: the topology test driver, a clock that stands still, and a Kafka cluster in the test's own process."""
 
+from shared.testing.fake_broker import (
+    Action,
+    Api,
+    Close,
+    Control,
+    Delay,
+    Drop,
+    ErrorCode,
+    Fail,
+    FakeCluster,
+    Hook,
+    Message,
+    Request,
+    Respond,
+)
 from shared.testing.manual_clock import ManualClock
 from shared.testing.topology_test_driver import TopologyTestDriver
 
-__all__ = ["ManualClock", "TopologyTestDriver"]
+__all__ = [
+    "Action",
+    "Api",
+    "Close",
+    "Control",
+    "Delay",
+    "Drop",
+    "ErrorCode",
+    "Fail",
+    "FakeCluster",
+    "Hook",
+    "ManualClock",
+    "Message",
+    "Request",
+    "Respond",
+    "TopologyTestDriver",
+]

@@ -17,7 +17,8 @@ from services.cli import COMMANDS
 from services.local.demo.flights import PLAN
 from services.local.jars import KAFKA_VERSION
 from shared.clients.admin import event_time_topic
-from shared.common.settings import ENV_PREFIX, ServiceSettings
+from shared.common.setting_names import ENV_PREFIX
+from shared.common.settings import ServiceSettings
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))

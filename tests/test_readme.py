@@ -29,13 +29,14 @@ from services.consumer.settings import ConsumerServiceSettings
 from services.local.demo import main as demo
 from services.local.up import UpSettings
 from services.producer.settings import ProducerServiceSettings
-from shared.common.settings import ENV_PREFIX, ServiceSettings
+from shared.common.setting_names import ENV_PREFIX
+from shared.common.settings import CommandSettings
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 TIMEOUT_S = 60
 NO_FILE = {f"{ENV_PREFIX}CONFIG": os.devnull}  # nor a penstock.toml of the current folder
-SETTINGS: dict[str, type[ServiceSettings]] = {
+SETTINGS: dict[str, type[CommandSettings]] = {
     "up": UpSettings,
     "producer": ProducerServiceSettings,
     "consumer": ConsumerServiceSettings,
@@ -146,7 +147,7 @@ def test_a_command_that_is_not_there_would_be_seen() -> None:
         ("nothing", [], {}),
         ("up", ["--no-such-flag", "1"], {}),
         ("up", ["--partitions", "few"], {}),
-        ("up", [], {"PENSTOCK_KAFKA__NO_SUCH": "1"}),
+        ("up", [], {"PENSTOCK_HTTP__NO_SUCH": "1"}),
         ("demo", ["--no-such-flag"], {}),
     ):
         with pytest.raises(Exception, match=r"nothing|no-such-flag|partitions|NO_SUCH"):

@@ -26,6 +26,7 @@ EDGES = {
     "shared/common/clock.py": "reads the clock, for everyone",
     "shared/common/daemon.py": "drives a service and takes the process's signals",
     "shared/common/ivy.py": "fetches jars into the user's cache",
+    "shared/common/java.py": "asks each Java for its version",
     "shared/common/keeper.py": "the process that another one does not outlive",
     "shared/common/lake.py": "reads Delta tables",
     "shared/common/settings.py": "reads the environment and the settings file",
@@ -46,8 +47,12 @@ EDGES = {
     "shared/clients/consumer/offsets.py": "asks for offsets",
     "shared/streams/changelog.py": "writes and reads the changelog topic",
     "shared/streams/owned_task.py": "holds a task's connections and closes them",
+    "shared/streams/source_positions.py": "asks what the source partitions hold",
+    "shared/streams/task_commits.py": "writes the commits of all tasks",
     "shared/streams/stream_worker.py": "drives the tasks of one instance",
     "shared/streams/topics.py": "makes the topics of a topology",
+    "shared/testing/fake_broker/cluster.py": "the fake cluster as a test uses it",
+    "shared/testing/fake_broker/server.py": "the sockets of the fake broker's nodes",
 }
 IMPURE_IMPORTS = {
     *("asyncio", "anyio", "threading", "concurrent", "multiprocessing", "subprocess", "signal"),
@@ -66,6 +71,11 @@ NO_MODULE = {
     "tests/test_packaging.py": "the wheel",
     "tests/shared/clients/connection/test_aiokafka_contract.py": "what we use of aiokafka, which is not ours",
 }
+
+REAL_BROKER = (
+    "tests/integration/",
+    "tests/contract/",
+)  # tests against a real broker: of no one module, and they may poll
 
 THIRD_PARTY = ("LICENSE", "tests/data/")  # not ours to word
 
@@ -177,7 +187,7 @@ def nothing_is_left_over(source: Source) -> Iterator[str]:
 
 
 def a_test_never_sleeps(source: Source) -> Iterator[str]:
-    if not source.is_test or source.path.startswith("tests/integration/"):
+    if not source.is_test or source.path.startswith(REAL_BROKER):
         return
     for line, name in imported_names(source.tree):
         if name in ("time.sleep", "asyncio.sleep", "anyio.sleep"):
@@ -205,7 +215,7 @@ def a_test_mirrors_module(source: Source) -> Iterator[str]:
     if (
         not source.is_test
         or not path.name.startswith("test_")
-        or path.parts[1] == "integration"
+        or source.path.startswith(REAL_BROKER)
         or source.path in NO_MODULE
     ):
         return

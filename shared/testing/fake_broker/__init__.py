@@ -1,0 +1,27 @@
+"""A Kafka cluster for tests, in one process, over real sockets; see `FakeCluster`.
+
+Made after franz-go's kfake: it speaks Kafka's wire protocol, keeps real record batches, checks sequences, epochs,
+generations and transactions as Kafka does, and does with any request what a test wants.
+"""
+
+from shared.testing.fake_broker.cluster import FakeCluster
+from shared.testing.fake_broker.cluster_state import Request
+from shared.testing.fake_broker.codec import Message
+from shared.testing.fake_broker.control import Action, Close, Control, Delay, Drop, Fail, Hook, Respond
+from shared.testing.fake_broker.protocol import Api, ErrorCode
+
+__all__ = [
+    "Action",
+    "Api",
+    "Close",
+    "Control",
+    "Delay",
+    "Drop",
+    "ErrorCode",
+    "Fail",
+    "FakeCluster",
+    "Hook",
+    "Message",
+    "Request",
+    "Respond",
+]

@@ -1,0 +1,139 @@
+"""Record batches (format 2) as a broker sees them: a header, and records it need not read.
+
+A broker gives a batch its offset and leader epoch, which lie in front of what the checksum covers, so that it never
+writes the records again; with LogAppendTime it sets the time as well and computes the checksum anew. Two things need
+the records themselves, which only these unpack: looking an offset up by time, and showing a test what was written.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shared.clients.connection import crc32c, read_batches
+from shared.common.records import ConsumerRecord
+from shared.testing.fake_broker.protocol import ErrorCode
+
+# base offset, length, leader epoch, magic, crc | attributes, last offset delta, base and max timestamp, producer id,
+# producer epoch, base sequence, record count
+HEADER = struct.Struct(">qiibIhiqqqhii")
+PLACE = struct.Struct(">qii")
+STAMP = struct.Struct(">hiqq")
+CRC = struct.Struct(">I")
+LENGTH_AT = 12
+"""The length counts from behind itself."""
+CRC_AT, CRC_COVERS_FROM = 17, 21
+MAGIC = 2
+SEQUENCE_MAX = 2**31 - 1
+
+TIMESTAMP_TYPE_MASK, TRANSACTIONAL_MASK, CONTROL_MASK = 0x08, 0x10, 0x20
+NO_PRODUCER_ID = -1
+
+
+@dataclass(slots=True)
+class Batch:
+    """One batch of a log; `data` are its bytes with the offset and epoch it has there."""
+
+    data: bytes
+    base_offset: int
+    last_offset: int
+    attributes: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    count: int
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL_MASK)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL_MASK)
+
+    @property
+    def last_sequence(self) -> int:
+        return next_sequence(self.base_sequence, self.count - 1)
+
+
+def next_sequence(sequence: int, step: int = 1) -> int:
+    """The sequence number so many records later; they go round to zero.
+
+    >>> next_sequence(2**31 - 1)
+    0
+    """
+    return (sequence + step) & SEQUENCE_MAX
+
+
+class InvalidBatch(ValueError):
+    """Bytes that a broker does not append, and the code it says so with."""
+
+    def __init__(self, code: ErrorCode, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+def parse(data: bytes | None) -> Batch:
+    """The one batch that a produce request has for a partition; InvalidBatch says why it cannot be appended."""
+    if not data or len(data) < HEADER.size:
+        raise InvalidBatch(ErrorCode.CORRUPT_MESSAGE, "no record batch")
+    (_, length, _, magic, crc, attributes, last_delta, first_at, max_at, producer_id, epoch, sequence, count) = (
+        HEADER.unpack_from(data)
+    )
+    if magic != MAGIC:
+        raise InvalidBatch(ErrorCode.INVALID_RECORD, f"record batches have the format {MAGIC}, not {magic}")
+    if length + LENGTH_AT > len(data) or length + LENGTH_AT < HEADER.size:
+        raise InvalidBatch(ErrorCode.CORRUPT_MESSAGE, f"the batch says {length} bytes, {len(data) - LENGTH_AT} came")
+    if length + LENGTH_AT < len(data):
+        raise InvalidBatch(ErrorCode.INVALID_RECORD, "more than one batch for a partition")
+    if crc32c(memoryview(data)[CRC_COVERS_FROM:]) != crc:  # type: ignore[arg-type]
+        raise InvalidBatch(ErrorCode.CORRUPT_MESSAGE, "the checksum is wrong")
+    if count <= 0 or last_delta != count - 1:
+        raise InvalidBatch(ErrorCode.INVALID_RECORD, f"{count} records, the last with the offset delta {last_delta}")
+    if attributes & CONTROL_MASK:
+        raise InvalidBatch(ErrorCode.INVALID_RECORD, "clients may not write control records")
+    if producer_id != NO_PRODUCER_ID and sequence < 0:
+        raise InvalidBatch(ErrorCode.INVALID_RECORD, f"the sequence {sequence}, with a producer id")
+    return Batch(data, 0, last_delta, attributes, first_at, max_at, producer_id, epoch, sequence, count)
+
+
+def place(batch: Batch, offset: int, leader_epoch: int) -> Batch:
+    """The batch as it lies in the log from `offset` on."""
+    head = PLACE.pack(offset, len(batch.data) - LENGTH_AT, leader_epoch)
+    batch.data = head + batch.data[PLACE.size :]
+    batch.base_offset, batch.last_offset = offset, offset + batch.count - 1
+    return batch
+
+
+def stamp(batch: Batch, now_ms: int) -> Batch:
+    """The batch under LogAppendTime: its records are all of `now_ms`."""
+    batch.attributes |= TIMESTAMP_TYPE_MASK
+    batch.max_timestamp = now_ms
+    covered = STAMP.pack(batch.attributes, batch.count - 1, batch.base_timestamp, now_ms)
+    covered += batch.data[CRC_COVERS_FROM + STAMP.size :]
+    batch.data = batch.data[:CRC_AT] + CRC.pack(crc32c(covered)) + covered
+    return batch
+
+
+def marker(producer_id: int, producer_epoch: int, *, committed: bool, now_ms: int) -> Batch:
+    """The control batch that ends a producer's transaction in a partition."""
+    key = struct.pack(">hh", 0, int(committed))
+    value = struct.pack(">hi", 0, 0)
+    body = bytes((0, 0, 0, len(key) << 1)) + key + bytes((len(value) << 1,)) + value + b"\0"
+    record = bytes((len(body) << 1,)) + body
+    attributes = TRANSACTIONAL_MASK | CONTROL_MASK
+    rest = struct.pack(">hiqqqhii", attributes, 0, now_ms, now_ms, producer_id, producer_epoch, -1, 1) + record
+    data = PLACE.pack(0, 9 + len(rest), 0) + struct.pack(">bI", MAGIC, crc32c(rest)) + rest
+    return Batch(data, 0, 0, attributes, now_ms, now_ms, producer_id, producer_epoch, -1, 1)
+
+
+def records(batch: Batch, topic: str, partition: int) -> Iterator[ConsumerRecord]:
+    """The records of a batch."""
+    for unpacked in read_batches(batch.data):
+        for record in unpacked:
+            yield ConsumerRecord(
+                topic, partition, record.offset, record.timestamp, record.key, record.value, tuple(record.headers)
+            )

@@ -1,0 +1,211 @@
+"""The fake cluster as a test uses it: nodes on ports of this machine, topics, faults, and what was written.
+
+Everything runs on the event loop it was started on. Its time is the loop's, set to the wall clock when the cluster
+starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from typing import Self
+
+from shared.common.clock import SYSTEM_CLOCK
+from shared.common.records import ConsumerRecord, OffsetAndMetadata, TopicPartition
+from shared.testing.fake_broker.batches import records
+from shared.testing.fake_broker.cluster_state import ClusterState, Node
+from shared.testing.fake_broker.configs import wrong_topic_config
+from shared.testing.fake_broker.control import Action, Control, Hook
+from shared.testing.fake_broker.protocol import Api
+from shared.testing.fake_broker.server import NodeServer
+from shared.testing.fake_broker.topics import NO_LEADER, Partition, is_topic_name
+
+NODES_MAX = 100
+
+
+class FakeCluster:
+    """`async with FakeCluster(nodes=3) as cluster:` is a Kafka cluster at `cluster.bootstrap_servers`.
+
+    `configs` are broker configs (`configs.BROKER_CONFIGS` has those known, with Kafka's defaults), `users` names and
+    passwords: with them every connection must authenticate with SASL PLAIN. With `ssl_context` the ports speak TLS.
+    Nodes have the ids 1, 2, ... A hook that raises, or a fault of the broker itself, is raised when the cluster closes.
+    """
+
+    def __init__(
+        self,
+        nodes: int = 1,
+        *,
+        configs: Mapping[str, str] | None = None,
+        users: Mapping[str, str] | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        host: str = "127.0.0.1",
+    ) -> None:
+        if not 1 <= nodes <= NODES_MAX:
+            raise ValueError(f"nodes: {nodes}; between 1 and {NODES_MAX}")
+        self._state = ClusterState(configs)
+        self._controls: list[Control] = []
+        self._servers: dict[int, NodeServer] = {}
+        self._failures: list[BaseException] = []
+        self._offset_ms = 0
+        self._alarm: asyncio.TimerHandle | None = None
+        for node_id in range(1, nodes + 1):
+            node = self._state.nodes[node_id] = Node(node_id, host, 0)
+            self._servers[node_id] = NodeServer(
+                node, self._state, self._controls, self.now_ms, self._after, users, ssl_context
+            )
+
+    def __repr__(self) -> str:
+        return f"<FakeCluster {list(self._servers.values())}, {self._state.topics.keys() or 'no topics'}>"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        await self.stop()
+        if self._failures and error is None:
+            raise self._failures[0]
+
+    async def start(self) -> None:
+        """Listen on free ports."""
+        self._offset_ms = SYSTEM_CLOCK.now_ms() - int(asyncio.get_running_loop().time() * 1000)
+        for server in self._servers.values():
+            await server.start()
+
+    async def stop(self) -> None:
+        """Close the ports and every connection."""
+        for server in self._servers.values():
+            await server.stop()
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The addresses of all nodes, as clients take them."""
+        return ",".join(f"{node.host}:{node.port}" for node in self._state.nodes.values())
+
+    @property
+    def nodes(self) -> list[int]:
+        """The ids of all nodes, those that are stopped included."""
+        return list(self._state.nodes)
+
+    def now_ms(self) -> int:
+        """The cluster's time, in ms since the epoch."""
+        return self._offset_ms + int(asyncio.get_running_loop().time() * 1000)
+
+    def create_topic(
+        self, name: str, partitions: int = 1, *, replication_factor: int = -1, configs: Mapping[str, str] | None = None
+    ) -> None:
+        """Make a topic; its leaders are spread over the nodes. All nodes are replicas unless said otherwise.
+
+        Raises ValueError where Kafka would refuse it.
+        """
+        if not is_topic_name(name) or name in self._state.topics or partitions < 1:
+            raise ValueError(f"topic {name}: not a name, exists already, or has {partitions} partitions")
+        for key, value in (configs or {}).items():
+            if (why := wrong_topic_config(key, value)) is not None:
+                raise ValueError(f"topic {name}: {why}")
+        factor = len(self._state.nodes) if replication_factor == -1 else replication_factor
+        if not 1 <= factor <= len(self._state.nodes):
+            raise ValueError(f"topic {name}: {factor} replicas, with {len(self._state.nodes)} nodes")
+        self._state.create_topic(name, partitions, factor, configs or {})
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic; KeyError where there is none."""
+        self._state.delete_topic(name)
+
+    def control(
+        self, api: Api | None, hook: Hook | Action, *, times: int | None = None, node: int | None = None
+    ) -> Control:
+        """Have a hook (or an action, as a hook that always gives it) see every request of an API, None: of all.
+
+        `times` is how often it may act before it is removed, `node` the only node at which it does.
+        """
+        return Control(self._controls, api, hook, times, node)
+
+    def leader(self, topic: str, partition: int = 0) -> int | None:
+        """The node that leads a partition, None while there is none."""
+        leader = self._partition(TopicPartition(topic, partition)).leader
+        return None if leader == NO_LEADER else leader
+
+    def move_leader(self, tp: TopicPartition, node: int) -> None:
+        """Have another node lead a partition, under the next leader epoch; KeyError where there is no such thing."""
+        self._state.move_leader(tp, node)
+
+    def coordinator(self, key: str) -> int:
+        """The node that coordinates a group or a transactional id."""
+        return self._state.coordinator(key)
+
+    def pause_node(self, node: int) -> None:
+        """Have a node accept connections and requests, and answer none; it stays the leader of what it leads."""
+        self._servers[node].pause()
+
+    def resume_node(self, node: int) -> None:
+        """Have a paused node work off what has come meanwhile."""
+        self._servers[node].resume()
+
+    async def stop_node(self, node: int) -> None:
+        """Close a node's port and connections; the next replica leads what it led."""
+        self._state.node_stopped(node)
+        await self._servers[node].stop()
+
+    async def start_node(self, node: int) -> None:
+        """Have a stopped node listen again, on the port it had."""
+        await self._servers[node].start()
+        self._state.node_started(node)
+
+    async def close_connections(self, node: int | None = None) -> None:
+        """Close the connections to one node, or to all; clients may connect again at once."""
+        for server in self._servers.values() if node is None else [self._servers[node]]:
+            await server.close_connections()
+
+    def records(self, topic: str, partition: int | None = None, *, committed: bool = True) -> list[ConsumerRecord]:
+        """What is in a topic, by partition and offset; with `committed` without open and aborted transactions."""
+        topics = self._state.topics[topic].partitions
+        found: list[ConsumerRecord] = []
+        for one in topics if partition is None else [topics[partition]]:
+            for batch in one.log.readable(committed=committed):
+                rows = records(batch, *one.topic_partition)
+                found += (record for record in rows if record.offset >= one.log.start_offset)
+        return found
+
+    def end_offset(self, topic: str, partition: int = 0) -> int:
+        """The offset of the next record of a partition."""
+        return self._partition(TopicPartition(topic, partition)).log.end_offset
+
+    def committed(self, group_id: str) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What a group has committed."""
+        offsets = self._state.groups.offsets.get(group_id)
+        rows = offsets.committed.items() if offsets is not None else ()
+        return {tp: OffsetAndMetadata(one.offset, one.metadata) for tp, one in rows}
+
+    def _partition(self, tp: TopicPartition) -> Partition:
+        partition = self._state.partition(tp)
+        if partition is None:
+            raise KeyError(f"{tp}: no such partition")
+        return partition
+
+    def _after(self, failure: BaseException | None) -> None:
+        """Something was handled: keep what went wrong, and wake when the next thing is due."""
+        if failure is not None:
+            self._failures.append(failure)
+        due_ms = self._state.timers.next_ms
+        loop = asyncio.get_running_loop()
+        if due_ms is None:
+            return
+        at = (due_ms - self._offset_ms) / 1000
+        if (
+            self._alarm is None
+            or self._alarm.cancelled()
+            or self._alarm.when() > at
+            or self._alarm.when() < loop.time()
+        ):
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm = loop.call_at(at, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._state.timers.run(self.now_ms())
+        self._after(None)

@@ -1,0 +1,184 @@
+"""The cluster behind all its nodes, without sockets: a request and the time go in, an answer comes out.
+
+There is one copy of everything. Nodes differ in what they lead and coordinate, and answer as Kafka's do when they are
+asked for what is another's. A handler is a function of the cluster and a request; `HANDLERS` in `handlers` lists them.
+"""
+
+from __future__ import annotations
+
+import uuid
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shared.common.records import TopicPartition
+from shared.testing.fake_broker.codec import Message
+from shared.testing.fake_broker.configs import BROKER_CONFIGS
+from shared.testing.fake_broker.groups import Groups
+from shared.testing.fake_broker.protocol import Api, ErrorCode
+from shared.testing.fake_broker.timers import Later, Timers
+from shared.testing.fake_broker.topics import NO_LEADER, Partition, Topic
+from shared.testing.fake_broker.transactions import Transactions
+
+
+@dataclass
+class Request:
+    """A decoded request: who sent it to which node, and its body, whose fields are attributes.
+
+    `body` is what Kafka's message definition says, in snake_case, with one word for one thing: topics are in
+    `body.topics`, each with a `name` and its `partitions`, and a partition's number is `partition`.
+    """
+
+    api: Api
+    version: int
+    node: int
+    client_id: str
+    client_host: str
+    body: Message
+    now_ms: int
+
+    def partitions(self) -> list[TopicPartition]:
+        """The partitions the request is about, in its order."""
+        return [TopicPartition(topic.name, number_of(row)) for topic, row in self.rows()]
+
+    def rows(self) -> Iterator[tuple[Message, Any]]:
+        """Each topic with each of its partitions, as they are in the body."""
+        for topic in getattr(self.body, "topics", None) or ():
+            for row in getattr(topic, "partitions", None) or ():
+                yield topic, row
+
+
+def number_of(row: Any) -> int:
+    """A partition's number, where a request has structs of partitions and where it has numbers alone."""
+    return int(row if isinstance(row, int) else row.partition)
+
+
+class CloseConnection:
+    """What a handler gives where a broker answers by hanging up."""
+
+
+Answer = Message | Later | CloseConnection | None
+"""None where the client expects no answer."""
+
+
+@dataclass
+class Node:
+    """One broker: where it listens, and whether it does."""
+
+    node_id: int
+    host: str
+    port: int
+    is_alive: bool = True
+
+
+class ClusterState:
+    """Nodes, topics, groups and transactions of one cluster."""
+
+    def __init__(self, configs: Mapping[str, str] | None = None) -> None:
+        unknown = set(configs or ()) - set(BROKER_CONFIGS)
+        if unknown:
+            raise ValueError(f"not among the configs of the fake broker: {', '.join(sorted(unknown))}")
+        self.configs = {**BROKER_CONFIGS, **(configs or {})}
+        self.cluster_id = uuid.uuid4().hex[:22]
+        self.nodes: dict[int, Node] = {}
+        self.topics: dict[str, Topic] = {}
+        self.timers = Timers()
+        self.groups = Groups(self)
+        self.transactions = Transactions(self)
+
+    def __repr__(self) -> str:
+        return f"ClusterState(nodes={list(self.nodes)}, alive={self.alive}, topics={list(self.topics)})"
+
+    @property
+    def alive(self) -> list[int]:
+        """The nodes that are up, ascending."""
+        return [node.node_id for node in self.nodes.values() if node.is_alive]
+
+    @property
+    def controller(self) -> int:
+        """The node that makes and deletes topics."""
+        return min(self.alive, default=NO_LEADER)
+
+    def coordinator(self, key: str) -> int:
+        """The node that coordinates a group or a transactional id."""
+        alive = self.alive
+        return alive[zlib.crc32(key.encode()) % len(alive)] if alive else NO_LEADER
+
+    def coordinator_error(self, node: int, key: str) -> ErrorCode:
+        """NONE where the node is the key's coordinator."""
+        return ErrorCode.NONE if node == self.coordinator(key) else ErrorCode.NOT_COORDINATOR
+
+    def partition(self, tp: TopicPartition) -> Partition | None:
+        """A partition, None where there is none."""
+        topic = self.topics.get(tp.topic)
+        return topic.partitions[tp.partition] if topic and 0 <= tp.partition < len(topic.partitions) else None
+
+    def led(self, node: int, tp: TopicPartition) -> Partition | ErrorCode:
+        """A partition, where the node leads it."""
+        partition = self.partition(tp)
+        if partition is None:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return partition if partition.leader == node else ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    def all_partitions(self) -> Iterator[Partition]:
+        """Every partition of every topic."""
+        for topic in self.topics.values():
+            yield from topic.partitions
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        replication_factor: int,
+        configs: Mapping[str, str],
+        assignments: Mapping[int, list[int]] | None = None,
+    ) -> Topic:
+        """Make a topic that can be made; leaders start at another node for each topic."""
+        topic = Topic(name, dict(configs))
+        if assignments:
+            topic.assign(assignments, self.alive)
+        else:
+            nodes = sorted(self.nodes)
+            first = len(self.topics) % len(nodes)
+            topic.add_partitions(partitions, nodes[first:] + nodes[:first], self.alive, replication_factor)
+        self.topics[name] = topic
+        return topic
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with what groups have committed for it."""
+        topic = self.topics.pop(name)
+        for partition in topic.partitions:
+            partition.is_deleted = True
+            partition.changed()
+        self.groups.forget_topic(name)
+
+    def move_leader(self, tp: TopicPartition, node: int) -> None:
+        """Have a node lead a partition; it becomes a replica where it is none."""
+        partition = self.partition(tp)
+        if partition is None:
+            raise KeyError(f"{tp}: no such partition")
+        if node not in self.nodes:
+            raise KeyError(f"node {node}: the cluster has {sorted(self.nodes)}")
+        if node not in partition.replicas:
+            partition.replicas.append(node)
+        partition.isr = [one for one in partition.replicas if self.nodes[one].is_alive]
+        partition.lead(node if self.nodes[node].is_alive else NO_LEADER)
+
+    def node_stopped(self, node: int) -> None:
+        """What a node led goes to the next replica that is alive, or has no leader."""
+        self.nodes[node].is_alive = False
+        for partition in self.all_partitions():
+            partition.isr = [one for one in partition.isr if one != node] or partition.isr
+            if partition.leader == node:
+                alive = [one for one in partition.replicas if self.nodes[one].is_alive]
+                partition.lead(alive[0] if alive else NO_LEADER)
+
+    def node_started(self, node: int) -> None:
+        """A node leads again what had no leader without it."""
+        self.nodes[node].is_alive = True
+        for partition in self.all_partitions():
+            if node in partition.replicas:
+                partition.isr = [one for one in partition.replicas if self.nodes[one].is_alive]
+                if partition.leader == NO_LEADER:
+                    partition.lead(node)

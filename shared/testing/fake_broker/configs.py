@@ -1,0 +1,77 @@
+"""The configs that the fake broker knows, with Kafka's defaults, and how one is refused.
+
+A topic may have any of `TOPIC_CONFIGS`; those that say what is deleted or compacted when are kept and told, and nothing
+is ever deleted or compacted. `BROKER_CONFIGS` are the cluster's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+LONG_MAX = 2**63 - 1
+
+TOPIC_CONFIGS: Mapping[str, str] = {
+    "cleanup.policy": "delete",
+    "compression.type": "producer",
+    "delete.retention.ms": "86400000",
+    "file.delete.delay.ms": "60000",
+    "flush.messages": str(LONG_MAX),
+    "flush.ms": str(LONG_MAX),
+    "index.interval.bytes": "4096",
+    "max.compaction.lag.ms": str(LONG_MAX),
+    "max.message.bytes": "1048588",
+    "message.timestamp.after.max.ms": "3600000",
+    "message.timestamp.before.max.ms": str(LONG_MAX),
+    "message.timestamp.type": "CreateTime",
+    "min.cleanable.dirty.ratio": "0.5",
+    "min.compaction.lag.ms": "0",
+    "min.insync.replicas": "1",
+    "preallocate": "false",
+    "retention.bytes": "-1",
+    "retention.ms": "604800000",
+    "segment.bytes": "1073741824",
+    "segment.index.bytes": "10485760",
+    "segment.jitter.ms": "0",
+    "segment.ms": "604800000",
+    "unclean.leader.election.enable": "false",
+}
+
+BROKER_CONFIGS: Mapping[str, str] = {
+    "auto.create.topics.enable": "false",
+    "default.replication.factor": "1",
+    "group.initial.rebalance.delay.ms": "0",
+    "group.max.session.timeout.ms": "1800000",
+    "group.min.session.timeout.ms": "6000",
+    "num.partitions": "1",
+    "offset.metadata.max.bytes": "4096",
+    "transaction.max.timeout.ms": "900000",
+}
+
+_CHOICES = {
+    "cleanup.policy": {"delete", "compact"},
+    "compression.type": {"producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"},
+    "message.timestamp.type": {"CreateTime", "LogAppendTime"},
+    "preallocate": {"true", "false"},
+    "unclean.leader.election.enable": {"true", "false"},
+}
+
+
+def wrong_topic_config(name: str, value: str | None) -> str | None:
+    """Why a topic cannot have this config, None where it can.
+
+    >>> wrong_topic_config("retention.ms", "soon")
+    'Invalid value soon for configuration retention.ms'
+    >>> wrong_topic_config("retention.ms", "-1")
+    """
+    if name not in TOPIC_CONFIGS:
+        return f"Unknown topic config name: {name}"
+    if value is None:
+        return f"Null value not supported for topic configs: {name}"
+    if name in _CHOICES:
+        fits = all(word.strip() in _CHOICES[name] for word in value.split(","))
+    else:
+        try:
+            fits = float(value) >= -1
+        except ValueError:
+            fits = False
+    return None if fits else f"Invalid value {value} for configuration {name}"

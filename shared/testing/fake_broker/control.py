@@ -1,0 +1,164 @@
+"""Faults on demand: what a test has the broker do with a request instead of answering it, or before.
+
+A hook sees a request before the broker does and gives what is to be done with it; None lets it through, to the next
+hook or to the broker. `times` counts how often a hook has done something, not how often it was asked. Several hooks
+are asked in the order they came.
+
+A connection of a Kafka broker has one request in work at a time. So a request that is never answered silences its
+connection: what comes after it on that connection is not answered either, until the client gives the connection up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from shared.common.records import TopicPartition
+from shared.testing.fake_broker.cluster_state import Request, number_of
+from shared.testing.fake_broker.codec import Message
+from shared.testing.fake_broker.protocol import SPOKEN, Api
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Never answer; with `handled` the broker does what it is asked all the same, and the answer alone is lost."""
+
+    handled: bool = False
+
+
+@dataclass(frozen=True)
+class Close:
+    """Close the connection; with `handled` after the broker has done what it was asked."""
+
+    handled: bool = False
+
+
+@dataclass(frozen=True)
+class Delay:
+    """Wait, then do as another action says, or let the request through."""
+
+    ms: int
+    then: Action | None = None
+
+
+@dataclass(frozen=True)
+class Fail:
+    """Answer with an error code: for everything asked, or for some partitions, while the others are served."""
+
+    code: int
+    partitions: Collection[TopicPartition] | None = None
+
+
+@dataclass(frozen=True)
+class Respond:
+    """Answer with this body; fields it lacks have their defaults."""
+
+    body: Message
+
+
+Action = Drop | Close | Delay | Fail | Respond
+Hook = Callable[[Request], Action | Awaitable[Action | None] | None]
+
+
+class Control:
+    """A hook at work: `remove()` it, or use it in `with`. `acted` is how often it did something."""
+
+    def __init__(
+        self, controls: list[Control], api: Api | None, hook: Hook | Action, times: int | None, node: int | None
+    ) -> None:
+        self._controls = controls
+        self.api, self.times, self.node = api, times, node
+        self.hook: Hook = hook if callable(hook) else lambda _: hook
+        self.acted = 0
+        controls.append(self)
+
+    def __repr__(self) -> str:
+        of = "every api" if self.api is None else self.api.name
+        return f"<Control of {of}, acted {self.acted} of {self.times} times, {'on' if self.is_on else 'removed'}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.remove()
+
+    @property
+    def is_on(self) -> bool:
+        return self in self._controls
+
+    def remove(self) -> None:
+        """Let everything through from now on."""
+        if self.is_on:
+            self._controls.remove(self)
+
+    def is_for(self, request: Request) -> bool:
+        """Whether the hook wants to see a request."""
+        return self.is_on and self.api in (None, request.api) and self.node in (None, request.node)
+
+    def count(self) -> None:
+        """The hook did something; the last of its times removes it."""
+        self.acted += 1
+        if self.times is not None and self.acted >= self.times:
+            self.remove()
+
+
+def failed(request: Request, code: int, partitions: Collection[TopicPartition] | None = None) -> Message:
+    """The answer that says `code` of everything asked, or of those partitions alone."""
+    body, answer = request.body, Message()
+    fields = {one.name: one for one in SPOKEN[request.api].response.fields}
+    if "topics" in fields:
+        named = {one.name for one in fields["topics"].children}
+        if "partitions" in named and request.api is not Api.METADATA:
+            answer.topics = list(_failed_topics(request, code, partitions))
+        else:
+            names = getattr(body, "topic_names", None) or [one.name for one in body.topics or ()]
+            answer.topics = [Message(name=name, error_code=code) for name in names]
+    for rows, key in (("groups", "group_id"), ("resources", "resource_name")):
+        if rows in fields and hasattr(body, rows):
+            asked = [one if isinstance(one, str) else one.resource_name for one in getattr(body, rows)]
+            setattr(answer, rows, [Message(**{key: name, "error_code": code}) for name in asked])
+    if "error_code" in fields and partitions is None and request.api is not Api.FETCH:
+        answer.error_code = code
+    if request.api is Api.JOIN_GROUP:
+        answer.protocol_name = ""  # can be null in newer versions alone
+    return answer
+
+
+def _failed_topics(request: Request, code: int, partitions: Collection[TopicPartition] | None) -> Iterator[Message]:
+    for topic in request.body.topics or ():
+        numbers = [number_of(row) for row in topic.partitions]
+        rows = [
+            Message(partition=number, error_code=code)
+            for number in numbers
+            if partitions is None or TopicPartition(topic.name, number) in partitions
+        ]
+        if rows:
+            yield Message(name=topic.name, partitions=rows)
+
+
+def without(request: Request, partitions: Collection[TopicPartition]) -> Request:
+    """The request without some partitions, as one that is not to wait."""
+
+    def kept(topic: Message) -> list[Any]:
+        return [row for row in topic.partitions if TopicPartition(topic.name, number_of(row)) not in partitions]
+
+    topics = [Message(**{**vars(topic), "partitions": kept(topic)}) for topic in request.body.topics or ()]
+    body = Message(**{**vars(request.body), "topics": [topic for topic in topics if topic.partitions]})
+    if hasattr(body, "max_wait_ms"):
+        body.max_wait_ms = 0
+    return Request(
+        request.api, request.version, request.node, request.client_id, request.client_host, body, request.now_ms
+    )
+
+
+def merged(answer: Message, failures: Message) -> Message:
+    """An answer with the partitions that failed."""
+    by_name = {topic.name: topic for topic in answer.topics}
+    for topic in failures.topics:
+        if topic.name in by_name:
+            by_name[topic.name].partitions += topic.partitions
+        else:
+            answer.topics.append(topic)
+    return answer

@@ -1,0 +1,351 @@
+"""One group of Kafka's classic protocol: its members, its generation, and who waits for whom.
+
+    Empty --join--> PreparingRebalance --all have joined--> CompletingRebalance --the leader's sync--> Stable
+    CompletingRebalance, Stable --join with news, leave, silence--> PreparingRebalance
+    PreparingRebalance --nobody left--> Empty
+
+A join is answered when every member has joined (or the slowest member's rebalance timeout has passed, without the
+ones that have not), a sync when the leader has sent the assignment. A member that says nothing for its session
+timeout is out.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from shared.testing.fake_broker.codec import Message
+from shared.testing.fake_broker.protocol import ErrorCode
+from shared.testing.fake_broker.timers import Later, Timer, Timers
+
+MEMBER_ID_REQUIRED_SINCE = 4
+"""From this version on, a member joins with the id it was given for its first try."""
+
+
+PROTOCOL_NAMED_SINCE = 5
+"""From this version on, a member's sync names the protocol that it takes the group to have."""
+
+
+class GroupState(StrEnum):
+    """Kafka's words."""
+
+    EMPTY = "Empty"
+    PREPARING = "PreparingRebalance"
+    COMPLETING = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+@dataclass
+class Member:
+    """One member, and what it waits for."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: list[tuple[str, bytes]]
+    seen_ms: int
+    assignment: bytes = b""
+    joining: Later | None = None
+    syncing: Later | None = None
+
+    def metadata(self, protocol: str) -> bytes:
+        return next((data for name, data in self.protocols if name == protocol), b"")
+
+
+@dataclass
+class Group:
+    """One group."""
+
+    group_id: str
+    timers: Timers = field(repr=False)
+    initial_delay_ms: int = 0
+    state: GroupState = GroupState.EMPTY
+    generation: int = 0
+    protocol_type: str = ""
+    protocol: str = ""
+    leader: str = ""
+    members: dict[str, Member] = field(default_factory=dict)
+    pending: set[str] = field(default_factory=set)
+    _deadline: Timer | None = field(default=None, repr=False)
+    _is_delayed: bool = field(default=False, repr=False)
+
+    def join(self, version: int, client: tuple[str, str], body: Message, now_ms: int) -> Message | Later:
+        """Take part in the next generation; the answer comes with it."""
+        protocols = [(one.name, one.metadata) for one in body.protocols]
+        if self.members and (
+            body.protocol_type != self.protocol_type or not self._shared_protocols(protocols, body.member_id)
+        ):
+            return self._no(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, body.member_id)
+        if not protocols or not body.protocol_type:
+            return self._no(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, body.member_id)
+        static = self._static(body.group_instance_id)
+        if body.member_id:
+            if static is not None and static.member_id != body.member_id:
+                return self._no(ErrorCode.FENCED_INSTANCE_ID, body.member_id)
+            if body.member_id not in self.members and body.member_id not in self.pending:
+                return self._no(ErrorCode.UNKNOWN_MEMBER_ID, body.member_id)
+            member_id = body.member_id
+        else:
+            member_id = f"{body.group_instance_id or client[0]}-{uuid.uuid4()}"
+            if body.group_instance_id is None and version >= MEMBER_ID_REQUIRED_SINCE:
+                self._expect(member_id, body.session_timeout_ms, now_ms)
+                return self._no(ErrorCode.MEMBER_ID_REQUIRED, member_id)
+            if static is not None:
+                self._replace(static, member_id)
+        self.protocol_type = body.protocol_type
+        return self._joined(member_id, client, body, protocols, now_ms)
+
+    def _joined(
+        self,
+        member_id: str,
+        client: tuple[str, str],
+        body: Message,
+        protocols: list[tuple[str, bytes]],
+        now_ms: int,
+    ) -> Message | Later:
+        self.pending.discard(member_id)
+        member = self.members.get(member_id)
+        rebalance_ms = body.rebalance_timeout_ms if body.rebalance_timeout_ms >= 0 else body.session_timeout_ms
+        if member is None:
+            member = Member(
+                member_id, body.group_instance_id, *client, body.session_timeout_ms, rebalance_ms, protocols, now_ms
+            )
+            self.members[member_id] = member
+            self._watch(member, now_ms)
+            news = True
+        else:
+            news = member.protocols != protocols
+            member.protocols, member.seen_ms = protocols, now_ms
+            member.session_timeout_ms, member.rebalance_timeout_ms = body.session_timeout_ms, rebalance_ms
+        unchanged = self.state is GroupState.COMPLETING or (
+            self.state is GroupState.STABLE and member_id != self.leader
+        )
+        if not news and unchanged:
+            return self._welcome(member)
+        member.joining = member.joining or Later()
+        answer = member.joining
+        self._prepare(now_ms)
+        return answer
+
+    def sync(self, version: int, body: Message, now_ms: int) -> Message | Later:
+        """The member's assignment, once the leader has sent it."""
+        if version >= PROTOCOL_NAMED_SINCE and None in (body.protocol_type, body.protocol_name):
+            return Message(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+        member = self._known(body)
+        if isinstance(member, ErrorCode):
+            return Message(error_code=member)
+        named = (body.protocol_type or self.protocol_type, body.protocol_name or self.protocol)
+        if named != (self.protocol_type, self.protocol):
+            return Message(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+        member.seen_ms = now_ms
+        if self.state is GroupState.PREPARING:
+            return Message(error_code=ErrorCode.REBALANCE_IN_PROGRESS)
+        if self.state is GroupState.STABLE:
+            return self._assigned(member)
+        member.syncing = member.syncing or Later()
+        answer = member.syncing
+        if member.member_id == self.leader:
+            self._cancel_deadline()
+            given = {one.member_id: one.assignment for one in body.assignments}
+            self.state = GroupState.STABLE
+            for one in self.members.values():
+                one.assignment, one.seen_ms = given.get(one.member_id, b""), now_ms
+                syncing, one.syncing = one.syncing, None
+                if syncing is not None:
+                    syncing.resolve(self._assigned(one))
+        return answer
+
+    def heartbeat(self, body: Message, now_ms: int) -> ErrorCode:
+        """The member is alive; REBALANCE_IN_PROGRESS asks it to join again."""
+        member = self._known(body)
+        if isinstance(member, ErrorCode):
+            return member
+        member.seen_ms = now_ms
+        return ErrorCode.REBALANCE_IN_PROGRESS if self.state is GroupState.PREPARING else ErrorCode.NONE
+
+    def leave(self, member_id: str, instance_id: str | None, now_ms: int) -> ErrorCode:
+        """The member goes, and the others rebalance."""
+        static = self._static(instance_id)
+        if static is not None:
+            if member_id and member_id != static.member_id:
+                return ErrorCode.FENCED_INSTANCE_ID
+            member_id = static.member_id
+        if member_id in self.pending:
+            self.pending.discard(member_id)
+            self._maybe_complete(now_ms)
+            return ErrorCode.NONE
+        if member_id not in self.members:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        self._remove(member_id, now_ms)
+        return ErrorCode.NONE
+
+    def commit_error(self, body: Message, now_ms: int, *, transactional: bool) -> ErrorCode:
+        """NONE where these offsets may be committed, by a member of this generation or while there are no members."""
+        if body.generation_id < 0 and self.state is GroupState.EMPTY:
+            return ErrorCode.NONE
+        if body.generation_id >= 0 or body.member_id or body.group_instance_id is not None:
+            member = self._known(body)
+            if isinstance(member, ErrorCode):
+                return member
+            member.seen_ms = now_ms
+        elif not transactional:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        is_between = self.state is GroupState.COMPLETING and not transactional
+        return ErrorCode.REBALANCE_IN_PROGRESS if is_between else ErrorCode.NONE
+
+    def _known(self, body: Message) -> Member | ErrorCode:
+        static = self._static(body.group_instance_id)
+        if body.group_instance_id is not None and static is not None and static.member_id != body.member_id:
+            return ErrorCode.FENCED_INSTANCE_ID
+        member = self.members.get(body.member_id)
+        if member is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return member if body.generation_id == self.generation else ErrorCode.ILLEGAL_GENERATION
+
+    def _static(self, instance_id: str | None) -> Member | None:
+        if instance_id is None:
+            return None
+        return next((one for one in self.members.values() if one.instance_id == instance_id), None)
+
+    def _replace(self, old: Member, member_id: str) -> None:
+        """A static member that started anew takes its own place; whoever still has it is fenced."""
+        del self.members[old.member_id]
+        for waiting in (old.joining, old.syncing):
+            if waiting is not None:
+                waiting.resolve(self._no(ErrorCode.FENCED_INSTANCE_ID, old.member_id))
+        if self.leader == old.member_id:
+            self.leader = member_id
+
+    def _expect(self, member_id: str, within_ms: int, now_ms: int) -> None:
+        self.pending.add(member_id)
+
+        def expire(at_ms: int) -> None:
+            if member_id in self.pending:
+                self.pending.discard(member_id)
+                self._maybe_complete(at_ms)
+
+        self.timers.at(now_ms + within_ms, expire)
+
+    def _watch(self, member: Member, now_ms: int) -> None:
+        def expire(at_ms: int) -> None:
+            if self.members.get(member.member_id) is not member:
+                return
+            if member.joining is None and at_ms >= member.seen_ms + member.session_timeout_ms:
+                self._remove(member.member_id, at_ms)
+                return
+            since = at_ms if member.joining is not None else member.seen_ms
+            self.timers.at(since + member.session_timeout_ms, expire)
+
+        self.timers.at(now_ms + member.session_timeout_ms, expire)
+
+    def _remove(self, member_id: str, now_ms: int) -> None:
+        member = self.members.pop(member_id)
+        for waiting in (member.joining, member.syncing):
+            if waiting is not None:
+                waiting.resolve(self._no(ErrorCode.UNKNOWN_MEMBER_ID, member_id))
+        if self.state is GroupState.PREPARING:
+            self._maybe_complete(now_ms)
+        else:
+            self._prepare(now_ms)
+
+    def _prepare(self, now_ms: int) -> None:
+        """Start a rebalance, or see whether the one under way is complete."""
+        if self.state is not GroupState.PREPARING:
+            was_empty = self.state is GroupState.EMPTY
+            self.state = GroupState.PREPARING
+            for member in self.members.values():
+                member.assignment = b""
+                syncing, member.syncing = member.syncing, None
+                if syncing is not None:
+                    syncing.resolve(Message(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
+            self._cancel_deadline()
+            limit_ms = max((one.rebalance_timeout_ms for one in self.members.values()), default=0)
+            self._is_delayed = was_empty and self.initial_delay_ms > 0
+            self._deadline = self.timers.at(
+                now_ms + (self.initial_delay_ms if self._is_delayed else limit_ms), self._complete
+            )
+        self._maybe_complete(now_ms)
+
+    def _maybe_complete(self, now_ms: int) -> None:
+        everyone = all(one.joining is not None for one in self.members.values()) and not self.pending
+        if self.state is GroupState.PREPARING and everyone and not self._is_delayed:
+            self._complete(now_ms)
+
+    def _complete(self, now_ms: int) -> None:
+        self._cancel_deadline()
+        self._is_delayed = False
+        for member_id in [one.member_id for one in self.members.values() if one.joining is None]:
+            del self.members[member_id]
+        self.generation += 1
+        if not self.members:
+            self.state, self.protocol, self.leader = GroupState.EMPTY, "", ""
+            return
+        self.state = GroupState.COMPLETING
+        self.protocol = self._vote()
+        if self.leader not in self.members:
+            self.leader = next(iter(self.members))
+        self._deadline = self.timers.at(
+            now_ms + max(one.rebalance_timeout_ms for one in self.members.values()), self._sync_missed
+        )
+        for member in list(self.members.values()):
+            joining, member.joining, member.seen_ms = member.joining, None, now_ms
+            assert joining is not None, "those that have not joined are gone"
+            joining.resolve(self._welcome(member))
+
+    def _sync_missed(self, now_ms: int) -> None:
+        """Members that joined and never asked for their assignment are out."""
+        if self.state is GroupState.COMPLETING:
+            for member_id in [one.member_id for one in self.members.values() if one.syncing is None]:
+                del self.members[member_id]
+            self._prepare(now_ms)
+
+    def _cancel_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def _shared_protocols(self, protocols: list[tuple[str, bytes]], member_id: str) -> set[str]:
+        shared = {name for name, _ in protocols}
+        for one in self.members.values():
+            if one.member_id != member_id:
+                shared &= {name for name, _ in one.protocols}
+        return shared
+
+    def _vote(self) -> str:
+        """The protocol that all have and most like best."""
+        shared = self._shared_protocols(next(iter(self.members.values())).protocols, "")
+        votes = Counter(next(name for name, _ in one.protocols if name in shared) for one in self.members.values())
+        return votes.most_common(1)[0][0]
+
+    def _welcome(self, member: Member) -> Message:
+        is_leader = member.member_id == self.leader
+        rows = [
+            Message(member_id=one.member_id, group_instance_id=one.instance_id, metadata=one.metadata(self.protocol))
+            for one in self.members.values()
+            if is_leader
+        ]
+        return Message(
+            error_code=ErrorCode.NONE,
+            generation_id=self.generation,
+            protocol_type=self.protocol_type,
+            protocol_name=self.protocol,
+            leader=self.leader,
+            member_id=member.member_id,
+            members=rows,
+        )
+
+    def _assigned(self, member: Member) -> Message:
+        return Message(
+            error_code=ErrorCode.NONE,
+            protocol_type=self.protocol_type,
+            protocol_name=self.protocol,
+            assignment=member.assignment,
+        )
+
+    def _no(self, code: ErrorCode, member_id: str) -> Message:
+        return Message(error_code=code, member_id=member_id, protocol_name="")

@@ -1,0 +1,245 @@
+"""Produce, Fetch, ListOffsets and DeleteRecords: what the leader of a partition answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shared.common.records import TopicPartition
+from shared.testing.fake_broker.batches import Batch, InvalidBatch, parse
+from shared.testing.fake_broker.cluster_state import Answer, CloseConnection, ClusterState, Request
+from shared.testing.fake_broker.codec import Message
+from shared.testing.fake_broker.partition_log import TimedOffset
+from shared.testing.fake_broker.protocol import ErrorCode
+from shared.testing.fake_broker.timers import Later
+from shared.testing.fake_broker.topics import Partition, Topic
+
+ACKS_NONE, ACKS_ALL = 0, -1
+EARLIEST, LATEST, MAX_TIMESTAMP = -2, -1, -3
+READ_COMMITTED = 1
+DELETE_TO_END = -1
+ABORTABLE_SAID_SINCE = 11
+"""From this version on, an answer to Produce tells a producer that a transaction can only be aborted."""
+CURRENT_LEADER_SINCE = {0: 10, 1: 12}
+"""From this version on, an answer to Produce (0) and Fetch (1) names the leader where the node asked is not it."""
+
+
+def by_partition(request: Request, answer: Callable[[TopicPartition, Any], Message]) -> list[Message]:
+    """An answer's topics, made of one answer for each partition of the request."""
+    return [
+        Message(
+            name=topic.name, partitions=[answer(TopicPartition(topic.name, p.partition), p) for p in topic.partitions]
+        )
+        for topic in request.body.topics
+    ]
+
+
+def _leader_of(state: ClusterState, request: Request, tp: TopicPartition) -> Message | None:
+    partition = state.partition(tp)
+    if partition is None or request.version < CURRENT_LEADER_SINCE[request.api]:
+        return None
+    return Message(leader_id=partition.leader, leader_epoch=partition.leader_epoch)
+
+
+def _endpoints(state: ClusterState, topics: list[Message]) -> list[Message]:
+    named = {p.current_leader.leader_id for t in topics for p in t.partitions if getattr(p, "current_leader", None)}
+    nodes = [state.nodes[node] for node in sorted(named) if node in state.nodes]
+    return [Message(node_id=node.node_id, host=node.host, port=node.port, rack=None) for node in nodes]
+
+
+def produce(state: ClusterState, request: Request) -> Answer:
+    """Append each partition's batch, or say why not; without acks nothing is said, and an error hangs up."""
+    acks = request.body.acks
+
+    def append(tp: TopicPartition, row: Message) -> Message:
+        if acks not in (ACKS_ALL, ACKS_NONE, 1):
+            return Message(partition=tp.partition, error_code=ErrorCode.INVALID_REQUIRED_ACKS)
+        partition = state.led(request.node, tp)
+        if isinstance(partition, ErrorCode):
+            leader = _leader_of(state, request, tp)
+            return Message(partition=tp.partition, error_code=partition, current_leader=leader)
+        return _append(state, partition, row.records, request)
+
+    topics = by_partition(request, append)
+    if acks == ACKS_NONE:
+        failed = any(partition.error_code for topic in topics for partition in topic.partitions)
+        return CloseConnection() if failed else None
+    return Message(topics=topics, node_endpoints=_endpoints(state, topics))
+
+
+def _append(state: ClusterState, partition: Partition, data: bytes | None, request: Request) -> Message:
+    tp, now_ms = partition.topic_partition, request.now_ms
+    topic = state.topics[tp.topic]
+    try:
+        batch = parse(data)
+        _check(partition, topic, batch, request)
+        if batch.is_transactional:
+            _check_transaction(state, partition, batch, request)
+    except InvalidBatch as e:
+        return Message(partition=tp.partition, error_code=e.code, error_message=str(e))
+    stamp_ms = now_ms if topic.config("message.timestamp.type") == "LogAppendTime" else -1
+    appended = partition.log.append(batch, partition.leader_epoch, stamp_ms)
+    if isinstance(appended, ErrorCode):
+        return Message(partition=tp.partition, error_code=appended)
+    partition.changed()
+    return Message(
+        partition=tp.partition,
+        error_code=ErrorCode.NONE,
+        base_offset=appended.base_offset,
+        log_append_time_ms=appended.append_time_ms,
+        log_start_offset=partition.log.start_offset,
+    )
+
+
+def _check(partition: Partition, topic: Topic, batch: Batch, request: Request) -> None:
+    """Raise InvalidBatch where this topic does not take the batch."""
+    acks, now_ms = request.body.acks, request.now_ms
+    # Since Kafka 4 no more replicas are demanded than there are.
+    if acks == ACKS_ALL and len(partition.isr) < min(int(topic.config("min.insync.replicas")), len(partition.replicas)):
+        raise InvalidBatch(ErrorCode.NOT_ENOUGH_REPLICAS, f"in sync are {partition.isr} alone")
+    limit = int(topic.config("max.message.bytes"))
+    if len(batch.data) > limit:
+        raise InvalidBatch(ErrorCode.MESSAGE_TOO_LARGE, f"the batch has {len(batch.data)} bytes, {limit} at most")
+    if topic.config("message.timestamp.type") == "CreateTime":
+        ahead_ms = batch.max_timestamp - now_ms
+        if ahead_ms > int(topic.config("message.timestamp.after.max.ms")):
+            raise InvalidBatch(ErrorCode.INVALID_TIMESTAMP, f"a record is {ahead_ms} ms ahead of the broker's time")
+        if -ahead_ms > int(topic.config("message.timestamp.before.max.ms")):
+            raise InvalidBatch(ErrorCode.INVALID_TIMESTAMP, f"a record is {-ahead_ms} ms behind the broker's time")
+
+
+def _check_transaction(state: ClusterState, partition: Partition, batch: Batch, request: Request) -> None:
+    """Raise InvalidBatch where the batch is in no transaction of its producer."""
+    if request.body.transactional_id is None:
+        raise InvalidBatch(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "no transactional id")
+    if partition.log.in_transaction(batch.producer_id):
+        return
+    verdict = state.transactions.verify(batch.producer_id, batch.producer_epoch, partition.topic_partition)
+    if verdict is ErrorCode.INVALID_TXN_STATE and request.version >= ABORTABLE_SAID_SINCE:
+        verdict = ErrorCode.TRANSACTION_ABORTABLE
+    if verdict is not ErrorCode.NONE:
+        raise InvalidBatch(verdict, "the partition is not in the producer's transaction")
+
+
+def fetch(state: ClusterState, request: Request) -> Answer:
+    """What there is, as soon as it is `min_bytes`, anything is wrong with a partition, or `max_wait_ms` have passed."""
+    body = request.body
+    if body.max_wait_ms <= 0 or _is_enough(state, request):
+        return _fetched(state, request)
+    later = Later()
+    watched = [p for p in (state.partition(tp) for tp in request.partitions()) if p is not None]
+
+    def finish(_: int) -> None:
+        for partition in watched:
+            partition.unwatch(look)
+        timer.cancel()
+        later.resolve(_fetched(state, request))
+
+    def look() -> None:
+        if _is_enough(state, request):
+            finish(0)
+
+    timer = state.timers.at(request.now_ms + body.max_wait_ms, finish)
+    for partition in watched:
+        partition.watch(look)
+    return later
+
+
+def _is_enough(state: ClusterState, request: Request) -> bool:
+    wanted: int = max(request.body.min_bytes, 0)
+    committed = request.body.isolation_level == READ_COMMITTED
+    found = 0
+    for topic, row in request.rows():
+        partition = state.led(request.node, TopicPartition(topic.name, row.partition))
+        if isinstance(partition, ErrorCode) or not row.fetch_offset <= partition.log.end_offset:
+            return True
+        if row.fetch_offset < partition.log.start_offset:
+            return True
+        found += partition.log.bytes_from(row.fetch_offset, wanted - found, committed=committed)
+        if found >= wanted:
+            return True
+    return wanted == 0
+
+
+def _fetched(state: ClusterState, request: Request) -> Message:
+    left = request.body.max_bytes
+    committed = request.body.isolation_level == READ_COMMITTED
+    any_taken = False
+
+    def take(tp: TopicPartition, row: Message) -> Message:
+        nonlocal left, any_taken
+        partition = state.led(request.node, tp)
+        if isinstance(partition, ErrorCode):
+            leader = _leader_of(state, request, tp)
+            return Message(partition=tp.partition, error_code=partition, current_leader=leader, records=b"")
+        if (code := epoch_error(row.current_leader_epoch, partition.leader_epoch)) is not ErrorCode.NONE:
+            return Message(partition=tp.partition, error_code=code, records=b"")
+        log = partition.log
+        limit = max(min(row.partition_max_bytes, left), 0)
+        found = log.fetch(row.fetch_offset, limit, committed=committed, at_least_one=not any_taken)
+        left -= len(found.data)
+        any_taken = any_taken or bool(found.data)
+        if found.code is not ErrorCode.NONE:
+            return Message(partition=tp.partition, error_code=found.code, records=b"")
+        aborted = [Message(producer_id=one.producer_id, first_offset=one.first_offset) for one in found.aborted]
+        return Message(
+            partition=tp.partition,
+            error_code=ErrorCode.NONE,
+            high_watermark=log.high_watermark,
+            last_stable_offset=log.last_stable_offset,
+            log_start_offset=log.start_offset,
+            aborted_transactions=aborted if committed else None,
+            records=found.data,
+        )
+
+    return Message(topics=by_partition(request, take))
+
+
+def epoch_error(known: int, current: int) -> ErrorCode:
+    """What a leader says of the leader epoch that a client knows (-1: none)."""
+    if known < 0 or known == current:
+        return ErrorCode.NONE
+    return ErrorCode.FENCED_LEADER_EPOCH if known < current else ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
+def list_offsets(state: ClusterState, request: Request) -> Answer:
+    """The first offset, the end under the isolation level, or the first record at or after a time."""
+    committed = request.body.isolation_level == READ_COMMITTED
+
+    def find(tp: TopicPartition, row: Message) -> Message:
+        partition = state.led(request.node, tp)
+        if isinstance(partition, ErrorCode):
+            return Message(partition=tp.partition, error_code=partition)
+        if (code := epoch_error(row.current_leader_epoch, partition.leader_epoch)) is not ErrorCode.NONE:
+            return Message(partition=tp.partition, error_code=code)
+        log = partition.log
+        if row.timestamp == EARLIEST:
+            found = TimedOffset(log.start_offset, -1)
+        elif row.timestamp == LATEST:
+            found = TimedOffset(log.last_stable_offset if committed else log.high_watermark, -1)
+        elif row.timestamp == MAX_TIMESTAMP:
+            found = log.latest_in_time(committed=committed)
+        else:
+            found = log.offset_for_time(row.timestamp, committed=committed)
+        epoch = partition.leader_epoch if found.offset >= 0 else -1
+        return Message(
+            partition=tp.partition, error_code=0, timestamp=found.timestamp, offset=found.offset, leader_epoch=epoch
+        )
+
+    return Message(topics=by_partition(request, find))
+
+
+def delete_records(state: ClusterState, request: Request) -> Answer:
+    """Let logs start later; -1 is the high watermark."""
+
+    def delete(tp: TopicPartition, row: Message) -> Message:
+        partition = state.led(request.node, tp)
+        if isinstance(partition, ErrorCode):
+            return Message(partition=tp.partition, error_code=partition)
+        log = partition.log
+        if not DELETE_TO_END <= row.offset <= log.high_watermark:
+            return Message(partition=tp.partition, error_code=ErrorCode.OFFSET_OUT_OF_RANGE)
+        log.delete_records(log.high_watermark if row.offset == DELETE_TO_END else row.offset)
+        return Message(partition=tp.partition, error_code=ErrorCode.NONE, low_watermark=log.start_offset)
+
+    return Message(topics=by_partition(request, delete))

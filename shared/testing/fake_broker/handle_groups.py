@@ -1,0 +1,214 @@
+"""What a group's coordinator answers: membership, committed offsets, and the admin's questions about groups."""
+
+from __future__ import annotations
+
+from shared.common.records import TopicPartition
+from shared.testing.fake_broker.cluster_state import Answer, ClusterState, Request
+from shared.testing.fake_broker.codec import Message
+from shared.testing.fake_broker.group import GroupState
+from shared.testing.fake_broker.groups import Committed
+from shared.testing.fake_broker.handle_data import by_partition
+from shared.testing.fake_broker.protocol import ErrorCode
+
+GROUP_KEY = 0
+MEMBERS_LISTED_SINCE = 3
+OFFSET_METADATA_TOO_LARGE = 12
+
+
+def find_coordinator(state: ClusterState, request: Request) -> Answer:
+    """The node that coordinates a group or a transactional id."""
+    node = state.nodes.get(state.coordinator(request.body.key))
+    if node is None:
+        return Message(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    return Message(
+        error_code=ErrorCode.NONE, error_message="NONE", node_id=node.node_id, host=node.host, port=node.port
+    )
+
+
+def _group_error(state: ClusterState, request: Request) -> ErrorCode:
+    if not request.body.group_id:
+        return ErrorCode.INVALID_GROUP_ID
+    return state.coordinator_error(request.node, request.body.group_id)
+
+
+def join_group(state: ClusterState, request: Request) -> Answer:
+    """Join a group; the answer comes with its next generation."""
+    body = request.body
+    code = _group_error(state, request)
+    low, high = (int(state.configs[f"group.{end}.session.timeout.ms"]) for end in ("min", "max"))
+    if code is ErrorCode.NONE and not low <= body.session_timeout_ms <= high:
+        code = ErrorCode.INVALID_SESSION_TIMEOUT
+    if code is ErrorCode.NONE and body.member_id and body.group_id not in state.groups.known:
+        code = ErrorCode.UNKNOWN_MEMBER_ID
+    if code is not ErrorCode.NONE:
+        return Message(error_code=code, member_id=body.member_id, protocol_name="")
+    group = state.groups.get(body.group_id)
+    return group.join(request.version, (request.client_id, request.client_host), body, request.now_ms)
+
+
+def sync_group(state: ClusterState, request: Request) -> Answer:
+    """Give the leader's assignment, and get one's own."""
+    code = _group_error(state, request)
+    group = state.groups.known.get(request.body.group_id)
+    if code is ErrorCode.NONE and group is None:
+        code = ErrorCode.UNKNOWN_MEMBER_ID
+    if code is not ErrorCode.NONE or group is None:
+        return Message(error_code=code)
+    return group.sync(request.version, request.body, request.now_ms)
+
+
+def heartbeat(state: ClusterState, request: Request) -> Answer:
+    """Say that a member is alive."""
+    code = _group_error(state, request)
+    group = state.groups.known.get(request.body.group_id)
+    if code is ErrorCode.NONE:
+        code = ErrorCode.UNKNOWN_MEMBER_ID if group is None else group.heartbeat(request.body, request.now_ms)
+    return Message(error_code=code)
+
+
+def leave_group(state: ClusterState, request: Request) -> Answer:
+    """Leave a group."""
+    body = request.body
+    code = _group_error(state, request)
+    if code is not ErrorCode.NONE:
+        return Message(error_code=code)
+    group = state.groups.known.get(body.group_id)
+    rows = body.members if request.version >= MEMBERS_LISTED_SINCE else [Message(member_id=body.member_id)]
+    left = []
+    for row in rows:
+        instance_id = getattr(row, "group_instance_id", None)
+        code = ErrorCode.UNKNOWN_MEMBER_ID if group is None else group.leave(row.member_id, instance_id, request.now_ms)
+        left.append(Message(member_id=row.member_id, group_instance_id=instance_id, error_code=code))
+    if request.version >= MEMBERS_LISTED_SINCE:
+        return Message(error_code=ErrorCode.NONE, members=left)
+    return Message(error_code=left[0].error_code)
+
+
+def commit_one(
+    state: ClusterState, code: ErrorCode, into: dict[TopicPartition, Committed], tp: TopicPartition, row: Message
+) -> Message:
+    """Put one offset where it belongs, unless something speaks against it."""
+    metadata = row.metadata or ""
+    if code is ErrorCode.NONE and state.partition(tp) is None:
+        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if code is ErrorCode.NONE and len(metadata.encode()) > int(state.configs["offset.metadata.max.bytes"]):
+        return Message(partition=tp.partition, error_code=OFFSET_METADATA_TOO_LARGE)
+    if code is ErrorCode.NONE:
+        into[tp] = Committed(row.offset, row.leader_epoch, metadata)
+    return Message(partition=tp.partition, error_code=code)
+
+
+def offset_commit(state: ClusterState, request: Request) -> Answer:
+    """Commit offsets, as a member or for a group without members."""
+    body = request.body
+    code = _group_error(state, request)
+    group = state.groups.known.get(body.group_id)
+    if code is ErrorCode.NONE:
+        if group is not None:
+            code = group.commit_error(body, request.now_ms, transactional=False)
+        elif body.generation_id >= 0:
+            code = ErrorCode.ILLEGAL_GENERATION
+        else:
+            state.groups.get(body.group_id)
+    into = state.groups.offsets[body.group_id].committed if code is ErrorCode.NONE else {}
+    return Message(topics=by_partition(request, lambda tp, row: commit_one(state, code, into, tp, row)))
+
+
+def offset_fetch(state: ClusterState, request: Request) -> Answer:
+    """What a group has committed; with `require_stable`, what a transaction is about to commit is not told."""
+    body = request.body
+    code = _group_error(state, request)
+    if code is not ErrorCode.NONE:
+        rows = [Message(name=t.name, partitions=[_unfetched(p, code) for p in t.partitions]) for t in body.topics or ()]
+        return Message(topics=rows, error_code=code)
+    offsets = state.groups.offsets.get(body.group_id)
+    if body.topics is None:
+        wanted: dict[str, list[int]] = {}
+        for tp in sorted(offsets.committed if offsets else ()):
+            wanted.setdefault(tp.topic, []).append(tp.partition)
+    else:
+        wanted = {topic.name: topic.partitions for topic in body.topics}
+
+    def find(tp: TopicPartition) -> Message:
+        if offsets is not None and body.require_stable and not offsets.is_stable(tp):
+            return _unfetched(tp.partition, ErrorCode.UNSTABLE_OFFSET_COMMIT)
+        found = offsets.committed.get(tp) if offsets is not None else None
+        if found is None:
+            return _unfetched(tp.partition, ErrorCode.NONE)
+        return Message(
+            partition=tp.partition,
+            offset=found.offset,
+            leader_epoch=found.leader_epoch,
+            metadata=found.metadata,
+            error_code=ErrorCode.NONE,
+        )
+
+    topics = [
+        Message(name=name, partitions=[find(TopicPartition(name, p)) for p in partitions])
+        for name, partitions in wanted.items()
+    ]
+    return Message(topics=topics, error_code=ErrorCode.NONE)
+
+
+def _unfetched(partition: int, code: ErrorCode) -> Message:
+    return Message(partition=partition, offset=-1, leader_epoch=-1, metadata="", error_code=code)
+
+
+def list_groups(state: ClusterState, request: Request) -> Answer:
+    """The groups that this node coordinates."""
+    wanted = set(request.body.states_filter)
+    rows = [
+        Message(group_id=group.group_id, protocol_type=group.protocol_type, group_state=str(group.state))
+        for group in state.groups.known.values()
+        if state.coordinator(group.group_id) == request.node and (not wanted or str(group.state) in wanted)
+    ]
+    return Message(error_code=ErrorCode.NONE, groups=rows)
+
+
+def describe_groups(state: ClusterState, request: Request) -> Answer:
+    """State and members; a group that does not exist is Dead."""
+    return Message(groups=[_description(state, request, group_id) for group_id in request.body.groups])
+
+
+def _description(state: ClusterState, request: Request, group_id: str) -> Message:
+    code = state.coordinator_error(request.node, group_id)
+    found = Message(error_code=code, group_id=group_id, group_state="")
+    if code is not ErrorCode.NONE:
+        return found
+    found.group_state = str(state.groups.state_of(group_id))
+    group = state.groups.known.get(group_id)
+    if group is None:
+        return found
+    is_stable = group.state is GroupState.STABLE
+    found.protocol_type = group.protocol_type
+    found.protocol_data = group.protocol if is_stable else ""
+    found.members = [
+        Message(
+            member_id=one.member_id,
+            group_instance_id=one.instance_id,
+            client_id=one.client_id,
+            client_host=one.client_host,
+            member_metadata=one.metadata(group.protocol) if is_stable else b"",
+            member_assignment=one.assignment if is_stable else b"",
+        )
+        for one in group.members.values()
+    ]
+    return found
+
+
+def delete_groups(state: ClusterState, request: Request) -> Answer:
+    """Delete groups that have no members, with their offsets."""
+
+    def delete(group_id: str) -> ErrorCode:
+        code = state.coordinator_error(request.node, group_id)
+        if code is not ErrorCode.NONE:
+            return code
+        group = state.groups.known.get(group_id)
+        if group is None:
+            return ErrorCode.GROUP_ID_NOT_FOUND
+        if group.members:
+            return ErrorCode.NON_EMPTY_GROUP
+        state.groups.delete(group_id)
+        return ErrorCode.NONE
+
+    return Message(groups=[Message(group_id=one, error_code=delete(one)) for one in request.body.groups])

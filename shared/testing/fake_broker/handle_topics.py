@@ -1,0 +1,234 @@
+"""Metadata, and what administration asks about topics and their configs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shared.testing.fake_broker.cluster_state import Answer, ClusterState, Request
+from shared.testing.fake_broker.codec import NO_UUID, Message
+from shared.testing.fake_broker.configs import TOPIC_CONFIGS, wrong_topic_config
+from shared.testing.fake_broker.protocol import ErrorCode
+from shared.testing.fake_broker.topics import NO_LEADER, Partition, Topic, is_topic_name
+
+TOPIC_RESOURCE = 2
+SET, DELETE = 0, 1
+SOURCE_TOPIC, SOURCE_DEFAULT = 1, 5
+ALL_TOPICS_WHEN_EMPTY_BEFORE = 1
+AUTO_CREATE_ASKED_SINCE = 4
+
+
+def metadata(state: ClusterState, request: Request) -> Answer:
+    """The nodes that are alive, and the topics asked for (all of them where none is named)."""
+    asked = request.body.topics
+    if asked is None or (not asked and request.version < ALL_TOPICS_WHEN_EMPTY_BEFORE):
+        topics = [_described(topic) for topic in state.topics.values()]
+    else:
+        may_create = request.version < AUTO_CREATE_ASKED_SINCE or request.body.allow_auto_topic_creation
+        topics = [_asked_for(state, row, may_create=may_create) for row in asked]
+    return Message(
+        brokers=[
+            Message(node_id=node.node_id, host=node.host, port=node.port, rack=None)
+            for node in state.nodes.values()
+            if node.is_alive
+        ],
+        cluster_id=state.cluster_id,
+        controller_id=state.controller,
+        topics=topics,
+    )
+
+
+def _asked_for(state: ClusterState, row: Message, *, may_create: bool) -> Message:
+    name = row.name
+    if name is None:
+        name = next((topic.name for topic in state.topics.values() if topic.topic_id == row.topic_id), None)
+        if name is None:
+            return Message(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=row.topic_id)
+    if name in state.topics:
+        return _described(state.topics[name])
+    if not is_topic_name(name):
+        return Message(error_code=ErrorCode.INVALID_TOPIC_EXCEPTION, name=name, topic_id=NO_UUID)
+    if may_create and state.configs["auto.create.topics.enable"] == "true":
+        factor = min(int(state.configs["default.replication.factor"]), len(state.nodes))
+        return _described(state.create_topic(name, int(state.configs["num.partitions"]), factor, {}))
+    return Message(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name, topic_id=NO_UUID)
+
+
+def _described(topic: Topic) -> Message:
+    return Message(
+        error_code=ErrorCode.NONE,
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.is_internal,
+        partitions=[_partition(one) for one in topic.partitions],
+    )
+
+
+def _partition(one: Partition) -> Message:
+    return Message(
+        error_code=ErrorCode.LEADER_NOT_AVAILABLE if one.leader == NO_LEADER else ErrorCode.NONE,
+        partition=one.topic_partition.partition,
+        leader_id=one.leader,
+        leader_epoch=one.leader_epoch,
+        replica_nodes=one.replicas,
+        isr_nodes=one.isr,
+        offline_replicas=[],
+    )
+
+
+Refusal = tuple[ErrorCode, str]
+
+
+def create_topics(state: ClusterState, request: Request) -> Answer:
+    """Make each topic that can be made."""
+    if request.node != state.controller:
+        rows = [Message(name=row.name, error_code=ErrorCode.NOT_CONTROLLER) for row in request.body.topics]
+        return Message(topics=rows)
+    return Message(
+        topics=[_create(state, row, validate_only=request.body.validate_only) for row in request.body.topics]
+    )
+
+
+def _create(state: ClusterState, row: Message, *, validate_only: bool) -> Message:
+    refused = _refused(state, row)
+    if refused is not None:
+        return Message(name=row.name, error_code=refused[0], error_message=refused[1], topic_id=NO_UUID, configs=None)
+    configs = {one.name: one.value for one in row.configs}
+    count = row.num_partitions if row.num_partitions > 0 else int(state.configs["num.partitions"])
+    factor = row.replication_factor if row.replication_factor > 0 else int(state.configs["default.replication.factor"])
+    topic_id = NO_UUID
+    if not validate_only:
+        assignments = {one.partition: one.broker_ids for one in row.assignments}
+        topic_id = state.create_topic(row.name, count, min(factor, len(state.nodes)), configs, assignments).topic_id
+    return Message(
+        name=row.name,
+        error_code=ErrorCode.NONE,
+        topic_id=topic_id,
+        num_partitions=len(row.assignments) or count,
+        replication_factor=factor,
+        configs=[],
+    )
+
+
+def _refused(state: ClusterState, row: Message) -> Refusal | None:
+    if not is_topic_name(row.name):
+        return ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {row.name!r}"
+    if row.name in state.topics:
+        return ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{row.name}' already exists."
+    if not row.assignments:
+        if row.num_partitions == 0 or row.num_partitions < -1:
+            return ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value."
+        if row.replication_factor == 0 or row.replication_factor < -1:
+            return ErrorCode.INVALID_REPLICATION_FACTOR, "Replication factor must be larger than 0."
+        if row.replication_factor > len(state.nodes):
+            return (
+                ErrorCode.INVALID_REPLICATION_FACTOR,
+                f"Unable to replicate the partition {row.replication_factor} time(s): "
+                f"the cluster has {len(state.nodes)} brokers.",
+            )
+    for config in row.configs:
+        if (why := wrong_topic_config(config.name, config.value)) is not None:
+            return ErrorCode.INVALID_CONFIG, why
+    return None
+
+
+def delete_topics(state: ClusterState, request: Request) -> Answer:
+    """Delete each topic that there is."""
+
+    def delete(name: str) -> ErrorCode:
+        if request.node != state.controller:
+            return ErrorCode.NOT_CONTROLLER
+        if name not in state.topics:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        state.delete_topic(name)
+        return ErrorCode.NONE
+
+    return Message(topics=[Message(name=name, error_code=delete(name)) for name in request.body.topic_names])
+
+
+def create_partitions(state: ClusterState, request: Request) -> Answer:
+    """Give topics more partitions."""
+
+    def grow(row: Message) -> Refusal:
+        topic = state.topics.get(row.name)
+        if request.node != state.controller:
+            return ErrorCode.NOT_CONTROLLER, "this is not the controller"
+        if topic is None:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition."
+        if row.count <= len(topic.partitions):
+            said = f"Topic currently has {len(topic.partitions)} partitions, which is not less than {row.count}."
+            return ErrorCode.INVALID_PARTITIONS, said
+        if not request.body.validate_only:
+            factor = len(topic.partitions[0].replicas)
+            topic.add_partitions(row.count, sorted(state.nodes), state.alive, factor)
+        return ErrorCode.NONE, ""
+
+    return Message(topics=_results(request, grow))
+
+
+def _results(request: Request, act: Callable[[Message], Refusal]) -> list[Message]:
+    found = [(row.name, *act(row)) for row in request.body.topics]
+    return [Message(name=name, error_code=code, error_message=why or None) for name, code, why in found]
+
+
+def describe_configs(state: ClusterState, request: Request) -> Answer:
+    """Every config of a topic in force; brokers show none of theirs."""
+    return Message(resources=[_configs(state, row) for row in request.body.resources])
+
+
+def _configs(state: ClusterState, row: Message) -> Message:
+    found = Message(
+        error_code=ErrorCode.NONE, resource_type=row.resource_type, resource_name=row.resource_name, configs=[]
+    )
+    if row.resource_type != TOPIC_RESOURCE:
+        return found
+    topic = state.topics.get(row.resource_name)
+    if topic is None:
+        found.error_code, found.error_message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such topic"
+        return found
+    found.configs = [
+        Message(
+            name=name,
+            value=topic.config(name),
+            config_source=SOURCE_TOPIC if name in topic.configs else SOURCE_DEFAULT,
+            is_sensitive=False,
+        )
+        for name in TOPIC_CONFIGS
+        if row.configuration_keys is None or name in row.configuration_keys
+    ]
+    return found
+
+
+def incremental_alter_configs(state: ClusterState, request: Request) -> Answer:
+    """Set and unset configs of topics."""
+
+    def alter(row: Message) -> Refusal:
+        topic = state.topics.get(row.resource_name)
+        if row.resource_type != TOPIC_RESOURCE:
+            return ErrorCode.INVALID_REQUEST, "configs of topics alone can be changed"
+        if topic is None:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such topic"
+        for config in row.configs:
+            if config.config_operation not in (SET, DELETE):
+                return ErrorCode.INVALID_REQUEST, "configs can be set and deleted"
+            why = wrong_topic_config(config.name, config.value) if config.config_operation == SET else None
+            if why is not None:
+                return ErrorCode.INVALID_CONFIG, why
+        for config in row.configs if not request.body.validate_only else ():
+            if config.config_operation == SET:
+                topic.configs[config.name] = config.value
+            else:
+                topic.configs.pop(config.name, None)
+        return ErrorCode.NONE, ""
+
+    found = [(row, *alter(row)) for row in request.body.resources]
+    return Message(
+        resources=[
+            Message(
+                error_code=code,
+                error_message=why or None,
+                resource_type=row.resource_type,
+                resource_name=row.resource_name,
+            )
+            for row, code, why in found
+        ]
+    )

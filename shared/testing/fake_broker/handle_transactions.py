@@ -1,0 +1,122 @@
+"""InitProducerId and the transaction APIs: what a transaction's coordinator answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shared.common.records import TopicPartition
+from shared.testing.fake_broker.cluster_state import Answer, ClusterState, Request
+from shared.testing.fake_broker.codec import Message
+from shared.testing.fake_broker.groups import Committed
+from shared.testing.fake_broker.handle_data import by_partition
+from shared.testing.fake_broker.handle_groups import commit_one
+from shared.testing.fake_broker.protocol import Api, ErrorCode
+from shared.testing.fake_broker.transactions import Transaction
+
+OPERATION_NOT_ATTEMPTED = 55
+FENCED_SAID_SINCE = {Api.INIT_PRODUCER_ID: 4, Api.ADD_PARTITIONS_TO_TXN: 2, Api.ADD_OFFSETS_TO_TXN: 2, Api.END_TXN: 2}
+"""From this version on, a fenced producer is told PRODUCER_FENCED, before it INVALID_PRODUCER_EPOCH."""
+
+
+def _said(request: Request, code: ErrorCode) -> ErrorCode:
+    if code is ErrorCode.PRODUCER_FENCED and request.version < FENCED_SAID_SINCE[request.api]:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    return code
+
+
+def init_producer_id(state: ClusterState, request: Request) -> Answer:
+    """A new producer id, or the next epoch of a transactional id."""
+    body = request.body
+    if body.transactional_id is None:
+        return Message(error_code=ErrorCode.NONE, producer_id=state.transactions.new_producer_id(), producer_epoch=0)
+    code = ErrorCode.INVALID_REQUEST
+    if body.transactional_id:
+        code = state.coordinator_error(request.node, body.transactional_id)
+    if code is ErrorCode.NONE:
+        expected = (body.producer_id, body.producer_epoch)
+        given = state.transactions.init(body.transactional_id, body.transaction_timeout_ms, expected, request.now_ms)
+        if isinstance(given, tuple):
+            return Message(error_code=ErrorCode.NONE, producer_id=given[0], producer_epoch=given[1])
+        code = _said(request, given)
+    return Message(error_code=code, producer_id=-1, producer_epoch=-1)
+
+
+def _transaction(state: ClusterState, request: Request) -> Transaction | ErrorCode:
+    body = request.body
+    code = state.coordinator_error(request.node, body.transactional_id)
+    if code is not ErrorCode.NONE:
+        return code
+    known = state.transactions.check(body.transactional_id, body.producer_id, body.producer_epoch)
+    return _said(request, known) if isinstance(known, ErrorCode) else known
+
+
+def add_partitions_to_txn(state: ClusterState, request: Request) -> Answer:
+    """Put partitions into the transaction: all of them or none."""
+    known = _transaction(state, request)
+    asked = [TopicPartition(topic.name, number) for topic, number in request.rows()]
+    unknown = {tp for tp in asked if state.partition(tp) is None}
+
+    def code_of(tp: TopicPartition) -> int:
+        if isinstance(known, ErrorCode):
+            return known
+        if unknown:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if tp in unknown else OPERATION_NOT_ATTEMPTED
+        return ErrorCode.NONE
+
+    if isinstance(known, Transaction) and not unknown:
+        state.transactions.add(known, request.now_ms, partitions=set(asked), groups=set())
+    return Message(topics=_codes(request, code_of))
+
+
+def _codes(request: Request, code_of: Callable[[TopicPartition], int]) -> list[Message]:
+    return [
+        Message(
+            name=topic.name,
+            partitions=[
+                Message(partition=number, error_code=code_of(TopicPartition(topic.name, number)))
+                for number in topic.partitions
+            ],
+        )
+        for topic in request.body.topics
+    ]
+
+
+def add_offsets_to_txn(state: ClusterState, request: Request) -> Answer:
+    """Put a group's offsets into the transaction."""
+    known = _transaction(state, request)
+    if isinstance(known, ErrorCode):
+        return Message(error_code=known)
+    state.transactions.add(known, request.now_ms, partitions=set(), groups={request.body.group_id})
+    return Message(error_code=ErrorCode.NONE)
+
+
+def end_txn(state: ClusterState, request: Request) -> Answer:
+    """Commit or abort."""
+    known = _transaction(state, request)
+    if isinstance(known, ErrorCode):
+        return Message(error_code=known)
+    return Message(error_code=state.transactions.end(known, request.now_ms, committed=request.body.committed))
+
+
+def txn_offset_commit(state: ClusterState, request: Request) -> Answer:
+    """Have offsets committed with the transaction; a member of an older generation is refused."""
+    body = request.body
+    code = state.coordinator_error(request.node, body.group_id)
+    known = state.transactions.check(body.transactional_id, body.producer_id, body.producer_epoch)
+    if code is ErrorCode.NONE and isinstance(known, ErrorCode):
+        code = ErrorCode.INVALID_PRODUCER_EPOCH if known is ErrorCode.PRODUCER_FENCED else known
+    if code is ErrorCode.NONE and isinstance(known, Transaction) and body.group_id not in known.groups:
+        code = ErrorCode.INVALID_TXN_STATE
+    if code is ErrorCode.NONE:
+        group = state.groups.known.get(body.group_id)
+        if group is not None:
+            code = group.commit_error(body, request.now_ms, transactional=True)
+        elif body.generation_id >= 0:
+            code = ErrorCode.ILLEGAL_GENERATION
+        else:
+            state.groups.get(body.group_id)
+    into: dict[TopicPartition, Committed] = {}
+    topics = by_partition(request, lambda tp, row: commit_one(state, code, into, tp, row))
+    if into:
+        state.groups.offsets[body.group_id].pending.setdefault(body.producer_id, {}).update(into)
+    return Message(topics=topics)

@@ -1,0 +1,181 @@
+"""One partition's log: batches in order of offset, and what of them a reader may see.
+
+The high watermark is the log's end: a batch is on all replicas as soon as it is appended. The last stable offset is
+where the first open transaction begins; `read_committed` reads up to there and is told which transactions in what it
+reads were aborted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shared.testing.fake_broker.batches import Batch, marker, place, records, stamp
+from shared.testing.fake_broker.producer_states import Appended, ProducerStates
+from shared.testing.fake_broker.protocol import ErrorCode
+
+
+class AbortedTransaction(NamedTuple):
+    """A transaction that was aborted: its producer, its first offset, and its marker's."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+
+
+class TimedOffset(NamedTuple):
+    """A record found by time; -1 and -1 where there is none."""
+
+    offset: int
+    timestamp: int
+
+
+@dataclass
+class Fetched:
+    """What a fetch found: the bytes of whole batches, and the transactions in their range that were aborted."""
+
+    code: ErrorCode
+    data: bytes = b""
+    aborted: tuple[AbortedTransaction, ...] = ()
+
+
+class PartitionLog:
+    """The batches of one partition."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self._lasts: list[int] = []
+        self.start_offset = 0
+        self.end_offset = 0
+        self.producers = ProducerStates()
+        self._open: dict[int, int] = {}
+        self._aborted: list[AbortedTransaction] = []
+
+    def __repr__(self) -> str:
+        return f"PartitionLog({self.start_offset}..{self.end_offset}, stable to {self.last_stable_offset})"
+
+    @property
+    def high_watermark(self) -> int:
+        return self.end_offset
+
+    @property
+    def last_stable_offset(self) -> int:
+        return min(self._open.values(), default=self.end_offset)
+
+    def in_transaction(self, producer_id: int) -> bool:
+        """Whether a producer has written here in a transaction that has not ended."""
+        return producer_id in self._open
+
+    def append(self, batch: Batch, leader_epoch: int, append_time_ms: int = -1) -> Appended | ErrorCode:
+        """Append a batch, with `append_time_ms` under that time; gives where it is, or why it is refused.
+
+        A batch that was appended before is where it was.
+        """
+        if batch.producer_id >= 0:
+            verdict = self.producers.check(batch)
+            if verdict is not ErrorCode.NONE:
+                return verdict
+        if append_time_ms >= 0:
+            stamp(batch, append_time_ms)
+        self._add(batch, leader_epoch)
+        if batch.producer_id >= 0:
+            self.producers.appended(batch, append_time_ms)
+            if batch.is_transactional:
+                self._open.setdefault(batch.producer_id, batch.base_offset)
+        return Appended(batch.base_sequence, batch.last_sequence, batch.base_offset, append_time_ms)
+
+    def end_transaction(
+        self, producer_id: int, producer_epoch: int, leader_epoch: int, *, committed: bool, now_ms: int
+    ) -> None:
+        """Write the marker that ends a producer's transaction."""
+        batch = self._add(marker(producer_id, producer_epoch, committed=committed, now_ms=now_ms), leader_epoch)
+        first = self._open.pop(producer_id, None)
+        if first is not None and not committed:
+            self._aborted.append(AbortedTransaction(producer_id, first, batch.base_offset))
+        self.producers.fenced(producer_id, producer_epoch)
+
+    def _add(self, batch: Batch, leader_epoch: int) -> Batch:
+        place(batch, self.end_offset, leader_epoch)
+        self.batches.append(batch)
+        self._lasts.append(batch.last_offset)
+        self.end_offset = batch.last_offset + 1
+        return batch
+
+    def fetch(self, offset: int, max_bytes: int, *, committed: bool, at_least_one: bool = True) -> Fetched:
+        """Whole batches from the one that holds `offset`, as many as `max_bytes` allow, but one at least."""
+        if not self.start_offset <= offset <= self.end_offset:
+            return Fetched(ErrorCode.OFFSET_OUT_OF_RANGE)
+        end = self.last_stable_offset if committed else self.end_offset
+        taken: list[bytes] = []
+        size, upper = 0, offset
+        for at in range(bisect_left(self._lasts, offset), len(self.batches)):
+            batch = self.batches[at]
+            size += len(batch.data)
+            if batch.last_offset >= end or (size > max_bytes and (taken or not at_least_one)):
+                break
+            taken.append(batch.data)
+            upper = batch.last_offset + 1
+        aborted: tuple[AbortedTransaction, ...] = ()
+        if committed:
+            aborted = tuple(one for one in self._aborted if one.last_offset >= offset and one.first_offset < upper)
+        return Fetched(ErrorCode.NONE, b"".join(taken), aborted)
+
+    def bytes_from(self, offset: int, wanted: int, *, committed: bool) -> int:
+        """How many bytes there are to fetch from `offset` on, counted until they are `wanted`."""
+        end = self.last_stable_offset if committed else self.end_offset
+        found = 0
+        for at in range(bisect_left(self._lasts, offset), bisect_left(self._lasts, end)):
+            if found >= wanted:
+                break
+            found += len(self.batches[at].data)
+        return found
+
+    def readable(self, *, committed: bool) -> list[Batch]:
+        """The batches with records, under `committed` without those of open and of aborted transactions."""
+        end = self.last_stable_offset if committed else self.end_offset
+        aborted = self._aborted if committed else []
+        return [
+            batch
+            for batch in self.batches
+            if not batch.is_control
+            and batch.last_offset < end
+            and not any(
+                batch.is_transactional
+                and one.producer_id == batch.producer_id
+                and one.first_offset <= batch.base_offset <= one.last_offset
+                for one in aborted
+            )
+        ]
+
+    def offset_for_time(self, timestamp: int, *, committed: bool) -> TimedOffset:
+        """The first record at or after a time, in the order of the log."""
+        end = self.last_stable_offset if committed else self.end_offset
+        for batch in self.batches:
+            if batch.max_timestamp >= timestamp and not batch.is_control and batch.last_offset >= self.start_offset:
+                for record in records(batch, "", 0):
+                    if record.timestamp >= timestamp and self.start_offset <= record.offset < end:
+                        return TimedOffset(record.offset, record.timestamp)
+        return TimedOffset(-1, -1)
+
+    def latest_in_time(self, *, committed: bool) -> TimedOffset:
+        """The first record with the highest timestamp."""
+        end = self.last_stable_offset if committed else self.end_offset
+        found = TimedOffset(-1, -1)
+        for batch in self.batches:
+            if (
+                batch.max_timestamp > found.timestamp
+                and not batch.is_control
+                and batch.last_offset >= self.start_offset
+            ):
+                for record in records(batch, "", 0):
+                    if record.timestamp > found.timestamp and self.start_offset <= record.offset < end:
+                        found = TimedOffset(record.offset, record.timestamp)
+        return found
+
+    def delete_records(self, before: int) -> None:
+        """Let the log start at an offset between its start and its end; a producer without records is forgotten."""
+        self.start_offset = max(self.start_offset, before)
+        gone = bisect_right(self._lasts, self.start_offset - 1)
+        del self.batches[:gone], self._lasts[:gone]
+        self._aborted = [one for one in self._aborted if one.last_offset >= self.start_offset]

@@ -1,0 +1,81 @@
+"""What a partition remembers of the idempotent producers that write to it, and what it makes of their next batch.
+
+A producer numbers its records; the partition takes the batch that follows the last one, answers one of the last five
+again as it did then, and refuses everything else. A newer epoch starts at zero, an older one is fenced. Of a producer
+it does not know (its records may be deleted) a partition takes any number. An example, with batches of ten:
+
+    sequence 0 -> appended;  10 -> appended;  10 again -> the first one's offset;  30 -> OUT_OF_ORDER_SEQUENCE_NUMBER
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from shared.testing.fake_broker.batches import Batch, next_sequence
+from shared.testing.fake_broker.protocol import ErrorCode
+
+BATCHES_REMEMBERED = 5
+"""As many as a producer may have in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """A batch as it was taken."""
+
+    base_sequence: int
+    last_sequence: int
+    base_offset: int
+    append_time_ms: int
+
+
+@dataclass(slots=True)
+class ProducerState:
+    """One producer: its epoch and its last batches."""
+
+    epoch: int
+    batches: deque[Appended] = field(default_factory=lambda: deque(maxlen=BATCHES_REMEMBERED))
+
+
+class ProducerStates:
+    """The producers that one partition knows."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, ProducerState] = {}
+
+    def __repr__(self) -> str:
+        return f"ProducerStates({self._known})"
+
+    def check(self, batch: Batch) -> Appended | ErrorCode:
+        """NONE where the batch may be appended, else the code it is refused with, or what it was appended as."""
+        known = self._known.get(batch.producer_id)
+        if known is None:
+            return ErrorCode.NONE
+        if batch.producer_epoch < known.epoch:
+            return ErrorCode.INVALID_PRODUCER_EPOCH
+        if batch.producer_epoch > known.epoch:
+            return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER if batch.base_sequence else ErrorCode.NONE
+        for one in known.batches:
+            if (one.base_sequence, one.last_sequence) == (batch.base_sequence, batch.last_sequence):
+                return one
+        expected = next_sequence(known.batches[-1].last_sequence) if known.batches else 0
+        return ErrorCode.NONE if batch.base_sequence == expected else ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+    def appended(self, batch: Batch, append_time_ms: int) -> None:
+        """Remember a batch that has its offset."""
+        known = self._of(batch.producer_id, batch.producer_epoch)
+        known.batches.append(Appended(batch.base_sequence, batch.last_sequence, batch.base_offset, append_time_ms))
+
+    def fenced(self, producer_id: int, epoch: int) -> None:
+        """Remember an epoch that a transaction's marker brought."""
+        self._of(producer_id, epoch)
+
+    def forget(self, producer_id: int) -> None:
+        """Know nothing of a producer, as after its records were deleted."""
+        self._known.pop(producer_id, None)
+
+    def _of(self, producer_id: int, epoch: int) -> ProducerState:
+        known = self._known.get(producer_id)
+        if known is None or epoch > known.epoch:
+            known = self._known[producer_id] = ProducerState(epoch)
+        return known

@@ -1,0 +1,230 @@
+"""Which APIs and versions the fake broker speaks, how a request is framed, and Kafka's error codes.
+
+A frame is a header and a body: the api's key, its version, a correlation id that the answer repeats, and the client's
+id. Headers of flexible versions end in tagged fields, except the answer to ApiVersions, which a client must be able to
+read before it knows what the broker speaks.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from shared.testing.fake_broker import schemas, schemas_groups
+from shared.testing.fake_broker.codec import FLEXIBLE_NEVER, MalformedMessage, Message, Schema, read_varint
+
+_HEADER = struct.Struct(">hhi")
+_CORRELATION = struct.Struct(">i")
+_LENGTH = struct.Struct(">h")
+
+
+class Api(IntEnum):
+    """The APIs that are spoken, with Kafka's keys."""
+
+    PRODUCE = 0
+    FETCH = 1
+    LIST_OFFSETS = 2
+    METADATA = 3
+    OFFSET_COMMIT = 8
+    OFFSET_FETCH = 9
+    FIND_COORDINATOR = 10
+    JOIN_GROUP = 11
+    HEARTBEAT = 12
+    LEAVE_GROUP = 13
+    SYNC_GROUP = 14
+    DESCRIBE_GROUPS = 15
+    LIST_GROUPS = 16
+    SASL_HANDSHAKE = 17
+    API_VERSIONS = 18
+    CREATE_TOPICS = 19
+    DELETE_TOPICS = 20
+    DELETE_RECORDS = 21
+    INIT_PRODUCER_ID = 22
+    ADD_PARTITIONS_TO_TXN = 24
+    ADD_OFFSETS_TO_TXN = 25
+    END_TXN = 26
+    TXN_OFFSET_COMMIT = 28
+    DESCRIBE_CONFIGS = 32
+    SASL_AUTHENTICATE = 36
+    CREATE_PARTITIONS = 37
+    DELETE_GROUPS = 42
+    INCREMENTAL_ALTER_CONFIGS = 44
+
+
+class ErrorCode(IntEnum):
+    """Kafka's error codes, as far as the fake broker gives them or a test may want to."""
+
+    UNKNOWN_SERVER_ERROR = -1
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    CORRUPT_MESSAGE = 2
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    LEADER_NOT_AVAILABLE = 5
+    NOT_LEADER_OR_FOLLOWER = 6
+    REQUEST_TIMED_OUT = 7
+    BROKER_NOT_AVAILABLE = 8
+    REPLICA_NOT_AVAILABLE = 9
+    MESSAGE_TOO_LARGE = 10
+    NETWORK_EXCEPTION = 13
+    COORDINATOR_LOAD_IN_PROGRESS = 14
+    COORDINATOR_NOT_AVAILABLE = 15
+    NOT_COORDINATOR = 16
+    INVALID_TOPIC_EXCEPTION = 17
+    RECORD_LIST_TOO_LARGE = 18
+    NOT_ENOUGH_REPLICAS = 19
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
+    INVALID_REQUIRED_ACKS = 21
+    ILLEGAL_GENERATION = 22
+    INCONSISTENT_GROUP_PROTOCOL = 23
+    INVALID_GROUP_ID = 24
+    UNKNOWN_MEMBER_ID = 25
+    INVALID_SESSION_TIMEOUT = 26
+    REBALANCE_IN_PROGRESS = 27
+    INVALID_COMMIT_OFFSET_SIZE = 28
+    TOPIC_AUTHORIZATION_FAILED = 29
+    GROUP_AUTHORIZATION_FAILED = 30
+    CLUSTER_AUTHORIZATION_FAILED = 31
+    INVALID_TIMESTAMP = 32
+    UNSUPPORTED_SASL_MECHANISM = 33
+    ILLEGAL_SASL_STATE = 34
+    UNSUPPORTED_VERSION = 35
+    TOPIC_ALREADY_EXISTS = 36
+    INVALID_PARTITIONS = 37
+    INVALID_REPLICATION_FACTOR = 38
+    INVALID_CONFIG = 40
+    NOT_CONTROLLER = 41
+    INVALID_REQUEST = 42
+    POLICY_VIOLATION = 44
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    DUPLICATE_SEQUENCE_NUMBER = 46
+    INVALID_PRODUCER_EPOCH = 47
+    INVALID_TXN_STATE = 48
+    INVALID_PRODUCER_ID_MAPPING = 49
+    INVALID_TRANSACTION_TIMEOUT = 50
+    CONCURRENT_TRANSACTIONS = 51
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+    KAFKA_STORAGE_ERROR = 56
+    SASL_AUTHENTICATION_FAILED = 58
+    UNKNOWN_PRODUCER_ID = 59
+    NON_EMPTY_GROUP = 68
+    GROUP_ID_NOT_FOUND = 69
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 75
+    MEMBER_ID_REQUIRED = 79
+    FENCED_INSTANCE_ID = 82
+    INVALID_RECORD = 87
+    UNSTABLE_OFFSET_COMMIT = 88
+    THROTTLING_QUOTA_EXCEEDED = 89
+    PRODUCER_FENCED = 90
+    UNKNOWN_TOPIC_ID = 100
+    TRANSACTION_ABORTABLE = 120
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """One API: its versions, and the tables of its request and response."""
+
+    api: Api
+    min_version: int
+    max_version: int
+    flexible: int
+    request: Schema
+    response: Schema
+
+    def is_flexible(self, version: int) -> bool:
+        return version >= self.flexible
+
+
+def _spoken(api: Api, low: int, high: int, flexible: int, texts: tuple[str, str]) -> Spoken:
+    return Spoken(api, low, high, flexible, Schema(texts[0], flexible), Schema(texts[1], flexible))
+
+
+SPOKEN: dict[int, Spoken] = {
+    spoken.api: spoken
+    for spoken in (
+        _spoken(Api.PRODUCE, 3, 11, 9, schemas.PRODUCE),
+        _spoken(Api.FETCH, 4, 12, 12, schemas.FETCH),
+        _spoken(Api.LIST_OFFSETS, 1, 7, 6, schemas.LIST_OFFSETS),
+        _spoken(Api.METADATA, 0, 12, 9, schemas.METADATA),
+        _spoken(Api.OFFSET_COMMIT, 2, 8, 8, schemas_groups.OFFSET_COMMIT),
+        _spoken(Api.OFFSET_FETCH, 1, 7, 6, schemas_groups.OFFSET_FETCH),
+        _spoken(Api.FIND_COORDINATOR, 0, 3, 3, schemas_groups.FIND_COORDINATOR),
+        _spoken(Api.JOIN_GROUP, 2, 9, 6, schemas_groups.JOIN_GROUP),
+        _spoken(Api.HEARTBEAT, 0, 4, 4, schemas_groups.HEARTBEAT),
+        _spoken(Api.LEAVE_GROUP, 0, 5, 4, schemas_groups.LEAVE_GROUP),
+        _spoken(Api.SYNC_GROUP, 0, 5, 4, schemas_groups.SYNC_GROUP),
+        _spoken(Api.DESCRIBE_GROUPS, 0, 5, 5, schemas_groups.DESCRIBE_GROUPS),
+        _spoken(Api.LIST_GROUPS, 0, 4, 3, schemas_groups.LIST_GROUPS),
+        _spoken(Api.SASL_HANDSHAKE, 0, 1, FLEXIBLE_NEVER, schemas.SASL_HANDSHAKE),
+        _spoken(Api.API_VERSIONS, 0, 3, 3, schemas.API_VERSIONS),
+        _spoken(Api.CREATE_TOPICS, 2, 7, 5, schemas.CREATE_TOPICS),
+        _spoken(Api.DELETE_TOPICS, 1, 5, 4, schemas.DELETE_TOPICS),
+        _spoken(Api.DELETE_RECORDS, 0, 2, 2, schemas.DELETE_RECORDS),
+        _spoken(Api.INIT_PRODUCER_ID, 0, 4, 2, schemas_groups.INIT_PRODUCER_ID),
+        _spoken(Api.ADD_PARTITIONS_TO_TXN, 0, 3, 3, schemas_groups.ADD_PARTITIONS_TO_TXN),
+        _spoken(Api.ADD_OFFSETS_TO_TXN, 0, 3, 3, schemas_groups.ADD_OFFSETS_TO_TXN),
+        _spoken(Api.END_TXN, 0, 3, 3, schemas_groups.END_TXN),
+        _spoken(Api.TXN_OFFSET_COMMIT, 0, 3, 3, schemas_groups.TXN_OFFSET_COMMIT),
+        _spoken(Api.DESCRIBE_CONFIGS, 1, 4, 4, schemas.DESCRIBE_CONFIGS),
+        _spoken(Api.SASL_AUTHENTICATE, 0, 2, 2, schemas.SASL_AUTHENTICATE),
+        _spoken(Api.CREATE_PARTITIONS, 0, 3, 2, schemas.CREATE_PARTITIONS),
+        _spoken(Api.DELETE_GROUPS, 0, 2, 2, schemas_groups.DELETE_GROUPS),
+        _spoken(Api.INCREMENTAL_ALTER_CONFIGS, 0, 1, 1, schemas.INCREMENTAL_ALTER_CONFIGS),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Header:
+    """The head of a request, and where its body starts."""
+
+    api_key: int
+    version: int
+    correlation_id: int
+    client_id: str | None
+    body_at: int
+
+    @property
+    def spoken(self) -> Spoken | None:
+        """The API, None where it or the version is not spoken."""
+        spoken = SPOKEN.get(self.api_key)
+        return spoken if spoken is not None and spoken.min_version <= self.version <= spoken.max_version else None
+
+
+def decode_header(frame: bytes) -> Header:
+    """The header of a request; MalformedMessage where there is none."""
+    try:
+        key, version, correlation_id = _HEADER.unpack_from(frame)
+        length = _LENGTH.unpack_from(frame, 8)[0]
+        at = 10 + max(length, 0)
+        client_id = frame[10:at].decode() if length >= 0 else None
+        spoken = SPOKEN.get(key)
+        if spoken is not None and spoken.is_flexible(version):
+            count, at = read_varint(frame, at)
+            for _ in range(count):
+                _, at = read_varint(frame, at)
+                size, at = read_varint(frame, at)
+                at += size
+    except (struct.error, IndexError, UnicodeDecodeError) as e:
+        raise MalformedMessage(f"a request's header: {e}") from e
+    return Header(key, version, correlation_id, client_id, at)
+
+
+def encode_response(spoken: Spoken, version: int, correlation_id: int, body: Message) -> bytes:
+    """The frame that answers a request, without the length in front."""
+    tags = b"\0" if spoken.is_flexible(version) and spoken.api is not Api.API_VERSIONS else b""
+    return _CORRELATION.pack(correlation_id) + tags + spoken.response.encode(body, version)
+
+
+def encode_request(spoken: Spoken, version: int, correlation_id: int, client_id: str, body: Message) -> bytes:
+    """The frame of a request, without the length in front."""
+    head = _HEADER.pack(spoken.api, version, correlation_id) + _LENGTH.pack(len(client_id)) + client_id.encode()
+    return head + (b"\0" if spoken.is_flexible(version) else b"") + spoken.request.encode(body, version)
+
+
+def decode_response(spoken: Spoken, version: int, frame: bytes) -> tuple[int, Message, int]:
+    """An answer's correlation id, its body and the position after it."""
+    at = 5 if spoken.is_flexible(version) and spoken.api is not Api.API_VERSIONS else 4
+    body, end = spoken.response.decode(frame, version, at)
+    return _CORRELATION.unpack_from(frame)[0], body, end

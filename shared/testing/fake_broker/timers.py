@@ -1,0 +1,81 @@
+"""Answers that are not there yet, and things that are to happen later, without an event loop.
+
+A handler gives a `Later` instead of an answer where a broker waits: for data, for a group's other members. Whoever
+serves the connection adds what is to be done once it is there. Time passes where `Timers.run` is told so.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+
+class Later:
+    """An answer to come; it is given once, what comes after that is ignored."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self.value: Any = None
+        self._then: list[Callable[[Any], None]] = []
+
+    def __repr__(self) -> str:
+        return f"Later({self.value!r})" if self.is_done else "Later()"
+
+    def resolve(self, value: Any) -> None:
+        """Give the answer."""
+        if not self.is_done:
+            self.is_done, self.value = True, value
+            then, self._then = self._then, []
+            for call in then:
+                call(value)
+
+    def then(self, call: Callable[[Any], None]) -> None:
+        """Call with the answer, at once where it is there."""
+        if self.is_done:
+            call(self.value)
+        else:
+            self._then.append(call)
+
+
+class Timer:
+    """Something that is to happen, unless it is cancelled."""
+
+    __slots__ = ("call", "due_ms")
+
+    def __init__(self, due_ms: int, call: Callable[[int], None]) -> None:
+        self.due_ms = due_ms
+        self.call: Callable[[int], None] | None = call
+
+    def cancel(self) -> None:
+        self.call = None
+
+
+class Timers:
+    """What is to happen when, by due time."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Timer]] = []
+        self._count = itertools.count()
+
+    def at(self, due_ms: int, call: Callable[[int], None]) -> Timer:
+        """Have `call(now_ms)` called once that time has come."""
+        timer = Timer(due_ms, call)
+        heapq.heappush(self._heap, (due_ms, next(self._count), timer))
+        return timer
+
+    @property
+    def next_ms(self) -> int | None:
+        """When the next thing is due, None where nothing is."""
+        while self._heap and self._heap[0][2].call is None:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def run(self, now_ms: int) -> None:
+        """Let everything happen that is due."""
+        while (due_ms := self.next_ms) is not None and due_ms <= now_ms:
+            timer = heapq.heappop(self._heap)[2]
+            call, timer.call = timer.call, None
+            assert call is not None, "next_ms drops what was cancelled"
+            call(now_ms)

@@ -1,0 +1,92 @@
+"""Topics and partitions: who leads one, who else has it, and what its configs say."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shared.common.records import TopicPartition
+from shared.testing.fake_broker.configs import TOPIC_CONFIGS
+from shared.testing.fake_broker.partition_log import PartitionLog
+
+NO_LEADER = -1
+TOPIC_NAME_MAX = 249
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
+_NAME = re.compile(r"[a-zA-Z0-9._-]+")
+
+
+def is_topic_name(name: str) -> bool:
+    """Whether Kafka takes this name for a topic's.
+
+    >>> is_topic_name("flights-late"), is_topic_name("a/b"), is_topic_name("..")
+    (True, False, False)
+    """
+    return name not in (".", "..") and len(name) <= TOPIC_NAME_MAX and _NAME.fullmatch(name) is not None
+
+
+@dataclass
+class Partition:
+    """One partition: its log is one and the same, whoever leads it."""
+
+    topic_partition: TopicPartition
+    replicas: list[int]
+    leader: int
+    isr: list[int]
+    leader_epoch: int = 0
+    log: PartitionLog = field(default_factory=PartitionLog)
+    is_deleted: bool = False
+    _waiting: set[Callable[[], None]] = field(default_factory=set)
+
+    def lead(self, node: int) -> None:
+        """Have another leader (or none), under the next leader epoch."""
+        self.leader = node
+        self.leader_epoch += 1
+        self.changed()
+
+    def changed(self) -> None:
+        """Tell the fetches that wait here."""
+        for call in tuple(self._waiting):
+            call()
+
+    def watch(self, call: Callable[[], None]) -> None:
+        """Have `call` called at each change."""
+        self._waiting.add(call)
+
+    def unwatch(self, call: Callable[[], None]) -> None:
+        self._waiting.discard(call)
+
+
+@dataclass
+class Topic:
+    """A topic; its id is another one after it was deleted and made again."""
+
+    name: str
+    configs: dict[str, str]
+    partitions: list[Partition] = field(default_factory=list)
+    topic_id: uuid.UUID = field(default_factory=uuid.uuid4)
+
+    def config(self, name: str) -> str:
+        """A config's value, the default's where it is not set."""
+        return self.configs.get(name, TOPIC_CONFIGS[name])
+
+    @property
+    def is_internal(self) -> bool:
+        return self.name in INTERNAL_TOPICS
+
+    def add_partitions(self, count: int, nodes: Sequence[int], alive: Sequence[int], replication_factor: int) -> None:
+        """Have `count` partitions, the leaders of the new ones spread over the nodes that are alive."""
+        for index in range(len(self.partitions), count):
+            replicas = [nodes[(index + step) % len(nodes)] for step in range(replication_factor)]
+            isr = [node for node in replicas if node in alive]
+            leader = isr[0] if isr else NO_LEADER
+            self.partitions.append(Partition(TopicPartition(self.name, index), replicas, leader, isr))
+
+    def assign(self, assignments: Mapping[int, Sequence[int]], alive: Sequence[int]) -> None:
+        """Have the partitions whose replicas are given."""
+        for index in sorted(assignments):
+            replicas = list(assignments[index])
+            isr = [node for node in replicas if node in alive]
+            leader = isr[0] if isr else NO_LEADER
+            self.partitions.append(Partition(TopicPartition(self.name, index), replicas, leader, isr))

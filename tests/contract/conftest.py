@@ -1,0 +1,217 @@
+"""One broker, twice: each test here runs on the fake broker and on Apache Kafka, and asks the same of both.
+
+`wire` is a client of bare requests, so that what a broker says is compared and not what a client library makes of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from services.local.broker_config import EmbeddedKafkaSettings
+from services.local.kafka import EmbeddedKafka
+from shared.clients.connection import new_batch_builder, seal_batch
+from shared.testing.fake_broker import Api, ErrorCode, FakeCluster, Message
+from shared.testing.fake_broker.protocol import SPOKEN, decode_response, encode_request
+
+QUICK = {
+    "group.min.session.timeout.ms": "100",
+    "transaction.max.timeout.ms": "900000",
+}
+READER_BYTES = 1 << 22
+PATIENCE_S = 20
+PASSING = {
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.NOT_COORDINATOR,
+    ErrorCode.CONCURRENT_TRANSACTIONS,
+}
+
+
+class Broker(Protocol):
+    @property
+    def bootstrap_servers(self) -> str: ...
+
+
+@pytest.fixture(scope="session")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    """One Apache Kafka for all tests, on an event loop of its own."""
+    broker = EmbeddedKafka(tmp_path_factory.mktemp("kafka"), EmbeddedKafkaSettings(properties=QUICK))
+    with start_blocking_portal("asyncio") as portal, portal.wrap_async_context_manager(broker):
+        yield broker
+
+
+@pytest.fixture(params=["fake", "kafka"])
+async def broker(request: pytest.FixtureRequest) -> AsyncIterator[Broker]:
+    """A broker that is one of the two."""
+    if request.param == "kafka":
+        yield request.getfixturevalue("embedded")
+    else:
+        async with FakeCluster(configs=QUICK) as cluster:
+            yield cluster
+
+
+class Wire:
+    """One connection that sends bare requests; a refusal that will pass is asked again."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._correlation_id = 0
+
+    async def frame(self, api: Api, version: int, body: Message) -> bytes:
+        """The bytes of an answer."""
+        self._correlation_id += 1
+        data = encode_request(SPOKEN[api], version, self._correlation_id, "contract", body)
+        self._writer.write(struct.pack(">i", len(data)) + data)
+        size = struct.unpack(">i", await self._reader.readexactly(4))[0]
+        return await self._reader.readexactly(size)
+
+    async def ask(self, api: Api, version: int | None = None, **body: Any) -> Message:
+        """An answer, in the newest version unless said otherwise."""
+        version = SPOKEN[api].max_version if version is None else version
+        for _ in range(200):
+            _, answer, _ = decode_response(SPOKEN[api], version, await self.frame(api, version, Message(**body)))
+            if error_of(answer) not in PASSING:
+                return answer
+            await asyncio.sleep(0.02)
+        raise AssertionError(f"{api.name}: {answer}")
+
+
+async def until(check: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for something to become true."""
+    for _ in range(1_000):
+        if await check():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not become true")
+
+
+def error_of(answer: Message) -> int:
+    """The first error code in an answer, that of its first topic's first partition where it has no other."""
+    if getattr(answer, "error_code", 0):
+        return int(answer.error_code)
+    for name in ("topics", "groups", "resources"):
+        for row in getattr(answer, name, None) or ():
+            if getattr(row, "error_code", 0):
+                return int(row.error_code)
+            for partition in getattr(row, "partitions", None) or ():
+                if getattr(partition, "error_code", 0):
+                    return int(partition.error_code)
+    return 0
+
+
+@asynccontextmanager
+async def connected(broker: Broker) -> AsyncIterator[Wire]:
+    host, port = broker.bootstrap_servers.split(":")
+    async with asyncio.timeout(PATIENCE_S):
+        reader, writer = await asyncio.open_connection(host, int(port), limit=READER_BYTES)
+        try:
+            yield Wire(reader, writer)
+        finally:
+            writer.close()
+
+
+@pytest.fixture
+async def wire(broker: Broker) -> AsyncIterator[Wire]:
+    """A connection to the broker."""
+    async with connected(broker) as one:
+        yield one
+
+
+@pytest.fixture
+async def other_wire(broker: Broker) -> AsyncIterator[Wire]:
+    """A second connection: what one waits for, the other brings about."""
+    async with connected(broker) as one:
+        yield one
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that no other test has used."""
+    return f"contract-{uuid.uuid4().hex[:12]}"
+
+
+@dataclass
+class Log:
+    """A topic with one partition, and requests about it."""
+
+    wire: Wire
+    topic: str
+
+    def topics(self, **row: Any) -> list[Message]:
+        return [Message(name=self.topic, partitions=[Message(partition=0, **row)])]
+
+    async def produce(
+        self, records: bytes | None, acks: int = -1, transactional_id: str | None = None, version: int | None = None
+    ) -> Message:
+        """The partition's row of the answer."""
+        body = {"acks": acks, "timeout_ms": 5_000, "transactional_id": transactional_id}
+        answer = await self.wire.ask(Api.PRODUCE, version, topics=self.topics(records=records), **body)
+        return answer.topics[0].partitions[0]
+
+    async def fetch(
+        self, offset: int, *, committed: bool = False, max_bytes: int = 1 << 20, wait_ms: int = 0
+    ) -> Message:
+        """The partition's row of the answer."""
+        topics = self.topics(fetch_offset=offset, partition_max_bytes=max_bytes, current_leader_epoch=-1)
+        answer = await self.wire.ask(
+            Api.FETCH,
+            max_wait_ms=wait_ms,
+            min_bytes=1,
+            max_bytes=max_bytes,
+            isolation_level=int(committed),
+            topics=topics,
+        )
+        return answer.topics[0].partitions[0]
+
+    async def offset(self, timestamp: int, *, committed: bool = False) -> tuple[int, int]:
+        """Error code and offset."""
+        topics = self.topics(timestamp=timestamp)
+        answer = await self.wire.ask(Api.LIST_OFFSETS, isolation_level=int(committed), topics=topics)
+        row = answer.topics[0].partitions[0]
+        return row.error_code, row.offset
+
+
+async def created(wire: Wire, name: str, partitions: int = 1, **configs: str) -> None:
+    rows = [Message(name=key.replace("_", "."), value=value) for key, value in configs.items()]
+    topic = Message(name=name, num_partitions=partitions, replication_factor=1, configs=rows)
+    answer = await wire.ask(Api.CREATE_TOPICS, topics=[topic], timeout_ms=10_000)
+    assert answer.topics[0].error_code == 0, answer
+    for _ in range(500):
+        topics = [Message(name=name, partitions=[Message(partition=p, timestamp=-1) for p in range(partitions)])]
+        if error_of(await wire.ask(Api.LIST_OFFSETS, topics=topics)) == 0:
+            return
+    raise AssertionError(f"{name}: no leaders")
+
+
+@pytest.fixture
+async def log(wire: Wire, name: str) -> Log:
+    """A topic of one partition."""
+    await created(wire, name)
+    return Log(wire, name)
+
+
+def batch(
+    *values: bytes,
+    producer: tuple[int, int, int] = (-1, -1, -1),
+    transactional: bool = False,
+    at_ms: int | None = None,
+) -> bytes:
+    """A record batch; `producer` is id, epoch and first sequence, timestamps count up from `at_ms`, by default now.
+
+    (Old timestamps beside new ones would have Kafka begin a new segment, and a fetch ends with its segment.)
+    """
+    at_ms = int(time.time() * 1000) if at_ms is None else at_ms
+    builder = new_batch_builder(1 << 24, 0, transactional)
+    for index, value in enumerate(values):
+        builder.append(index, at_ms + index, None, value, [])
+    return seal_batch(builder, producer)

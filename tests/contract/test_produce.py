@@ -1,0 +1,165 @@
+"""Produce: what is appended, what is refused and with which code, and what an idempotent producer is told."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from shared.clients.connection import crc32c
+from shared.testing.fake_broker import Api, ErrorCode, Message
+from shared.testing.fake_broker.batches import CONTROL_MASK, CRC_AT
+from shared.testing.fake_broker.batches import CRC_COVERS_FROM as ATTRIBUTES_AT
+from tests.contract.conftest import Log, Wire, batch, created
+
+HOUR_MS = 3_600_000
+
+
+async def producer_id(wire: Wire) -> int:
+    answer = await wire.ask(Api.INIT_PRODUCER_ID, transactional_id=None, transaction_timeout_ms=60_000)
+    assert answer.error_code == 0
+    return int(answer.producer_id)
+
+
+def numbered(pid: int, epoch: int, sequence: int, count: int = 10) -> bytes:
+    return batch(*(b"%d" % n for n in range(count)), producer=(pid, epoch, sequence))
+
+
+async def told(log: Log, records: bytes | None) -> tuple[str, int]:
+    row = await log.produce(records)
+    return ErrorCode(row.error_code).name, row.base_offset
+
+
+@pytest.mark.parametrize("acks", [1, -1])
+async def test_batches_follow_each_other(log: Log, acks: int) -> None:
+    """A batch is given the offset after the last record before it."""
+    rows = [await log.produce(batch(b"a", b"b", b"c"), acks) for _ in range(3)]
+    assert [(row.error_code, row.base_offset, row.log_start_offset) for row in rows] == [
+        (0, 0, 0),
+        (0, 3, 0),
+        (0, 6, 0),
+    ]
+    assert [row.log_append_time_ms for row in rows] == [-1, -1, -1]
+
+
+async def test_a_batch_again_is_where_it_was(log: Log) -> None:
+    """A batch that comes again is answered with its first offset, as long as it is one of the last five."""
+    pid = await producer_id(log.wire)
+    for sequence in range(0, 60, 10):
+        assert await told(log, numbered(pid, 0, sequence)) == ("NONE", sequence)
+    assert await told(log, numbered(pid, 0, 50)) == ("NONE", 50)
+    assert await told(log, numbered(pid, 0, 10)) == ("NONE", 10)
+    assert await told(log, numbered(pid, 0, 0)) == ("OUT_OF_ORDER_SEQUENCE_NUMBER", -1)
+    assert await told(log, numbered(pid, 0, 60)) == ("NONE", 60)
+
+
+async def test_a_gap_is_refused(log: Log) -> None:
+    """A sequence that is not the next one is out of order, and the one that is next is taken after it."""
+    pid = await producer_id(log.wire)
+    assert await told(log, numbered(pid, 0, 0)) == ("NONE", 0)
+    assert await told(log, numbered(pid, 0, 20)) == ("OUT_OF_ORDER_SEQUENCE_NUMBER", -1)
+    assert await told(log, numbered(pid, 0, 5)) == ("OUT_OF_ORDER_SEQUENCE_NUMBER", -1)
+    assert await told(log, numbered(pid, 0, 10)) == ("NONE", 10)
+
+
+async def test_an_unknown_producer_starts_anywhere(log: Log) -> None:
+    """A partition takes any first sequence of a producer it does not know."""
+    assert await told(log, numbered(await producer_id(log.wire), 0, 7)) == ("NONE", 0)
+
+
+async def test_a_new_epoch_starts_at_zero(log: Log) -> None:
+    """A newer epoch's first batch has the sequence zero, and the older epoch is fenced by it."""
+    pid = await producer_id(log.wire)
+    assert await told(log, numbered(pid, 0, 0)) == ("NONE", 0)
+    assert await told(log, numbered(pid, 1, 10)) == ("OUT_OF_ORDER_SEQUENCE_NUMBER", -1)
+    assert await told(log, numbered(pid, 1, 0)) == ("NONE", 10)
+    assert await told(log, numbered(pid, 0, 10)) == ("INVALID_PRODUCER_EPOCH", -1)
+    assert await told(log, numbered(pid, 1, 0)) == ("NONE", 10)
+
+
+async def test_sequences_go_round(log: Log) -> None:
+    """After the highest sequence comes zero, within a batch as well."""
+    pid = await producer_id(log.wire)
+    assert await told(log, numbered(pid, 0, 2**31 - 5)) == ("NONE", 0)
+    assert await told(log, numbered(pid, 0, 5)) == ("NONE", 10)
+    assert await told(log, numbered(pid, 0, 2**31 - 5)) == ("NONE", 0)
+
+
+async def test_damage_is_seen(log: Log) -> None:
+    """A batch whose checksum is wrong, or that is cut off, is corrupt."""
+    good = batch(b"value")
+    assert await told(log, good[:-1] + b"\xff") == ("CORRUPT_MESSAGE", -1)
+    assert await told(log, good) == ("NONE", 0)
+
+
+async def test_a_partition_gets_one_batch(log: Log) -> None:
+    """Two batches for one partition in one request are refused."""
+    assert await told(log, batch(b"a") + batch(b"b")) == ("INVALID_RECORD", -1)
+
+
+async def test_acks_are_three(log: Log) -> None:
+    """Acks are 0, 1 or -1."""
+    row = await log.produce(batch(b"a"), acks=2)
+    assert ErrorCode(row.error_code) is ErrorCode.INVALID_REQUIRED_ACKS
+
+
+async def test_an_unknown_partition_is_said(log: Log, name: str) -> None:
+    """Each partition has its own error, beside others that are appended to."""
+    topics = [
+        Message(name=log.topic, partitions=[Message(partition=p, records=batch(b"v")) for p in (0, 7)]),
+        Message(name=f"{name}-none", partitions=[Message(partition=0, records=batch(b"v"))]),
+    ]
+    answer = await log.wire.ask(Api.PRODUCE, acks=-1, timeout_ms=5_000, topics=topics)
+    codes = {(t.name, p.partition): ErrorCode(p.error_code).name for t in answer.topics for p in t.partitions}
+    assert codes == {
+        (log.topic, 0): "NONE",
+        (log.topic, 7): "UNKNOWN_TOPIC_OR_PARTITION",
+        (f"{name}-none", 0): "UNKNOWN_TOPIC_OR_PARTITION",
+    }
+
+
+async def test_a_batch_can_be_too_large(wire: Wire, name: str) -> None:
+    """`max.message.bytes` limits the whole batch."""
+    await created(wire, name, max_message_bytes="1000")
+    log = Log(wire, name)
+    assert await told(log, batch(b"v" * 1_000)) == ("MESSAGE_TOO_LARGE", -1)
+    assert await told(log, batch(b"v" * 900)) == ("NONE", 0)
+
+
+async def test_the_future_is_limited(wire: Wire, name: str) -> None:
+    """A record may be no further ahead than `message.timestamp.after.max.ms`, an hour unless said otherwise."""
+    await created(wire, name)
+    await created(wire, f"{name}-any", message_timestamp_after_max_ms=str(2**63 - 1))
+    ahead = batch(b"v", at_ms=int(time.time() * 1000) + 2 * HOUR_MS)
+    assert await told(Log(wire, name), ahead) == ("INVALID_TIMESTAMP", -1)
+    assert await told(Log(wire, f"{name}-any"), ahead) == ("NONE", 0)
+
+
+async def test_the_broker_can_set_the_time(wire: Wire, name: str) -> None:
+    """Under LogAppendTime records have the broker's time, in the answer and in the log."""
+    await created(wire, name, message_timestamp_type="LogAppendTime")
+    log = Log(wire, name)
+    row = await log.produce(batch(b"a", b"b", at_ms=5))
+    assert abs(row.log_append_time_ms - time.time() * 1000) < HOUR_MS
+    assert await log.offset(row.log_append_time_ms) == (0, 0)
+    assert await log.offset(row.log_append_time_ms + 1) == (0, -1)
+
+
+async def test_no_more_replicas_are_demanded_than_there_are(wire: Wire, name: str) -> None:
+    """`min.insync.replicas` above the number of replicas counts as that number."""
+    await created(wire, name, min_insync_replicas="2")
+    assert ErrorCode((await Log(wire, name).produce(batch(b"v"))).error_code) is ErrorCode.NONE
+
+
+async def test_transactional_batches_need_an_id(log: Log) -> None:
+    """A batch that says it is transactional is refused where the request names no transactional id."""
+    data = batch(b"v", producer=(await producer_id(log.wire), 0, 0), transactional=True)
+    assert await told(log, data) == ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", -1)
+
+
+async def test_clients_write_no_markers(log: Log) -> None:
+    """A control batch from a client is refused."""
+    data = bytearray(batch(b"v"))
+    data[ATTRIBUTES_AT + 1] |= CONTROL_MASK
+    data[CRC_AT:ATTRIBUTES_AT] = crc32c(bytes(data[ATTRIBUTES_AT:])).to_bytes(4, "big")
+    assert await told(log, bytes(data)) == ("INVALID_RECORD", -1)

@@ -1,0 +1,126 @@
+"""Topics and their configs, and what metadata says of them."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from shared.testing.fake_broker import Api, ErrorCode, Message
+from tests.contract.conftest import Wire, created
+
+TOPIC = 2
+
+
+def named(code: int) -> str:
+    return ErrorCode(code).name
+
+
+async def create(wire: Wire, name: str, partitions: int = 1, replicas: int = 1, **configs: str | None) -> str:
+    rows = [Message(name=key.replace("_", "."), value=value) for key, value in configs.items()]
+    topic = Message(name=name, num_partitions=partitions, replication_factor=replicas, configs=rows)
+    answer = await wire.ask(Api.CREATE_TOPICS, topics=[topic], timeout_ms=5_000)
+    return named(answer.topics[0].error_code)
+
+
+async def test_a_topic_is_made_and_deleted(wire: Wire, name: str) -> None:
+    """A topic exists from its making to its deletion, with as many partitions as asked for."""
+    await created(wire, name, 3)
+    assert await create(wire, name) == "TOPIC_ALREADY_EXISTS"
+    row = (await wire.ask(Api.METADATA, topics=[Message(name=name)])).topics[0]
+    assert (row.error_code, row.name, sorted(one.partition for one in row.partitions)) == (0, name, [0, 1, 2])
+    assert row.topic_id != uuid.UUID(int=0)
+    assert all(one.leader_id in one.replica_nodes and one.isr_nodes == one.replica_nodes for one in row.partitions)
+    answer = await wire.ask(Api.DELETE_TOPICS, topic_names=[name, f"{name}-none"], timeout_ms=5_000)
+    codes = {topic.name: named(topic.error_code) for topic in answer.topics}
+    assert codes == {name: "NONE", f"{name}-none": "UNKNOWN_TOPIC_OR_PARTITION"}
+    while not (await wire.ask(Api.METADATA, topics=[Message(name=name)])).topics[0].error_code:
+        continue
+    assert await create(wire, name) == "NONE"
+
+
+async def test_what_no_topic_can_be(wire: Wire, name: str) -> None:
+    """Names, counts and configs that Kafka refuses."""
+    assert await create(wire, f"{name}/slash") == "INVALID_TOPIC_EXCEPTION"
+    assert await create(wire, "..") == "INVALID_TOPIC_EXCEPTION"
+    assert await create(wire, "x" * 250) == "INVALID_TOPIC_EXCEPTION"
+    assert await create(wire, name, 0) == "INVALID_PARTITIONS"
+    assert await create(wire, name, 1, 0) == "INVALID_REPLICATION_FACTOR"
+    assert await create(wire, name, 1, 99) == "INVALID_REPLICATION_FACTOR"
+    assert await create(wire, name, no_such_config="1") == "INVALID_CONFIG"
+    assert await create(wire, name, retention_ms="soon") == "INVALID_CONFIG"
+    assert await create(wire, name, cleanup_policy="shred") == "INVALID_CONFIG"
+    assert await create(wire, name, retention_ms=None) == "INVALID_CONFIG"
+
+
+async def test_a_try_makes_nothing(wire: Wire, name: str) -> None:
+    """With `validate_only` a topic is checked and not made."""
+    topic = Message(name=name, num_partitions=1, replication_factor=1)
+    answer = await wire.ask(Api.CREATE_TOPICS, topics=[topic], timeout_ms=5_000, validate_only=True)
+    assert named(answer.topics[0].error_code) == "NONE"
+    assert await create(wire, name) == "NONE"
+
+
+async def test_metadata_of_what_is_not_there(wire: Wire, name: str) -> None:
+    """Unknown names, ids and impossible names each have their error; no name at all asks for nothing."""
+
+    async def described(**row: Any) -> str:
+        answer = await wire.ask(Api.METADATA, topics=[Message(**row)], allow_auto_topic_creation=True)
+        return named(answer.topics[0].error_code)
+
+    assert await described(name=name) == "UNKNOWN_TOPIC_OR_PARTITION"
+    assert await described(name="a/b") == "INVALID_TOPIC_EXCEPTION"
+    assert await described(name=None, topic_id=uuid.uuid4()) == "UNKNOWN_TOPIC_ID"
+    answer = await wire.ask(Api.METADATA, topics=[])
+    assert (answer.topics, len(answer.brokers)) == ([], 1)
+    assert answer.controller_id == answer.brokers[0].node_id
+
+
+async def test_metadata_of_everything(wire: Wire, name: str) -> None:
+    """Null asks for every topic, in version 0 no name does."""
+    await created(wire, name)
+    assert name in [one.name for one in (await wire.ask(Api.METADATA, topics=None)).topics]
+    assert name in [one.name for one in (await wire.ask(Api.METADATA, 0, topics=[])).topics]
+
+
+async def test_configs_are_told_and_changed(wire: Wire, name: str) -> None:
+    """A topic's configs are those it was given, and defaults for the rest."""
+    await created(wire, name, retention_ms="-1")
+
+    async def configs(*keys: str) -> dict[str, tuple[str, int]]:
+        row = Message(resource_type=TOPIC, resource_name=name, configuration_keys=list(keys) or None)
+        answer = await wire.ask(Api.DESCRIBE_CONFIGS, resources=[row])
+        return {one.name: (one.value, one.config_source) for one in answer.resources[0].configs}
+
+    async def alter(key: str, operation: int, value: str | None, topic: str = name) -> str:
+        change = Message(name=key, config_operation=operation, value=value)
+        row = Message(resource_type=TOPIC, resource_name=topic, configs=[change])
+        return named((await wire.ask(Api.INCREMENTAL_ALTER_CONFIGS, resources=[row])).resources[0].error_code)
+
+    assert await configs("retention.ms", "cleanup.policy") == {
+        "retention.ms": ("-1", 1),
+        "cleanup.policy": ("delete", 5),
+    }
+    assert await alter("max.message.bytes", 0, "1000") == "NONE"
+    assert await alter("retention.ms", 1, None) == "NONE"
+    while (await configs("max.message.bytes"))["max.message.bytes"] != ("1000", 1):
+        continue
+    assert (await configs("retention.ms"))["retention.ms"][1] != 1
+    assert await alter("max.message.bytes", 0, "many") == "INVALID_CONFIG"
+    assert await alter("max.message.bytes", 0, "1", f"{name}-none") == "UNKNOWN_TOPIC_OR_PARTITION"
+    assert "segment.bytes" in await configs()
+
+
+async def test_topics_grow(wire: Wire, name: str) -> None:
+    """A topic can get more partitions, never fewer."""
+    await created(wire, name, 2)
+
+    async def grow(count: int, topic: str = name) -> str:
+        row = Message(name=topic, count=count, assignments=None)
+        return named((await wire.ask(Api.CREATE_PARTITIONS, topics=[row], timeout_ms=5_000)).topics[0].error_code)
+
+    assert await grow(4) == "NONE"
+    assert await grow(4) == "INVALID_PARTITIONS"
+    assert await grow(3) == "INVALID_PARTITIONS"
+    assert await grow(3, f"{name}-none") == "UNKNOWN_TOPIC_OR_PARTITION"
+    while len((await wire.ask(Api.METADATA, topics=[Message(name=name)])).topics[0].partitions) != 4:
+        continue

@@ -1,0 +1,254 @@
+"""Transactions: what readers see, what fencing says, and which offsets are committed with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from shared.testing.fake_broker import Api, ErrorCode, Message
+from tests.contract.conftest import Log, Wire, batch, created, until
+
+LATEST = -1
+NO_MEMBER = {"generation_id": -1, "member_id": "", "group_instance_id": None}
+
+
+@dataclass
+class Producer:
+    """A transactional producer made of bare requests."""
+
+    log: Log
+    transactional_id: str
+    producer_id: int = -1
+    epoch: int = -1
+    sequence: int = 0
+
+    async def init(self) -> str:
+        answer = await self.log.wire.ask(
+            Api.INIT_PRODUCER_ID,
+            transactional_id=self.transactional_id,
+            transaction_timeout_ms=60_000,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+        )
+        if not answer.error_code:
+            self.producer_id, self.epoch, self.sequence = answer.producer_id, answer.producer_epoch, 0
+        return ErrorCode(answer.error_code).name
+
+    @property
+    def identity(self) -> dict[str, object]:
+        return {
+            "transactional_id": self.transactional_id,
+            "producer_id": self.producer_id,
+            "producer_epoch": self.epoch,
+        }
+
+    async def add(self) -> str:
+        topics = [Message(name=self.log.topic, partitions=[0])]
+        answer = await self.log.wire.ask(Api.ADD_PARTITIONS_TO_TXN, topics=topics, **self.identity)
+        return ErrorCode(answer.topics[0].partitions[0].error_code).name
+
+    async def write(self, *values: bytes, version: int | None = None) -> str:
+        producer = (self.producer_id, self.epoch, self.sequence)
+        data = batch(*values, producer=producer, transactional=True)
+        row = await self.log.produce(data, transactional_id=self.transactional_id, version=version)
+        if not row.error_code:
+            self.sequence += len(values)
+        return ErrorCode(row.error_code).name
+
+    async def end(self, *, committed: bool) -> str:
+        answer = await self.log.wire.ask(Api.END_TXN, committed=committed, **self.identity)
+        return ErrorCode(answer.error_code).name
+
+    async def add_offsets(self, group_id: str) -> str:
+        answer = await self.log.wire.ask(Api.ADD_OFFSETS_TO_TXN, group_id=group_id, **self.identity)
+        return ErrorCode(answer.error_code).name
+
+    async def commit_offset(self, group_id: str, offset: int, **member: object) -> str:
+        answer = await self.log.wire.ask(
+            Api.TXN_OFFSET_COMMIT,
+            group_id=group_id,
+            topics=self.log.topics(offset=offset, metadata=""),
+            **self.identity,
+            **{**NO_MEMBER, **member},
+        )
+        return ErrorCode(answer.topics[0].partitions[0].error_code).name
+
+
+@pytest.fixture
+async def producer(log: Log, name: str, wire: Wire) -> Producer:
+    """A producer that has its id and its epoch."""
+    await wire.ask(Api.FIND_COORDINATOR, key=name, key_type=1)
+    one = Producer(log, name)
+    assert await one.init() == "NONE"
+    return one
+
+
+async def ends(log: Log) -> tuple[int, int]:
+    """The last stable offset and the high watermark."""
+    return (await log.offset(LATEST, committed=True))[1], (await log.offset(LATEST))[1]
+
+
+async def settled(log: Log, end: int) -> None:
+    """Until the markers are written, which Kafka does after it has answered."""
+
+    async def is_settled() -> bool:
+        return await ends(log) == (end, end)
+
+    await until(is_settled)
+
+
+async def test_an_open_transaction_is_not_stable(producer: Producer) -> None:
+    """The last stable offset stays where the first open transaction begins, until its marker is written."""
+    log = producer.log
+    await log.produce(batch(b"plain"))
+    assert await producer.add() == "NONE"
+    assert await producer.write(b"a", b"b") == "NONE"
+    await log.produce(batch(b"after"))
+    assert await ends(log) == (1, 4)
+    row = await log.fetch(0, committed=True)
+    assert (row.last_stable_offset, row.high_watermark) == (1, 4)
+    assert await producer.end(committed=True) == "NONE"
+    await settled(log, 5)
+
+
+async def test_aborted_transactions_are_named(producer: Producer) -> None:
+    """A committed fetch names the aborted transactions in its range, with their producer and first offset."""
+    log = producer.log
+    for committed in (False, True, False):
+        assert await producer.add() == "NONE"
+        assert await producer.write(b"a", b"b") == "NONE"
+        assert await producer.end(committed=committed) == "NONE"
+    await settled(log, 9)
+
+    async def aborted(offset: int) -> list[tuple[int, int]]:
+        row = await log.fetch(offset, committed=True)
+        return [(one.producer_id, one.first_offset) for one in row.aborted_transactions]
+
+    assert await aborted(0) == [(producer.producer_id, 0), (producer.producer_id, 6)]
+    assert await aborted(3) == [(producer.producer_id, 6)]
+    assert (await log.fetch(0)).aborted_transactions is None
+
+
+async def test_a_partition_must_be_in_the_transaction(producer: Producer) -> None:
+    """Writing to a partition that was not added is refused."""
+    assert await producer.write(b"a", version=10) == "INVALID_TXN_STATE"
+    assert await producer.write(b"a", version=11) == "TRANSACTION_ABORTABLE"
+    assert await producer.add() == "NONE"
+    assert await producer.write(b"a") == "NONE"
+
+
+async def test_a_transaction_ends_once(producer: Producer) -> None:
+    """The same end again is fine, another one is not; without a transaction there is nothing to end."""
+    assert await producer.end(committed=True) == "INVALID_TXN_STATE"
+    assert await producer.add() == "NONE"
+    assert await producer.end(committed=True) == "NONE"
+    assert await producer.end(committed=True) == "NONE"
+    assert await producer.end(committed=False) == "INVALID_TXN_STATE"
+
+
+async def test_the_next_producer_fences_the_last(producer: Producer) -> None:
+    """A second producer with the same id aborts what is open, and the first can do nothing more."""
+    assert await producer.add() == "NONE"
+    assert await producer.write(b"a") == "NONE"
+    second = Producer(producer.log, producer.transactional_id)
+    assert await second.init() == "NONE"
+    assert second.producer_id == producer.producer_id
+    assert second.epoch > producer.epoch
+    await settled(producer.log, 2)
+    assert await producer.write(b"b") == "INVALID_PRODUCER_EPOCH"
+    assert await producer.add() == "PRODUCER_FENCED"
+    assert await producer.end(committed=True) == "PRODUCER_FENCED"
+    assert await producer.add_offsets("group") == "PRODUCER_FENCED"
+    assert await producer.init() == "PRODUCER_FENCED"
+    assert await second.add() == "NONE"
+    assert await second.write(b"c") == "NONE"
+    assert await second.end(committed=True) == "NONE"
+
+
+async def test_a_fenced_producer_is_known_before_it_has_written(producer: Producer) -> None:
+    """A producer that is fenced cannot write where it never wrote before either."""
+    assert await Producer(producer.log, producer.transactional_id).init() == "NONE"
+    assert await producer.write(b"a") == "INVALID_PRODUCER_EPOCH"
+
+
+async def test_a_producer_can_raise_its_own_epoch(producer: Producer) -> None:
+    """InitProducerId with the present id and epoch gives the next epoch, and the same again to a second try."""
+    before = (producer.producer_id, producer.epoch)
+    assert await producer.init() == "NONE"
+    assert (producer.producer_id, producer.epoch) == (before[0], before[1] + 1)
+    producer.epoch = before[1]
+    assert await producer.init() == "NONE"
+    assert producer.epoch == before[1] + 1
+
+
+async def test_a_stranger_has_no_transaction(producer: Producer) -> None:
+    """A producer id that does not belong to the transactional id is refused."""
+    stranger = Producer(producer.log, producer.transactional_id, producer.producer_id + 1_000_000, 0)
+    assert await stranger.add() == "INVALID_PRODUCER_ID_MAPPING"
+    unknown = Producer(producer.log, f"{producer.transactional_id}-none", producer.producer_id, 0)
+    assert await unknown.end(committed=True) == "INVALID_PRODUCER_ID_MAPPING"
+
+
+async def test_a_timeout_has_limits(log: Log, name: str) -> None:
+    """A transaction's timeout is at most the broker's `transaction.max.timeout.ms`."""
+    answer = await log.wire.ask(Api.INIT_PRODUCER_ID, transactional_id=name, transaction_timeout_ms=900_001)
+    assert ErrorCode(answer.error_code) is ErrorCode.INVALID_TRANSACTION_TIMEOUT
+
+
+async def committed_offset(log: Log, group_id: str, *, require_stable: bool) -> tuple[str, int]:
+    answer = await log.wire.ask(
+        Api.OFFSET_FETCH,
+        group_id=group_id,
+        topics=[Message(name=log.topic, partitions=[0])],
+        require_stable=require_stable,
+    )
+    row = answer.topics[0].partitions[0]
+    return ErrorCode(row.error_code).name, row.offset
+
+
+async def stable_offset(log: Log, group_id: str) -> tuple[str, int]:
+    """What is committed, once no transaction is about to commit."""
+
+    async def is_stable() -> bool:
+        return (await committed_offset(log, group_id, require_stable=True))[0] != "UNSTABLE_OFFSET_COMMIT"
+
+    await until(is_stable)
+    return await committed_offset(log, group_id, require_stable=True)
+
+
+async def test_offsets_come_with_the_commit(producer: Producer, name: str) -> None:
+    """Offsets of a transaction are there once it is committed; until then `require_stable` says so."""
+    log, group_id = producer.log, f"{name}-group"
+    await log.wire.ask(Api.FIND_COORDINATOR, key=group_id)
+    assert await producer.add_offsets(group_id) == "NONE"
+    assert await producer.commit_offset(group_id, 7) == "NONE"
+    assert await committed_offset(log, group_id, require_stable=False) == ("NONE", -1)
+    assert await committed_offset(log, group_id, require_stable=True) == ("UNSTABLE_OFFSET_COMMIT", -1)
+    assert await producer.end(committed=True) == "NONE"
+    assert await stable_offset(log, group_id) == ("NONE", 7)
+
+
+async def test_aborted_offsets_are_dropped(producer: Producer, name: str) -> None:
+    """Offsets of an aborted transaction are never committed."""
+    log, group_id = producer.log, f"{name}-group"
+    assert await producer.add_offsets(group_id) == "NONE"
+    assert await producer.commit_offset(group_id, 7) == "NONE"
+    assert await producer.end(committed=False) == "NONE"
+    assert await stable_offset(log, group_id) == ("NONE", -1)
+
+
+async def test_offsets_of_a_lost_generation_are_refused(producer: Producer, name: str) -> None:
+    """A generation or member the group does not have cannot commit, in a transaction either."""
+    group_id = f"{name}-group"
+    assert await producer.add_offsets(group_id) == "NONE"
+    assert await producer.commit_offset(group_id, 7, generation_id=3, member_id="gone") == "ILLEGAL_GENERATION"
+
+
+async def test_an_unknown_partition_spoils_the_addition(producer: Producer, wire: Wire, name: str) -> None:
+    """Partitions are added all or none."""
+    await created(wire, f"{name}-other")
+    topics = [Message(name=f"{name}-other", partitions=[0]), Message(name=f"{name}-none", partitions=[0])]
+    answer = await wire.ask(Api.ADD_PARTITIONS_TO_TXN, topics=topics, **producer.identity)
+    codes = {topic.name: topic.partitions[0].error_code for topic in answer.topics}
+    assert codes == {f"{name}-other": 55, f"{name}-none": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}

@@ -1,0 +1,101 @@
+"""What hooks can have done: the values of it, without sockets."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.common.records import TopicPartition
+from shared.testing.fake_broker.cluster_state import Request
+from shared.testing.fake_broker.codec import Message
+from shared.testing.fake_broker.control import Close, Control, failed, merged, without
+from shared.testing.fake_broker.protocol import SPOKEN, Api, ErrorCode
+
+
+def request(api: Api, node: int = 1, **body: object) -> Request:
+    spoken = SPOKEN[api]
+    version = spoken.max_version
+    decoded, _ = spoken.request.decode(spoken.request.encode(Message(**body), version), version)
+    return Request(api, version, node, "client", "/host", decoded, 0)
+
+
+def about(api: Api) -> Request:
+    """A request about two partitions of a topic and one of another."""
+    numbers = api in (Api.OFFSET_FETCH, Api.ADD_PARTITIONS_TO_TXN)
+    rows = [0, 1] if numbers else [Message(partition=0), Message(partition=1)]
+    return request(api, topics=[Message(name="t", partitions=rows), Message(name="u", partitions=rows[:1])])
+
+
+def test_a_control_is_for_its_requests() -> None:
+    """A control sees its API at its node, or every one."""
+    controls: list[Control] = []
+    one = Control(controls, Api.FETCH, Close(), None, 2)
+    assert one.is_for(request(Api.FETCH, node=2))
+    assert not one.is_for(request(Api.FETCH, node=1))
+    assert not one.is_for(request(Api.PRODUCE, node=2))
+    assert Control(controls, None, Close(), None, None).is_for(request(Api.METADATA))
+
+
+def test_a_control_ends() -> None:
+    """After its last time, at the end of its block, or when it is removed, a control is off."""
+    controls: list[Control] = []
+    twice = Control(controls, None, Close(), 2, None)
+    twice.count()
+    assert twice.is_on
+    twice.count()
+    assert repr(twice) == "<Control of every api, acted 2 of 2 times, removed>"
+    with Control(controls, None, Close(), None, None) as block:
+        assert block.is_on
+    assert not block.is_on
+    block.remove()
+    assert controls == []
+
+
+PARTITIONED = [
+    Api.PRODUCE,
+    Api.FETCH,
+    Api.LIST_OFFSETS,
+    Api.OFFSET_COMMIT,
+    Api.OFFSET_FETCH,
+    Api.DELETE_RECORDS,
+    Api.ADD_PARTITIONS_TO_TXN,
+    Api.TXN_OFFSET_COMMIT,
+]
+
+
+@pytest.mark.parametrize("api", PARTITIONED, ids=lambda api: api.name.lower())
+def test_partitions_fail_alone(api: Api) -> None:
+    """A failure of some partitions is put into the answer that the others get."""
+    asked, wanted = about(api), {TopicPartition("t", 1), TopicPartition("u", 0)}
+    rest = without(asked, wanted)
+    assert rest.partitions() == [TopicPartition("t", 0)]
+    assert len(asked.partitions()) == 3
+    answer = merged(
+        Message(topics=[Message(name="t", partitions=[Message(partition=0, error_code=0)])]), failed(asked, 7, wanted)
+    )
+    codes = {(t.name, p.partition): p.error_code for t in answer.topics for p in t.partitions}
+    assert codes == {("t", 0): 0, ("t", 1): 7, ("u", 0): 7}
+    assert getattr(answer, "error_code", 0) == 0
+
+
+@pytest.mark.parametrize("api", list(Api), ids=lambda api: api.name.lower())
+def test_every_api_can_fail(api: Api) -> None:
+    """The answer that says an error can be written in every version, and says it."""
+    bodies: dict[Api, dict[str, object]] = {
+        Api.METADATA: {"topics": [Message(name="t")]},
+        Api.CREATE_TOPICS: {"topics": [Message(name="t")]},
+        Api.CREATE_PARTITIONS: {"topics": [Message(name="t")]},
+        Api.DELETE_TOPICS: {"topic_names": ["t"]},
+        Api.DESCRIBE_GROUPS: {"groups": ["g"]},
+        Api.DELETE_GROUPS: {"groups": ["g"]},
+        Api.DESCRIBE_CONFIGS: {"resources": [Message(resource_type=2, resource_name="t")]},
+        Api.INCREMENTAL_ALTER_CONFIGS: {"resources": [Message(resource_type=2, resource_name="t")]},
+    }
+    asked = about(api) if api in PARTITIONED else request(api, **bodies.get(api, {}))
+    answer = failed(asked, ErrorCode.BROKER_NOT_AVAILABLE)
+    spoken = SPOKEN[api]
+    for version in range(spoken.min_version, spoken.max_version + 1):
+        read, _ = spoken.response.decode(spoken.response.encode(answer, version), version)
+        rows = [*(getattr(read, "topics", None) or ()), *(getattr(read, "groups", None) or ())]
+        rows += getattr(read, "resources", None) or ()
+        rows += [p for t in getattr(read, "topics", None) or () for p in getattr(t, "partitions", None) or ()]
+        assert ErrorCode.BROKER_NOT_AVAILABLE in [getattr(row, "error_code", 0) for row in [read, *rows]]

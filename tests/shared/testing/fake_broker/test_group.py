@@ -1,0 +1,160 @@
+"""One group, without sockets and clocks: what is in the contract suite is not here again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shared.testing.fake_broker.codec import Message
+from shared.testing.fake_broker.group import Group, GroupState
+from shared.testing.fake_broker.protocol import ErrorCode
+from shared.testing.fake_broker.timers import Later, Timers
+
+CLIENT = ("client", "/127.0.0.1")
+VERSION = 3
+"""Before member ids were required: one join is enough."""
+
+
+def joining(member_id: str = "", *, session_ms: int = 1_000, rebalance_ms: int = 5_000, **more: Any) -> Message:
+    return Message(
+        **{
+            "member_id": member_id,
+            "group_instance_id": None,
+            "session_timeout_ms": session_ms,
+            "rebalance_timeout_ms": rebalance_ms,
+            "protocol_type": "consumer",
+            "protocols": [Message(name="range", metadata=b"m")],
+            **more,
+        }
+    )
+
+
+def identity(member: Message, **more: Any) -> Message:
+    return Message(
+        **{
+            "member_id": member.member_id,
+            "generation_id": member.generation_id,
+            "group_instance_id": None,
+            "protocol_type": "consumer",
+            "protocol_name": "range",
+            "assignments": [],
+            **more,
+        }
+    )
+
+
+def done(answer: Message | Later) -> Message:
+    assert isinstance(answer, Later)
+    assert answer.is_done
+    return answer.value  # type: ignore[no-any-return]
+
+
+def stable(group: Group, now_ms: int = 0) -> Message:
+    """The only member of a group, in a stable generation."""
+    member = done(group.join(VERSION, CLIENT, joining(), now_ms))
+    group.sync(VERSION, identity(member), now_ms)
+    assert group.state is GroupState.STABLE
+    return member
+
+
+def test_who_does_not_rejoin_is_out() -> None:
+    """A rebalance waits for the slowest member's timeout, and goes on without those that did not join."""
+    timers = Timers()
+    group = Group("g", timers)
+    old = stable(group)
+    new = group.join(VERSION, CLIENT, joining(rebalance_ms=3_000), 100)
+    assert isinstance(new, Later)
+    for now in range(200, 5_100, 300):
+        assert group.heartbeat(identity(old), now) is ErrorCode.REBALANCE_IN_PROGRESS
+        timers.run(now)
+    assert not new.is_done
+    timers.run(5_100)
+    assert done(new).generation_id == 2
+    assert list(group.members) == [new.value.member_id] == [group.leader]
+
+
+def test_who_waits_to_join_is_not_silent() -> None:
+    """A member whose join is not answered yet needs no heartbeat."""
+    timers = Timers()
+    group = Group("g", timers)
+    old = stable(group)
+    new = group.join(VERSION, CLIENT, joining(session_ms=200), 0)
+    for now in range(0, 3_000, 100):
+        group.heartbeat(identity(old), now)
+        timers.run(now)
+    assert isinstance(new, Later)
+    assert not new.is_done
+    assert len(group.members) == 2
+
+
+def test_who_never_syncs_is_out() -> None:
+    """A member that joined and does not ask for its assignment within the rebalance timeout is out."""
+    timers = Timers()
+    group = Group("g", timers)
+    done(group.join(VERSION, CLIENT, joining(session_ms=60_000, rebalance_ms=500), 0))
+    assert group.state is GroupState.COMPLETING
+    timers.run(500)
+    assert (group.state, group.members) == (GroupState.EMPTY, {})
+
+
+def test_a_first_member_waits_for_others() -> None:
+    """With an initial delay an empty group waits for who else comes, and answers all of them in one generation."""
+    timers = Timers()
+    group = Group("g", timers, initial_delay_ms=100)
+    answers = [group.join(VERSION, CLIENT, joining(), now) for now in (0, 50)]
+    timers.run(99)
+    assert not any(isinstance(answer, Later) and answer.is_done for answer in answers)
+    timers.run(100)
+    assert [done(answer).generation_id for answer in answers] == [1, 1]
+
+
+def test_a_follower_that_rejoins_stays() -> None:
+    """A follower that comes back with nothing new is told the present generation."""
+    group = Group("g", Timers())
+    leader = stable(group)
+    second = group.join(VERSION, CLIENT, joining(), 0)
+    group.join(VERSION, CLIENT, joining(leader.member_id), 0)
+    follower = done(second)
+    group.sync(VERSION, identity(follower), 0)
+    group.sync(VERSION, identity(Message(member_id=leader.member_id, generation_id=2)), 0)
+    again = group.join(VERSION, CLIENT, joining(follower.member_id), 0)
+    assert isinstance(again, Message)
+    assert (again.generation_id, group.state) == (2, GroupState.STABLE)
+    assert isinstance(group.join(VERSION, CLIENT, joining(leader.member_id), 0), Later)
+    assert group.state is GroupState.PREPARING
+
+
+def test_a_rebalance_ends_waiting_syncs() -> None:
+    """A member that waits for its assignment while another joins is sent back to join."""
+    group = Group("g", Timers())
+    leader = stable(group)
+    second = group.join(VERSION, CLIENT, joining(), 0)
+    group.join(VERSION, CLIENT, joining(leader.member_id), 0)
+    waiting = group.sync(VERSION, identity(done(second)), 0)
+    assert isinstance(waiting, Later)
+    group.join(VERSION, CLIENT, joining(), 0)
+    assert done(waiting).error_code is ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def test_most_votes_win() -> None:
+    """The protocol is one that all have, the one that most like best."""
+    group = Group("g", Timers(), initial_delay_ms=10)
+    likes = (["a", "b", "c"], ["b", "a"], ["b", "a"])
+    for names in likes:
+        group.join(VERSION, CLIENT, joining(protocols=[Message(name=n, metadata=n.encode()) for n in names]), 0)
+    group.timers.run(10)
+    assert group.protocol == "b"
+
+
+def test_an_unused_member_id_expires() -> None:
+    """A group waits for a member that was given an id, but no longer than its session."""
+    timers = Timers()
+    group = Group("g", timers)
+    leader = stable(group)
+    refused = group.join(4, CLIENT, joining(), 0)
+    assert isinstance(refused, Message)
+    assert refused.error_code is ErrorCode.MEMBER_ID_REQUIRED
+    again = group.join(VERSION, CLIENT, joining(leader.member_id), 0)
+    assert isinstance(again, Later)
+    assert not again.is_done
+    timers.run(1_000)
+    assert done(again).generation_id == 2

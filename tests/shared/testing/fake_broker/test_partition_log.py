@@ -1,0 +1,111 @@
+"""One partition's log."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.clients.connection import read_batches
+from shared.testing.fake_broker.batches import parse, records
+from shared.testing.fake_broker.partition_log import PartitionLog
+from shared.testing.fake_broker.producer_states import Appended
+from shared.testing.fake_broker.protocol import ErrorCode
+from tests.shared.testing.fake_broker.test_batches import built
+
+MANY = 1 << 20
+
+
+def log_of(*counts: int) -> PartitionLog:
+    log = PartitionLog()
+    for count in counts:
+        log.append(parse(built(*[b"v"] * count)), leader_epoch=4)
+    return log
+
+
+def offsets(data: bytes) -> list[int]:
+    return [record.offset for batch in read_batches(data) for record in batch]
+
+
+def test_a_repetition_is_not_appended() -> None:
+    """A batch that is there is answered with where it is, and the log is as long as before."""
+    log = PartitionLog()
+    for _ in range(2):
+        assert log.append(parse(built(b"a", b"b", producer=(7, 0, 0))), 0) == Appended(0, 1, 0, -1)
+    assert (len(log.batches), log.end_offset) == (1, 2)
+
+
+@given(st.lists(st.integers(1, 5), max_size=12), st.integers(0, 60), st.integers(0, 500))
+def test_a_fetch_gives_whole_batches(counts: list[int], offset: int, max_bytes: int) -> None:
+    """What is fetched begins with the batch that holds the offset, and is one batch or no larger than the limit."""
+    log = log_of(*counts)
+    fetched = log.fetch(offset, max_bytes, committed=False)
+    if offset > log.end_offset:
+        assert fetched.code is ErrorCode.OFFSET_OUT_OF_RANGE
+        return
+    found = offsets(fetched.data)
+    assert found == list(range(found[0], found[-1] + 1)) if found else offset == log.end_offset
+    assert not found or offset in found
+    assert len(fetched.data) <= max_bytes or len(read_batches(fetched.data)) == 1
+
+
+def transactional(log: PartitionLog, producer_id: int, sequence: int) -> None:
+    log.append(parse(built(b"a", b"b", producer=(producer_id, 0, sequence), transactional=True)), 0)
+
+
+def test_the_first_open_transaction_holds_the_rest() -> None:
+    """Two producers' transactions: stable is what lies before the first that is open."""
+    log = PartitionLog()
+    transactional(log, 1, 0)
+    transactional(log, 2, 0)
+    assert (log.last_stable_offset, log.end_offset) == (0, 4)
+    log.end_transaction(1, 0, 0, committed=True, now_ms=0)
+    assert (log.last_stable_offset, log.end_offset) == (2, 5)
+    assert offsets(log.fetch(0, MANY, committed=True).data) == [0, 1]
+    log.end_transaction(2, 0, 0, committed=False, now_ms=0)
+    assert log.last_stable_offset == log.end_offset == 6
+    fetched = log.fetch(0, MANY, committed=True)
+    assert [(one.producer_id, one.first_offset, one.last_offset) for one in fetched.aborted] == [(2, 2, 5)]
+    assert log.fetch(0, MANY, committed=False).aborted == ()
+
+
+def test_readers_of_the_test_see_what_consumers_see() -> None:
+    """Without open and aborted transactions under `committed`, with them otherwise, never markers."""
+    log = log_of(1)
+    transactional(log, 1, 0)
+    log.end_transaction(1, 0, 0, committed=False, now_ms=0)
+    transactional(log, 1, 2)
+
+    def seen(*, committed: bool) -> list[int]:
+        return [r.offset for batch in log.readable(committed=committed) for r in records(batch, "t", 0)]
+
+    assert seen(committed=True) == [0]
+    assert seen(committed=False) == [0, 1, 2, 4, 5]
+
+
+def test_deleted_records_cannot_be_fetched() -> None:
+    """The log starts where it was told to, and the batch that holds the start is still fetched whole."""
+    log = log_of(3, 3)
+    log.delete_records(4)
+    assert (log.start_offset, len(log.batches)) == (4, 1)
+    assert log.fetch(3, MANY, committed=False).code is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert offsets(log.fetch(4, MANY, committed=False).data) == [3, 4, 5]
+    log.delete_records(6)
+    assert (log.batches, log.start_offset, log.end_offset) == ([], 6, 6)
+    assert log.offset_for_time(0, committed=False).offset == -1
+
+
+def test_bytes_are_counted_as_far_as_wanted() -> None:
+    """Counting ends with what a fetch waits for."""
+    log = log_of(1, 1, 1)
+    size = len(log.batches[0].data)
+    assert log.bytes_from(0, 1, committed=False) == size
+    assert log.bytes_from(0, MANY, committed=False) == 3 * size
+    assert log.bytes_from(2, MANY, committed=False) == size
+    assert log.bytes_from(3, MANY, committed=False) == 0
+
+
+def test_its_repr_says_where_it_is() -> None:
+    """A log prints its bounds."""
+    log = log_of(2)
+    transactional(log, 1, 0)
+    assert repr(log) == "PartitionLog(0..4, stable to 2)"

@@ -1,0 +1,52 @@
+"""Answers to come, and what is to happen later."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.testing.fake_broker.timers import Later, Timers
+
+
+def test_an_answer_comes_once() -> None:
+    """The first answer counts, for those who asked before and after it."""
+    later, seen = Later(), []
+    later.then(seen.append)
+    later.resolve(1)
+    later.resolve(2)
+    later.then(seen.append)
+    assert seen == [1, 1]
+    assert repr(later) == "Later(1)"
+
+
+@given(st.lists(st.integers(0, 20)), st.lists(st.integers(0, 30)))
+def test_things_happen_in_their_order(dues: list[int], nows: list[int]) -> None:
+    """What is due happens, by due time, once, and nothing before its time."""
+    timers, happened = Timers(), []
+    for due in dues:
+        timers.at(due, lambda now, due=due: happened.append((due, now)))  # type: ignore[misc]
+    for now in sorted(nows):
+        timers.run(now)
+        assert sorted(due for due, _ in happened) == sorted(due for due in dues if due <= now)
+    assert happened == sorted(happened)
+    assert all(due <= now for due, now in happened)
+
+
+def test_what_is_cancelled_does_not_happen() -> None:
+    """A cancelled timer is not even waited for."""
+    timers, happened = Timers(), []
+    first = timers.at(1, happened.append)
+    timers.at(2, happened.append)
+    first.cancel()
+    assert timers.next_ms == 2
+    timers.run(5)
+    assert happened == [5]
+    assert timers.next_ms is None
+
+
+def test_what_happens_can_ask_for_more() -> None:
+    """A timer set by a timer runs in the same turn where it is due."""
+    timers, happened = Timers(), []
+    timers.at(1, lambda now: timers.at(now, happened.append))  # type: ignore[arg-type, return-value]
+    timers.run(1)
+    assert happened == [1]

@@ -1,0 +1,73 @@
+"""What docs/fake-broker.md says of the fake broker is true."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+from sybil import Example, Sybil
+from sybil.parsers.markdown import CodeBlockParser
+
+import penstock.testing
+from penstock.clients import KafkaSettings, Producer
+from shared.common.records import TopicPartition
+from shared.testing import fake_broker
+from shared.testing.fake_broker import Api, FakeCluster
+from shared.testing.fake_broker.configs import BROKER_CONFIGS
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "fake-broker.md"
+
+
+def nothing(_: Example) -> None:
+    """Blocks are looked at here, not evaluated by Sybil."""
+
+
+def blocks() -> list[str]:
+    document = Sybil(parsers=[CodeBlockParser("python", nothing)]).parse(DOCUMENT)
+    return [str(example.parsed) for example in document.examples()]
+
+
+@pytest.mark.parametrize("block", blocks(), ids=str.__hash__)
+def test_the_document_runs(block: str) -> None:
+    """Each block of Python runs from top to bottom."""
+    exec(compile(block, str(DOCUMENT), "exec"), {"__name__": "document"})
+
+
+async def test_the_documents_hooks_hook() -> None:
+    """The two hooks that the document shows do what it says of them."""
+    names: dict[str, object] = {"__name__": "document"}
+    exec(compile(blocks()[1], str(DOCUMENT), "exec"), names)
+    async with FakeCluster(2) as cluster:
+        cluster.create_topic("t")
+        other = 3 - (cluster.leader("t") or 0)
+        names["lead_elsewhere"](cluster, TopicPartition("t", 0), other)  # type: ignore[operator]
+        gate, held = asyncio.Event(), asyncio.Event()
+        cluster.control(Api.PRODUCE, lambda _: held.set())
+        names["wait_for"](gate, cluster)  # type: ignore[operator]
+        producing = asyncio.create_task(produced(cluster))
+        await held.wait()
+        assert (cluster.leader("t"), cluster.end_offset("t")) == (other, 0)
+        gate.set()
+        await producing
+        assert cluster.end_offset("t") == 1
+
+
+async def produced(cluster: FakeCluster) -> None:
+    async with Producer(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, retry_backoff_ms=10)) as producer:
+        await (await producer.send("t", b"v"))
+
+
+def test_everything_is_documented() -> None:
+    """Every API, broker config and public method is in the document."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    words = set(re.findall(r"\w+", text))
+    assert {"".join(part.capitalize() for part in api.name.split("_")) for api in Api} <= words
+    assert all(f"`{name}`" in text for name in BROKER_CONFIGS)
+    assert {name for name in vars(FakeCluster) if not name.startswith("_")} - {"start", "stop"} <= words
+
+
+def test_the_facade_has_it_all() -> None:
+    """What the fake broker offers is importable from `penstock.testing`."""
+    assert set(fake_broker.__all__) <= set(penstock.testing.__all__)
