@@ -27,6 +27,7 @@ QUICK = {
     "group.min.session.timeout.ms": "100",
     "transaction.max.timeout.ms": "900000",
 }
+QUICK_KAFKA = {**QUICK, "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
 READER_BYTES = 1 << 22
 PATIENCE_S = 20
 PASSING = {
@@ -45,7 +46,7 @@ class Broker(Protocol):
 @pytest.fixture(scope="session")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
     """One Apache Kafka for all tests, on an event loop of its own."""
-    broker = EmbeddedKafka(tmp_path_factory.mktemp("kafka"), EmbeddedKafkaSettings(properties=QUICK))
+    broker = EmbeddedKafka(tmp_path_factory.mktemp("kafka"), EmbeddedKafkaSettings(properties=QUICK_KAFKA))
     with start_blocking_portal("asyncio") as portal, portal.wrap_async_context_manager(broker):
         yield broker
 

@@ -251,12 +251,65 @@ async def test_what_cannot_be_committed(log: Log, name: str) -> None:
     assert answer.topics[0].partitions[0].error_code == 12
 
 
+async def test_commits_wait_for_the_assignment(log: Log, name: str) -> None:
+    """Between join and sync a member cannot commit, and its heartbeat is fine."""
+    group_id = f"{name}-group"
+    await log.wire.ask(Api.FIND_COORDINATOR, key=group_id)
+    member = Member(log.wire, group_id)
+    await member.join()
+    assert await member.heartbeat() == "NONE"
+    assert await member.commit(log, 1) == "REBALANCE_IN_PROGRESS"
+    await member.sync()
+    assert await member.commit(log, 1) == "NONE"
+
+
 async def test_static_members_keep_their_place(broker: Broker, wire: Wire, name: str) -> None:
-    """A static member that starts anew gets a new id; who has the old one is fenced."""
+    """A static member that starts anew gets a new id, its old assignment, and no rebalance; the old id is fenced."""
     first = await alone(wire, name, instance_id="one")
     second = Member(wire, name, instance_id="one")
-    assert (await second.join()).error_code == 0
+    answer = await second.join()
+    assert (answer.error_code, answer.generation_id, answer.skip_assignment) == (0, first.generation, True)
     assert second.member_id != first.member_id
+    assert answer.leader == second.member_id
+    assert await state_of(wire, name) == "Stable"
+    assert (await second.sync()).assignment == b"all"
     assert await first.heartbeat() == "FENCED_INSTANCE_ID"
+    assert named((await first.join()).error_code) == "FENCED_INSTANCE_ID"
+    assert await first.leave() == "FENCED_INSTANCE_ID"
     async with connected(broker) as third:
         assert await Member(third, name, "one", first.member_id, first.generation).heartbeat() == "FENCED_INSTANCE_ID"
+
+
+async def test_older_clients_do_not_skip_the_assignment(wire: Wire, name: str) -> None:
+    """Before an answer could say so, a leader that started anew was told that its old self leads."""
+    first = await alone(wire, name, instance_id="one")
+    answer = await wire.ask(
+        Api.JOIN_GROUP,
+        5,
+        group_id=name,
+        session_timeout_ms=SESSION_MS,
+        rebalance_timeout_ms=SESSION_MS,
+        group_instance_id="one",
+        protocol_type="consumer",
+        protocols=[Message(name="range", metadata=b"m")],
+    )
+    assert (answer.error_code, answer.generation_id) == (0, first.generation)
+    assert (answer.leader, answer.members) == (first.member_id, [])
+
+
+async def test_another_protocol_is_a_rebalance(wire: Wire, name: str) -> None:
+    """A static member that starts anew has the group rebalance where its protocol is another, and only there."""
+    first = await alone(wire, name, instance_id="one")
+    second = Member(wire, name, instance_id="one", protocols=[("range", b"other")])
+    assert ((await second.join()).error_code, second.generation) == (0, first.generation)
+    third = Member(wire, name, instance_id="one", protocols=[("sticky", b"m"), ("range", b"m")])
+    assert ((await third.join()).error_code, third.generation) == (0, first.generation + 1)
+
+
+async def test_static_members_leave_by_name(wire: Wire, name: str) -> None:
+    """An administrator removes a static member without knowing its id."""
+    await alone(wire, name, instance_id="one")
+    rows = [Message(member_id="", group_instance_id=instance) for instance in ("one", "two")]
+    answer = await wire.ask(Api.LEAVE_GROUP, group_id=name, members=rows)
+    assert [named(row.error_code) for row in answer.members] == ["NONE", "UNKNOWN_MEMBER_ID"]
+    assert await state_of(wire, name) == "Empty"

@@ -22,12 +22,13 @@ class Producer:
     producer_id: int = -1
     epoch: int = -1
     sequence: int = 0
+    timeout_ms: int = 60_000
 
     async def init(self) -> str:
         answer = await self.log.wire.ask(
             Api.INIT_PRODUCER_ID,
             transactional_id=self.transactional_id,
-            transaction_timeout_ms=60_000,
+            transaction_timeout_ms=self.timeout_ms,
             producer_id=self.producer_id,
             producer_epoch=self.epoch,
         )
@@ -182,12 +183,42 @@ async def test_a_producer_can_raise_its_own_epoch(producer: Producer) -> None:
     assert producer.epoch == before[1] + 1
 
 
+async def test_a_transaction_times_out(producer: Producer) -> None:
+    """A transaction that is open too long is aborted, and its producer fenced until it has asked for its next epoch."""
+    slow = Producer(producer.log, producer.transactional_id, timeout_ms=100)
+    assert await slow.init() == "NONE"
+    assert await slow.add() == "NONE"
+    assert await slow.write(b"a") == "NONE"
+    await settled(producer.log, 2)
+    assert await slow.end(committed=True) == "PRODUCER_FENCED"
+    assert await slow.add() == "PRODUCER_FENCED"
+    assert await slow.write(b"b") == "INVALID_PRODUCER_EPOCH"
+    before = slow.epoch
+    for _ in range(2):
+        slow.epoch = before
+        assert await slow.init() == "NONE"
+        assert slow.epoch == before + 1
+    assert await slow.add() == "NONE"
+    assert await slow.write(b"c") == "NONE"
+    assert await slow.end(committed=True) == "NONE"
+    await settled(producer.log, 4)
+    row = await producer.log.fetch(0, committed=True)
+    assert [(one.producer_id, one.first_offset) for one in row.aborted_transactions] == [(slow.producer_id, 0)]
+
+
 async def test_a_stranger_has_no_transaction(producer: Producer) -> None:
     """A producer id that does not belong to the transactional id is refused."""
     stranger = Producer(producer.log, producer.transactional_id, producer.producer_id + 1_000_000, 0)
     assert await stranger.add() == "INVALID_PRODUCER_ID_MAPPING"
     unknown = Producer(producer.log, f"{producer.transactional_id}-none", producer.producer_id, 0)
     assert await unknown.end(committed=True) == "INVALID_PRODUCER_ID_MAPPING"
+
+
+async def test_an_expired_id_begins_anew(producer: Producer) -> None:
+    """A producer that asks to go on with a transactional id that nobody knows any more gets a new producer id."""
+    expired = Producer(producer.log, f"{producer.transactional_id}-none", producer.producer_id, 3)
+    assert await expired.init() == "NONE"
+    assert (expired.producer_id != producer.producer_id, expired.epoch) == (True, 0)
 
 
 async def test_a_timeout_has_limits(log: Log, name: str) -> None:

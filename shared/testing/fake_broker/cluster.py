@@ -56,7 +56,7 @@ class FakeCluster:
             )
 
     def __repr__(self) -> str:
-        return f"<FakeCluster {list(self._servers.values())}, {self._state.topics.keys() or 'no topics'}>"
+        return f"<FakeCluster {list(self._servers.values())}, topics {list(self._state.topics)}>"
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -1,7 +1,8 @@
 """The configs that the fake broker knows, with Kafka's defaults, and how one is refused.
 
-A topic may have any of `TOPIC_CONFIGS`; those that say what is deleted or compacted when are kept and told, and nothing
-is ever deleted or compacted. `BROKER_CONFIGS` are the cluster's own.
+A topic may have any of `TOPIC_CONFIGS`; those that say what is deleted or compacted when are kept and told, and
+nothing is ever deleted or compacted, but for `retention.bytes`, which bounds what a long test keeps in memory.
+`BROKER_CONFIGS` are the cluster's own.
 """
 
 from __future__ import annotations

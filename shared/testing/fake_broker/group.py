@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from shared.testing.fake_broker.codec import Message
@@ -24,6 +24,8 @@ MEMBER_ID_REQUIRED_SINCE = 4
 """From this version on, a member joins with the id it was given for its first try."""
 
 
+SKIP_SAID_SINCE = 9
+"""From this version on, a leader is told that the assignment in force stays; before, it is told that another leads."""
 PROTOCOL_NAMED_SINCE = 5
 """From this version on, a member's sync names the protocol that it takes the group to have."""
 
@@ -98,6 +100,10 @@ class Group:
                 return self._no(ErrorCode.MEMBER_ID_REQUIRED, member_id)
             if static is not None:
                 self._replace(static, member_id)
+                member = self.members[member_id]
+                if self.state is GroupState.STABLE and self._would_vote(member, protocols) == self.protocol:
+                    member.protocols = protocols
+                    return self._resumed(version, member, static.member_id, body, now_ms)
         self.protocol_type = body.protocol_type
         return self._joined(member_id, client, body, protocols, now_ms)
 
@@ -121,6 +127,8 @@ class Group:
             news = True
         else:
             news = member.protocols != protocols
+            if not body.member_id:  # its timer watches the one it replaced
+                self._watch(member, now_ms)
             member.protocols, member.seen_ms = protocols, now_ms
             member.session_timeout_ms, member.rebalance_timeout_ms = body.session_timeout_ms, rebalance_ms
         unchanged = self.state is GroupState.COMPLETING or (
@@ -215,12 +223,25 @@ class Group:
 
     def _replace(self, old: Member, member_id: str) -> None:
         """A static member that started anew takes its own place; whoever still has it is fenced."""
-        del self.members[old.member_id]
         for waiting in (old.joining, old.syncing):
             if waiting is not None:
                 waiting.resolve(self._no(ErrorCode.FENCED_INSTANCE_ID, old.member_id))
+        new = replace(old, member_id=member_id, joining=None, syncing=None)
+        self.members = {one.member_id: one for one in (new if one is old else one for one in self.members.values())}
         if self.leader == old.member_id:
             self.leader = member_id
+
+    def _resumed(self, version: int, member: Member, old_id: str, body: Message, now_ms: int) -> Message:
+        """A static member that came back with nothing new goes on in the present generation."""
+        member.seen_ms, member.session_timeout_ms = now_ms, body.session_timeout_ms
+        self._watch(member, now_ms)
+        answer = self._welcome(member)
+        if self.leader == member.member_id:
+            if version >= SKIP_SAID_SINCE:
+                answer.skip_assignment = True
+            else:
+                answer.leader, answer.members = old_id, []
+        return answer
 
     def _expect(self, member_id: str, within_ms: int, now_ms: int) -> None:
         self.pending.add(member_id)
@@ -287,7 +308,8 @@ class Group:
             self.state, self.protocol, self.leader = GroupState.EMPTY, "", ""
             return
         self.state = GroupState.COMPLETING
-        self.protocol = self._vote()
+        anyone = next(iter(self.members.values()))
+        self.protocol = self._would_vote(anyone, anyone.protocols)
         if self.leader not in self.members:
             self.leader = next(iter(self.members))
         self._deadline = self.timers.at(
@@ -316,10 +338,11 @@ class Group:
                 shared &= {name for name, _ in one.protocols}
         return shared
 
-    def _vote(self) -> str:
-        """The protocol that all have and most like best."""
-        shared = self._shared_protocols(next(iter(self.members.values())).protocols, "")
-        votes = Counter(next(name for name, _ in one.protocols if name in shared) for one in self.members.values())
+    def _would_vote(self, member: Member, protocols: list[tuple[str, bytes]]) -> str:
+        """The protocol that all have and most like best, with what one of them has now."""
+        shared = self._shared_protocols(protocols, member.member_id)
+        liked = [protocols if one is member else one.protocols for one in self.members.values()]
+        votes = Counter(next(name for name, _ in names if name in shared) for names in liked)
         return votes.most_common(1)[0][0]
 
     def _welcome(self, member: Member) -> Message:

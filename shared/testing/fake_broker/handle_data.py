@@ -81,6 +81,8 @@ def _append(state: ClusterState, partition: Partition, data: bytes | None, reque
     appended = partition.log.append(batch, partition.leader_epoch, stamp_ms)
     if isinstance(appended, ErrorCode):
         return Message(partition=tp.partition, error_code=appended)
+    if (retention_bytes := int(topic.config("retention.bytes"))) >= 0:
+        partition.log.retain(retention_bytes)
     partition.changed()
     return Message(
         partition=tp.partition,

@@ -122,8 +122,8 @@ def _refused(state: ClusterState, row: Message) -> Refusal | None:
         if row.replication_factor > len(state.nodes):
             return (
                 ErrorCode.INVALID_REPLICATION_FACTOR,
-                f"Unable to replicate the partition {row.replication_factor} time(s): "
-                f"the cluster has {len(state.nodes)} brokers.",
+                f"Unable to replicate the partition {row.replication_factor} time(s): The target replication factor of "
+                f"{row.replication_factor} cannot be reached because only {len(state.nodes)} broker(s) are registered.",
             )
     for config in row.configs:
         if (why := wrong_topic_config(config.name, config.value)) is not None:

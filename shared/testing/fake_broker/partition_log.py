@@ -48,6 +48,7 @@ class PartitionLog:
         self._lasts: list[int] = []
         self.start_offset = 0
         self.end_offset = 0
+        self.size_bytes = 0
         self.producers = ProducerStates()
         self._open: dict[int, int] = {}
         self._aborted: list[AbortedTransaction] = []
@@ -99,6 +100,7 @@ class PartitionLog:
         place(batch, self.end_offset, leader_epoch)
         self.batches.append(batch)
         self._lasts.append(batch.last_offset)
+        self.size_bytes += len(batch.data)
         self.end_offset = batch.last_offset + 1
         return batch
 
@@ -177,5 +179,16 @@ class PartitionLog:
         """Let the log start at an offset between its start and its end; a producer without records is forgotten."""
         self.start_offset = max(self.start_offset, before)
         gone = bisect_right(self._lasts, self.start_offset - 1)
+        self.size_bytes -= sum(len(batch.data) for batch in self.batches[:gone])
         del self.batches[:gone], self._lasts[:gone]
         self._aborted = [one for one in self._aborted if one.last_offset >= self.start_offset]
+
+    def retain(self, max_bytes: int) -> None:
+        """Delete the oldest batches as long as the log is larger than this, but nothing that is not stable."""
+        surplus, before = self.size_bytes - max_bytes, self.start_offset
+        for batch in self.batches if surplus > 0 else ():
+            if surplus <= 0 or batch.last_offset >= self.last_stable_offset:
+                break
+            surplus -= len(batch.data)
+            before = batch.last_offset + 1
+        self.delete_records(before)

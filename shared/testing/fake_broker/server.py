@@ -91,9 +91,11 @@ class NodeServer:
 
     async def close_connections(self) -> None:
         """Close every connection; clients may connect again."""
-        tasks = list(self._connections)
+        for writer in self._connections.values():
+            writer.transport.abort()
+        # A hook that asks for this runs in the task of its own connection, which ends when the hook has returned.
+        tasks = [task for task in self._connections if task is not asyncio.current_task()]
         for task in tasks:
-            self._connections[task].transport.abort()
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -135,7 +137,7 @@ class NodeServer:
             action = control.hook(request)
             if isawaitable(action):
                 action = await action
-            if action is not None:
+            if action is not None and control.is_on:  # not for a second request while a first one was being decided
                 control.count()
                 return action
         return None
@@ -192,8 +194,8 @@ class NodeServer:
 
     def sasl_error(self, auth_bytes: bytes) -> ErrorCode:
         """NONE where PLAIN's bytes name a user with the right password."""
-        parts = auth_bytes.split(b"\0")
-        if len(parts) == 3 and (self._users or {}).get(parts[1].decode()) == parts[2].decode():
+        parts = auth_bytes.decode(errors="replace").split("\0")
+        if len(parts) == 3 and (self._users or {}).get(parts[1]) == parts[2]:
             return ErrorCode.NONE
         return ErrorCode.SASL_AUTHENTICATION_FAILED
 
@@ -245,6 +247,8 @@ class _Connection:
         decoded, _ = spoken.request.decode(frame, header.version, header.body_at)
         request = self._server.request(header, decoded, self._client_host)
         action = await self._server.decide(request)
+        if self._writer.is_closing():
+            raise HangUp
         if spoken.api in (Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE) and action is None:
             answer: Message | None = self._sasl(request)
         else:

@@ -6,6 +6,9 @@ The life of a transaction, with what ends it (markers are written at once, so th
     Ongoing --EndTxn--> CompleteCommit or CompleteAbort
     Ongoing --InitProducerId of another, or the timeout--> CompleteAbort, under the next epoch: the producer is fenced
 
+A producer that was fenced by the timeout alone may ask for that epoch, and go on (KIP-588); one that was fenced by
+another may not.
+
 Asking again for the end that a transaction already had is answered as the first time.
 """
 
@@ -88,14 +91,13 @@ class Transactions:
             return ErrorCode.INVALID_TRANSACTION_TIMEOUT
         known = self.known.get(transactional_id)
         if known is None:
-            if expected != NO_PRODUCER:
-                return ErrorCode.INVALID_PRODUCER_ID_MAPPING
+            expected = NO_PRODUCER
             known = Transaction(transactional_id, self.new_producer_id(), -1, timeout_ms)
             self.known[transactional_id] = self._by_producer[known.producer_id] = known
         if expected != NO_PRODUCER:
             if expected[0] != known.producer_id or expected[1] not in (known.producer_epoch, known.last_epoch):
                 return ErrorCode.PRODUCER_FENCED
-            if expected[1] == known.last_epoch:
+            if expected[1] == known.last_epoch >= 0:
                 return known.producer_id, known.producer_epoch  # the answer to the first try was lost
         if known.state is TransactionState.ONGOING:
             self._abort_fenced(known, now_ms)
@@ -151,9 +153,8 @@ class Transactions:
         return ErrorCode.NONE
 
     def _abort_fenced(self, known: Transaction, now_ms: int) -> None:
-        """Abort under the next epoch, so that the producer who had it open can do nothing more."""
-        known.producer_epoch += 1
-        known.last_epoch = -1
+        """Abort under the next epoch, so that the producer who had it open can do nothing but ask for that epoch."""
+        known.last_epoch, known.producer_epoch = known.producer_epoch, known.producer_epoch + 1
         self.end(known, now_ms, committed=False)
 
     def _finish(self, known: Transaction, now_ms: int, *, committed: bool) -> None:

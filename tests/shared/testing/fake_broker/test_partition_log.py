@@ -94,6 +94,22 @@ def test_deleted_records_cannot_be_fetched() -> None:
     assert log.offset_for_time(0, committed=False).offset == -1
 
 
+def test_a_log_can_be_kept_small() -> None:
+    """The oldest batches go, whole ones, and none of a transaction that is open."""
+    log = log_of(1, 1, 1)
+    size = log.size_bytes // 3
+    log.retain(3 * size)
+    assert log.start_offset == 0
+    log.retain(2 * size - 1)
+    assert (log.start_offset, log.size_bytes) == (2, size)
+    transactional(log, 1, 0)
+    log.retain(0)
+    assert (log.start_offset, log.end_offset, len(log.batches)) == (3, 5, 1)
+    log.end_transaction(1, 0, 0, committed=True, now_ms=0)
+    log.retain(0)
+    assert (log.start_offset, log.end_offset, log.size_bytes, log.batches) == (6, 6, 0, [])
+
+
 def test_bytes_are_counted_as_far_as_wanted() -> None:
     """Counting ends with what a fetch waits for."""
     log = log_of(1, 1, 1)
