@@ -1,6 +1,7 @@
 """One execution: decode, call the handler, and decide for each record whether it is finished or runs again (an edge).
 
-A record that cannot be decoded, or whose handling is given up, is finished once its dead letter is acknowledged by
+Deserializer and handler are user code: whatever either raises is the record's fate, never the daemon's end. A record
+that cannot be decoded, or whose handling is given up, is finished once its dead letter is acknowledged by
 the broker. Until then it stays unfinished: the dead letter is written again later, and the handler is not called again.
 
 A batch that fails says nothing about which record was at fault: its records run again one by one, and only then do
@@ -12,15 +13,22 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from services.consumer.handlers import Handler, HandlerTimeout
 from services.consumer.runner_metrics import RunnerMetrics
-from shared.clients.consumer.dead_letters import STAGE_DESERIALIZE, STAGE_PROCESS, DeadLetter, dead_letter_record
+from shared.clients.consumer.dead_letters import (
+    STAGE_DESERIALIZE,
+    STAGE_PROCESS,
+    DeadLetter,
+    dead_letter_record,
+    message_of,
+)
 from shared.clients.consumer.key_scheduler import Execution, Work
 from shared.clients.consumer.retry_policy import Retry, RetryPolicy
-from shared.common.errors import SerializationError
 from shared.common.log import get_logger
 from shared.common.records import ConsumerRecord, ProducerRecord
 from shared.common.serialization import Deserializer, bytes_deserializer
@@ -86,7 +94,7 @@ class Executor:
             if self._decode is not bytes_deserializer:
                 try:
                     record = replace(record, value=self._decode(record.topic, record.value))
-                except SerializationError as e:
+                except Exception as e:  # a type's own __post_init__ may raise anything
                     letters.append((work, DeadLetter.of(work.record, STAGE_DESERIALIZE, e, 1, self._group)))
                     continue
             works.append(work)
@@ -160,4 +168,4 @@ def _where(work: Work) -> dict[str, object]:
 
 
 def _why(error: BaseException) -> dict[str, str]:
-    return {"error": type(error).__name__, "reason": str(error)[:500]}
+    return {"error": type(error).__name__, "reason": message_of(error)[:500]}

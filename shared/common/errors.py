@@ -10,7 +10,13 @@ from __future__ import annotations
 
 
 class PenstockError(Exception):
-    """Base of every error that Penstock raises on purpose."""
+    """Base of every error that Penstock raises on purpose.
+
+    `maybe_written` says, of a record or request that failed with it, that Kafka may hold it all the same: to send it
+    again may then store it twice. Who knows better sets it on the error.
+    """
+
+    maybe_written: bool = False
 
 
 class RetriableError(PenstockError):
@@ -44,6 +50,8 @@ class IllegalState(PenstockError):
 class KafkaTimeout(RetriableError):
     """The deadline of a call passed before the broker answered. What was asked may still have happened."""
 
+    maybe_written = True
+
 
 class BrokerNotAvailable(RetriableError):
     """No broker could be reached."""
@@ -62,7 +70,9 @@ class NotEnoughReplicas(RetriableError):
 
 
 class DeliveryTimeout(PenstockError):
-    """A record was not acknowledged within `delivery_timeout_ms` of being handed over."""
+    """A record was not acknowledged within `delivery_timeout_ms` of being handed over; see `maybe_written`."""
+
+    maybe_written = True
 
 
 class BufferExhausted(RetriableError):
@@ -71,6 +81,10 @@ class BufferExhausted(RetriableError):
 
 class RecordTooLarge(DataError):
     """A record is larger than `max_request_size`, or than the broker takes."""
+
+
+class SendCancelled(PenstockError):
+    """A record was taken back before it was sent."""
 
 
 class InvalidTopic(DataError):

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -53,8 +54,7 @@ class GroupMetadata:
     group_instance_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerRecord:
+class ProducerRecord(msgspec.Struct, frozen=True, gc=False):
     """A record to be sent. `timestamp` is in ms since the epoch; None means now."""
 
     topic: str
@@ -65,8 +65,7 @@ class ProducerRecord:
     timestamp: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RecordMetadata:
+class RecordMetadata(msgspec.Struct, frozen=True, gc=False):
     """Where a record was stored: `offset` is -1 under acks=0; `timestamp` is ms; sizes are bytes, -1 for none."""
 
     topic: str
@@ -77,8 +76,7 @@ class RecordMetadata:
     serialized_value_size: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerRecord:
+class ConsumerRecord(msgspec.Struct, frozen=True, gc=False):
     """A record as read from a partition; `timestamp` is ms since the epoch."""
 
     topic: str

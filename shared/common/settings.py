@@ -42,6 +42,7 @@ from shared.common.setting_names import (
 )
 
 DEFAULT_FILE = "penstock.toml"
+SASL_CREDENTIALS = ("sasl_username", "sasl_password")
 
 S = TypeVar("S", bound="CommandSettings")
 
@@ -58,12 +59,19 @@ class Section(BaseModel):
 class KafkaSettings(Section):
     """How to reach Kafka; names are those of Kafka's clients, with underscores."""
 
+    model_config = ConfigDict(hide_input_in_errors=True)  # pydantic shows a wrong section with all that is in it
+
     bootstrap_servers: str = Field("localhost:9092", min_length=1, description="host:port, comma-separated")
     client_id: str | None = Field(None, description="default: the service's name, host and process id")
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None
     sasl_username: str | None = None
     sasl_password: SecretStr | None = None
+    sasl_oauth_token_provider: str | None = Field(
+        None,
+        pattern=r"^[\w.]+:[\w.]+$",
+        description="module:function that gives an OAUTHBEARER token",
+    )
     ssl_cafile: Path | None = Field(None, description="PEM file of the certificate authorities to trust")
     ssl_certfile: Path | None = Field(None, description="PEM file of the client's certificate")
     ssl_keyfile: Path | None = Field(None, description="PEM file of the client's key")
@@ -71,16 +79,20 @@ class KafkaSettings(Section):
     request_timeout_ms: PositiveMs = 30_000
     metadata_max_age_ms: PositiveMs = 300_000
     connections_max_idle_ms: PositiveMs = 540_000
+    socket_connection_setup_timeout_ms: PositiveMs = 10_000
     reconnect_backoff_ms: PositiveMs = 50
+    reconnect_backoff_max_ms: PositiveMs = 1_000
     retry_backoff_ms: PositiveMs = 100
 
     @model_validator(mode="after")
-    def _sasl_is_complete(self) -> Self:
+    def _security_is_complete(self) -> Self:
         if self.security_protocol.startswith("SASL"):
-            wanted = ("sasl_mechanism", "sasl_username", "sasl_password")
-            missing = [name for name in wanted if getattr(self, name) is None]
+            needed = ("sasl_oauth_token_provider",) if self.sasl_mechanism == "OAUTHBEARER" else SASL_CREDENTIALS
+            missing = [name for name in ("sasl_mechanism", *needed) if not getattr(self, name)]
             if missing:
                 raise ValueError(f"security_protocol={self.security_protocol} also needs {', '.join(missing)}")
+        if self.ssl_certfile is None and (self.ssl_keyfile is not None or self.ssl_key_password is not None):
+            raise ValueError("ssl_keyfile and ssl_key_password also need ssl_certfile")
         return self
 
 
@@ -106,6 +118,7 @@ class CommandSettings(BaseSettings):
         env_nested_delimiter=DELIMITER,
         extra="ignore",
         frozen=True,
+        hide_input_in_errors=True,
         nested_model_default_partial_update=True,
     )
 

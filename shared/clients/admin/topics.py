@@ -19,6 +19,7 @@ from shared.clients.admin.types import (
     TopicDescription,
 )
 from shared.clients.connection import NO_UUID, Connection, by_leader, error_for_code, list_offsets, wire
+from shared.clients.connection.wire_types import Api
 from shared.common.errors import IllegalState, NotLeaderOrFollower, TopicAlreadyExists
 from shared.common.records import TopicPartition
 
@@ -192,6 +193,19 @@ class TopicsAdmin:
 
         await self._run(delete, "delete records", timeout_ms)
         return low
+
+    async def unsupported_requests(self) -> list[str]:
+        """What Penstock asks of a broker and some broker does not speak, as texts; none where all is well."""
+        self._check_open()
+        asked = [api for api in vars(wire).values() if isinstance(api, Api)]
+        lacking = []
+        for node in self._connection.nodes():
+            spoken = await self._connection.api_versions(node)
+            for api in asked:
+                low, high = spoken.get(api.key, (0, -1))
+                if not low <= api.version <= high:
+                    lacking.append(f"{api.name} version {api.version} (node {node}: {low} to {high})")
+        return lacking
 
     async def cluster(self, *, timeout_ms: int | None = None) -> ClusterDescription:
         """The cluster's id, controller and brokers."""

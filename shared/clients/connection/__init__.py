@@ -3,6 +3,8 @@
 from shared.clients.connection import wire
 from shared.clients.connection.batches import (
     COMPRESSION,
+    BatchRecord,
+    batch_records,
     crc32c,
     new_batch_builder,
     produce_request,
@@ -14,13 +16,18 @@ from shared.clients.connection.client import Connection, default_client_id, tran
 from shared.clients.connection.consuming import Fetching
 from shared.clients.connection.errors import error_for_code, name_of, translate
 from shared.clients.connection.lookups import by_leader, list_offsets
+from shared.clients.connection.produce import ProduceAnswer, ProduceResponse
 from shared.clients.connection.wire_types import NO_UUID, decode_assignment
 
 __all__ = [
     "COMPRESSION",
     "NO_UUID",
+    "BatchRecord",
     "Connection",
     "Fetching",
+    "ProduceAnswer",
+    "ProduceResponse",
+    "batch_records",
     "by_leader",
     "crc32c",
     "decode_assignment",

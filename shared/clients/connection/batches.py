@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 from aiokafka.record.util import calc_crc32c
+
+from shared.clients.connection.produce import Produce, Topics
 
 MAGIC = 2
 COMPRESSION = {
@@ -24,10 +25,11 @@ def new_batch_builder(batch_size: int, compression: int, transactional: bool) ->
     return DefaultRecordBatchBuilder(MAGIC, compression, int(transactional), -1, -1, -1, batch_size)
 
 
-def seal_batch(builder: Any, state: tuple[int, int, int]) -> bytes:
+def seal_batch(builder: Any, state: tuple[int, int, int]) -> bytearray:
     """The finished batch under a producer id, epoch and base sequence; the builder is used up."""
     builder.set_producer_state(*state)
-    return bytes(builder.build())
+    sealed: bytearray = builder.build()
+    return sealed
 
 
 def read_batches(data: bytes) -> list[Any]:
@@ -49,6 +51,15 @@ def crc32c(data: bytes) -> int:
     return int(calc_crc32c(data))
 
 
-def produce_request(transactional_id: str | None, acks: int, timeout_ms: int, topics: list[Any]) -> Any:
-    """Produce: `topics` is `[(topic, [(partition, batch bytes)])]`."""
-    return ProduceRequest(transactional_id, acks, timeout_ms, topics)
+def produce_request(transactional_id: str | None, acks: int, timeout_ms: int, topics: Topics) -> Any:
+    """Produce; the response is a `ProduceResponse`."""
+    return Produce(transactional_id, acks, timeout_ms, cast(Any, topics))
+
+
+BatchRecord = tuple[int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
+"""Timestamp (ms), key, value, headers."""
+
+
+def batch_records(data: bytes | bytearray) -> list[BatchRecord]:
+    """The records of one sealed batch."""
+    return [(r.timestamp, r.key, r.value, list(r.headers)) for r in read_batches(bytes(data))[0]]

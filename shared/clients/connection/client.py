@@ -12,21 +12,19 @@ import asyncio
 import itertools
 import os
 import socket
-import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 from aiokafka import errors as kafka
-from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
-from aiokafka.conn import create_conn
+from aiokafka.client import ConnectionGroup, CoordinationType
 
 from shared.clients.connection.errors import translate
+from shared.clients.connection.sockets import Client
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import (
     AuthenticationFailed,
     BrokerNotAvailable,
-    ConfigError,
     CoordinatorNotAvailable,
     KafkaTimeout,
     NotLeaderOrFollower,
@@ -53,48 +51,6 @@ def default_client_id() -> str:
     return f"penstock-{socket.gethostname()}-{os.getpid()}-{next(_instances)}"
 
 
-def ssl_context(kafka_settings: KafkaSettings) -> ssl.SSLContext | None:
-    """The TLS context the settings ask for, None without TLS; ConfigError names a file that cannot be used."""
-    if not kafka_settings.security_protocol.endswith("SSL"):
-        return None
-    try:
-        context = ssl.create_default_context(cafile=kafka_settings.ssl_cafile)
-    except (OSError, ssl.SSLError) as e:
-        raise ConfigError(f"kafka.ssl_cafile: {kafka_settings.ssl_cafile}: {e}") from None
-    if kafka_settings.ssl_certfile is not None:
-        password = kafka_settings.ssl_key_password
-        try:
-            context.load_cert_chain(
-                kafka_settings.ssl_certfile,
-                kafka_settings.ssl_keyfile,
-                # Without a password OpenSSL would ask for one on the terminal.
-                password=password.get_secret_value() if password is not None else "",
-            )
-        except (OSError, ssl.SSLError) as e:
-            raise ConfigError(f"kafka.ssl_certfile: {kafka_settings.ssl_certfile}: {e}") from None
-    return context
-
-
-def aiokafka_options(kafka_settings: KafkaSettings, client_id: str) -> dict[str, Any]:
-    """The connection arguments that aiokafka's classes share."""
-    options: dict[str, Any] = {
-        "bootstrap_servers": [server.strip() for server in kafka_settings.bootstrap_servers.split(",")],
-        "client_id": client_id,
-        "request_timeout_ms": kafka_settings.request_timeout_ms,
-        "metadata_max_age_ms": kafka_settings.metadata_max_age_ms,
-        "connections_max_idle_ms": kafka_settings.connections_max_idle_ms,
-        "retry_backoff_ms": kafka_settings.retry_backoff_ms,
-        "security_protocol": kafka_settings.security_protocol,
-        "ssl_context": ssl_context(kafka_settings),
-    }
-    if kafka_settings.security_protocol.startswith("SASL"):
-        assert kafka_settings.sasl_password is not None
-        options["sasl_mechanism"] = kafka_settings.sasl_mechanism
-        options["sasl_plain_username"] = kafka_settings.sasl_username
-        options["sasl_plain_password"] = kafka_settings.sasl_password.get_secret_value()
-    return options
-
-
 @contextmanager
 def translated(where: str) -> Iterator[None]:
     """Errors of aiokafka and of the socket leave the block as ours, with `where` in front."""
@@ -104,51 +60,25 @@ def translated(where: str) -> Iterator[None]:
         raise translate(e, where) from e
 
 
-async def bootstrap(client: Any, kafka_settings: KafkaSettings) -> None:
+async def bootstrap(client: Client, kafka_settings: KafkaSettings) -> None:
     """Fetch the first metadata, trying again until `request_timeout_ms` has passed.
 
     Raises BrokerNotAvailable with the addresses, AuthenticationFailed as soon as a broker refuses the credentials.
     """
-    deadline = SYSTEM_CLOCK.monotonic_ms() + kafka_settings.request_timeout_ms
+    deadline_ms = SYSTEM_CLOCK.monotonic_ms() + kafka_settings.request_timeout_ms
     backoff_ms = kafka_settings.reconnect_backoff_ms
     reason = "no answer"
-    where = f"kafka.bootstrap_servers={kafka_settings.bootstrap_servers}"
-    while (left_ms := deadline - SYSTEM_CLOCK.monotonic_ms()) > 0:
+    while (left_ms := deadline_ms - SYSTEM_CLOCK.monotonic_ms()) > 0:
         try:
-            async with asyncio.timeout(left_ms / 1000):
-                try:
-                    await client.bootstrap()
-                    return
-                except kafka.KafkaError:
-                    reason = await _why_not(client, kafka_settings) or reason
-                await asyncio.sleep(min(backoff_ms, BACKOFF_MAX_MS) / 1000)
-        except TimeoutError:
-            break
+            await client.bootstrap(left_ms)
+            return
+        except BrokerNotAvailable as e:
+            reason = str(e)
+        left_ms = deadline_ms - SYSTEM_CLOCK.monotonic_ms()
+        await asyncio.sleep(max(0, min(backoff_ms, kafka_settings.reconnect_backoff_max_ms, left_ms)) / 1000)
         backoff_ms *= 2
+    where = f"kafka.bootstrap_servers={kafka_settings.bootstrap_servers}"
     raise BrokerNotAvailable(f"{where}: no broker reached within {kafka_settings.request_timeout_ms} ms: {reason}")
-
-
-async def _why_not(client: Any, kafka_settings: KafkaSettings) -> str | None:
-    """aiokafka logs why a bootstrap connection failed and raises without it; one more try keeps the reason."""
-    reason = None
-    options = aiokafka_options(kafka_settings, client._client_id)
-    for unknown in ("bootstrap_servers", "metadata_max_age_ms", "retry_backoff_ms", "connections_max_idle_ms"):
-        del options[unknown]
-    for host, port, _ in client.hosts:
-        try:
-            connection = await create_conn(host, port, **options)
-        except (kafka.AuthenticationFailedError, kafka.AuthenticationMethodNotSupported) as e:
-            raise AuthenticationFailed(f"{host}:{port}: {e}") from None
-        except kafka.BrokerResponseError as e:
-            ours = translate(e, f"{host}:{port}")
-            if isinstance(ours, AuthenticationFailed):
-                raise ours from None
-            reason = str(ours)
-        except (kafka.KafkaError, OSError) as e:
-            reason = f"{host}:{port}: {e or type(e).__name__}"
-        else:
-            connection.close()
-    return reason
 
 
 class Connection:
@@ -160,24 +90,36 @@ class Connection:
         self._client: Any = None
         self._coordinators: dict[tuple[str, str], int] = {}
         self._answered_ms: float | None = None
+        self._moved: dict[TopicPartition, int] = {}
+        self._on_metadata: list[Callable[[], None]] = []
 
     def __repr__(self) -> str:
         state = "closed" if self._client is None else "open"
         return f"<Connection {self.client_id} to {self.settings.bootstrap_servers}, {state}>"
 
     async def open(self) -> None:
-        """Connect; see `bootstrap` for the errors."""
-        client = AIOKafkaClient(**aiokafka_options(self.settings, self.client_id))
+        """Connect; see `bootstrap` for the errors, and ConfigError for files and functions that are not there."""
+        client = Client(self.settings, self.client_id)
         try:
             await bootstrap(client, self.settings)
         except BaseException:
             await client.close()
             raise
-        self._client = client
+        self.adopt(client)
 
     def adopt(self, client: Any) -> None:
         """Use the connections of an aiokafka object that is already open."""
         self._client = client
+        client.cluster.add_listener(self._metadata_updated)
+
+    def on_metadata(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever the metadata may be another."""
+        self._on_metadata.append(listener)
+
+    def _metadata_updated(self, _: Any) -> None:
+        self._moved.clear()
+        for listener in self._on_metadata:
+            listener()
 
     async def close(self) -> None:
         """Close the sockets; requests in flight end in BrokerNotAvailable."""
@@ -214,6 +156,13 @@ class Connection:
             raise BrokerNotAvailable(f"{self.settings.bootstrap_servers}: no broker known")
         return int(node)
 
+    async def api_versions(self, node: int) -> dict[int, tuple[int, int]]:
+        """The lowest and highest version of each API that a broker speaks, by the API's key."""
+        with translated(f"node {node}"):
+            if not await self._client.ready(node):
+                raise BrokerNotAvailable(f"node {node} cannot be reached")
+            return dict(self._client._conns[node, ConnectionGroup.DEFAULT]._versions)
+
     def partitions(self, topic: str) -> list[int] | None:
         """The partitions of a topic, ascending; None while the topic is unknown."""
         known = self.cluster.partitions_for_topic(topic)
@@ -223,14 +172,34 @@ class Connection:
         """The partitions of a topic that have a leader, ascending."""
         return sorted(self.cluster.available_partitions_for_topic(topic) or ())
 
-    def metadata_snapshot(self) -> object:
-        """An object that is another one after every update of the metadata."""
-        return self._client.cluster._partitions
-
     def leader(self, tp: TopicPartition) -> int | None:
         """The node that leads a partition, None while there is none."""
+        if (moved := self._moved.get(tp)) is not None:
+            return moved
         node = self.cluster.leader_for_partition(tp)
         return None if node is None or node == -1 else int(node)
+
+    def leader_moved(self, tp: TopicPartition, node: int) -> None:
+        """A broker says who leads a partition now (KIP-951); believed until the next metadata."""
+        if self.cluster.broker_metadata(node) is not None:
+            self._moved[tp] = node
+
+    def connected(self, node: int) -> bool:
+        """Whether a request to a node would be written at once."""
+        connection = self._client._conns.get((node, ConnectionGroup.DEFAULT))
+        return connection is not None and bool(connection.connected())
+
+    async def connect(self, node: int) -> bool:
+        """Connect to a node unless that is done; whether it is reached within `socket_connection_setup_timeout_ms`.
+
+        Raises AuthenticationFailed where it refuses the credentials.
+        """
+        if await self._client.ready(node):
+            return True
+        refusal: PenstockError = self._client.refusal(node, f"node {node}")
+        if isinstance(refusal, AuthenticationFailed):
+            raise refusal
+        return False
 
     def refresh_metadata(self) -> Awaitable[bool]:
         """Ask for fresh metadata; the future ends when the attempt is over."""
@@ -249,6 +218,7 @@ class Connection:
         if (known := self.partitions(topic)) is not None:
             return known
         self.watch(topic)
+        backoff_ms = float(self.settings.retry_backoff_ms)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while True:
@@ -257,7 +227,8 @@ class Connection:
                         return known
                     if topic in self.cluster.unauthorized_topics:
                         raise translate(kafka.TopicAuthorizationFailedError(), f"topic {topic}")
-                    await asyncio.sleep(self.settings.retry_backoff_ms / 1000)
+                    await asyncio.sleep(backoff_ms / 1000)
+                    backoff_ms = min(backoff_ms * 2, BACKOFF_MAX_MS)
         except TimeoutError:
             self._client._topics.discard(topic)  # or every later metadata request would ask for it
             raise UnknownTopicOrPartition(
@@ -273,7 +244,10 @@ class Connection:
         if self._client is None:
             raise BrokerNotAvailable(f"{where}: the connection is closed")
         with translated(where):
-            return await self._client.send(node, request, group=group)
+            try:
+                return await self._client.send(node, request, group=group)
+            except kafka.NodeNotReadyError:
+                raise self._client.refusal(node, where) from None
 
     async def coordinator(self, kind: Literal["group", "transaction"], key: str) -> int:
         """The node that coordinates a group or a transactional id."""
@@ -282,9 +256,13 @@ class Connection:
         where = f"{kind} {key}"
         with translated(where):
             coordination_type = CoordinationType.GROUP if kind == "group" else CoordinationType.TRANSACTION
-            node = int(await self._client.coordinator_lookup(coordination_type, key))
-            if not await self._client.ready(node, group=ConnectionGroup.COORDINATION):
-                raise CoordinatorNotAvailable(f"{where}: coordinator {node} cannot be reached")
+            try:
+                node = int(await self._client.coordinator_lookup(coordination_type, key))
+            except kafka.NodeNotReadyError:
+                raise self._client.refusal(None, where) from None
+        if not await self._client.ready(node, group=ConnectionGroup.COORDINATION):
+            refusal: PenstockError = self._client.refusal(node, f"{where}: coordinator {node}")
+            raise refusal if isinstance(refusal, AuthenticationFailed) else CoordinatorNotAvailable(str(refusal))
         self._coordinators[kind, key] = node
         return node
 

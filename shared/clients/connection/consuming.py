@@ -25,8 +25,10 @@ from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssigno
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.structs import OffsetAndMetadata as AioOffsetAndMetadata
 
-from shared.clients.connection.client import Connection, aiokafka_options, bootstrap, default_client_id, translated
+from shared.clients.connection.client import Connection, bootstrap, default_client_id, translated
 from shared.clients.connection.errors import translate
+from shared.clients.connection.security import aiokafka_options
+from shared.clients.connection.sockets import Client, close_all_of
 from shared.common.errors import CorruptRecord, IllegalState, PenstockError, RetriableError
 from shared.common.records import Columns, Headers, OffsetAndMetadata, TopicPartition
 from shared.common.settings import KafkaSettings
@@ -85,6 +87,7 @@ class Fetching:
     async def open(self, fetch_committed: FetchCommitted) -> None:
         """Connect; `fetch_committed` finds the offsets to start from."""
         aio = AIOKafkaConsumer(**aiokafka_options(self.settings, self.client_id), **self._options)
+        aio._client = Client(self.settings, self.client_id)
         try:
             await bootstrap(aio._client, self.settings)
             with translated(f"client {self.client_id}"):
@@ -94,6 +97,7 @@ class Fetching:
             raise
         if self._options["group_id"] is not None:
             aio._coordinator._do_fetch_commit_offsets = _committed_for_aiokafka(fetch_committed)
+        aio._fetcher.close = close_all_of(aio._fetcher)
         self._aio = aio
         self.connection.adopt(aio._client)
 
@@ -213,9 +217,11 @@ class Fetching:
         self._aio._coordinator.request_rejoin()
 
     def check_errors(self) -> None:
-        """Raise what went wrong in the group's background work."""
+        """Raise what went wrong in the group's background work, or AuthenticationFailed where a broker keeps us out."""
         with translated(f"client {self.client_id}"):
             self._aio._coordinator.check_errors()
+        if (refused := self._aio._client.refused()) is not None:
+            raise type(refused)(f"client {self.client_id}: {refused}")
 
     def take(self, max_records: int | None) -> dict[TopicPartition, Columns]:
         """What is buffered and not paused, as columns; the position moves past it.

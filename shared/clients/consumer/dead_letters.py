@@ -15,7 +15,9 @@ topic fails too), the last of each header is the newest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from shared.common.errors import DataError
 from shared.common.records import ConsumerRecord, Headers, ProducerRecord
@@ -55,7 +57,22 @@ class DeadLetter:
     def of(cls, record: ConsumerRecord, stage: str, error: BaseException, attempts: int, group: str) -> DeadLetter:
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        return cls(record, stage, name, str(error), attempts, group)
+        return cls(record, stage, name, message_of(error), attempts, group)
+
+
+def message_of(error: BaseException) -> str:
+    """What an error says; user code's own error may fail even at that.
+
+    >>> class Mute(Exception):
+    ...     def __str__(self) -> str:
+    ...         raise KeyError("no text")
+    >>> message_of(Mute()), message_of(KeyError("user"))
+    ('(its text cannot be had: KeyError)', "'user'")
+    """
+    try:
+        return str(error)
+    except Exception as e:
+        return f"(its text cannot be had: {type(e).__name__})"
 
 
 def dead_letter_record(topic: str, letter: DeadLetter) -> ProducerRecord:

@@ -1,8 +1,9 @@
 """The record accumulator: a queue of batches for each partition, and the decision which are due.
 
 A partition's first batch is due when it is full (a second one is behind it), has lingered, is wanted by a flush, or
-when somebody waits for buffer memory; a batch that is tried again is due after its backoff. While one batch of a
-partition is in flight the partition is left alone, so its order is kept whatever is retried.
+when somebody waits for buffer memory; a batch that is tried again is due after its backoff, and goes alone: nothing of
+its partition is out beside it, so that the broker's answer to it is about it. What a partition waits for delays no
+other partition.
 
 Time comes in as `now_ms` of a monotonic clock.
 """
@@ -11,142 +12,265 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import NamedTuple
 
 from shared.clients.connection import COMPRESSION
 from shared.clients.producer.batch import Batch, BatchState
 from shared.clients.producer.settings import ProducerSettings
 from shared.common.records import TopicPartition
 
+OUT_PER_PARTITION_MAX = 5
+"""The broker remembers an idempotent producer's last five batches of a partition; more could not be told apart."""
+
+
+class PartitionQueue:
+    """One partition's batches: `queued` in the order of their records, `open` the last of them if it takes records,
+    `out` those in a request."""
+
+    __slots__ = ("batches", "open", "out", "queued", "ready_since_ms", "tp")
+
+    def __init__(self, tp: TopicPartition) -> None:
+        self.tp = tp
+        self.queued: deque[Batch] = deque()
+        self.open: Batch | None = None
+        self.out: list[Batch] = []
+        self.ready_since_ms: int | None = None
+        self.batches = 0
+
+    def __repr__(self) -> str:
+        return f"<PartitionQueue {self.tp}, {len(self.queued)} queued, {len(self.out)} out>"
+
+    def retried(self) -> Batch | None:
+        """The batch that keeps the partition from going on as it has to be sent again, if there is one."""
+        first = self.out[0] if self.out else self.queued[0] if self.queued else None
+        if first is None or first.state is BatchState.DONE:  # given up, and its request not over yet
+            return None
+        return first if first.attempts > (1 if self.out else 0) else None
+
+    def held(self) -> int:
+        """Bytes of buffer memory that the partition's batches hold."""
+        return sum(batch.memory for batch in (*self.out, *self.queued))
+
+    def earlier_pending(self, batch: Batch) -> bool:
+        """Whether a batch that got its number before this one still has its fate before it."""
+        return any(other.sequenced and other.order < batch.order for other in (*self.out, *self.queued))
+
+
+class Drained(NamedTuple):
+    """Batches by leader, topics of due batches that have no leader, and batches with nothing left in them."""
+
+    requests: dict[int, list[Batch]]
+    leaderless: set[str]
+    emptied: list[Batch]
+
 
 class RecordAccumulator:
-    """Batches on their way: queued by partition, in flight, and all that are not done (`incomplete`)."""
+    """The queues of all partitions, and all batches that are not done (`incomplete`)."""
 
     def __init__(self, settings: ProducerSettings) -> None:
         self._settings = settings
         self._compression = COMPRESSION[settings.compression_type]
-        self._queues: dict[TopicPartition, deque[Batch]] = {}
-        self.in_flight: dict[TopicPartition, Batch] = {}
+        # Whatever fits into an open batch is not measured again, so a batch is never over the bound of a record.
+        self.batch_size = min(settings.batch_size, settings.max_request_size, settings.buffer_memory)
+        self._transactional = settings.transactional_id is not None
+        self._queues: dict[TopicPartition, PartitionQueue] = {}
+        self._active: dict[PartitionQueue, None] = {}
         self.incomplete: dict[Batch, None] = {}
         self.flushes = 0
+        self._in_flight_max = min(settings.max_in_flight_requests_per_connection, OUT_PER_PARTITION_MAX)
 
     def __repr__(self) -> str:
-        queued = sum(map(len, self._queues.values()))
-        return f"<RecordAccumulator {queued} batches queued, {len(self.in_flight)} in flight>"
+        queued = sum(len(queue.queued) for queue in self._active)
+        out = sum(len(queue.out) for queue in self._queues.values())
+        return f"<RecordAccumulator {queued} batches queued, {out} out>"
 
-    def append(
-        self, tp: TopicPartition, key: bytes | None, value: bytes | None, headers: Any, timestamp: int, now_ms: int
-    ) -> tuple[Batch, bool]:
-        """Add a record to its partition's last batch; gives the batch and whether the sender has news."""
+    def queue(self, tp: TopicPartition) -> PartitionQueue:
+        """A partition's queue, the same one for as long as the producer lives."""
         queue = self._queues.get(tp)
         if queue is None:
-            queue = self._queues[tp] = deque()
-        if queue:
-            batch = queue[-1]
-            if batch.state is BatchState.OPEN and batch.append(key, value, headers, timestamp):
-                return batch, False
-        settings = self._settings
-        batch = Batch(tp, settings.batch_size, self._compression, settings.transactional_id is not None, now_ms)
-        appended = batch.append(key, value, headers, timestamp)
-        assert appended, "the first record of a batch always fits"
-        queue.append(batch)
+            queue = self._queues[tp] = PartitionQueue(tp)
+        return queue
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions the topics sent to so far have."""
+        return len(self._queues)
+
+    def open_batch(self, queue: PartitionQueue, memory: int, now_ms: int) -> Batch:
+        """A new batch at the end of a queue, to be filled by whoever asked; it holds `memory` bytes of the buffer."""
+        batch = Batch(queue.tp, self.batch_size, self._compression, self._transactional, now_ms)
+        batch.memory = memory
+        batch.order = (queue.batches, 0)
+        queue.batches += 1
+        queue.queued.append(batch)
+        queue.open = batch
+        self._active[queue] = None
         self.incomplete[batch] = None
-        return batch, True
+        return batch
 
     def queued(self) -> Iterable[TopicPartition]:
         """The partitions that have something queued."""
-        return [tp for tp, queue in self._queues.items() if queue]
+        return [queue.tp for queue in self._active]
+
+    def queued_batches(self, tp: TopicPartition) -> int:
+        """How many batches a partition has queued."""
+        queue = self._queues.get(tp)
+        return len(queue.queued) if queue else 0
 
     def drain(
         self,
         now_ms: int,
-        leader_of: Callable[[TopicPartition], int | None],
+        node_for: Callable[[TopicPartition], int | None],
         usable: Callable[[int], bool],
-        muted: Callable[[TopicPartition], bool],
+        may_send: Callable[[PartitionQueue], bool],
         hurry: bool,
-    ) -> tuple[dict[int, list[Batch]], set[str]]:
-        """The due batches by leader, marked as in flight, and the topics of those due that have no leader.
+    ) -> Drained:
+        """One request for each node: its due batches, one of each partition.
 
-        `usable` says which nodes take another request. One node's batches share a request up to `max_request_size`;
-        partitions take turns in being first, so that the bound starves none.
+        `usable` says which nodes take another request, `may_send` which partitions. One node's batches share a request
+        up to `max_request_size`; partitions take turns in being first, so that the bound starves none. The batches
+        given are marked as out. The first retry does not wait for its backoff where another node leads by now.
         """
         requests: dict[int, list[Batch]] = {}
         sizes: dict[int, int] = {}
         leaderless: set[str] = set()
-        for tp in list(self._queues):
-            queue = self._queues[tp]
-            if not queue:
-                del self._queues[tp]
+        emptied: list[Batch] = []
+        for queue in list(self._active):
+            batch = queue.queued[0]
+            if not self._due(queue, now_ms, hurry) and not _moved(batch, node_for):
                 continue
-            if tp in self.in_flight or muted(tp) or not self._due(queue, now_ms, hurry):
+            if not batch.attempts and len(batch.removed) == batch.count:
+                self._pop(queue)
+                batch.state = BatchState.OUT
+                emptied.append(batch)
                 continue
-            node = leader_of(tp)
+            if not self._free(queue) or not may_send(queue):
+                continue
+            node = node_for(queue.tp)
             if node is None:
-                leaderless.add(tp.topic)
+                leaderless.add(queue.tp.topic)
                 continue
-            size = sizes.get(node, 0) + queue[0].size()
+            if queue.ready_since_ms is None:
+                queue.ready_since_ms = now_ms
+            size = sizes.get(node, 0) + batch.size()
             if not usable(node) or (node in requests and size > self._settings.max_request_size):
                 continue
+            self._pop(queue)
+            batch.state, batch.node = BatchState.OUT, node
+            if not batch.attempts:
+                batch.without_removed()
             sizes[node] = size
-            batch = queue.popleft()
-            batch.state = BatchState.DRAINED
-            self.in_flight[tp] = batch
+            queue.out.append(batch)
             requests.setdefault(node, []).append(batch)
-            self._queues[tp] = self._queues.pop(tp)
-        return requests, leaderless
+        return Drained(requests, leaderless, emptied)
+
+    def _pop(self, queue: PartitionQueue) -> None:
+        batch = queue.queued.popleft()
+        if queue.open is batch:
+            queue.open = None
+        queue.ready_since_ms = None
+        del self._active[queue]
+        if queue.queued:
+            self._active[queue] = None
 
     def landed(self, batch: Batch) -> None:
-        """The batch's request is over: its partition may be drained again."""
-        assert self.in_flight.get(batch.tp) is batch, f"{batch!r} was not in flight"
-        del self.in_flight[batch.tp]
+        """The batch's request is over."""
+        self._queues[batch.tp].out.remove(batch)
+
+    def is_out(self, batch: Batch) -> bool:
+        """Whether a batch is in a request."""
+        queue = self._queues.get(batch.tp)
+        return queue is not None and batch in queue.out
 
     def reenqueue(self, batch: Batch, retry_at_ms: int) -> None:
-        """Put a batch back in front of its partition, to be sent again from `retry_at_ms`."""
+        """Put a batch back into its partition's queue, where its records belong, to be sent from then on."""
         batch.state = BatchState.QUEUED
         batch.retry_at_ms = retry_at_ms
-        self._queues.setdefault(batch.tp, deque()).appendleft(batch)
+        queue = self._queues[batch.tp]
+        at = 0
+        while at < len(queue.queued) and queue.queued[at].order < batch.order:
+            at += 1
+        queue.queued.insert(at, batch)
+        self._active[queue] = None
+
+    def replace(self, batch: Batch, parts: list[Batch], retry_at_ms: int) -> None:
+        """Queue a batch's parts in its place."""
+        self.incomplete = {  # kept in order of age
+            each: None for known in self.incomplete for each in (parts if known is batch else (known,))
+        }
+        for part in parts:
+            self.reenqueue(part, retry_at_ms)
+
+    def renumber(self, tp: TopicPartition) -> None:
+        """What a partition has queued loses its numbers."""
+        for batch in self._queues[tp].queued:
+            batch.forget_state()
 
     def expire(self, now_ms: int) -> list[Batch]:
-        """The batches whose `delivery_timeout_ms` has passed: taken out of the queues, those in flight as well."""
+        """The batches whose `delivery_timeout_ms` has passed, taken out of the queues; those that are out as well."""
         oldest = now_ms - self._settings.delivery_timeout_ms
-        # `incomplete` is in order of creation, so the first young one ends the search.
         expired = []
-        for batch in self.incomplete:
+        for batch in self.incomplete:  # in order of age
             if batch.created_ms > oldest:
                 break
             expired.append(batch)
         for batch in expired:
-            queue = self._queues.get(batch.tp)
-            if queue and batch in queue:
-                queue.remove(batch)
+            self._unqueue(batch)
         return expired
+
+    def _unqueue(self, batch: Batch) -> None:
+        queue = self._queues[batch.tp]
+        if batch in queue.queued:
+            queue.queued.remove(batch)
+            queue.ready_since_ms = None
+            if queue.open is batch:
+                queue.open = None
+            if not queue.queued:
+                self._active.pop(queue, None)
 
     def forget(self, batch: Batch) -> None:
         """The batch is done."""
         self.incomplete.pop(batch, None)
 
-    def take_all(self) -> list[Batch]:
-        """Every batch that is not done, out of the queues."""
-        self._queues.clear()
-        return list(self.incomplete)
+    def take_all(self, *, out: bool) -> list[Batch]:
+        """Every batch that is not done, out of the queues; with `out` also those in a request."""
+        taken = [batch for batch in self.incomplete if out or not self.is_out(batch)]
+        for batch in taken:
+            self._unqueue(batch)
+        return taken
 
-    def delay_ms(self, now_ms: int, muted: Callable[[TopicPartition], bool]) -> float | None:
-        """How long until time alone makes something due or expire; None where time alone changes nothing."""
+    def delay_ms(self, now_ms: int, waiting: Callable[[PartitionQueue], bool]) -> float | None:
+        """How long until time alone makes something due or expire; None where time alone changes nothing.
+
+        `waiting` says for which partitions it is not time that is waited for.
+        """
         delays: list[float] = []
         if self.incomplete:
-            delays.append(next(iter(self.incomplete)).created_ms + self._settings.delivery_timeout_ms - now_ms)
-        for tp, queue in self._queues.items():
-            if queue and tp not in self.in_flight and not muted(tp):
-                head = queue[0]
+            oldest = next(iter(self.incomplete)).created_ms
+            delays.append(max(0, oldest + self._settings.delivery_timeout_ms - now_ms))
+        for queue in self._active:
+            if self._free(queue) and not waiting(queue):
+                head = queue.queued[0]
                 at = head.retry_at_ms if head.attempts else head.created_ms + self._settings.linger_ms
                 if at > now_ms:
                     delays.append(at - now_ms)
-        return max(0.0, min(delays)) if delays else None
+        return min(delays) if delays else None
 
-    def _due(self, queue: deque[Batch], now_ms: int, hurry: bool) -> bool:
-        head = queue[0]
+    def _free(self, queue: PartitionQueue) -> bool:
+        if not queue.out:
+            return True
+        if queue.queued[0].attempts or len(queue.out) >= self._in_flight_max:
+            return False
+        return all(batch.attempts == 1 for batch in queue.out)
+
+    def _due(self, queue: PartitionQueue, now_ms: int, hurry: bool) -> bool:
+        head = queue.queued[0]
         if head.attempts:
             return now_ms >= head.retry_at_ms
-        if hurry or self.flushes or len(queue) > 1 or head.size() >= self._settings.batch_size:
+        if hurry or self.flushes or len(queue.queued) > 1:
             return True
-        return now_ms - head.created_ms >= self._settings.linger_ms
+        return now_ms - head.created_ms >= self._settings.linger_ms or head.size() >= self.batch_size
+
+
+def _moved(batch: Batch, node_for: Callable[[TopicPartition], int | None]) -> bool:
+    return batch.attempts == 1 and node_for(batch.tp) not in (None, batch.node)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from shared.common.errors import BufferExhausted, IllegalState
 
@@ -15,6 +17,7 @@ class BufferMemory:
         self.size = size
         self.available = size
         self._waiters: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._gathering = False
 
     def __repr__(self) -> str:
         return f"<BufferMemory {self.available} of {self.size} bytes free, {len(self._waiters)} waiting>"
@@ -59,6 +62,16 @@ class BufferMemory:
         assert self.available <= self.size, "more bytes given back than taken"
         self._grant()
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Serve the waiters once at the end of the block, with all that was given back in it."""
+        self._gathering = True
+        try:
+            yield
+        finally:
+            self._gathering = False
+            self._grant()
+
     def close(self) -> None:
         """Fail whoever waits with IllegalState."""
         while self._waiters:
@@ -67,7 +80,7 @@ class BufferMemory:
                 future.set_exception(IllegalState("the producer was closed while a send waited for buffer memory"))
 
     def _grant(self) -> None:
-        while self._waiters:
+        while self._waiters and not self._gathering:
             future, size = self._waiters[0]
             if future.done():
                 self._waiters.popleft()

@@ -46,6 +46,8 @@ class TransactionCoordinator:
             else:
                 response = await self._connection.ask_coordinator("transaction", transactional_id, request, where)
             self._check(response.error_code, "transaction", transactional_id or "", where)
+            if transactional_id is not None:
+                ledger.forget()  # between transactions nothing is under way, and a new epoch starts at 0
             ledger.adopt(response.producer_id, response.producer_epoch)
 
         await self._run(ask, where)

@@ -1,46 +1,71 @@
-"""What a send gives back: the fate of a record, or of many, to be awaited or not."""
+"""What a send gives back: the fate of a record, or of many, to be awaited or not.
+
+Cancelling whoever waits takes the record back if it is not under way yet; afterwards only the wait ends, and the
+record's fate still reaches callbacks, interceptors and metrics.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from shared.clients.producer.batch import Batch, BatchState
+import msgspec
+
+from shared.clients.producer.batch import Batch, BatchState, located
 from shared.common.errors import PenstockError
-from shared.common.records import RecordMetadata
+from shared.common.records import ProducerRecord, RecordMetadata
 
 
 def fresh(error: PenstockError) -> PenstockError:
     """The error again, so that many waiters do not share one traceback."""
     again = type(error)(*error.args)
     again.__cause__ = error.__cause__
+    again.maybe_written = error.maybe_written
     return again
 
 
-class Delivery:
-    """One record's fate. `await delivery` gives its RecordMetadata, or raises what ended it.
+class Delivery(msgspec.Struct, eq=False, gc=False):
+    """One record's fate. `await delivery` gives its RecordMetadata, or raises what ended it."""
 
-    Cancelling the wait leaves the record on its way.
-    """
-
-    __slots__ = ("_batch", "_index")
-
-    def __init__(self, batch: Batch, index: int) -> None:
-        self._batch = batch
-        self._index = index
+    _batch: Batch
+    _index: int
+    _timestamp: int
+    _key_size: int
+    _value_size: int
 
     def __repr__(self) -> str:
         return f"<Delivery of record {self._index} in {self._batch!r}>"
 
     def done(self) -> bool:
         """Whether the record's fate is known."""
-        return self._batch.state is BatchState.DONE
+        batch, index = located(self._batch, self._index)
+        return index < 0 or batch.state is BatchState.DONE
+
+    def cancel(self) -> bool:
+        """Take the record back; False where it is under way or done. Its fate is then SendCancelled."""
+        return self._batch.remove(self._index)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
-        yield from self._batch.wait().__await__()
-        if self._batch.error is not None:
-            raise fresh(self._batch.error)
-        return self._batch.metadata(self._index)
+        batch, index = self._batch, self._index
+        if batch.state is not BatchState.DONE or batch.removed:
+            batch, index = yield from self._wait().__await__()
+        if batch.error is not None:
+            raise fresh(batch.error)
+        return batch.metadata(index, self._timestamp, self._key_size, self._value_size)
+
+    async def _wait(self) -> tuple[Batch, int]:
+        try:
+            while True:
+                batch, index = located(self._batch, self._index)
+                if index < 0:
+                    raise batch.cancelled_error()
+                if batch.state is BatchState.DONE:
+                    return batch, index
+                await batch.wait()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
 
 
 class Deliveries:
@@ -49,11 +74,20 @@ class Deliveries:
     For bulk there is `first_error()`, which waits as long and makes no object a record.
     """
 
-    __slots__ = ("_batches", "_places")
+    __slots__ = ("_batches", "_indices", "_places", "_records", "_sizes", "_timestamp")
 
-    def __init__(self, places: Sequence[tuple[Batch, int] | Exception]) -> None:
-        self._places = places
-        self._batches = list({id(p[0]): p[0] for p in places if isinstance(p, tuple)}.values())
+    def __init__(
+        self,
+        places: Sequence[Batch | Exception],
+        indices: Sequence[int],
+        records: Sequence[ProducerRecord],
+        timestamp: int,
+        sizes: dict[int, tuple[int, int]],
+    ) -> None:
+        """`timestamp` is that of records without one; `sizes` (key, value) are given where serializers changed them."""
+        self._places, self._indices, self._records = places, indices, records
+        self._timestamp, self._sizes = timestamp, sizes
+        self._batches = list(dict.fromkeys(place for place in places if isinstance(place, Batch)))
 
     def __len__(self) -> int:
         return len(self._places)
@@ -63,30 +97,57 @@ class Deliveries:
 
     def done(self) -> bool:
         """Whether the fate of all is known."""
-        return all(batch.state is BatchState.DONE for batch in self._batches)
+        return all(_is_done(batch) for batch in self._batches)
+
+    def cancel(self) -> int:
+        """Take back what is not under way; gives how many records that were."""
+        pairs = zip(self._places, self._indices, strict=True)
+        return sum(isinstance(place, Batch) and place.remove(index) for place, index in pairs)
 
     async def wait(self) -> None:
         """Until the fate of all is known."""
-        for batch in self._batches:
-            await batch.wait()
+        try:
+            for batch in self._batches:
+                await batch.wait_all()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
 
     async def first_error(self) -> Exception | None:
         """Wait for all; the error of the first record that has one, or None."""
         await self.wait()
-        if not any(b.error for b in self._batches) and all(type(p) is tuple for p in self._places):
+        whole = all(b.error is None and not b.parts and not b.removed for b in self._batches)
+        if whole and all(type(place) is Batch for place in self._places):
             return None
-        return next(r for r in self._results() if isinstance(r, Exception))
+        return next((r for r in self._results() if isinstance(r, Exception)), None)
 
     def __await__(self) -> Generator[Any, None, list[RecordMetadata | Exception]]:
         yield from self.wait().__await__()
         return self._results()
 
     def _results(self) -> list[RecordMetadata | Exception]:
-        results: list[RecordMetadata | Exception] = []
-        for place in self._places:
-            if isinstance(place, Exception):
-                results.append(place)
-            else:
-                batch, index = place
-                results.append(batch.metadata(index) if batch.error is None else batch.error)
-        return results
+        return [self._result(i, place) for i, place in enumerate(self._places)]
+
+    def _result(self, i: int, place: Batch | Exception) -> RecordMetadata | Exception:
+        if isinstance(place, Exception):
+            return place
+        batch, index = located(place, self._indices[i])
+        if index < 0:
+            return batch.cancelled_error()
+        if batch.error is not None:
+            return batch.error
+        record = self._records[i]
+        key_size, value_size = self._sizes.get(i) or (size_of(record.key), size_of(record.value))
+        timestamp = self._timestamp if record.timestamp is None else record.timestamp
+        return batch.metadata(index, timestamp, key_size, value_size)
+
+
+def size_of(data: bytes | None) -> int:
+    """Bytes, -1 for none."""
+    return -1 if data is None else len(data)
+
+
+def _is_done(batch: Batch) -> bool:
+    if batch.state is BatchState.SPLIT:
+        return all(_is_done(part) for _, part in batch.parts)
+    return batch.state is BatchState.DONE

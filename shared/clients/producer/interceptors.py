@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shared.clients.producer.batch import OnDelivery
 from shared.common.log import get_logger
-from shared.common.records import ProducerRecord, RecordMetadata
+from shared.common.records import Headers, ProducerRecord, RecordMetadata
 
 log = get_logger(__name__)
 
@@ -17,8 +18,12 @@ class ProducerInterceptor:
         """The record (key and value not yet serialized) to send in this one's place."""
         return record
 
-    def on_acknowledgement(self, metadata: RecordMetadata | None, error: Exception | None) -> None:
-        """One record's fate: its metadata, or the error it ended in."""
+    def on_acknowledgement(self, metadata: RecordMetadata | None, error: Exception | None, headers: Headers) -> None:
+        """One record's fate: its metadata, or the error it ended in.
+
+        It is told once of every record that `on_send` saw. `headers` are those that it was sent with: what `on_send`
+        put there says which record it is.
+        """
 
 
 class Interceptors:
@@ -41,10 +46,21 @@ class Interceptors:
                 )
         return record
 
-    def on_acknowledgement(self, metadata: RecordMetadata | None, error: Exception | None) -> None:
+    def told_too(self, record: ProducerRecord, on_delivery: OnDelivery | None) -> OnDelivery:
+        """A callback that tells the chain of what became of `record`, then `on_delivery`."""
+        headers = record.headers
+
+        def tell(metadata: RecordMetadata | None, error: Exception | None) -> None:
+            self.on_acknowledgement(metadata, error, headers)
+            if on_delivery is not None:
+                on_delivery(metadata, error)
+
+        return tell
+
+    def on_acknowledgement(self, metadata: RecordMetadata | None, error: Exception | None, headers: Headers) -> None:
         """To all, whatever one raises."""
         for interceptor in self._chain:
             try:
-                interceptor.on_acknowledgement(metadata, error)
+                interceptor.on_acknowledgement(metadata, error, headers)
             except Exception:
                 log.exception("interceptor failed", interceptor=type(interceptor).__name__, on="acknowledgement")

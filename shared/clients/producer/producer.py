@@ -15,22 +15,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Sequence
+from time import time_ns
 from typing import Any, Self
 
+import msgspec
 from prometheus_client import CollectorRegistry
 
-from shared.clients.connection import Connection, record_size
-from shared.clients.producer.accumulator import RecordAccumulator
-from shared.clients.producer.batch import Batch, OnDelivery
+from shared.clients.connection import BatchRecord, Connection, record_size
+from shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
+from shared.clients.producer.batch import Batch, Callback, OnDelivery
 from shared.clients.producer.buffer_memory import BufferMemory
-from shared.clients.producer.delivery import Deliveries, Delivery
+from shared.clients.producer.bulk import NO_HEADERS, Bulk
+from shared.clients.producer.delivery import Deliveries, Delivery, size_of
 from shared.clients.producer.interceptors import Interceptors, ProducerInterceptor
 from shared.clients.producer.metrics import ProducerMetrics
 from shared.clients.producer.partitioner import Partitioner
+from shared.clients.producer.routing import RoutedTopic, Routes
 from shared.clients.producer.sender import Sender
 from shared.clients.producer.settings import ProducerSettings
 from shared.clients.producer.transactional import TransactionalCalls
-from shared.clients.producer.transactions import Transaction
+from shared.clients.producer.transactions import Transaction, TxnState
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import (
     BufferExhausted,
@@ -39,31 +43,21 @@ from shared.common.errors import (
     InvalidTimestamp,
     PenstockError,
     RecordTooLarge,
+    SendCancelled,
     UnknownTopicOrPartition,
 )
 from shared.common.log import get_logger
-from shared.common.records import Headers, ProducerRecord, TopicPartition
+from shared.common.records import Headers, ProducerRecord
 from shared.common.serialization import Serializer, bytes_serializer
 from shared.common.settings import KafkaSettings
 
 log = get_logger(__name__)
 
-YIELD_EVERY = 2_048
-"""Records that `send_many` takes between two turns of the event loop, so that sending goes on beside it."""
+YIELD_EVERY_BATCHES = 32
+"""New batches that sends may open before the event loop must have had a turn: a loop of sends starves nobody."""
 
-
-NO_HEADERS: list[tuple[str, bytes | None]] = []
-
-_Fields = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]
-"""Key, value, headers, and the most bytes they take."""
-
-
-class _Topic:
-    __slots__ = ("available", "numbers", "partitions")
-
-    def __init__(self, topic: str, numbers: list[int], available: list[int]) -> None:
-        self.numbers, self.available = numbers, available
-        self.partitions = {number: TopicPartition(topic, number) for number in numbers}
+RETRIED_SHARE_MAX = 0.5
+"""Of `buffer_memory`, for a partition whose first batch is retried: one bad partition does not stop the others."""
 
 
 class Producer(TransactionalCalls):
@@ -77,6 +71,7 @@ class Producer(TransactionalCalls):
         key_serializer: Serializer = bytes_serializer,
         value_serializer: Serializer = bytes_serializer,
         interceptors: Sequence[ProducerInterceptor] = (),
+        partitioner: Partitioner | None = None,
         registry: CollectorRegistry | None = None,
     ) -> None:
         self._settings = settings = _with_timeouts_that_fit(kafka, settings or ProducerSettings())
@@ -87,23 +82,19 @@ class Producer(TransactionalCalls):
         self._memory = BufferMemory(settings.buffer_memory)
         self._metrics.buffer_available.set(settings.buffer_memory)
         self._accumulator = RecordAccumulator(settings)
-        self._partitioner = Partitioner(settings.batch_size)
         self._transaction = Transaction(settings.transactional_id) if settings.transactional_id is not None else None
         self._sender = Sender(
-            self._connection,
-            self._accumulator,
-            self._memory,
-            settings,
-            self._transaction,
-            self._interceptors,
-            self._metrics,
-            SYSTEM_CLOCK,
+            self._connection, self._accumulator, self._memory, settings, self._transaction, self._metrics, SYSTEM_CLOCK
         )
-        self._loop_task: asyncio.Task[None] | None = None
         self._state = "new"
         self._size_max = min(settings.max_request_size, settings.buffer_memory)
-        self._topics: dict[str, _Topic] = {}
-        self._topics_of: object = None
+        self._routes = Routes(self._connection, self._accumulator, settings, partitioner, self._sender.is_slow)
+        # Topics whose records may go straight into an open batch; empty while something else is to be done first.
+        self._direct: dict[str, RoutedTopic] = {}
+        plain = key_serializer is bytes_serializer and value_serializer is bytes_serializer
+        self._may_be_direct = (
+            plain and not interceptors and partitioner is None and not settings.partitioner_ignore_keys
+        )
 
     def __repr__(self) -> str:
         return f"<Producer {self._state}, {self._connection!r}, {self._sender!r}>"
@@ -113,9 +104,9 @@ class Producer(TransactionalCalls):
         if self._state != "new":
             raise IllegalState(f"the producer is {self._state}; make a new one")
         await self._connection.open()
+        self._connection.on_metadata(self._metadata_updated)
         self._state = "open"
-        self._loop_task = asyncio.ensure_future(self._sender.main_loop())
-        self._loop_task.add_done_callback(self._sender_ended)
+        self._sender.start(self._sender_broke)
 
     async def close(self, timeout_ms: float | None = None) -> None:
         """Send what is buffered for up to `timeout_ms` (None: as long as it takes), end the rest with IllegalState.
@@ -126,6 +117,7 @@ class Producer(TransactionalCalls):
             self._state = "closed"
             return
         broken, self._state = self._state == "broken", "closed"
+        self._direct = {}
         self._memory.close()
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
@@ -139,13 +131,8 @@ class Producer(TransactionalCalls):
                 batches=len(self._accumulator.incomplete),
             )
         finally:
-            assert self._loop_task is not None
-            self._loop_task.cancel()
-            await asyncio.gather(self._loop_task, return_exceptions=True)
             await self._sender.close()
-            self._sender.fail_all(
-                IllegalState("the producer was closed before the record was acknowledged"), in_flight=True
-            )
+            self._sender.fail_all(IllegalState("the producer was closed before the record was acknowledged"), out=True)
             await self._connection.close()
 
     async def __aenter__(self) -> Self:
@@ -173,13 +160,22 @@ class Producer(TransactionalCalls):
         transaction), TransactionAborted, ProducerFenced. `on_delivery(metadata, None)` or `(None, error)` is called
         once, on the event loop.
         """
-        record = ProducerRecord(topic, value, key, headers, partition, timestamp)
-        self._check_open()
-        taken = self._take_now(record, SYSTEM_CLOCK.monotonic_ms(), SYSTEM_CLOCK.now_ms())
-        batch, index = taken or await self._take(record, self._deadline())
-        if on_delivery is not None:
-            batch.callbacks.append((index, on_delivery))
-        return Delivery(batch, index)
+        known = self._direct.get(topic)
+        if known is not None and partition is None and not headers and self._in_transaction():
+            try:
+                queue = known.sticky_queue if key is None else known.by_key.get(key) or known.for_key(key)
+                if queue is not None and (batch := queue.open) is not None:
+                    at = time_ns() // 1_000_000 if timestamp is None else timestamp
+                    index = batch.count
+                    if at >= 0 and batch.append(index, at, key, value, NO_HEADERS) is not None:
+                        batch.count = index + 1
+                        key_size, value_size = -1 if key is None else len(key), -1 if value is None else len(value)
+                        if on_delivery is not None:
+                            batch.callbacks.append(Callback(index, at, key_size, value_size, on_delivery))
+                        return Delivery(batch, index, at, key_size, value_size)
+            except TypeError:
+                pass  # not bytes: the long way says so
+        return await self._take(ProducerRecord(topic, value, key, headers, partition, timestamp), on_delivery)
 
     async def send_many(self, records: Iterable[ProducerRecord]) -> Deliveries:
         """Take many records, in order; the order of each partition is theirs.
@@ -189,37 +185,35 @@ class Producer(TransactionalCalls):
         or has no open transaction, and the transaction's error.
         """
         self._check_open()
-        places: list[tuple[Batch, int] | Exception] = []
-        exhausted: BufferExhausted | None = None
-        unknown: dict[str, UnknownTopicOrPartition] = {}
-        now_ms, wall_ms = SYSTEM_CLOCK.monotonic_ms(), SYSTEM_CLOCK.now_ms()
-        for count, record in enumerate(records, 1):
-            if count % YIELD_EVERY == 0:
-                await asyncio.sleep(0)
-                self._check_open()
-                now_ms, wall_ms = SYSTEM_CLOCK.monotonic_ms(), SYSTEM_CLOCK.now_ms()
-            try:
-                if exhausted is not None or record.topic in unknown:
-                    raise exhausted or unknown[record.topic]
-                places.append(self._take_now(record, now_ms, wall_ms) or await self._take(record, self._deadline()))
-            except IllegalState:
-                raise
-            except BufferExhausted as e:
-                places.append(exhausted := e)
-            except UnknownTopicOrPartition as e:
-                if record.partition is None:
-                    unknown[record.topic] = e
-                places.append(e)
-            except PenstockError as e:
-                places.append(e)
-            if isinstance(places[-1], Exception):
-                self._metrics.failed(record.topic, 1)
-        return Deliveries(places)
+        records = records if isinstance(records, list) else list(records)
+        bulk = Bulk(records, time_ns() // 1_000_000)
+        while (record := bulk.fill(self._direct)) is not None:
+            await self._take_one(bulk, record)
+        return bulk.deliveries()
+
+    async def _take_one(self, bulk: Bulk, record: ProducerRecord) -> None:
+        try:
+            if (known := bulk.refused(record)) is not None:
+                raise known
+            if record.timestamp is None:
+                record = msgspec.structs.replace(record, timestamp=bulk.timestamp)
+            delivery = await self._take(record, None)
+        except IllegalState:
+            raise
+        except PenstockError as e:
+            bulk.failed(record, e)
+            self._metrics.failed(record.topic, 1)
+        else:
+            bulk.taken(delivery)
 
     async def flush(self) -> None:
         """Send what is buffered without lingering and wait until the fate of all of it is known."""
         self._check_usable()
         await self._flush()
+
+    def abort_pending(self) -> int:
+        """End every record that is not in a request with SendCancelled; gives how many batches that were."""
+        return self._sender.fail_all(SendCancelled("abort_pending was called before the record was sent"), out=False)
 
     async def partitions_for(self, topic: str) -> list[int]:
         """The topic's partitions; UnknownTopicOrPartition after `max_block_ms`."""
@@ -240,109 +234,134 @@ class Producer(TransactionalCalls):
         self._sender.wake()
         try:
             for batch in list(self._accumulator.incomplete):
-                await batch.wait()
+                await batch.wait_all()
         finally:
             self._accumulator.flushes -= 1
 
-    async def _take(self, record: ProducerRecord, deadline_ms: float) -> tuple[Batch, int]:
-        """The way of a record that may have to wait."""
+    async def _take(self, record: ProducerRecord, on_delivery: OnDelivery | None) -> Delivery:
+        """The way of a record that is not appended straight to an open batch."""
         self._check_open()
-        if self._interceptors:
-            record = self._interceptors.on_send(record)
+        if not self._interceptors:
+            return await self._enqueue(record, on_delivery)
+        record = self._interceptors.on_send(record)
+        try:
+            return await self._enqueue(record, self._interceptors.told_too(record, on_delivery))
+        except Exception as e:
+            self._interceptors.on_acknowledgement(None, e, record.headers)
+            raise
+        except asyncio.CancelledError:
+            cancelled = SendCancelled(f"topic {record.topic}: the send was cancelled")
+            self._interceptors.on_acknowledgement(None, cancelled, record.headers)
+            raise
+
+    async def _enqueue(self, record: ProducerRecord, on_delivery: OnDelivery | None) -> Delivery:
+        deadline_ms = SYSTEM_CLOCK.monotonic_ms() + self._settings.max_block_ms
         if self._known(record.topic) is None:
             await self._connection.wait_for_topic(record.topic, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
-        fields = self._serialize(record)
-        tp = await self._choose(record, fields, deadline_ms)
-        size = fields[3]
-        if not self._memory.try_acquire(size):
-            self._sender.wake()
-            await self._memory.acquire(size, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
-            try:
-                self._check_open()
-            except BaseException:
-                self._memory.release(size)
-                raise
-        return self._append(record, tp, fields, SYSTEM_CLOCK.monotonic_ms(), SYSTEM_CLOCK.now_ms())
-
-    def _take_now(self, record: ProducerRecord, now_ms: int, wall_ms: int) -> tuple[Batch, int] | None:
-        """The way of a record that need not wait; None where it must."""
-        known = self._known(record.topic)
-        if known is None or self._interceptors:
-            return None
-        fields = self._serialize(record)
-        tp = self._partition(record, fields, known)
-        if tp is None or not self._memory.try_acquire(fields[3]):
-            return None
-        return self._append(record, tp, fields, now_ms, wall_ms)
-
-    def _append(
-        self, record: ProducerRecord, tp: TopicPartition, fields: _Fields, now_ms: int, wall_ms: int
-    ) -> tuple[Batch, int]:
-        key, value, headers, size = fields
-        timestamp = wall_ms if record.timestamp is None else record.timestamp
-        batch, news = self._accumulator.append(tp, key, value, headers, timestamp, now_ms)
-        batch.memory += size
-        if news:
-            self._sender.wake()
-        return batch, batch.count - 1
-
-    def _serialize(self, record: ProducerRecord) -> _Fields:
         topic = record.topic
-        key = self._key_serializer(topic, record.key)
-        value = self._value_serializer(topic, record.value)
+        if record.timestamp is not None and record.timestamp < 0:
+            raise InvalidTimestamp(f"topic {topic}: timestamp {record.timestamp} is below 0")
+        key, value = self._key_serializer(topic, record.key), self._value_serializer(topic, record.value)
         headers = list(record.headers) if record.headers else NO_HEADERS
+        size = self._checked_size(topic, key, value, headers)
+        known, queue = await self._choose(record, key, value, deadline_ms)
+        at = time_ns() // 1_000_000 if record.timestamp is None else record.timestamp
+        fields = at, key, value, headers
+        batch = queue.open
+        if batch is not None and batch.append(batch.count, *fields) is None:
+            batch = None
+            queue = self._routes.after_full(known, record, key, queue)
+        if batch is None:
+            batch = await self._with_room(queue, fields, size, deadline_ms)
+            self._routes.opened(known, record, key, batch)
+        index, batch.count = batch.count, batch.count + 1
+        if on_delivery is not None:
+            batch.callbacks.append(Callback(index, at, size_of(key), size_of(value), on_delivery))
+        return Delivery(batch, index, at, size_of(key), size_of(value))
+
+    async def _with_room(self, queue: PartitionQueue, fields: BatchRecord, size: int, deadline_ms: float) -> Batch:
+        """The batch that the record was appended to: a new one, or one that somebody opened in the meantime."""
+        memory = max(self._accumulator.batch_size, size)
+        if self._sender.batches_since_turn >= YIELD_EVERY_BATCHES:
+            await asyncio.sleep(0)
+        if queue.queued and self._accumulator.partitions > 1:
+            await self._share_of(queue, deadline_ms)
+        if not self._memory.try_acquire(memory):
+            self._sender.wake()
+            await self._memory.acquire(memory, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
+        try:
+            self._check_open()
+        except BaseException:
+            self._memory.release(memory)
+            raise
+        batch = queue.open
+        if batch is not None and batch.append(batch.count, *fields) is not None:
+            self._memory.release(memory)
+            return batch
+        batch = self._accumulator.open_batch(queue, memory, SYSTEM_CLOCK.monotonic_ms())
+        appended = batch.append(0, *fields)
+        assert appended is not None, "the first record of a batch always fits"
+        self._sender.batches_since_turn += 1
+        self._sender.wake()
+        return batch
+
+    async def _share_of(self, queue: PartitionQueue, deadline_ms: float) -> None:
+        """Wait while a partition whose first batch is retried holds its share of the buffer."""
+        limit = self._settings.buffer_memory * RETRIED_SHARE_MAX
+        while (retried := queue.retried()) is not None and queue.held() > limit:
+            try:
+                async with asyncio.timeout(max(0.0, deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000):
+                    await retried.wait()
+            except TimeoutError:
+                raise BufferExhausted(
+                    f"{queue.tp}: {queue.held()} of buffer_memory={self._settings.buffer_memory} bytes wait behind "
+                    f"a batch that is retried; none became free within max_block_ms: {retried.last_error}"
+                ) from None
+            self._check_open()
+
+    def _checked_size(self, topic: str, key: bytes | None, value: bytes | None, headers: Any) -> int:
         size = record_size(key, value, headers)
         if size > self._size_max:
             limit = min(("max_request_size", "buffer_memory"), key=lambda name: getattr(self._settings, name))
             raise RecordTooLarge(f"topic {topic}: a record of {size} bytes; {limit}={self._size_max}")
-        if record.timestamp is not None and record.timestamp < 0:
-            raise InvalidTimestamp(f"topic {topic}: timestamp {record.timestamp} is below 0")
-        return key, value, headers, size
+        return size
 
-    async def _choose(self, record: ProducerRecord, fields: _Fields, deadline_ms: float) -> TopicPartition:
+    async def _choose(
+        self, record: ProducerRecord, key: bytes | None, value: bytes | None, deadline_ms: float
+    ) -> tuple[RoutedTopic, PartitionQueue]:
         while True:
             known = self._known(record.topic)
-            if known is not None and (tp := self._partition(record, fields, known)) is not None:
-                return tp
+            if known is not None and (queue := self._routes.queue_for(known, record, key, value)) is not None:
+                return known, queue
             left_ms = deadline_ms - SYSTEM_CLOCK.monotonic_ms()
             if left_ms <= 0:
                 raise UnknownTopicOrPartition(
                     f"topic {record.topic}, partition {record.partition}: "
-                    f"the topic has {len(known.partitions) if known else 0} partitions"
+                    f"the topic has {len(known.numbers) if known else 0} partitions"
                 )
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_ms / 1000):
                     await self._connection.refresh_metadata()
                     await asyncio.sleep(self._connection.settings.retry_backoff_ms / 1000)
 
-    def _partition(self, record: ProducerRecord, fields: _Fields, known: _Topic) -> TopicPartition | None:
-        partitions = known.partitions
-        if record.partition is not None:
-            return partitions.get(record.partition)
-        key = fields[0]
-        if key is not None:
-            return partitions[self._partitioner.for_key(key, len(partitions))]
-        return partitions[self._partitioner.sticky(record.topic, fields[3], known.available, known.numbers)]
-
-    def _known(self, topic: str) -> _Topic | None:
-        """A topic's partitions, kept until the metadata is another."""
-        snapshot = self._connection.metadata_snapshot()
-        if snapshot is not self._topics_of:
-            self._topics, self._topics_of = {}, snapshot
-        known = self._topics.get(topic)
-        if known is None and (numbers := self._connection.partitions(topic)) is not None:
-            known = self._topics[topic] = _Topic(topic, numbers, self._connection.available_partitions(topic))
+    def _known(self, topic: str) -> RoutedTopic | None:
+        known = self._direct.get(topic) or self._routes.topic(topic)
+        if known is not None and self._may_be_direct and self._state == "open":
+            self._direct[topic] = known
         return known
 
-    def _sender_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("the sender ended", client_id=self._connection.client_id, exc_info=error)
-            self._state = "broken"
-            self._memory.close()
-            self._sender.fail_all(IllegalState(f"the producer's sender ended: {error!r}"), in_flight=True)
+    def _metadata_updated(self) -> None:
+        self._direct = {}
+        self._sender.wake()
 
-    def _deadline(self) -> float:
-        return SYSTEM_CLOCK.monotonic_ms() + self._settings.max_block_ms
+    def _in_transaction(self) -> bool:
+        return self._transaction is None or self._transaction.state is TxnState.IN_TRANSACTION
+
+    def _sender_broke(self, error: Exception) -> None:
+        log.error("the sender ended", client_id=self._connection.client_id, exc_info=error)
+        self._state, self._direct = "broken", {}
+        self._memory.close()
+        self._sender.fail_all(IllegalState(f"the producer's sender ended: {error!r}"), out=True)
 
     def _check_usable(self) -> None:
         if self._state != "open":

@@ -1,54 +1,60 @@
-"""The sender: takes due batches to their leaders and decides on every answer.
+"""The sender: takes due batches to their leaders.
 
-One turn is `run_once(now_ms)`: expire, prepare (producer id, partitions of the transaction), drain, send. It returns
-how long time alone changes nothing; what else happens (a full batch, an answer, a flush) calls `wake`.
+One turn is `run_once(now_ms)`: expire, settle, prepare (producer id, partitions of the transaction), then drain and
+send until nothing more is due or its node takes no more. It returns how long time alone changes nothing; what else
+happens (a full batch, an answer, a flush) calls `wake`. What an answer means is decided in outcomes.py.
 
-An answer completes a batch, or sends it back to the front of its partition's queue with a backoff of its own, or ends
-it. `delivery_timeout_ms` ends a batch wherever it is; where its request is still out, the partition stays closed until
-that is over, so a late write is never overtaken by a younger batch.
+A batch leaves its queue only towards a node that is connected, so that one that cannot be reached costs a batch
+neither an attempt nor the certainty of its fate.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import defaultdict
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-from shared.clients.connection import Connection, error_for_code, produce_request
-from shared.clients.connection.errors import DUPLICATE_SEQUENCE_NUMBER, MAYBE_APPENDED
+from shared.clients.connection import Connection, ProduceAnswer, ProduceResponse, produce_request
 from shared.clients.producer.accumulator import RecordAccumulator
-from shared.clients.producer.batch import Batch, BatchState, ProducerState
+from shared.clients.producer.batch import Batch
 from shared.clients.producer.buffer_memory import BufferMemory
 from shared.clients.producer.coordinator import TransactionCoordinator
-from shared.clients.producer.interceptors import Interceptors
 from shared.clients.producer.metrics import ProducerMetrics
-from shared.clients.producer.sequences import SequenceLedger
+from shared.clients.producer.outcomes import Outcomes
 from shared.clients.producer.settings import ProducerSettings
 from shared.clients.producer.transactions import Transaction, TxnState
 from shared.common.clock import Clock
 from shared.common.errors import (
     BrokerNotAvailable,
-    CorruptRecord,
-    DeliveryTimeout,
-    FatalError,
-    NotLeaderOrFollower,
-    OutOfOrderSequence,
     PenstockError,
-    ProducerFenced,
     RetriableError,
-    TransactionAborted,
-    UnknownTopicOrPartition,
+    UnsupportedVersion,
 )
 from shared.common.log import get_logger
 from shared.common.records import TopicPartition
 
 log = get_logger(__name__)
 
-STALE_METADATA = (NotLeaderOrFollower, UnknownTopicOrPartition, BrokerNotAvailable)
+ACKNOWLEDGED_UNSEEN = ProduceAnswer(0)
+"""What acks=0 takes for an answer: the request was written to the socket."""
+
+
+class _Node:
+    """What the sender knows of one broker."""
+
+    __slots__ = ("attempts", "connecting", "requests", "usable_at_ms")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.attempts = 0
+        self.usable_at_ms = 0
+        self.connecting = False
 
 
 class Sender:
-    """Runs beside the producer, on the same event loop."""
+    """Runs beside the producer, on the same event loop, in callbacks."""
 
     def __init__(
         self,
@@ -57,7 +63,6 @@ class Sender:
         memory: BufferMemory,
         settings: ProducerSettings,
         transaction: Transaction | None,
-        interceptors: Interceptors,
         metrics: ProducerMetrics,
         clock: Clock,
     ) -> None:
@@ -66,69 +71,106 @@ class Sender:
         self._memory = memory
         self._settings = settings
         self._transaction = transaction
-        self._interceptors = interceptors
         self._metrics = metrics
         self._clock = clock
-        self.ledger = SequenceLedger()
-        self.coordinator = TransactionCoordinator(connection, settings, self.ledger)
-        self._wake = asyncio.Event()
-        self._requests: dict[int, int] = defaultdict(int)
+        self._acks = -1 if settings.acks == "all" else int(settings.acks)
+        retry_backoff_ms = connection.settings.retry_backoff_ms
+        self.outcomes = Outcomes(accumulator, memory, settings, transaction, metrics, retry_backoff_ms)
+        self.coordinator = TransactionCoordinator(connection, settings, self.outcomes.ledger)
+        self._nodes: dict[int, _Node] = defaultdict(_Node)
         self._tasks: set[asyncio.Task[None]] = set()
         self._preparing: asyncio.Task[None] | None = None
         self._refresh_at_ms = 0
+        self._scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_broken: Callable[[Exception], None] | None = None
+        self.batches_since_turn = 0
 
     def __repr__(self) -> str:
-        return f"<Sender {self._accumulator!r}, {sum(self._requests.values())} requests, {self.ledger!r}>"
+        requests = sum(node.requests for node in self._nodes.values())
+        return f"<Sender {self._accumulator!r}, {requests} requests, {self.outcomes.ledger!r}>"
+
+    def start(self, on_broken: Callable[[Exception], None]) -> None:
+        """Take turns from now on; `on_broken` is told of an error that ends that."""
+        self._loop = asyncio.get_running_loop()
+        self._on_broken = on_broken
 
     def wake(self) -> None:
-        """Something other than time has changed."""
-        self._wake.set()
+        """Something other than time has changed: take a turn soon."""
+        if not self._scheduled and self._loop is not None:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
 
-    async def main_loop(self) -> None:
-        """`run_once` until cancelled."""
-        while True:
-            self._wake.clear()
+    def _turn(self) -> None:
+        self._scheduled = False
+        self.batches_since_turn = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._loop is None:
+            return
+        try:
             delay_ms = self.run_once(self._clock.monotonic_ms())
-            try:
-                async with asyncio.timeout(None if delay_ms is None else delay_ms / 1000):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+        except Exception as e:
+            self._loop = None
+            assert self._on_broken is not None
+            self._on_broken(e)
+            return
+        if delay_ms is not None:
+            self._timer = self._loop.call_later(delay_ms / 1000, self._turn)
 
     def run_once(self, now_ms: int) -> float | None:
         """One turn; gives the milliseconds until the next is due, None where only `wake` makes it so."""
-        self._expire(now_ms)
+        self.outcomes.expire(now_ms)
+        self.outcomes.settle()
         if not self._prepared():
-            return self._accumulator.delay_ms(now_ms, lambda tp: True)
-        requests, leaderless = self._accumulator.drain(
-            now_ms,
-            self._connection.leader,
-            lambda node: self._requests[node] < self._settings.max_in_flight_requests_per_connection,
-            self._muted,
-            hurry=self._memory.waiting > 0,
-        )
-        for node, batches in requests.items():
-            self._requests[node] += 1
-            self._spawn(self._produce(node, batches, now_ms))
-        delay_ms = self._accumulator.delay_ms(now_ms, self._muted)
+            return self._accumulator.delay_ms(now_ms, lambda queue: True)
+        leaderless = False
+        while True:
+            drained = self._accumulator.drain(
+                now_ms,
+                self._connection.leader,
+                lambda node: self._usable(node, now_ms),
+                self.outcomes.may_send,
+                hurry=self._memory.waiting > 0,
+            )
+            leaderless |= bool(drained.leaderless)
+            for batch in drained.emptied:
+                self.outcomes.emptied(batch)
+            for node, batches in drained.requests.items():
+                self._nodes[node].requests += 1
+                self._spawn(self._produce(node, batches, self._request(batches, now_ms), now_ms))
+            if not drained.requests and not drained.emptied:
+                break
+        delay_ms = self._accumulator.delay_ms(now_ms, self.outcomes.waiting)
         if leaderless:
-            self._refresh(now_ms)
-            retry_ms = float(self._connection.settings.retry_backoff_ms)
-            delay_ms = retry_ms if delay_ms is None else min(delay_ms, retry_ms)
+            self.outcomes.metadata_is_stale = True
+        if self.outcomes.metadata_is_stale:
+            retry_ms = self._refresh(now_ms)
+            if leaderless:
+                delay_ms = retry_ms if delay_ms is None else min(delay_ms, retry_ms)
         return delay_ms
 
     async def close(self) -> None:
         """Stop every task; requests that are out are given up."""
+        self._loop = None
+        if self._timer is not None:
+            self._timer.cancel()
         tasks = [*self._tasks, *([self._preparing] if self._preparing else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def fail_all(self, error: PenstockError, *, in_flight: bool) -> None:
-        """End what is queued, and with `in_flight` also what is out, with an error."""
-        for batch in self._accumulator.take_all():
-            if batch.state is not BatchState.DONE and (in_flight or not self._is_out(batch)):
-                self._fail(batch, error)
+    def fail_all(self, error: PenstockError, *, out: bool) -> int:
+        """End what is queued, and with `out` also what is in a request, with an error; gives how many batches."""
+        return self.outcomes.fail_all(error, out=out)
+
+    def is_slow(self, tp: TopicPartition) -> bool:
+        """Whether a partition's broker has left what is due lying for too long."""
+        limit_ms = self._settings.partitioner_availability_timeout_ms
+        since_ms = self._accumulator.queue(tp).ready_since_ms
+        return limit_ms > 0 and since_ms is not None and self._clock.monotonic_ms() - since_ms > limit_ms
 
     async def until_landed(self) -> None:
         """Until no produce request is out, and no partition is just being added to the transaction."""
@@ -140,31 +182,65 @@ class Sender:
         while self._preparing is not None:
             await asyncio.wait([self._preparing])
 
-    def _is_out(self, batch: Batch) -> bool:
-        return self._accumulator.in_flight.get(batch.tp) is batch
-
-    def _muted(self, tp: TopicPartition) -> bool:
-        return self._transaction is not None and self._transaction.muted(tp)
-
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _refresh(self, now_ms: int) -> None:
+    def _usable(self, node: int, now_ms: int) -> bool:
+        known = self._nodes[node]
+        if known.requests >= self._settings.max_in_flight_requests_per_connection:
+            return False
+        if now_ms < known.usable_at_ms or known.connecting:
+            return False
+        if self._connection.connected(node):
+            return True
+        known.connecting = True
+        self._spawn(self._connect(node, known))
+        return False
+
+    async def _connect(self, node: int, known: _Node) -> None:
+        try:
+            reached = await self._connection.connect(node)
+        except PenstockError as e:
+            reached = False
+            log.warning("cannot connect", node=node, reason=str(e))
+        known.connecting = False
+        if reached:
+            known.attempts = 0
+        else:
+            settings = self._connection.settings
+            backoff_ms = min(
+                settings.reconnect_backoff_ms << min(known.attempts, 16), settings.reconnect_backoff_max_ms
+            )
+            known.attempts += 1
+            self.outcomes.metadata_is_stale = True
+            await self._pause(known, round(backoff_ms * random.uniform(0.8, 1.2)))  # noqa: S311
+        self.wake()
+
+    async def _pause(self, known: _Node, wait_ms: int) -> None:
+        known.usable_at_ms = self._clock.monotonic_ms() + wait_ms
+        assert self._loop is not None
+        self._loop.call_later(wait_ms / 1000 + 0.001, self.wake)
+
+    def _refresh(self, now_ms: int) -> float:
+        wait_ms = float(self._connection.settings.retry_backoff_ms)
         if now_ms >= self._refresh_at_ms:
+            self.outcomes.metadata_is_stale = False
             self._refresh_at_ms = now_ms + self._connection.settings.retry_backoff_ms
             self._connection.refresh_metadata()
+        return wait_ms
 
     def _prepared(self) -> bool:
         """Whether something may be drained; starts what is missing for it."""
+        ledger = self.outcomes.ledger
         if self._transaction is not None:
             if self._transaction.state in (TxnState.IN_TRANSACTION, TxnState.COMMITTING):
                 self._transaction.want(set(self._accumulator.queued()))
                 if self._transaction.pending and self._preparing is None:
                     self._preparing = asyncio.ensure_future(self._add_partitions(set(self._transaction.pending)))
-            return self.ledger.ready
-        if self._settings.enable_idempotence and not self.ledger.ready:
+            return ledger.ready
+        if self._settings.enable_idempotence and not ledger.ready:
             if self._preparing is None and self._accumulator.incomplete:
                 self._preparing = asyncio.ensure_future(self._fetch_producer_id())
             return False
@@ -176,7 +252,7 @@ class Sender:
         except PenstockError as e:
             log.warning("no producer id", client_id=self._connection.client_id, reason=str(e))
             if not isinstance(e, RetriableError):
-                self.fail_all(e, in_flight=False)
+                self.fail_all(e, out=False)
             await asyncio.sleep(self._connection.settings.retry_backoff_ms / 1000)
         finally:
             self._preparing = None
@@ -196,161 +272,61 @@ class Sender:
 
     def fail_transaction(self, error: PenstockError) -> None:
         """The transaction cannot be committed any more: what it still has queued is dropped."""
-        assert self._transaction is not None
-        self._transaction.fail(error)
-        fatal = isinstance(error, FatalError)
-        where = f"transactional id {self._transaction.transactional_id}"
-        self.fail_all(error if fatal else TransactionAborted(f"{where}: not sent, since {error}"), in_flight=False)
+        self.outcomes.fail_transaction(error)
 
-    async def _produce(self, node: int, batches: list[Batch], now_ms: int) -> None:
-        topics: dict[str, list[tuple[int, bytes]]] = defaultdict(list)
-        sizes: dict[TopicPartition, int] = {}
+    def _request(self, batches: list[Batch], now_ms: int) -> Any:
+        topics: dict[str, list[tuple[int, bytes | bytearray]]] = defaultdict(list)
         for batch in batches:
-            batch.attempts += 1
-            data = batch.data(self._stamp(batch))
-            sizes[batch.tp] = len(data)
-            topics[batch.tp.topic].append((batch.tp.partition, data))
-        acks = -1 if self._settings.acks == "all" else self._settings.acks
-        request = produce_request(
-            self._settings.transactional_id, acks, self._connection.settings.request_timeout_ms, list(topics.items())
+            topics[batch.tp.topic].append((batch.tp.partition, self.outcomes.sent(batch, now_ms)))
+        return produce_request(
+            self._settings.transactional_id,
+            self._acks,
+            self._connection.settings.request_timeout_ms,
+            list(topics.items()),
         )
-        answered: dict[TopicPartition, tuple[int, int, int]] = {}
+
+    async def _produce(self, node: int, batches: list[Batch], request: Any, now_ms: int) -> None:
+        response: ProduceResponse | None = None
         failure: PenstockError | None = None
+        known = self._nodes[node]
         try:
             self._metrics.in_flight.inc()
             response = await self._connection.send(node, request, f"produce to node {node}")
-            if acks == 0:
-                answered = {batch.tp: (0, -1, -1) for batch in batches}
-            else:
-                for topic, rows in response.topics:
-                    for partition, code, offset, timestamp, *_ in rows:
-                        answered[TopicPartition(topic, partition)] = code, offset, timestamp
         except PenstockError as e:
             failure = e
-        finally:
-            self._metrics.in_flight.dec()
-            self._requests[node] -= 1
-            landed_ms = self._clock.monotonic_ms()
-            self._metrics.requested(landed_ms - now_ms)
+        except asyncio.CancelledError:
             for batch in batches:
                 self._accumulator.landed(batch)
+            raise
+        except Exception as e:  # whatever it was, the batches must not be out for ever
+            log.exception("a produce request failed", node=node)
+            failure = BrokerNotAvailable(f"produce to node {node}: {e!r}")
+        finally:
+            self._metrics.in_flight.dec()
+            known.requests -= 1
+            landed_ms = self._clock.monotonic_ms()
+            self._metrics.requested(landed_ms - now_ms)
             self.wake()
-        for batch in batches:
-            if (answer := answered.get(batch.tp)) is not None:
-                self._handle(batch, *answer, sizes[batch.tp], landed_ms)
-            else:
-                self._unanswered(
-                    batch, failure or BrokerNotAvailable(f"{batch.tp}: missing in the response"), landed_ms
-                )
+        if response is not None and response.throttle_ms > 0:
+            await self._pause(known, response.throttle_ms)
+        self._land(batches, response, failure, landed_ms)
 
-    def _stamp(self, batch: Batch) -> ProducerState:
-        if not self._settings.enable_idempotence:
-            return ProducerState()
-        return batch.producer_state if batch.producer_state.producer_id >= 0 else self.ledger.state(batch.tp)
-
-    def _handle(self, batch: Batch, code: int, offset: int, timestamp: int, size: int, now_ms: int) -> None:
-        if code not in (0, DUPLICATE_SEQUENCE_NUMBER):
-            batch.fate_unknown |= code in MAYBE_APPENDED
-            self._failed(batch, error_for_code(code, f"{batch.tp}"), now_ms)
-            return
-        if self._settings.enable_idempotence:
-            self.ledger.acknowledged(batch.tp, batch.producer_state, batch.count)
-        if batch.state is BatchState.DONE:
-            self._give_back(batch)
-            log.warning("a batch was written after its delivery timeout", topic_partition=str(batch.tp), offset=offset)
-            return
-        batch.complete(offset, timestamp)
-        self._metrics.acknowledged(batch.tp.topic, batch.count, size, now_ms - batch.created_ms)
-        self._release(batch)
-
-    def _unanswered(self, batch: Batch, error: PenstockError, now_ms: int) -> None:
-        batch.fate_unknown = True
-        self._failed(batch, type(error)(f"{batch.tp}: {error}"), now_ms)
-
-    def _failed(self, batch: Batch, error: PenstockError, now_ms: int) -> None:
-        if isinstance(error, STALE_METADATA):
-            self._refresh(now_ms)
-        if batch.state is BatchState.DONE:
-            self._give_back(batch)
-            if batch.fate_unknown:
-                self._unresolved()
-            return
-        if (
-            self._transaction is None
-            and isinstance(error, OutOfOrderSequence | ProducerFenced)
-            and not batch.fate_unknown
-        ):
-            # The broker lost or never had this producer's state, and nothing of this batch: start a new epoch with it.
-            self.ledger.bump()
-            batch.producer_state = ProducerState()
-            error = NotLeaderOrFollower(str(error))
-        passing = isinstance(error, RetriableError | CorruptRecord)
-        if passing and batch.attempts <= self._settings.retries and not self._lost_transaction():
-            self._metrics.retried(batch.tp.topic)
-            log.info("retrying", topic_partition=str(batch.tp), attempt=batch.attempts, reason=str(error))
-            batch.last_error = error
-            self._accumulator.reenqueue(batch, now_ms + self._backoff_ms(batch.attempts))
-            return
-        if batch.fate_unknown:
-            self._unresolved()
-        self._fail(batch, error)
-        if self._transaction is not None:
-            self.fail_transaction(error)
-
-    def _lost_transaction(self) -> bool:
-        return self._transaction is not None and self._transaction.state not in (
-            TxnState.IN_TRANSACTION,
-            TxnState.COMMITTING,
-        )
-
-    def _backoff_ms(self, attempts: int) -> int:
-        backoff_ms: int = self._connection.settings.retry_backoff_ms << min(attempts - 1, 10)
-        return min(backoff_ms, self._settings.retry_backoff_max_ms)
-
-    def _unresolved(self) -> None:
-        if self._transaction is not None:
-            self._transaction.epoch_is_spent = True
-        elif self._settings.enable_idempotence:
-            self.ledger.bump()
-
-    def _expire(self, now_ms: int) -> None:
-        for batch in self._accumulator.expire(now_ms):
-            out = self._is_out(batch)
-            if not out and batch.fate_unknown:
-                self._unresolved()
-            fate = "it may still be written" if out or batch.fate_unknown else "it was not written"
-            last = f", last error: {batch.last_error}" if batch.last_error else ""
-            error = DeliveryTimeout(
-                f"{batch.tp}: not acknowledged within "
-                f"delivery_timeout_ms={self._settings.delivery_timeout_ms}; {fate}{last}"
-            )
-            self._fail(batch, error)
-            if self._transaction is not None:
-                self.fail_transaction(error)
-
-    def _fail(self, batch: Batch, error: PenstockError) -> None:
-        batch.fail(error)
-        self._metrics.failed(batch.tp.topic, batch.count)
-        self._release(batch)
-
-    def _give_back(self, batch: Batch) -> None:
-        """Free a batch's memory once: of two batches in one response the first may fail the second before its turn."""
-        self._memory.release(batch.memory)
-        batch.memory = 0
-
-    def _release(self, batch: Batch) -> None:
-        self._accumulator.forget(batch)
-        if not self._is_out(batch):
-            self._give_back(batch)
-        self._metrics.buffer_available.set(self._memory.available)
-        for index, callback in batch.callbacks:
-            try:
-                if batch.error is None:
-                    callback(batch.metadata(index), None)
-                else:
-                    callback(None, batch.error)
-            except Exception:
-                log.exception("on_delivery failed", topic_partition=str(batch.tp))
-        if self._interceptors:
-            for index in range(batch.count):
-                self._interceptors.on_acknowledgement(None if batch.error else batch.metadata(index), batch.error)
+    def _land(
+        self, batches: list[Batch], response: ProduceResponse | None, failure: PenstockError | None, now_ms: int
+    ) -> None:
+        with self._memory.together():
+            for batch in batches:
+                if failure is not None:
+                    if isinstance(failure, UnsupportedVersion):
+                        self.outcomes.unsent(batch, failure, now_ms)
+                    else:
+                        self.outcomes.unanswered(batch, failure, now_ms)
+                    continue
+                answer = ACKNOWLEDGED_UNSEEN if response is None else response.answers.get(batch.tp)
+                if answer is None:
+                    missing = BrokerNotAvailable("missing in the response")
+                    self.outcomes.unanswered(batch, missing, now_ms)
+                    continue
+                if answer.leader is not None:
+                    self._connection.leader_moved(batch.tp, answer.leader)
+                self.outcomes.answered(batch, answer, now_ms)

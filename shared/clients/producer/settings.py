@@ -33,7 +33,14 @@ class ProducerSettings(Section):
     transactional_id: str | None = Field(None, min_length=1)
     transaction_timeout_ms: PositiveMs = 60_000
     max_in_flight_requests_per_connection: int = Field(
-        5, gt=0, description="of which one partition is in at most one, so retries keep its order"
+        5, gt=0, description="without idempotence, more than 1 may change the order of a partition when one is retried"
+    )
+    partitioner_ignore_keys: bool = Field(False, description="treat records with a key like those without one")
+    partitioner_adaptive_partitioning_enable: bool = Field(
+        True, description="send more records without a key to partitions with shorter queues"
+    )
+    partitioner_availability_timeout_ms: int = Field(
+        0, ge=0, description="pass over brokers that leave batches lying for longer; 0: never"
     )
     retries: int = Field(2**31 - 1, ge=0, description="bounded by delivery_timeout_ms in any case")
     retry_backoff_max_ms: PositiveMs = 1_000

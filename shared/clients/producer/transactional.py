@@ -83,10 +83,10 @@ class TransactionalCalls:
         txn = self._transactional()
         txn.move(TxnState.ABORTING)
         dropped = TransactionAborted(f"transactional id {txn.transactional_id}: aborted before the record was sent")
-        self._sender.fail_all(dropped, in_flight=False)
+        self._sender.fail_all(dropped, out=False)
         await self._sender.until_landed()
         txn.check_fatal()
-        self._sender.fail_all(dropped, in_flight=False)
+        self._sender.fail_all(dropped, out=False)
         with self._noting(txn):
             if not txn.is_empty:
                 await self._sender.coordinator.end(commit=False)

@@ -14,6 +14,7 @@ from shared.common.java import JavaNotFound, WrongJava, find_java, install_comma
 def _own_folder_of_javas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What this machine has installed is not to be found."""
     monkeypatch.setattr(finder, "_LINUX_FOLDER", tmp_path / "jvm")
+    monkeypatch.setattr(finder, "_BREW_PREFIXES", ())
 
 
 def launcher(folder: Path, version: str, status: int = 0) -> Path:
@@ -58,10 +59,27 @@ def test_an_old_java_home_is_passed_over(tmp_path: Path) -> None:
     assert (found.version, found.found_by) == (17, "PATH")
 
 
-def test_the_installer_takes_the_same_versions() -> None:
-    """scripts/install, which runs before there is a Python environment, has the range once more."""
-    script = (Path(__file__).parents[3] / "scripts" / "install").read_text(encoding="utf-8")
-    assert f"java_version_min={finder.VERSION_MIN}\njava_version_max={finder.VERSION_MAX}\n" in script
+def test_printed_for_the_installer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """scripts/install is told the launcher alone, or on standard error what is wrong, without a command to run."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    java = launcher(tmp_path, "11.0.2")
+    assert finder.main() == 1
+    said = f"penstock: Java 17 to 22 is needed, but {java} (PATH) is Java 11.\n"
+    assert capsys.readouterr() == ("", said)
+    launcher(tmp_path, "17.0.15")
+    assert finder.main() == 0
+    assert capsys.readouterr() == (f"{java}\n", "")
+
+
+def test_homebrews_java_is_found_though_it_is_linked_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Homebrew's openjdk is in no folder of PATH, on macOS and on Linux."""
+    monkeypatch.setattr(finder, "_BREW_PREFIXES", (tmp_path / "brew",))
+    java = launcher(tmp_path / "brew" / "opt" / "openjdk@17" / "bin", "17.0.15")
+    found = find_java({"PATH": ""}, platform="linux")
+    assert (found.executable, found.found_by) == (java, "Homebrew")
 
 
 @pytest.mark.parametrize("version", ["17", "17.0.15", "21.0.7", "22.0.2"])

@@ -121,3 +121,17 @@ def test_secrets_are_masked(capsys: pytest.CaptureFixture[str], form: str) -> No
     (line,) = lines(capsys)
     assert "hunter2" not in line
     assert "**********" in line
+
+
+def test_a_traceback_shows_no_variables(capsys: pytest.CaptureFixture[str]) -> None:
+    """For people too a traceback is the lines of the program, not what was in its variables."""
+    configure(LogSettings(format="console"), "producer")
+    options = {"sasl_plain_password": "hunter2"}
+    try:
+        options["nothing"]
+    except KeyError:
+        get_logger("room").exception("failed")
+    text = "\n".join(lines(capsys))
+    assert "KeyError" in text
+    assert 'options["nothing"]' in text
+    assert "hunter2" not in text

@@ -10,7 +10,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
 from aiokafka.cluster import ClusterMetadata
-from aiokafka.conn import AIOKafkaConnection, create_conn
+from aiokafka.conn import AIOKafkaConnection, OAuthAuthenticator
 from aiokafka.consumer import fetcher
 from aiokafka.consumer.fetcher import Fetcher, FetchError, FetchResult, PartitionRecords
 from aiokafka.consumer.group_coordinator import GroupCoordinator
@@ -27,6 +27,13 @@ SIGNATURES: list[tuple[Any, list[str]]] = [
     (AIOKafkaClient.get_random_node, ["self"]),
     (AIOKafkaClient.add_topic, ["self", "topic"]),
     (AIOKafkaClient.bootstrap, ["self"]),
+    (AIOKafkaClient._get_conn, ["self", "node_id", "group", "no_hint"]),
+    (AIOKafkaClient._on_connection_closed, ["self", "conn", "reason"]),
+    (AIOKafkaClient._md_synchronizer, ["self"]),
+    (AIOKafkaConnection.authenticator_oauth, ["self"]),
+    (OAuthAuthenticator.__init__, ["self", "sasl_oauth_token_provider"]),
+    (OAuthAuthenticator.step, ["self", "payload"]),
+    (ClusterMetadata.update_metadata, ["self", "metadata"]),
     (ClusterMetadata.leader_for_partition, ["self", "partition"]),
     (ClusterMetadata.partitions_for_topic, ["self", "topic"]),
     (ClusterMetadata.available_partitions_for_topic, ["self", "topic"]),
@@ -58,11 +65,23 @@ def test_signatures(function: Any, parameters: list[str]) -> None:
     assert list(inspect.signature(function).parameters) == parameters
 
 
-def test_options_of_a_probe_connection() -> None:
-    """A connection can be opened with what `aiokafka_options` gives."""
-    wanted = {"client_id", "request_timeout_ms", "security_protocol", "ssl_context"}
-    wanted |= {"sasl_mechanism", "sasl_plain_username", "sasl_plain_password"}
-    assert wanted <= set(inspect.signature(create_conn).parameters)
+def test_options_of_a_connection() -> None:
+    """A connection can be made with what `aiokafka_options` gives, and an idle limit."""
+    wanted = {"client_id", "request_timeout_ms", "security_protocol", "ssl_context", "max_idle_ms", "on_close"}
+    wanted |= {"sasl_mechanism", "sasl_plain_username", "sasl_plain_password", "sasl_oauth_token_provider"}
+    assert wanted <= set(inspect.signature(AIOKafkaConnection).parameters)
+
+
+def test_every_connection_goes_through_what_is_overridden() -> None:
+    """Sockets are made in `bootstrap` and `_get_conn` alone, and a request is logged as its last argument."""
+    client = inspect.getsource(AIOKafkaClient)
+    assert client.count("create_conn(") == 2
+    for method in (AIOKafkaClient.bootstrap, AIOKafkaClient._get_conn):
+        assert "create_conn(" in inspect.getsource(method)
+    assert "self.authenticator_oauth()" in inspect.getsource(AIOKafkaConnection._do_sasl_handshake)
+    logged = inspect.getsource(AIOKafkaConnection.send) + inspect.getsource(AIOKafkaConnection._handle_frame)
+    assert "            request_struct,\n        )" in logged
+    assert AIOKafkaConnection.send.__globals__["log"].name == "aiokafka.conn"
 
 
 def test_a_request_is_asked_to_prepare_itself() -> None:
@@ -78,6 +97,7 @@ async def test_attributes_of_a_client() -> None:
     assert client._client_id == "contract"
     assert [(host, port) for host, port, _ in client.hosts] == [("127.0.0.1", 1)]
     assert client._topics == set()
+    assert (client._conns, client._sync_task) == ({}, None)
     assert client.cluster._partitions == {}
     assert client._conns == {}
     assert client.cluster.unauthorized_topics == set()
@@ -105,7 +125,7 @@ async def test_attributes_of_a_consumer() -> None:
     assert (consumer._coordinator, consumer._fetcher) == (None, None)
     assert isinstance(consumer._client, AIOKafkaClient)
     source = inspect.getsource(Fetcher.__init__)
-    for attribute in ("_records", "_fetch_waiters", "_wait_consume_future"):
+    for attribute in ("_records", "_fetch_waiters", "_wait_consume_future", "_fetch_task", "_pending_tasks"):
         assert f"self.{attribute} = " in source
     source = inspect.getsource(GroupCoordinator.__init__)
     assert "self.generation = " in source

@@ -1,19 +1,15 @@
-"""How a connection is made from settings: security, client ids, and secrets that stay hidden."""
+"""One client's connections: ids, deadlines, retries, and secrets that stay hidden."""
 
 from __future__ import annotations
-
-import ssl
-from pathlib import Path
 
 import pytest
 from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import AIOKafkaConnection
 from pydantic import SecretStr
 
-from shared.clients.connection.client import Connection, aiokafka_options, default_client_id, ssl_context
+from shared.clients.connection.client import Connection, default_client_id
 from shared.common.errors import (
     BrokerNotAvailable,
-    ConfigError,
     KafkaTimeout,
     NotEnoughReplicas,
     RecordTooLarge,
@@ -40,12 +36,6 @@ def test_client_ids_tell_instances_apart() -> None:
     assert Connection(KafkaSettings(client_id="mine")).client_id == "mine"
 
 
-def test_secrets_reach_the_socket_and_nothing_else() -> None:
-    """The password is in what the socket is set up with, and in no repr."""
-    assert aiokafka_options(sasl(), "c")["sasl_plain_password"] == SECRET
-    assert SECRET not in repr(Connection(sasl())) + repr(sasl()) + str(sasl())
-
-
 async def test_secrets_are_in_no_error() -> None:
     """An error of a client that cannot connect does not tell the password."""
     settings = sasl().model_copy(update={"bootstrap_servers": "127.0.0.1:1", "request_timeout_ms": 100})
@@ -69,19 +59,6 @@ async def test_silence_is_the_time_since_the_last_answer_of_any_socket() -> None
     assert 29_000 <= (older.silent_ms() or 0) < 59_000
     del client._conns[2, 0]
     assert 29_000 <= (older.silent_ms() or 0) < 59_000
-
-
-def test_ssl(tmp_path: Path) -> None:
-    """TLS is verified against the given authorities; a file that cannot be used is named."""
-    assert ssl_context(KafkaSettings()) is None
-    context = ssl_context(KafkaSettings(security_protocol="SSL"))
-    assert context is not None
-    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
-    missing = tmp_path / "missing.pem"
-    with pytest.raises(ConfigError, match=r"kafka\.ssl_cafile: .*missing\.pem"):
-        ssl_context(KafkaSettings(security_protocol="SSL", ssl_cafile=missing))
-    with pytest.raises(ConfigError, match=r"kafka\.ssl_certfile: .*missing\.pem"):
-        ssl_context(KafkaSettings(security_protocol="SSL", ssl_certfile=missing))
 
 
 async def test_retrying() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from aiokafka import TopicPartition as AioTopicPartition
@@ -10,6 +11,7 @@ from aiokafka.record.memory_records import MemoryRecords
 
 from shared.clients.connection import COMPRESSION, new_batch_builder, seal_batch
 from shared.clients.connection.consuming import decode
+from shared.clients.connection.sockets import close_all_of
 
 
 def batch(*values: bytes, offset: int = 0, producer_id: int = -1, headers: Any = ()) -> bytes:
@@ -66,3 +68,27 @@ def test_a_corrupt_batch() -> None:
     columns, next_offset, error = decode(fetched(batch(b"a", b"b"), bytes(broken)), "t", 0)
     assert (columns.values, next_offset) == ([b"a", b"b"], 2)
     assert str(error) == "t-0 at offset 2: a batch fails its checksum"
+
+
+async def test_closing_while_a_fetch_waits() -> None:
+    """A fetch that waits before its next try ends with the consumer, and its cancellation with it."""
+
+    class Waiting:
+        """A fetcher whose close waits for its tasks one by one, as aiokafka's does."""
+
+        def __init__(self) -> None:
+            self._fetch_task = asyncio.ensure_future(asyncio.Event().wait())
+            self._pending_tasks = {asyncio.ensure_future(asyncio.Event().wait()) for _ in range(2)}
+            self.closed = False
+
+        async def close(self) -> None:
+            for task in self._pending_tasks:
+                task.cancel()
+                await task
+            self.closed = True
+
+    fetcher = Waiting()
+    tasks = [fetcher._fetch_task, *fetcher._pending_tasks]
+    await close_all_of(fetcher)()
+    assert fetcher.closed
+    assert all(task.cancelled() for task in tasks)

@@ -1,128 +1,246 @@
-"""The record accumulator: batches per partition, when they are ready, and when they expire."""
+"""The accumulator: when a batch is due, what shares a request, and in which order batches come back."""
 
 from __future__ import annotations
 
-from shared.clients.producer.accumulator import RecordAccumulator
-from shared.clients.producer.batch import Batch
+import random
+
+import pytest
+
+from shared.clients.producer.batch import BatchState
 from shared.clients.producer.settings import ProducerSettings
+from shared.common.errors import SendCancelled
 from shared.common.records import TopicPartition
+from tests.shared.clients.producer.harness import A, B, C, Harness
 
-A, B = TopicPartition("t", 0), TopicPartition("t", 1)
-
-
-def accumulator(**settings: int) -> RecordAccumulator:
-    return RecordAccumulator(ProducerSettings.model_validate({"linger_ms": 10, "batch_size": 200, **settings}))
-
-
-def add(to: RecordAccumulator, tp: TopicPartition = A, size: int = 10, now_ms: int = 0) -> Batch:
-    return to.append(tp, None, b"x" * size, [], 0, now_ms)[0]
-
-
-def drain(of: RecordAccumulator, now_ms: int, *, hurry: bool = False, leader: int | None = 1) -> list[Batch]:
-    requests, _ = of.drain(now_ms, lambda tp: leader, lambda node: True, lambda tp: False, hurry)
-    return [batch for batches in requests.values() for batch in batches]
+NOT_LEADER, NOT_ENOUGH_REPLICAS = 6, 19
 
 
 def test_linger() -> None:
     """A batch is due when it has lingered, and the delay says when that is."""
-    records = accumulator()
-    batch = add(records)
-    assert drain(records, 9) == []
-    assert records.delay_ms(9, lambda tp: False) == 1
-    assert drain(records, 10) == [batch]
+    core = Harness(linger_ms=10)
+    record = core.send()
+    assert core.after(9) == []
+    assert core.delay_ms() == 1
+    assert core.after(1) == [record.batch]
 
 
 def test_a_full_batch_is_due_at_once() -> None:
-    """What does not fit opens a second batch and makes the first one due."""
-    records = accumulator()
-    first = add(records, size=100)
-    second = add(records, size=100)
-    assert first is not second
-    assert drain(records, 0) == [first]
+    """Records fill a batch in order; the one that does not fit opens the next, and the first is due."""
+    core = Harness(linger_ms=10, batch_size=150)
+    records = [core.send(value=b"%d" % i + b"x" * 30) for i in range(3)]
+    assert records[0].batch is records[1].batch is not records[2].batch
+    (batch,) = core.turn()
+    assert core.values(batch) == [record.value for record in records[:2]]
 
 
-def test_flush_and_waiters_for_memory_override_linger() -> None:
-    """A flush, or somebody waiting for memory, makes every batch due."""
-    records = accumulator()
-    batch, other = add(records), add(records, B)
-    assert drain(records, 0, hurry=True) == [batch, other]
-    later = accumulator()
-    batch = add(later)
-    later.flushes += 1
-    assert drain(later, 0) == [batch]
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_a_record_above_batch_size_has_a_batch_of_its_own(compression: str) -> None:
+    """An oversized record is sent alone and does not linger."""
+    core = Harness(linger_ms=10, batch_size=100, compression_type=compression)
+    record = core.send(value=b"x" * 500, key=b"k")
+    batch = core.turn_one()
+    assert (batch.count, core.values(batch)) == (1, [record.value])
 
 
-def test_a_partition_has_one_batch_in_flight() -> None:
-    """The next batch of a partition waits until the one before has landed."""
-    records = accumulator()
-    first, second = add(records, size=100), add(records, size=100)
-    assert drain(records, 100) == [first]
-    assert drain(records, 100) == []
-    records.landed(first)
-    assert drain(records, 100) == [second]
+def test_the_delay_is_that_of_the_earliest_partition() -> None:
+    """Time alone makes the oldest open batch due first; what is sendable already needs no time."""
+    core = Harness(linger_ms=10, batch_size=150)
+    core.send(A)
+    core.now_ms = 5
+    core.send(C)
+    assert core.delay_ms() == 5
+    core.send(B, b"x" * 200)
+    assert [batch.tp for batch in core.turn()] == [B]
+    assert core.delay_ms() == 5
 
 
-def test_retry_backoff_delays_its_own_partition_alone() -> None:
-    """A batch that is tried again goes first, when its time has come; other partitions go on meanwhile."""
-    records = accumulator()
-    first, second = add(records, size=100), add(records, size=100)
-    assert drain(records, 0) == [first]
-    records.landed(first)
-    first.attempts = 1
-    records.reenqueue(first, 50)
-    other = add(records, B)
-    assert drain(records, 20) == [other]
-    assert records.delay_ms(20, lambda tp: False) == 30
-    assert drain(records, 50) == [first]
-    records.landed(first)
-    assert drain(records, 50) == [second]
+def test_nothing_to_wait_for() -> None:
+    """With nothing queued there is no delay; with everything in flight there is that of the expiry alone."""
+    core = Harness()
+    assert core.delay_ms() is None
+    core.send()
+    core.turn()
+    assert core.delay_ms() == 10_000
+
+
+def test_flush_overrides_linger() -> None:
+    """A flush makes every batch due; when all have ended nothing is incomplete."""
+    core = Harness(linger_ms=2**31 - 1, delivery_timeout_ms=2**31)
+    records = [core.send(tp) for tp in (A, B, C) for _ in range(30)]
+    assert core.turn() == []
+    core.accumulator.flushes += 1
+    sent = core.turn()
+    assert core.accumulator.incomplete
+    for batch in sent:
+        core.answer(batch)
+    assert not core.accumulator.incomplete
+    assert all(record.fate for record in records)
+
+
+def test_waiters_for_memory_override_linger() -> None:
+    """Where a send waits for memory, lingering batches go out to make room."""
+    core = Harness(linger_ms=10)
+    record = core.send()
+    assert core.turn(hurry=True) == [record.batch]
 
 
 def test_a_request_is_bounded_and_partitions_take_turns() -> None:
-    """What does not fit into max_request_size waits for the next request, where it goes first."""
-    records = accumulator(batch_size=1_000, max_request_size=1_500, linger_ms=0)
+    """What does not fit into max_request_size waits for the next request; no partition is starved of being first."""
+    core = Harness(batch_size=1_000, max_request_size=1_500, max_in_flight_requests_per_connection=1)
     for tp in (A, B):
         for _ in range(3):
-            add(records, tp, size=800)
-    (first,) = drain(records, 0)
-    records.landed(first)
-    (second,) = drain(records, 0)
-    assert {first.tp, second.tp} == {A, B}
+            core.send(tp, b"x" * 800)
+    core.turn()
+    assert [(node, [batch.tp for batch in batches]) for node, batches in core.requests] == [(1, [A]), (1, [B])]
+    core.answer(core.requests[0][1][0])
+    core.answer(core.requests[1][1][0])
+    core.turn()
+    assert [[batch.tp for batch in batches] for _, batches in core.requests] == [[A], [B]]
 
 
-def test_one_too_large_batch_still_goes_alone() -> None:
-    """A single batch above max_request_size is sent by itself."""
-    records = accumulator(max_request_size=100, linger_ms=0)
-    batch = add(records, size=500)
-    assert drain(records, 0) == [batch]
+def test_turns_of_partitions_go_round() -> None:
+    """With room for one batch in a request, each node's partitions come one after the other, and begin again."""
+    d = TopicPartition("t", 3)
+    core = Harness(batch_size=100, max_request_size=100, max_in_flight_requests_per_connection=1)
+    core.leaders = {A: 1, B: 1, C: 2, d: 2}
+    for tp in (A, B, C, d):
+        core.send(tp, b"x" * 80)
+
+    def one_request_each() -> list[TopicPartition]:
+        drained = core.accumulator.drain(
+            0, lambda tp: core.leaders[tp], lambda _: True, core.outcomes.may_send, hurry=False
+        )
+        batches = [batch for of in drained.requests.values() for batch in of]
+        for batch in batches:
+            core.outcomes.sent(batch, 0)
+            core.answer(batch)
+        return [batch.tp for batch in batches]
+
+    assert one_request_each() == [A, C]
+    core.send(A, b"x" * 80)
+    core.send(C, b"x" * 80)
+    assert one_request_each() == [B, d]
+    assert one_request_each() == [A, C]
+    assert one_request_each() == []
+
+
+def test_batches_of_a_node_share_a_request() -> None:
+    """One request for each node, with one batch of each partition."""
+    core = Harness()
+    core.leaders = {A: 1, B: 1, C: 2}
+    for tp in (A, B, C):
+        core.send(tp)
+    core.turn()
+    assert [(node, [batch.tp for batch in batches]) for node, batches in core.requests] == [(1, [A, B]), (2, [C])]
+
+
+def test_a_single_batch_above_max_request_size_goes_alone() -> None:
+    """A batch is never held back for its own size alone."""
+    core = Harness(max_request_size=100)
+    core.send(value=b"x" * 500)
+    core.send(B)
+    core.turn()
+    assert [[batch.tp for batch in batches] for _, batches in core.requests] == [[A], [B]]
+
+
+def test_a_node_that_leads_nothing_gets_nothing() -> None:
+    """Only leaders of partitions with something due appear in a drain."""
+    core = Harness()
+    core.send()
+    core.leaders = {A: 2}
+    core.turn()
+    assert [node for node, _ in core.requests] == [2]
 
 
 def test_no_leader() -> None:
     """A due batch without a leader stays, and its topic is reported."""
-    records = accumulator(linger_ms=0)
-    add(records)
-    requests, leaderless = records.drain(0, lambda tp: None, lambda node: True, lambda tp: False, False)
-    assert (requests, leaderless) == ({}, {"t"})
-    assert len(drain(records, 0)) == 1
+    core = Harness()
+    core.leaders[A] = None
+    record = core.send()
+    assert core.turn() == []
+    assert core.leaderless == {"t"}
+    core.leaders[A] = 1
+    assert core.turn() == [record.batch]
 
 
-def test_expiry() -> None:
-    """Batches older than delivery_timeout_ms are taken from their queue, or reported while in flight; younger stay."""
-    records = accumulator(delivery_timeout_ms=1_000)
-    flying, queued = add(records, size=100), add(records, size=100, now_ms=1)
-    young = add(records, B, now_ms=500)
-    assert drain(records, 100) == [flying]
-    assert records.expire(999) == []
-    assert records.expire(1_001) == [flying, queued]
-    for batch in (flying, queued):
-        records.forget(batch)
-    records.landed(flying)
-    assert drain(records, 1_001) == [young]
+def test_several_batches_of_a_partition_are_in_flight() -> None:
+    """Up to max_in_flight, and never above the five that a broker remembers."""
+    for most, out in ((1, 1), (3, 3), (5, 5)):
+        core = Harness(batch_size=100, max_in_flight_requests_per_connection=most)
+        core.warm_up()
+        for _ in range(8):
+            core.send(value=b"x" * 80)
+        assert len(core.turn()) == out
+    core = Harness(batch_size=100, max_in_flight_requests_per_connection=9, enable_idempotence=False)
+    for _ in range(8):
+        core.send(value=b"x" * 80)
+    assert len(core.turn()) == 5
 
 
 def test_muted_partitions_are_left_alone() -> None:
-    """A partition that its transaction does not know yet is not drained."""
-    records = accumulator(linger_ms=0)
-    batch, _ = add(records), add(records, B)
-    requests, _ = records.drain(0, lambda tp: 1, lambda node: True, lambda tp: tp == B, False)
-    assert requests == {1: [batch]}
+    """A partition that its transaction does not know yet is not drained, and time alone does not change that."""
+    core = Harness(transactional_id="tx", linger_ms=5)
+    assert core.transaction is not None
+    core.transaction.added.discard(B)
+    one, other = core.send(A), core.send(B)
+    assert core.after(5) == [one.batch]
+    assert core.delay_ms() == 10_000 - 5
+    core.transaction.added.add(B)
+    assert core.turn() == [other.batch]
+
+
+def test_a_batch_of_taken_back_records_is_never_sent() -> None:
+    """It ends without a leader, a request, or memory held."""
+    core = Harness()
+    core.leaders[A] = None
+    records = [core.send() for _ in range(3)]
+    assert all(record.cancel() for record in records)
+    assert core.turn() == []
+    assert core.leaderless == set()
+    assert not core.accumulator.incomplete
+    assert core.all_memory_is_back
+    assert all(isinstance(record.fate, SendCancelled) for record in records)
+    assert records[0].batch.state is BatchState.DONE
+
+
+def test_memory_bounds_a_batch() -> None:
+    """A batch_size above buffer_memory or max_request_size is that much: a batch can always have its memory."""
+    core = Harness(batch_size=10_000, buffer_memory=1_000)
+    core.send()
+    assert core.memory.available == 0
+    assert core.turn(hurry=True)
+    assert Harness(batch_size=10_000, max_request_size=500).accumulator.batch_size == 500
+
+
+def test_stress() -> None:
+    """Many records through few bytes: every one is sent once, in its partition's order."""
+    rng, core = random.Random(1), Harness(batch_size=200, buffer_memory=2_000)
+    sent: dict[TopicPartition, list[bytes]] = {A: [], B: []}
+    seen: dict[TopicPartition, list[bytes]] = {A: [], B: []}
+    for i in range(3_000):
+        while core.memory.available < 300:
+            for batch in core.turn(hurry=True):
+                seen[batch.tp] += core.values(batch)
+                core.answer(batch)
+        tp = rng.choice((A, B))
+        sent[tp].append(b"%d" % i)
+        core.send(tp, sent[tp][-1])
+    while core.accumulator.incomplete:
+        for batch in core.turn(hurry=True):
+            seen[batch.tp] += core.values(batch)
+            core.answer(batch)
+    assert seen == sent
+    assert core.all_memory_is_back
+
+
+def test_repr() -> None:
+    """The state reads as text."""
+    core = Harness(batch_size=100)
+    for _ in range(3):
+        core.send(value=b"x" * 80)
+    core.turn()
+    assert repr(core.accumulator) == "<RecordAccumulator 2 batches queued, 1 out>"
+    assert repr(core.accumulator.queue(A)) == "<PartitionQueue t-0, 2 queued, 1 out>"
+    assert core.accumulator.queued_batches(A) == 2
+    assert core.accumulator.queued_batches(B) == 0
+    assert ProducerSettings().batch_size == 16_384

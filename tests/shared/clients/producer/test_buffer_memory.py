@@ -88,3 +88,27 @@ def test_bytes_are_conserved(sizes: list[int]) -> None:
     for size in taken:
         memory.release(size)
     assert memory.available == 100
+
+
+async def test_bytes_given_back_together() -> None:
+    """Within the block nobody is served; at its end all that fit are, in order, from the whole sum."""
+    memory = BufferMemory(100)
+    assert memory.try_acquire(100)
+    waiters = [asyncio.ensure_future(memory.acquire(size, 5_000)) for size in (70, 20, 30)]
+    await asyncio.sleep(0)
+    with memory.together():
+        for _ in range(10):
+            memory.release(10)
+        assert (memory.available, memory.waiting) == (100, 3)
+    assert (memory.available, memory.waiting) == (10, 1)
+    await asyncio.gather(*waiters[:2])
+    memory.release(70)
+    await waiters[2]
+    assert repr(memory) == "<BufferMemory 50 of 100 bytes free, 0 waiting>"
+
+
+async def test_nothing_is_given_back_twice() -> None:
+    """More bytes than were taken are a bug, and said to be one."""
+    memory = BufferMemory(10)
+    with pytest.raises(AssertionError, match="more bytes given back"):
+        memory.release(1)

@@ -1,4 +1,4 @@
-"""Deliveries: what awaiting a record, or many, gives."""
+"""Deliveries: what awaiting, or cancelling, a record or many gives."""
 
 from __future__ import annotations
 
@@ -6,23 +6,41 @@ import asyncio
 
 import pytest
 
-from shared.clients.producer.batch import Batch
-from shared.clients.producer.delivery import Deliveries, Delivery
-from shared.common.errors import DeliveryTimeout, RecordTooLarge
-from shared.common.records import TopicPartition
+from shared.clients.producer.batch import NO_STATE, Batch, BatchState
+from shared.clients.producer.delivery import Deliveries, Delivery, fresh
+from shared.common.errors import DeliveryTimeout, RecordTooLarge, SendCancelled
+from shared.common.records import ProducerRecord, TopicPartition
 
 
 def batch_of(count: int) -> Batch:
     batch = Batch(TopicPartition("t", 0), 16_384, 0, False, 0)
     for i in range(count):
-        assert batch.append(None, b"v", [], i)
+        assert batch.append(i, i, None, b"v%d" % i, []) is not None
+        batch.count += 1
+    return batch
+
+
+def delivery_of(batch: Batch, index: int) -> Delivery:
+    return Delivery(batch, index, index, -1, 2)
+
+
+def deliveries_of(*places: tuple[Batch, int] | Exception) -> Deliveries:
+    batches = [place[0] if isinstance(place, tuple) else place for place in places]
+    indices = [place[1] if isinstance(place, tuple) else -1 for place in places]
+    return Deliveries(batches, indices, [ProducerRecord("t", b"v")] * len(places), 5, {})
+
+
+def drained(batch: Batch) -> Batch:
+    batch.without_removed()
+    batch.state = BatchState.OUT
+    batch.data(NO_STATE)
     return batch
 
 
 async def test_a_delivery_is_awaited_by_many() -> None:
     """Everybody who awaits a failed delivery gets an error of his own; the record's place is given to all otherwise."""
     batch = batch_of(2)
-    delivery = Delivery(batch, 1)
+    delivery = delivery_of(batch, 1)
 
     async def outcome() -> object:
         try:
@@ -37,38 +55,112 @@ async def test_a_delivery_is_awaited_by_many() -> None:
     one, two = await asyncio.gather(*tasks)
     assert str(one) == str(two) == "late"
     assert one is not two
+    assert delivery.done()
     good = batch_of(2)
     good.complete(10, -1)
-    assert (await Delivery(good, 1)).offset == 11
+    assert (await delivery_of(good, 1)).offset == 11
 
 
-async def test_cancelling_a_wait_leaves_the_record_alone() -> None:
-    """A cancelled waiter does not end the delivery for others."""
-    batch = batch_of(1)
-    delivery = Delivery(batch, 0)
-
-    async def wait() -> None:
-        await delivery
-
-    waiter = asyncio.ensure_future(wait())
+async def test_cancelling_whoever_waits_takes_an_unsent_record_back() -> None:
+    """Its fate is then SendCancelled, for everybody; its neighbours keep theirs."""
+    batch = batch_of(2)
+    delivery, other = delivery_of(batch, 0), delivery_of(batch, 1)
+    waiter = asyncio.ensure_future(delivery._wait())
     await asyncio.sleep(0)
     waiter.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiter
+    assert delivery.done()
+    assert not other.done()
+    drained(batch).complete(7, -1)
+    with pytest.raises(SendCancelled):
+        await delivery
+    assert (await other).offset == 7
+
+
+async def test_cancelling_whoever_waits_leaves_a_sent_record_alone() -> None:
+    """The record is under way: only the wait ends."""
+    batch = drained(batch_of(1))
+    delivery = delivery_of(batch, 0)
+    waiter = asyncio.ensure_future(delivery._wait())
+    await asyncio.sleep(0)
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    assert not delivery.cancel()
     batch.complete(5, -1)
     assert (await delivery).offset == 5
+
+
+async def test_a_delivery_follows_its_record_through_splits() -> None:
+    """A record that was taken back, and one in a part of a part, are each found."""
+    batch = batch_of(5)
+    deliveries = [delivery_of(batch, i) for i in range(5)]
+    assert deliveries[1].cancel()
+    tasks = [asyncio.ensure_future(d._wait()) for d in deliveries]
+    await asyncio.sleep(0)
+    one, two = drained(batch).split()
+    two.data(NO_STATE)
+    three, four = two.split()
+    assert not deliveries[4].done()
+    for offset, part in ((20, four), (10, three), (0, one)):
+        part.complete(offset, -1)
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(results[1], SendCancelled)
+    found = [(await deliveries[i]).offset for i in (0, 2, 3, 4)]
+    assert found == [0, 1, 10, 20]
 
 
 async def test_deliveries_are_in_the_records_order() -> None:
     """Each record has its result at its place, a record's own error too."""
     one, two = batch_of(2), batch_of(1)
-    refused = RecordTooLarge("big")
-    deliveries = Deliveries([(one, 0), (two, 0), refused, (one, 1)])
+    deliveries = deliveries_of((one, 0), (two, 0), RecordTooLarge("big"), (one, 1))
     one.complete(10, -1)
     assert not deliveries.done()
+    assert repr(deliveries) == "<Deliveries of 4 records, pending>"
     two.fail(DeliveryTimeout("late"))
-    results = await deliveries
-    assert [getattr(r, "offset", str(r)) for r in results] == [10, "late", "big", 11]
+    assert [getattr(r, "offset", str(r)) for r in await deliveries] == [10, "late", "big", 11]
     assert str(await deliveries.first_error()) == "late"
-    assert await Deliveries([(one, 0), (one, 1)]).first_error() is None
-    assert await Deliveries([]) == []
+    assert await deliveries_of((one, 0), (one, 1)).first_error() is None
+    assert await deliveries_of() == []
+
+
+async def test_the_first_error_is_found_wherever_it_is() -> None:
+    """In what was never taken, in what was taken back, and in a part of a split batch."""
+    good = batch_of(2)
+    refused = deliveries_of((good, 0), RecordTooLarge("big"))
+    taken_back = deliveries_of((good, 0), (good, 1))
+    assert good.remove(1)
+    drained(good).complete(0, -1)
+    assert isinstance(await refused.first_error(), RecordTooLarge)
+    assert isinstance(await taken_back.first_error(), SendCancelled)
+    whole = drained(batch_of(2))
+    one, two = whole.split()
+    one.complete(0, -1)
+    two.fail(DeliveryTimeout("late"))
+    split = deliveries_of((whole, 0), (whole, 1))
+    assert split.done()
+    assert isinstance(await split.first_error(), DeliveryTimeout)
+
+
+async def test_cancelling_many() -> None:
+    """What is not under way is taken back, and counted."""
+    sent, unsent = drained(batch_of(2)), batch_of(2)
+    deliveries = deliveries_of((sent, 0), (unsent, 0), RecordTooLarge("big"), (unsent, 1))
+    waiter = asyncio.ensure_future(deliveries.wait())
+    await asyncio.sleep(0)
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    assert deliveries.cancel() == 0, "all that could be was"
+    assert unsent.removed == [0, 1]
+    assert len(deliveries) == 4
+
+
+def test_a_fresh_error_keeps_its_cause() -> None:
+    """Class, words and cause are the same."""
+    error = DeliveryTimeout("late")
+    error.__cause__ = OSError("gone")
+    again = fresh(error)
+    assert (type(again), again.args, again.__cause__) == (DeliveryTimeout, ("late",), error.__cause__)
+    assert repr(delivery_of(batch_of(1), 0)) == "<Delivery of record 0 in <Batch t-0, 1 records, OPEN, attempt 0>>"

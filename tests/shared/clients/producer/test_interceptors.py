@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from shared.clients.producer.interceptors import Interceptors, ProducerInterceptor
-from shared.common.records import ProducerRecord, RecordMetadata
+from shared.common.errors import DeliveryTimeout
+from shared.common.records import Headers, ProducerRecord, RecordMetadata
 
 
 class Adds(ProducerInterceptor):
     def __init__(self, suffix: bytes, *, fails: bool = False) -> None:
         self._suffix, self._fails = suffix, fails
-        self.heard = 0
+        self.heard: list[RecordMetadata | Exception | None] = []
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
         if self._fails:
             raise RuntimeError
         return ProducerRecord(record.topic, (record.value or b"") + self._suffix)
 
-    def on_acknowledgement(self, metadata: RecordMetadata | None, error: Exception | None) -> None:
-        self.heard += 1
+    def on_acknowledgement(self, metadata: RecordMetadata | None, error: Exception | None, headers: Headers) -> None:
+        self.heard.append(metadata or error)
+        self.headers = headers
         if self._fails:
             raise RuntimeError
 
@@ -27,6 +29,32 @@ def test_a_chain_goes_on_past_one_that_raises() -> None:
     chain = [Adds(b"a"), Adds(b"b", fails=True), Adds(b"c")]
     interceptors = Interceptors(chain)
     assert interceptors.on_send(ProducerRecord("t", b"")).value == b"ac"
-    interceptors.on_acknowledgement(None, None)
-    assert [i.heard for i in chain] == [1, 1, 1]
+    interceptors.on_acknowledgement(None, None, ())
+    assert [len(i.heard) for i in chain] == [1, 1, 1]
+    assert interceptors
     assert not Interceptors([])
+
+
+def test_interceptors_hear_before_the_callback() -> None:
+    """Both get the same fate, with a callback and without one."""
+    chain = [Adds(b"a", fails=True)]
+    order: list[int] = []
+    error = DeliveryTimeout("late")
+    Interceptors(chain).told_too(ProducerRecord("t", b""), lambda *_: order.append(len(chain[0].heard)))(None, error)
+    Interceptors(chain).told_too(ProducerRecord("t", b""), None)(RecordMetadata("t", 0, 5, 0), None)
+    assert order == [1]
+    assert chain[0].heard == [error, RecordMetadata("t", 0, 5, 0)]
+
+
+def test_the_base_changes_nothing() -> None:
+    """An interceptor that overrides nothing lets everything through."""
+    record = ProducerRecord("t", b"v")
+    assert Interceptors([ProducerInterceptor()]).on_send(record) is record
+    ProducerInterceptor().on_acknowledgement(None, None, ())
+
+
+def test_headers_tell_which_record_it_is() -> None:
+    """With its fate comes what the record was sent with in its headers."""
+    interceptor, headers = Adds(b"a"), (("number", b"1"),)
+    Interceptors([interceptor]).told_too(ProducerRecord("t", b"", headers=headers), None)(None, DeliveryTimeout("late"))
+    assert interceptor.headers == headers

@@ -30,3 +30,32 @@ def test_transactions_without_idempotence() -> None:
     """Switching idempotence off contradicts a transactional id."""
     with pytest.raises(ValidationError, match="switched off"):
         ProducerSettings(transactional_id="tx", enable_idempotence=False)
+
+
+def test_defaults_are_javas() -> None:
+    """Kafka 4's producer defaults."""
+    settings = ProducerSettings()
+    assert (settings.acks, settings.linger_ms, settings.batch_size) == ("all", 5, 16_384)
+    assert (settings.buffer_memory, settings.max_request_size) == (32 * 1024**2, 1024**2)
+    assert (settings.max_block_ms, settings.delivery_timeout_ms) == (60_000, 120_000)
+    assert (settings.retries, settings.retry_backoff_max_ms) == (2**31 - 1, 1_000)
+    assert (settings.max_in_flight_requests_per_connection, settings.compression_type) == (5, "none")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"acks": 2},
+        {"batch_size": 0},
+        {"linger_ms": -1},
+        {"compression_type": "brotli"},
+        {"retries": -1},
+        {"max_in_flight_requests_per_connection": 0},
+        {"transactional_id": ""},
+    ],
+)
+def test_what_is_out_of_range_is_refused_by_name(wrong: dict[str, object]) -> None:
+    """The error names the setting."""
+    (name,) = wrong
+    with pytest.raises(ValidationError, match=name):
+        ProducerSettings.model_validate(wrong)

@@ -1,0 +1,227 @@
+"""Producers side by side: aiokafka's send, confluent-kafka's produce, ours with send and with send_many.
+
+One real embedded broker, one topic of four partitions, 100-byte JSON with 20,000 keys, acks=all, idempotent, batches of
+64 KiB, 5 ms of linger for all. Each contestant runs in a process of its own, in turns, and its best round counts. The
+time runs from the first send to the last acknowledgement; CPU is the process' own; latency is that of every 100th
+record (in bulk: of 10,000 records), from being handed over to being acknowledged, under full load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin, NewTopic
+from shared.clients.producer import Deliveries, Producer, ProducerSettings
+from shared.common.records import ProducerRecord
+from shared.common.settings import KafkaSettings
+
+TOPIC = "bench"
+PARTITIONS = 4
+KEYS = 20_000
+BATCH_SIZE, LINGER_MS = 65_536, 5
+SAMPLE_EVERY = 100
+BULK = 10_000
+WARM_UP = 20_000
+CONTESTANTS = ("aiokafka send", "confluent-kafka produce", "penstock send", "penstock send_many")
+WANTED = (("penstock send", "aiokafka send", 5.0), ("penstock send_many", "confluent-kafka produce", 1.5))
+
+Times = list[float]
+
+
+def payloads(count: int) -> tuple[list[bytes], list[bytes]]:
+    """Keys and values of `count` records, about 100 bytes each."""
+    values = [
+        b'{"user":"u%d","path":"/item/%d","ms":%d,"status":200,"agent":"Mozilla","n":%07d,"session":"%08x"}'
+        % (i % KEYS, i % 977, i % 1500, i, i * 2654435761 % 2**32)
+        for i in range(count)
+    ]
+    return [b"u%d" % (i % KEYS) for i in range(count)], values
+
+
+async def penstock(servers: str, keys: list[bytes], values: list[bytes], latencies: Times, *, bulk: bool) -> float:
+    """Ours; gives the seconds of the measured part."""
+    settings = ProducerSettings(batch_size=BATCH_SIZE, linger_ms=LINGER_MS)
+    async with Producer(KafkaSettings(bootstrap_servers=servers), settings) as producer:
+        warm = [ProducerRecord(TOPIC, v, k) for k, v in zip(keys[:WARM_UP], values, strict=False)]
+        assert await (await producer.send_many(warm)).first_error() is None
+        started = time.perf_counter()
+        if bulk:
+            waiting = []
+            for at in range(0, len(keys), BULK):
+                handed = time.perf_counter()
+                part = zip(keys[at : at + BULK], values[at : at + BULK], strict=True)
+                deliveries = await producer.send_many([ProducerRecord(TOPIC, v, k) for k, v in part])
+                waiting.append(asyncio.ensure_future(settled(deliveries, handed, latencies)))
+            await asyncio.gather(*waiting)
+        else:
+            send, sent = producer.send, []
+            for i, (key, value) in enumerate(zip(keys, values, strict=True)):
+                if i % SAMPLE_EVERY:
+                    sent.append(await send(TOPIC, value, key=key))
+                else:
+                    sent.append(await send(TOPIC, value, key=key, on_delivery=timer(latencies)))
+            for delivery in sent:
+                await delivery
+        return time.perf_counter() - started
+
+
+async def settled(deliveries: Deliveries, handed: float, latencies: Times) -> None:
+    """Wait for a bulk to be acknowledged and note how long that took."""
+    assert await deliveries.first_error() is None
+    latencies.append(time.perf_counter() - handed)
+
+
+def timer(latencies: Times) -> Callable[..., None]:
+    """A delivery callback that notes how long ago it was made."""
+    handed = time.perf_counter()
+    return lambda *_: latencies.append(time.perf_counter() - handed)
+
+
+async def aiokafka(servers: str, keys: list[bytes], values: list[bytes], latencies: Times) -> float:
+    """aiokafka's AIOKafkaProducer.send, every future awaited."""
+    from aiokafka import AIOKafkaProducer
+
+    producer = AIOKafkaProducer(
+        bootstrap_servers=servers, enable_idempotence=True, max_batch_size=BATCH_SIZE, linger_ms=LINGER_MS
+    )
+    async with producer:
+        for key, value in zip(keys[:WARM_UP], values, strict=False):
+            future = await producer.send(TOPIC, value, key=key)
+        await future
+        started, sent = time.perf_counter(), []
+        for i, (key, value) in enumerate(zip(keys, values, strict=True)):
+            future = await producer.send(TOPIC, value, key=key)
+            if i % SAMPLE_EVERY == 0:
+                future.add_done_callback(timer(latencies))
+            sent.append(future)
+        await asyncio.gather(*sent)
+        return time.perf_counter() - started
+
+
+def confluent(servers: str, keys: list[bytes], values: list[bytes], latencies: Times) -> float:
+    """confluent-kafka's Producer.produce, a delivery callback for every record."""
+    from confluent_kafka import Producer as Confluent
+
+    producer = Confluent(
+        {
+            "bootstrap.servers": servers,
+            "acks": "all",
+            "enable.idempotence": True,
+            "batch.size": BATCH_SIZE,
+            "linger.ms": LINGER_MS,
+            "queue.buffering.max.messages": 1_000_000,
+            "partitioner": "murmur2_random",
+        }
+    )
+    failed: list[Any] = []
+
+    def delivered(error: Any, _: Any) -> None:
+        if error is not None:
+            failed.append(error)
+
+    def send(key: bytes, value: bytes, callback: Callable[..., None]) -> None:
+        while True:
+            try:
+                producer.produce(TOPIC, value, key, on_delivery=callback)
+                return
+            except BufferError:
+                producer.poll(0.1)
+
+    for key, value in zip(keys[:WARM_UP], values, strict=False):
+        send(key, value, delivered)
+    producer.flush()
+    started = time.perf_counter()
+    for i, (key, value) in enumerate(zip(keys, values, strict=True)):
+        send(key, value, delivered if i % SAMPLE_EVERY else timer(latencies))
+        if i % 1_000 == 0:
+            producer.poll(0)
+    producer.flush()
+    seconds = time.perf_counter() - started
+    assert not failed, failed[:3]
+    return seconds
+
+
+def run_one(contestant: str, servers: str, count: int) -> dict[str, float]:
+    """One round of one contestant, in this process."""
+    keys, values = payloads(count)
+    latencies: Times = []
+    before = time.process_time()
+    if contestant == "confluent-kafka produce":
+        seconds = confluent(servers, keys, values, latencies)
+    elif contestant == "aiokafka send":
+        seconds = asyncio.run(aiokafka(servers, keys, values, latencies))
+    else:
+        seconds = asyncio.run(penstock(servers, keys, values, latencies, bulk=contestant.endswith("many")))
+    cpu = time.process_time() - before
+    latencies.sort()
+    return {
+        "records_per_second": count / seconds,
+        "cpu_us_per_record": cpu / (count + WARM_UP) * 1e6,
+        "p99_ms": latencies[int(len(latencies) * 0.99)] * 1000,
+    }
+
+
+async def run(count: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Every contestant, `rounds` times in turns; the best round of each."""
+    best: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        async with EmbeddedKafka(Path(folder)) as kafka:
+            async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
+                await admin.create_topics([NewTopic(TOPIC, PARTITIONS)])
+            for _ in range(rounds):
+                for contestant in CONTESTANTS:
+                    child = [sys.executable, "-m", "bench.producer", "--one", contestant]
+                    arguments = ["--servers", kafka.bootstrap_servers, "--records", str(count)]
+                    done = await asyncio.to_thread(
+                        subprocess.run, [*child, *arguments], stdout=subprocess.PIPE, check=True, text=True
+                    )
+                    figures = json.loads(done.stdout.splitlines()[-1])
+                    known = best.get(contestant)
+                    if known is None or figures["records_per_second"] > known["records_per_second"]:
+                        best[contestant] = figures
+    return best
+
+
+def main() -> int:
+    """Run, print, compare."""
+    parser = argparse.ArgumentParser(prog="scripts/bench producer", description=__doc__)
+    parser.add_argument("--records", type=int, default=500_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--one", choices=CONTESTANTS, help=argparse.SUPPRESS)
+    parser.add_argument("--servers", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(run_one(given.one, given.servers, given.records)))
+        return 0
+    figures = asyncio.run(run(given.records, given.rounds))
+    print(f"{given.records:,} records, best of {given.rounds}")
+    for contestant, of in figures.items():
+        print(
+            f"  {contestant:<24} {of['records_per_second']:>11,.0f} records/s  "
+            f"{of['cpu_us_per_record']:5.2f} µs CPU a record  p99 {of['p99_ms']:7.1f} ms"
+        )
+    missed = 0
+    ratios = {}
+    for ours, theirs, wanted in WANTED:
+        ratio = figures[ours]["records_per_second"] / figures[theirs]["records_per_second"]
+        ratios[f"{ours} / {theirs}"] = ratio
+        missed += ratio < wanted
+        print(f"  {ours} / {theirs}: {ratio:.2f} (asked for: {wanted})")
+    if given.json:
+        print(json.dumps({"figures": figures, "ratios": ratios}))
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""What a socket needs to be let in: the TLS context, SASL options, OAUTHBEARER tokens; and secrets kept out of logs.
+
+Secrets are read where the socket is set up. aiokafka logs each request and response at DEBUG, SASL's with the password
+in it: those are logged without their bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import logging
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from aiokafka.abc import AbstractTokenProvider
+from aiokafka.conn import OAuthAuthenticator
+from aiokafka.protocol import admin
+
+from shared.common.errors import AuthenticationFailed, BrokerNotAvailable, ConfigError, PenstockError
+from shared.common.settings import KafkaSettings
+
+OAUTH_SEPARATOR = "\x01"
+SECRET_STRUCTS = (
+    admin.SaslAuthenticateRequest_v0,
+    admin.SaslAuthenticateRequest_v1,
+    admin.SaslAuthenticateResponse_v0,
+    admin.SaslAuthenticateResponse_v1,
+)
+
+
+def ssl_context(kafka_settings: KafkaSettings) -> ssl.SSLContext | None:
+    """The TLS context the settings ask for, None without TLS; ConfigError names a file that cannot be used."""
+    if not kafka_settings.security_protocol.endswith("SSL"):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=kafka_settings.ssl_cafile)
+    except (OSError, ssl.SSLError) as e:
+        raise ConfigError(f"kafka.ssl_cafile: {kafka_settings.ssl_cafile}: {e}") from None
+    if kafka_settings.ssl_certfile is not None:
+        password = kafka_settings.ssl_key_password
+        try:
+            context.load_cert_chain(
+                kafka_settings.ssl_certfile,
+                kafka_settings.ssl_keyfile,
+                # Without a password OpenSSL would ask for one on the terminal.
+                password=password.get_secret_value() if password is not None else "",
+            )
+        except (OSError, ssl.SSLError) as e:
+            raise ConfigError(f"kafka.ssl_certfile: {kafka_settings.ssl_certfile}: {e}") from None
+    return context
+
+
+def aiokafka_options(kafka_settings: KafkaSettings, client_id: str) -> dict[str, Any]:
+    """The connection arguments that aiokafka's classes share. Raises ConfigError for a file or a function not there."""
+    options: dict[str, Any] = {
+        "bootstrap_servers": [server.strip() for server in kafka_settings.bootstrap_servers.split(",")],
+        "client_id": client_id,
+        "request_timeout_ms": kafka_settings.request_timeout_ms,
+        "metadata_max_age_ms": kafka_settings.metadata_max_age_ms,
+        "connections_max_idle_ms": kafka_settings.connections_max_idle_ms,
+        "retry_backoff_ms": kafka_settings.retry_backoff_ms,
+        "security_protocol": kafka_settings.security_protocol,
+        "ssl_context": ssl_context(kafka_settings),
+    }
+    if kafka_settings.security_protocol.startswith("SASL"):
+        options["sasl_mechanism"] = kafka_settings.sasl_mechanism
+        if kafka_settings.sasl_mechanism == "OAUTHBEARER":
+            assert kafka_settings.sasl_oauth_token_provider is not None
+            options["sasl_oauth_token_provider"] = TokenProvider(kafka_settings.sasl_oauth_token_provider)
+        else:
+            assert kafka_settings.sasl_password is not None
+            options["sasl_plain_username"] = kafka_settings.sasl_username
+            options["sasl_plain_password"] = kafka_settings.sasl_password.get_secret_value()
+    return options
+
+
+class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
+    """Asks the function that `module:function` names for a token, each time a connection is made.
+
+    The function takes no arguments and gives the token as str. It is a coroutine function, or one that may block: that
+    runs in a thread, and what it gives may still be awaited. Where it raises, no connection is made for now.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._function = _imported(path)
+
+    def __repr__(self) -> str:
+        return f"<TokenProvider {self._path}>"
+
+    async def token(self) -> str:
+        where = f"kafka.sasl_oauth_token_provider={self._path}"
+        try:
+            token = self._function() if _is_async(self._function) else await asyncio.to_thread(self._function)
+            if inspect.isawaitable(token):
+                token = await token
+        except PenstockError:
+            raise
+        except Exception as e:
+            # Its message may be about the secret that the token is bought with.
+            raise BrokerNotAvailable(f"{where}: no token: {type(e).__name__}") from e
+        if not isinstance(token, str) or not token or OAUTH_SEPARATOR in token:
+            raise AuthenticationFailed(f"{where}: expected a token as str, got {_kind(token)}")
+        return token
+
+
+class SeenThrough(OAuthAuthenticator):  # type: ignore[misc]
+    """OAUTHBEARER up to the broker's error: it says why it refuses first, and waits for a byte before it does."""
+
+    async def step(self, payload: bytes | None) -> tuple[bytes, bool] | None:
+        if self._token_sent and payload:
+            return OAUTH_SEPARATOR.encode(), True
+        step: tuple[bytes, bool] | None = await super().step(payload)
+        return step
+
+
+class HideSecrets(logging.Filter):
+    """Takes the bytes of SASL exchanges out of log records."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple(
+                f"{type(value).__name__}(hidden)" if isinstance(value, SECRET_STRUCTS) else value
+                for value in record.args
+            )
+        return True
+
+
+logging.getLogger("aiokafka.conn").addFilter(HideSecrets())
+
+
+def _imported(path: str) -> Callable[[], Any]:
+    setting = "kafka.sasl_oauth_token_provider"
+    module_name, _, name = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as e:
+        if e.name is None or not f"{module_name}.".startswith(f"{e.name}."):
+            raise
+        raise ConfigError(f"{setting}: no module {e.name!r}") from None
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise ConfigError(f"{setting}: {module_name} has no function {name!r}")
+    return found  # type: ignore[no-any-return]
+
+
+def _is_async(function: Callable[[], Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _kind(token: object) -> str:
+    return type(token).__name__ if not isinstance(token, str) else "one with a control character" if token else "''"

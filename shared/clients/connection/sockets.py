@@ -1,0 +1,235 @@
+"""aiokafka's client, with connections that are made as Penstock promises.
+
+Each is there within `socket_connection_setup_timeout_ms`, TCP, TLS and SASL together, or it is known why not: one
+broker that does not answer keeps nobody from connecting to another, and a refusal is told by its reason. What aiokafka
+itself does between a request and its response is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+from aiokafka import errors as kafka
+from aiokafka.client import AIOKafkaClient, ConnectionGroup
+from aiokafka.conn import AIOKafkaConnection
+from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.util import create_task
+
+from shared.clients.connection.errors import translate
+from shared.clients.connection.security import SeenThrough, aiokafka_options
+from shared.common.clock import SYSTEM_CLOCK
+from shared.common.errors import AuthenticationFailed, BrokerNotAvailable, PenstockError
+from shared.common.settings import KafkaSettings
+
+NOT_OF_A_SOCKET = ("bootstrap_servers", "metadata_max_age_ms", "retry_backoff_ms", "connections_max_idle_ms")
+TRANSPORT_ENDED = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+"""TLS errors that say nothing of certificates: the other side was gone."""
+
+RECONNECT_JITTER = 0.2
+"""A client's own back-off is up to so much shorter; one that has its own, with jitter, is not held up by it."""
+
+ConnectionId = tuple[int | str, int]
+
+
+class Socket(AIOKafkaConnection):  # type: ignore[misc]
+    """One connection to a broker."""
+
+    def authenticator_oauth(self) -> SeenThrough:
+        return SeenThrough(sasl_oauth_token_provider=self._sasl_oauth_token_provider)
+
+
+class Client(AIOKafkaClient):  # type: ignore[misc]
+    """The sockets and the metadata of one client."""
+
+    _sync_task: Any
+
+    def __init__(self, kafka_settings: KafkaSettings, client_id: str) -> None:
+        """Raises ConfigError where a file of the settings, or the token provider, is not there."""
+        options = aiokafka_options(kafka_settings, client_id)
+        super().__init__(**options)
+        self._settings = kafka_settings
+        self._socket_options = {name: value for name, value in options.items() if name not in NOT_OF_A_SOCKET}
+        self._attempts: dict[ConnectionId, asyncio.Task[Any]] = {}
+        self._refusals: dict[int | str, PenstockError] = {}
+        self._backoffs: dict[int | str, tuple[int, float]] = {}  # by node: failures in a row, and not before
+        self._is_closed = False
+
+    async def bootstrap(self, timeout_ms: float | None = None) -> None:
+        """Fetch the first metadata, unless it is there: one try at each of the bootstrap servers.
+
+        Raises AuthenticationFailed as soon as one refuses the credentials, BrokerNotAvailable with each one's reason.
+        """
+        if self._sync_task is not None:
+            return
+        timeout_ms = self._settings.request_timeout_ms if timeout_ms is None else timeout_ms
+        deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_ms
+        hosts, reasons = self.hosts, []
+        for index, (host, port, _) in enumerate(hosts):
+            share_ms = (deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / (len(hosts) - index)
+            try:
+                await self._bootstrap_from(host, port, share_ms)
+                break
+            except AuthenticationFailed:
+                raise
+            except PenstockError as e:
+                reasons.append(str(e))
+        else:
+            raise BrokerNotAvailable("; ".join(reasons))
+        self._sync_task = create_task(self._md_synchronizer())
+
+    async def _bootstrap_from(self, host: str, port: int, timeout_ms: float) -> None:
+        deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_ms
+        connection = await self._open(host, port, timeout_ms)
+        try:
+            async with asyncio.timeout(max(0.0, deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000):
+                metadata = await connection.send(MetadataRequest([]))
+        except (kafka.KafkaError, OSError) as e:  # TimeoutError is one
+            connection.close()
+            raise self._refusal(e, f"{host}:{port}", timeout_ms) from e
+        except BaseException:
+            connection.close()
+            raise
+        self.cluster.update_metadata(metadata)
+        if self.cluster.brokers():
+            connection.close()
+        else:  # kept until there is a broker to ask
+            self._conns["bootstrap", ConnectionGroup.DEFAULT] = connection
+
+    async def _get_conn(
+        self, node_id: int | str, *, group: int = ConnectionGroup.DEFAULT, no_hint: bool = False
+    ) -> Any:
+        """The connection to a node, made where there is none; None where it cannot be, see `refusal`.
+
+        After a failure the node is left alone for `reconnect_backoff_ms`, doubled up to `reconnect_backoff_max_ms`.
+        """
+        conn_id = (node_id, group)
+        known = self._conns.get(conn_id)
+        if known is not None and known.connected():
+            return known
+        attempt = self._attempts.get(conn_id)
+        if attempt is None:
+            if SYSTEM_CLOCK.monotonic_ms() < self._backoffs.get(node_id, (0, 0))[1]:
+                return None
+            # One attempt for all who wait: each of them may give up without ending it for the others.
+            attempt = self._attempts[conn_id] = asyncio.ensure_future(self._attempt(conn_id))
+            attempt.add_done_callback(lambda _: self._attempts.pop(conn_id, None))
+        await asyncio.wait([attempt])
+        return None if attempt.cancelled() else attempt.result()
+
+    async def _attempt(self, conn_id: ConnectionId) -> Any:
+        node_id = conn_id[0]
+        broker = self.cluster.broker_metadata(node_id)
+        try:
+            if self._is_closed:
+                raise BrokerNotAvailable("the client is closed")
+            if broker is None:
+                raise BrokerNotAvailable(f"broker {node_id} is not in the metadata")
+            connection = await self._open_counted(node_id, broker.host, broker.port)
+        except PenstockError as e:
+            self._refusals = {node_id: e, **{node: why for node, why in self._refusals.items() if node != node_id}}
+            if not self._is_closed:
+                self.force_metadata_update()
+            return None
+        self._conns[conn_id] = connection
+        self._refusals.pop(node_id, None)
+        return connection
+
+    async def _open_counted(self, node_id: int | str, host: str, port: int) -> Socket:
+        settings = self._settings
+        try:
+            connection = await self._open(
+                host, port, settings.socket_connection_setup_timeout_ms, self._on_connection_closed
+            )
+        except PenstockError:
+            failures = self._backoffs.get(node_id, (0, 0))[0]
+            backoff_ms = min(settings.reconnect_backoff_ms << min(failures, 16), settings.reconnect_backoff_max_ms)
+            not_before_ms = SYSTEM_CLOCK.monotonic_ms() + backoff_ms * (1 - RECONNECT_JITTER)
+            self._backoffs[node_id] = failures + 1, not_before_ms
+            raise
+        self._backoffs.pop(node_id, None)
+        return connection
+
+    def refusal(self, node_id: int | None, where: str) -> PenstockError:
+        """Why the last attempt to connect to a node (None: to any) failed."""
+        why = self._refusals.get(node_id) if node_id is not None else next(iter(self._refusals.values()), None)
+        if why is None:
+            return BrokerNotAvailable(f"{where}: not connected")
+        return type(why)(f"{where}: {why}")
+
+    def refused(self) -> PenstockError | None:
+        """The AuthenticationFailed of a broker that this client is kept out of now, None where there is none."""
+        known = {broker.nodeId for broker in self.cluster.brokers()}
+        refusals = (why for node, why in self._refusals.items() if node in known)
+        return next((why for why in refusals if isinstance(why, AuthenticationFailed)), None)
+
+    async def _open(
+        self, host: str, port: int, timeout_ms: float, on_close: Callable[..., None] | None = None
+    ) -> Socket:
+        where = f"{host}:{port}"
+        timeout_ms = max(0.0, min(timeout_ms, self._settings.socket_connection_setup_timeout_ms))
+        idle_ms = self._settings.connections_max_idle_ms
+        connection = Socket(host, port, **self._socket_options, max_idle_ms=idle_ms, on_close=on_close)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await connection.connect()
+        except PenstockError as e:  # the token provider's
+            raise type(e)(f"{where}: {e}") from e.__cause__
+        except (kafka.KafkaError, OSError, ValueError, KeyError, AssertionError) as e:
+            raise self._refusal(e, where, timeout_ms) from e
+        return connection
+
+    def _refusal(self, error: BaseException, where: str, timeout_ms: float) -> PenstockError:
+        """What a connection that could not be set up, or was closed at its first request, means."""
+        for cause in _causes(error):
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                return AuthenticationFailed(f"{where}: the broker's certificate is refused: {cause.verify_message}")
+            if isinstance(cause, ssl.SSLError) and not isinstance(cause, TRANSPORT_ENDED):
+                said = getattr(cause, "reason", None) or str(cause)
+                hint = ", see kafka.ssl_certfile" if "CERTIFICATE" in said else ""
+                return AuthenticationFailed(f"{where}: TLS: {said}{hint}")
+        if isinstance(error, TimeoutError):
+            return BrokerNotAvailable(f"{where}: not connected after {timeout_ms:.0f} ms")
+        if isinstance(error, ValueError | KeyError | AssertionError):
+            mechanism = self._settings.sasl_mechanism
+            return AuthenticationFailed(f"{where}: the broker's side of {mechanism} is wrong: {error}")
+        if isinstance(error, kafka.KafkaConnectionError) and isinstance(error.__cause__, OSError):
+            error = error.__cause__
+        if isinstance(error, kafka.KafkaConnectionError | ConnectionResetError | BrokenPipeError | ssl.SSLError):
+            protocol = self._settings.security_protocol
+            return BrokerNotAvailable(
+                f"{where}: the broker closed the connection; is this a listener for kafka.security_protocol={protocol}?"
+            )
+        return translate(error, where)
+
+    async def close(self) -> None:
+        """Close every socket, and give up the ones that are being made."""
+        self._is_closed = True
+        attempts = list(self._attempts.values())
+        for attempt in attempts:
+            attempt.cancel()
+        await asyncio.gather(*attempts, return_exceptions=True)
+        await super().close()
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def close_all_of(fetcher: Any) -> Callable[[], Awaitable[None]]:
+    """aiokafka's own close ends in CancelledError where a fetch waits before its next try, with the sockets open."""
+    close = fetcher.close
+
+    async def close_all() -> None:
+        tasks = [fetcher._fetch_task, *fetcher._pending_tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        fetcher._pending_tasks.clear()
+        await close()
+
+    return close_all

@@ -1,0 +1,107 @@
+"""Many records on their way into batches: the part of `send_many` that needs no await, one loop for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from shared.clients.producer.accumulator import PartitionQueue
+from shared.clients.producer.batch import Batch
+from shared.clients.producer.delivery import Deliveries, Delivery, size_of
+from shared.common.errors import BufferExhausted, PenstockError, UnknownTopicOrPartition
+from shared.common.records import ProducerRecord
+
+NO_HEADERS: list[tuple[str, bytes | None]] = []
+
+
+class Topic(Protocol):
+    """Where a topic's records without partition and headers go."""
+
+    by_key: dict[bytes, PartitionQueue]
+    sticky_queue: PartitionQueue | None
+
+    def for_key(self, key: bytes) -> PartitionQueue: ...
+
+
+class Bulk:
+    """Takes `records` in order; `timestamp` (ms) is that of records without one."""
+
+    def __init__(self, records: list[ProducerRecord], timestamp: int) -> None:
+        self.records, self.timestamp = records, timestamp
+        self._rest = iter(records)
+        self._places: list[Batch | Exception] = []
+        self._indices: list[int] = []
+        self._sizes: dict[int, tuple[int, int]] = {}
+        self._exhausted: BufferExhausted | None = None
+        self._unknown: dict[str, PenstockError] = {}
+
+    def __repr__(self) -> str:
+        return f"<Bulk {len(self._places)} of {len(self.records)} records taken>"
+
+    def fill(self, topics: Mapping[str, Topic]) -> ProducerRecord | None:
+        """Append to open batches, up to the first record that needs more (a new batch, headers, a partition, metadata).
+
+        Gives that record, None at the end. The loop is flat: a call, a property or an object here is felt.
+        """
+        places, indices, now_ms = self._places.append, self._indices.append, self.timestamp
+        name: str | None = None
+        by_key: dict[bytes, PartitionQueue] = {}
+        topic: Topic | None = None
+        record: ProducerRecord | None = None
+        try:
+            for record in self._rest:
+                if record.topic is not name:
+                    name = record.topic
+                    topic = topics.get(name)
+                    by_key = {} if topic is None else topic.by_key
+                key = record.key
+                if topic is None:
+                    return record
+                queue = topic.sticky_queue if key is None else by_key.get(key) or topic.for_key(key)
+                if queue is None or (batch := queue.open) is None or record.partition is not None or record.headers:
+                    return record
+                timestamp = record.timestamp
+                if timestamp is None:
+                    timestamp = now_ms
+                elif timestamp < 0:
+                    return record
+                index = batch.count
+                if batch.append(index, timestamp, key, record.value, NO_HEADERS) is None:
+                    return record
+                batch.count = index + 1
+                places(batch)
+                indices(index)
+        except TypeError:
+            return record  # not bytes: the record's own way says so
+        return None
+
+    def refused(self, record: ProducerRecord) -> PenstockError | None:
+        """What ended an earlier record and will end this one in the same way, so that it need not wait again."""
+        if self._exhausted is not None:
+            return self._exhausted
+        return self._unknown.get(record.topic)
+
+    def failed(self, record: ProducerRecord, error: PenstockError) -> None:
+        """The next record was not taken."""
+        if isinstance(error, BufferExhausted):
+            self._exhausted = error
+        elif isinstance(error, UnknownTopicOrPartition) and record.partition is None:
+            self._unknown[record.topic] = error
+        self._add(error, -1)
+
+    def taken(self, delivery: Delivery) -> None:
+        """The next record went its own way."""
+        at = len(self._places)
+        record = self.records[at]
+        sizes = delivery._key_size, delivery._value_size
+        if sizes != (size_of(record.key), size_of(record.value)):
+            self._sizes[at] = sizes
+        self._add(delivery._batch, delivery._index)
+
+    def _add(self, place: Batch | Exception, index: int) -> None:
+        self._places.append(place)
+        self._indices.append(index)
+
+    def deliveries(self) -> Deliveries:
+        """The fates of all."""
+        return Deliveries(self._places, self._indices, self.records, self.timestamp, self._sizes)

@@ -1,0 +1,128 @@
+"""OpenTelemetry: a span for each record, from `send` to its acknowledgement, and its context in the record's headers.
+
+    producer = Producer(kafka, interceptors=[OpenTelemetryInterceptor()])
+
+The names are those of OpenTelemetry's semantic conventions for messaging. Whoever reads the record finds the span's
+context in its headers (`traceparent`, as W3C writes it, unless another propagator is set up) and can go on from there.
+The span's parent is the current span where `send` is called; where there is none, what the record brings in its
+headers, so that a record that is handed on stays in its trace.
+
+It needs the extra `penstock[otel]`, and does nothing until the application sets a tracer provider up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+from opentelemetry import propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.propagators.textmap import Getter, Setter, TextMapPropagator
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
+
+from shared.clients.producer.interceptors import ProducerInterceptor
+from shared.common.errors import SendCancelled
+from shared.common.records import Headers, ProducerRecord, RecordMetadata
+
+INSTRUMENTATION = "penstock"
+OPEN_SPANS_MAX = 500_000
+"""More than fit into `buffer_memory` by default. Past it the oldest is ended without its fate: an interceptor further
+on that takes the headers away must not make spans pile up."""
+
+
+class _HeaderSetter(Setter[dict[str, bytes]]):
+    def set(self, carrier: dict[str, bytes], key: str, value: str) -> None:
+        carrier[key] = value.encode()
+
+
+class _HeaderGetter(Getter[Headers]):
+    def get(self, carrier: Headers, key: str) -> list[str] | None:
+        return [
+            value.decode("utf-8", "replace") for name, value in carrier if name == key and value is not None
+        ] or None
+
+    def keys(self, carrier: Headers) -> list[str]:
+        return [name for name, _ in carrier]
+
+
+class OpenTelemetryInterceptor(ProducerInterceptor):
+    """Traces each record, by default with the global tracer provider and propagator; spans get `client_id` if given."""
+
+    def __init__(
+        self,
+        tracer_provider: TracerProvider | None = None,
+        propagator: TextMapPropagator | None = None,
+        client_id: str | None = None,
+    ) -> None:
+        self._tracer = trace.get_tracer(INSTRUMENTATION, tracer_provider=tracer_provider)
+        self._propagator = propagator
+        self._attributes = {
+            "messaging.system": "kafka",
+            "messaging.operation.name": "send",
+            "messaging.operation.type": "send",
+        }
+        if client_id is not None:
+            self._attributes["messaging.client.id"] = client_id
+        self._open: dict[Headers, Span] = {}
+
+    def __repr__(self) -> str:
+        return f"<OpenTelemetryInterceptor {len(self._open)} spans open>"
+
+    def on_send(self, record: ProducerRecord) -> ProducerRecord:
+        """Start the record's span and put its context into the headers, in the place of one that is there."""
+        propagator = self._propagator or propagate.get_global_textmap()
+        attributes: dict[str, str | bool] = {**self._attributes, "messaging.destination.name": record.topic}
+        if (key := _text(record.key)) is not None:
+            attributes["messaging.kafka.message.key"] = key
+        if record.value is None:
+            attributes["messaging.kafka.message.tombstone"] = True
+        parent = _parent(propagator, record.headers)
+        span = self._tracer.start_span(f"send {record.topic}", parent, SpanKind.PRODUCER, attributes)
+        carrier: dict[str, bytes] = {}
+        propagator.inject(carrier, trace.set_span_in_context(span, parent), _HeaderSetter())
+        kept = tuple(header for header in record.headers if header[0] not in carrier)
+        headers: Headers = (*kept, *carrier.items())
+        if span.is_recording():
+            if len(self._open) >= OPEN_SPANS_MAX:
+                self._open.pop(next(iter(self._open))).end()
+            self._open[_key(headers, propagator.fields)] = span
+        return msgspec.structs.replace(record, headers=headers) if carrier else record
+
+    def on_acknowledgement(self, metadata: RecordMetadata | None, error: Exception | None, headers: Headers) -> None:
+        """End the record's span with where the record is, or with what it ended in."""
+        span = self._open.pop(_key(headers, (self._propagator or propagate.get_global_textmap()).fields), None)
+        if span is None:
+            return
+        if metadata is not None:
+            span.set_attribute("messaging.destination.partition.id", str(metadata.partition))
+            if metadata.offset >= 0:
+                span.set_attribute("messaging.kafka.offset", metadata.offset)
+            if metadata.serialized_value_size >= 0:
+                span.set_attribute("messaging.message.body.size", metadata.serialized_value_size)
+        if error is not None:
+            span.set_attribute("error.type", type(error).__qualname__)
+            if not isinstance(error, SendCancelled):
+                span.record_exception(error)
+            span.set_status(Status(StatusCode.ERROR, str(error)))
+        span.end()
+
+
+def _parent(propagator: TextMapPropagator, headers: Headers) -> Context | None:
+    """None for the current context."""
+    if not headers or trace.get_current_span().get_span_context().is_valid:
+        return None
+    return propagator.extract(headers, getter=_HeaderGetter())
+
+
+def _key(headers: Headers, fields: Collection[str]) -> Headers:
+    """What a propagator put into the headers: the span's id is in it, so no two records have the same."""
+    return tuple(header for header in headers if header[0] in fields)
+
+
+def _text(key: object) -> str | None:
+    if isinstance(key, bytes):
+        try:
+            return key.decode()
+        except UnicodeDecodeError:
+            return None
+    return None if key is None else str(key)

@@ -1,0 +1,274 @@
+"""What becomes of a batch: acknowledged, sent again, split, or given up. Values in, values out; no I/O.
+
+An answer completes a batch, or sends it back to its partition's queue with a backoff of its own, or ends it.
+`delivery_timeout_ms` ends a batch wherever it is; its memory is given back when nobody can read it any more, which for
+one in a request is when that is over.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+
+from shared.clients.connection import ProduceAnswer, error_for_code
+from shared.clients.connection.errors import DUPLICATE_SEQUENCE_NUMBER, MAYBE_APPENDED
+from shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
+from shared.clients.producer.batch import NO_STATE, Batch, BatchState, ProducerState
+from shared.clients.producer.buffer_memory import BufferMemory
+from shared.clients.producer.metrics import ProducerMetrics
+from shared.clients.producer.sequences import SequenceLedger
+from shared.clients.producer.settings import ProducerSettings
+from shared.clients.producer.transactions import Transaction, TxnState
+from shared.common.errors import (
+    BrokerNotAvailable,
+    CorruptRecord,
+    DeliveryTimeout,
+    FatalError,
+    NotLeaderOrFollower,
+    OutOfOrderSequence,
+    PenstockError,
+    ProducerFenced,
+    RetriableError,
+    TransactionAborted,
+    UnknownTopicOrPartition,
+)
+from shared.common.log import get_logger
+
+log = get_logger(__name__)
+
+STALE_METADATA = (NotLeaderOrFollower, UnknownTopicOrPartition, BrokerNotAvailable)
+MESSAGE_TOO_LARGE = 10
+ENDS_TRANSACTION_ALONE = frozenset({29, 45, 48, 59})
+"""Refusals after which the transaction must be aborted and the producer can go on: of the topic's authorization, and of
+sequence and transaction states that a new epoch puts right."""
+RETRY_BACKOFF_JITTER = 0.2
+
+
+class Outcomes:
+    """Decides on answers and on time, over the accumulator, the sequence ledger and the buffer memory."""
+
+    def __init__(
+        self,
+        accumulator: RecordAccumulator,
+        memory: BufferMemory,
+        settings: ProducerSettings,
+        transaction: Transaction | None,
+        metrics: ProducerMetrics,
+        retry_backoff_ms: int,
+    ) -> None:
+        self._accumulator = accumulator
+        self._memory = memory
+        self._settings = settings
+        self._transaction = transaction
+        self._metrics = metrics
+        self._retry_backoff_ms = retry_backoff_ms
+        self._random = random.Random()  # noqa: S311 - spreads retries, protects nothing
+        self.ledger = SequenceLedger()
+        self.metadata_is_stale = False
+
+    def __repr__(self) -> str:
+        return f"<Outcomes {self.ledger!r}>"
+
+    def settle(self) -> None:
+        """Settle the sequence numbers of partitions that nothing is out of; afterwards the ledger may not be ready.
+
+        It is a step of its own before draining: a bump between two batches of one drain would part what they were
+        drained under from what they are sent under.
+        """
+        ledger = self.ledger
+        for tp in ledger.troubled():
+            queue, gap = self._accumulator.queue(tp), ledger.has_gap(tp)
+            if queue.out or (not gap and queue.queued and queue.queued[0].sequenced):
+                continue
+            ledger.settle(tp)
+            if gap:
+                self._accumulator.renumber(tp)
+
+    def may_send(self, queue: PartitionQueue) -> bool:
+        """Whether a partition's first batch may go out now."""
+        if self._transaction is not None and self._transaction.muted(queue.tp):
+            return False
+        if not self._settings.enable_idempotence:
+            return True
+        if queue.queued[0].sequenced:
+            return not self.ledger.has_gap(queue.tp)
+        return self.ledger.may_assign(queue.tp)
+
+    def waiting(self, queue: PartitionQueue) -> bool:
+        """Whether a partition waits for something other than time."""
+        if self._transaction is not None and self._transaction.muted(queue.tp):
+            return True
+        return bool(queue.out) and self.ledger.is_troubled(queue.tp)
+
+    def sent(self, batch: Batch, now_ms: int) -> bytearray:
+        """The bytes of a batch that was drained, for its next try."""
+        if batch.attempts == 0:
+            self._metrics.drained(now_ms - batch.created_ms)
+        batch.attempts += 1
+        return batch.data(self._stamp(batch))
+
+    def _stamp(self, batch: Batch) -> ProducerState:
+        if not self._settings.enable_idempotence:
+            return NO_STATE
+        return batch.producer_state if batch.sequenced else self.ledger.assign(batch.tp, batch.count)
+
+    def answered(self, batch: Batch, answer: ProduceAnswer, now_ms: int) -> None:
+        """The broker answered: the batch is no longer out."""
+        self._accumulator.landed(batch)
+        code = answer.error_code
+        if code in (0, DUPLICATE_SEQUENCE_NUMBER):
+            self._acknowledged(batch, answer, now_ms)
+            return
+        batch.fate_unknown |= code in MAYBE_APPENDED
+        error = error_for_code(code, f"{batch.tp}", answer.detail or None)
+        if isinstance(error, STALE_METADATA):
+            self.metadata_is_stale = True
+        if self._is_over(batch):
+            return
+        if code == MESSAGE_TOO_LARGE and batch.count > 1 and not self._transaction_is_lost():
+            self._metrics.split(batch.tp.topic)
+            log.info("a batch is too large for the broker: split", topic_partition=str(batch.tp), records=batch.count)
+            self._accumulator.replace(batch, batch.split(), now_ms)
+            return
+        if isinstance(error, OutOfOrderSequence | ProducerFenced) and batch.sequenced:
+            # Refused by its number, so it is not in the log, whatever earlier tries were.
+            batch.fate_unknown = False
+            pending = self._accumulator.queue(batch.tp).earlier_pending(batch)
+            if self._transaction is None and not pending:
+                self.ledger.gap_shown(batch.tp)
+            if self._transaction is None or (pending and isinstance(error, OutOfOrderSequence)):
+                error = NotLeaderOrFollower(str(error))
+        self._refused(batch, error, now_ms, alone=code in ENDS_TRANSACTION_ALONE)
+
+    def unanswered(self, batch: Batch, error: PenstockError, now_ms: int) -> None:
+        """The request failed on its way: whether it reached the log is unknown. The batch is no longer out."""
+        self._accumulator.landed(batch)
+        batch.fate_unknown = True
+        if isinstance(error, STALE_METADATA):
+            self.metadata_is_stale = True
+        if not self._is_over(batch):
+            self._refused(batch, type(error)(f"{batch.tp}: {error}"), now_ms)
+
+    def unsent(self, batch: Batch, error: PenstockError, now_ms: int) -> None:
+        """The request never left; the batch is no longer out."""
+        self._accumulator.landed(batch)
+        if not self._is_over(batch):
+            self._refused(batch, type(error)(f"{batch.tp}: {error}"), now_ms)
+
+    def expire(self, now_ms: int) -> None:
+        """Give up every batch that is older than `delivery_timeout_ms`."""
+        for batch in self._accumulator.expire(now_ms):
+            if batch.state is BatchState.DONE:
+                continue  # the end of an earlier one ended its transaction, and so this one
+            out = self._accumulator.is_out(batch)
+            fate = "it may still be written" if out or batch.fate_unknown else "it was not written"
+            last = f", last error: {batch.last_error}" if batch.last_error else ""
+            error = DeliveryTimeout(
+                f"{batch.tp}: not acknowledged within "
+                f"delivery_timeout_ms={self._settings.delivery_timeout_ms}; {fate}{last}"
+            )
+            self.fail(batch, error)
+            if self._transaction is not None:
+                self.fail_transaction(error)
+
+    def fail_transaction(self, error: PenstockError) -> None:
+        """The transaction cannot be committed any more: what it still has queued is dropped."""
+        assert self._transaction is not None
+        self._transaction.fail(error)
+        fatal = isinstance(error, FatalError)
+        where = f"transactional id {self._transaction.transactional_id}"
+        self.fail_all(error if fatal else TransactionAborted(f"{where}: not sent, since {error}"), out=False)
+
+    def fail_all(self, error: PenstockError, *, out: bool) -> int:
+        """End what is queued, and with `out` also what is in a request; gives how many batches."""
+        batches = self._accumulator.take_all(out=out)
+        for batch in batches:
+            if batch.state is not BatchState.DONE:  # a callback of an earlier one may have ended it
+                self.fail(batch, error)
+        return len(batches)
+
+    def emptied(self, batch: Batch) -> None:
+        """Every record of a batch was taken back before it was sent."""
+        batch.fail(batch.cancelled_error())
+        self._done(batch)
+
+    def fail(self, batch: Batch, error: PenstockError) -> None:
+        """End a batch with an error; callbacks are told."""
+        if batch.sequenced and not self._accumulator.is_out(batch):
+            self._given_up(batch)
+        if batch.removed and not batch.sequenced and batch.state is BatchState.OPEN:
+            batch.without_removed()
+        maybe_written = batch.fate_unknown or self._accumulator.is_out(batch)
+        if error.maybe_written is not maybe_written:
+            error = copy.copy(error)  # one error may end several batches, each with its own fate
+            error.maybe_written = maybe_written
+        batch.fail(error)
+        self._metrics.failed(batch.tp.topic, batch.count)
+        self._done(batch)
+
+    def _acknowledged(self, batch: Batch, answer: ProduceAnswer, now_ms: int) -> None:
+        if batch.sequenced:
+            self.ledger.acknowledged(batch.tp, batch.producer_state, batch.count)
+        if batch.state is BatchState.DONE:
+            self._memory.release(batch.memory)
+            log.warning(
+                "a batch was written after its delivery timeout",
+                topic_partition=str(batch.tp),
+                offset=answer.base_offset,
+            )
+            return
+        batch.complete(answer.base_offset, answer.log_append_time)
+        self._metrics.acknowledged(batch.tp.topic, batch.count, batch.size(), now_ms - batch.created_ms)
+        self._done(batch)
+
+    def _is_over(self, batch: Batch) -> bool:
+        """Whether the batch was given up while its request was out."""
+        if batch.state is not BatchState.DONE:
+            return False
+        self._memory.release(batch.memory)
+        if batch.sequenced:
+            self._given_up(batch)
+        return True
+
+    def _refused(self, batch: Batch, error: PenstockError, now_ms: int, *, alone: bool = False) -> None:
+        passing = isinstance(error, RetriableError | CorruptRecord)
+        if passing and batch.attempts <= self._settings.retries and not self._transaction_is_lost():
+            self._metrics.retried(batch.tp.topic)
+            log.info("retrying", topic_partition=str(batch.tp), attempt=batch.attempts, reason=str(error))
+            batch.last_error = error
+            self._accumulator.reenqueue(batch, now_ms + self._backoff_ms(batch.attempts))
+            return
+        self.fail(batch, error)
+        if self._transaction is not None:
+            self._transaction.epoch_is_spent |= alone
+            self.fail_transaction(TransactionAborted(str(error)) if alone else error)
+
+    def _given_up(self, batch: Batch) -> None:
+        if self._transaction is not None:
+            # Only the coordinator hands out epochs here; aborting the transaction asks for one.
+            self._transaction.epoch_is_spent |= batch.fate_unknown
+            self.ledger.given_up(batch.tp, lost=False)
+        else:
+            self.ledger.given_up(batch.tp, lost=batch.fate_unknown)
+
+    def _transaction_is_lost(self) -> bool:
+        return self._transaction is not None and self._transaction.state not in (
+            TxnState.IN_TRANSACTION,
+            TxnState.COMMITTING,
+        )
+
+    def _backoff_ms(self, attempts: int) -> int:
+        backoff_ms = min(self._retry_backoff_ms << min(attempts - 1, 16), self._settings.retry_backoff_max_ms)
+        return round(backoff_ms * self._random.uniform(1 - RETRY_BACKOFF_JITTER, 1 + RETRY_BACKOFF_JITTER))
+
+    def _done(self, batch: Batch) -> None:
+        self._accumulator.forget(batch)
+        if not self._accumulator.is_out(batch):
+            self._memory.release(batch.memory)
+        self._metrics.buffer_available.set(self._memory.available)
+        callbacks, batch.callbacks = batch.callbacks, []
+        for callback in callbacks:
+            if batch.error is None:
+                callback.tell(batch.metadata(*callback[:-1]), None)
+            else:
+                callback.tell(None, batch.error)

@@ -1,0 +1,111 @@
+"""Where records go: a topic's partitions as the metadata has them, and the queue a record belongs into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shared.clients.connection import Connection
+from shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
+from shared.clients.producer.batch import Batch
+from shared.clients.producer.partitioner import Partitioner, StickyPartition, for_key
+from shared.clients.producer.settings import ProducerSettings
+from shared.common.records import ProducerRecord, TopicPartition
+
+KEY_CACHE_MAX = 65_536
+"""Keys of a topic whose partition is remembered, which is cheaper than hashing. Full, the cache starts anew."""
+
+
+class RoutedTopic:
+    """A topic's partitions and those with a leader, where the keys seen before go, and the sticky choice."""
+
+    __slots__ = ("available", "by_key", "name", "numbers", "queues", "sticky", "sticky_batch", "sticky_queue")
+
+    def __init__(self, name: str, queues: dict[int, PartitionQueue], sticky: StickyPartition) -> None:
+        self.name, self.queues = name, queues
+        self.numbers = self.available = list(queues)
+        self.by_key: dict[bytes, PartitionQueue] = {}
+        self.sticky = sticky
+        self.sticky_queue: PartitionQueue | None = None
+        self.sticky_batch: Batch | None = None
+
+    def for_key(self, key: bytes) -> PartitionQueue:
+        """The queue of a key's partition."""
+        queue = self.by_key.get(key)
+        if queue is None:
+            if len(self.by_key) >= KEY_CACHE_MAX:
+                self.by_key.clear()
+            queue = self.by_key[key] = self.queues[self.numbers[for_key(key, len(self.numbers))]]
+        return queue
+
+
+class Routes:
+    """The topics a producer sends to."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        accumulator: RecordAccumulator,
+        settings: ProducerSettings,
+        partitioner: Partitioner | None,
+        is_slow: Callable[[TopicPartition], bool],
+    ) -> None:
+        self._connection, self._accumulator, self._settings = connection, accumulator, settings
+        self._partitioner, self._is_slow = partitioner, is_slow
+        self._topics: dict[str, RoutedTopic] = {}
+
+    def topic(self, name: str) -> RoutedTopic | None:
+        """A topic as the metadata has it now; None while it is unknown."""
+        numbers = self._connection.partitions(name)
+        if numbers is None:
+            return None
+        known = self._topics.get(name)
+        if known is None or known.numbers != numbers:
+            queues = {number: self._accumulator.queue(TopicPartition(name, number)) for number in numbers}
+            adaptive = self._settings.partitioner_adaptive_partitioning_enable
+            known = self._topics[name] = RoutedTopic(
+                name, queues, StickyPartition(self._settings.batch_size, adaptive=adaptive)
+            )
+        known.available = self._connection.available_partitions(name)
+        return known
+
+    def queue_for(
+        self, topic: RoutedTopic, record: ProducerRecord, key: bytes | None, value: bytes | None
+    ) -> PartitionQueue | None:
+        """The queue of a record's partition; None where the topic has no such partition."""
+        number = record.partition
+        if number is None and self._partitioner is not None:
+            number = self._partitioner(topic.name, key, value, topic.numbers)
+        if number is not None:
+            return topic.queues.get(number)
+        if key is not None and not self._settings.partitioner_ignore_keys:
+            return topic.for_key(key)
+        queue = topic.sticky_queue
+        if queue is not None and queue.open is not None and queue.open is topic.sticky_batch:
+            return queue
+        return self._next_sticky(topic)
+
+    def after_full(
+        self, topic: RoutedTopic, record: ProducerRecord, key: bytes | None, queue: PartitionQueue
+    ) -> PartitionQueue:
+        """The queue for a record that its queue's open batch has no room for: the sticky choice may move on."""
+        if queue is topic.sticky_queue and self._is_free(record, key):
+            return self._next_sticky(topic)
+        return queue
+
+    def opened(self, topic: RoutedTopic, record: ProducerRecord, key: bytes | None, batch: Batch) -> None:
+        """A record opened (or joined) a batch: the sticky choice stays until it is full."""
+        if self._is_free(record, key) and topic.sticky_queue is not None and topic.sticky_queue.tp == batch.tp:
+            topic.sticky_batch = batch
+
+    def _is_free(self, record: ProducerRecord, key: bytes | None) -> bool:
+        return record.partition is None and (key is None or self._settings.partitioner_ignore_keys)
+
+    def _next_sticky(self, topic: RoutedTopic) -> PartitionQueue:
+        if topic.sticky_batch is not None:
+            topic.sticky.produced(topic.sticky_batch.size())
+        number = topic.sticky.choose(
+            topic.name, topic.available, topic.numbers, self._accumulator.queued_batches, self._is_slow
+        )
+        topic.sticky_queue = queue = topic.queues[number]
+        topic.sticky_batch = queue.open
+        return queue

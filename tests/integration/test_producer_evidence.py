@@ -1,0 +1,154 @@
+"""What the idempotent producer promises, by the numbers: 200,000 records, and a broker that is treated badly.
+
+Each record's value is its number. Afterwards the log is read back and held against what each delivery said: what was
+acknowledged is there, at its offset; nothing is there twice; the numbers of each partition ascend; and what was said
+to be not written is not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import pairwise
+
+import pytest
+
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin, NewTopic
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.clients.producer import Deliveries, Producer, ProducerSettings
+from shared.common.errors import DeliveryTimeout
+from shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
+from shared.common.settings import KafkaSettings
+
+RECORDS = 200_000
+CHUNK = 500
+CHUNKS = RECORDS // CHUNK
+PARTITIONS = 4
+KEYS = [b"key-%d" % i for i in range(64)]
+FAULT_AT = CHUNKS // 5
+"""The chunk after which the fault begins: records are out, and most are still to come."""
+
+Log = dict[int, list[tuple[int, int]]]
+
+
+def settings_of(kafka: EmbeddedKafka, request_timeout_ms: int) -> KafkaSettings:
+    return KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, request_timeout_ms=request_timeout_ms)
+
+
+async def load(
+    producer: Producer, topic: str, load_ms: int, fault: Callable[[], Awaitable[None]]
+) -> Sequence[RecordMetadata | Exception]:
+    """Send all records, spread over `load_ms`, with the fault running beside them; the fate of each, in their order."""
+    sent: list[Deliveries] = []
+    running: asyncio.Future[None] | None = None
+    started = time.monotonic()
+    for chunk in range(CHUNKS):
+        first = chunk * CHUNK
+        records = [ProducerRecord(topic, b"%d" % i, KEYS[i % len(KEYS)]) for i in range(first, first + CHUNK)]
+        sent.append(await producer.send_many(records))
+        if chunk == FAULT_AT:
+            running = asyncio.ensure_future(fault())
+        await asyncio.sleep(max(0.0, started + load_ms / 1000 * chunk / CHUNKS - time.monotonic()))
+    assert running is not None
+    await running
+    return [fate for deliveries in sent for fate in await deliveries]
+
+
+async def log_of(kafka: EmbeddedKafka, topic: str) -> Log:
+    """Offset and number of every record, by partition, as they are in the log."""
+    settings = ConsumerSettings(auto_offset_reset="earliest", max_poll_records=None)
+    partitions = [TopicPartition(topic, i) for i in range(PARTITIONS)]
+    found: Log = {tp.partition: [] for tp in partitions}
+    async with Consumer(settings_of(kafka, 10_000), settings) as consumer, asyncio.timeout(30):
+        consumer.assign(partitions)
+        ends = await consumer.end_offsets(partitions)
+        while any([await consumer.position(tp) < ends[tp] for tp in partitions]):
+            for tp, columns in (await consumer.poll(200)).items():
+                numbers = [int(value or b"") for value in columns.values]
+                found[tp.partition] += zip(columns.offsets.tolist(), numbers, strict=True)
+    return found
+
+
+def check(fates: Sequence[RecordMetadata | Exception], log: Log) -> dict[str, int]:
+    """Hold the log against the fates; gives how many records had which."""
+    assert len(fates) == RECORDS
+    for entries in log.values():
+        numbers = [number for _, number in entries]
+        assert all(a < b for a, b in pairwise(numbers)), "a partition's order is not kept"
+    where = {number: (partition, offset) for partition, entries in log.items() for offset, number in entries}
+    assert len(where) == sum(map(len, log.values())), "a record is there twice"
+    counts = {"acknowledged": 0, "not written": 0, "in doubt": 0, "in doubt, written": 0}
+    for number, fate in enumerate(fates):
+        if isinstance(fate, RecordMetadata):
+            counts["acknowledged"] += 1
+            assert where.get(number) == (fate.partition, fate.offset), f"{number} was acknowledged"
+        else:
+            assert isinstance(fate, DeliveryTimeout), repr(fate)
+            if "it was not written" in str(fate):
+                counts["not written"] += 1
+                assert number not in where, f"{number}: {fate}"
+            else:
+                assert "it may still be written" in str(fate)
+                counts["in doubt"] += 1
+                counts["in doubt, written"] += number in where
+    assert counts["acknowledged"] + counts["in doubt, written"] == len(where)
+    return counts
+
+
+async def run(
+    kafka: EmbeddedKafka,
+    topic: str,
+    settings: ProducerSettings,
+    request_timeout_ms: int,
+    load_ms: int,
+    fault: Callable[[], Awaitable[None]],
+) -> tuple[dict[str, int], float]:
+    """One load with one fault: what came of the records, and how many batches were sent again."""
+    async with Admin(settings_of(kafka, 10_000)) as admin:
+        await admin.create_topics([NewTopic(topic, PARTITIONS)])
+    async with Producer(settings_of(kafka, request_timeout_ms), settings) as producer:
+        fates = await load(producer, topic, load_ms, fault)
+        retries = producer.metrics()["batch_retry_total"]
+        metadata = await (await producer.send(topic, b"%d" % RECORDS))
+    log = await log_of(kafka, topic)
+    assert log[metadata.partition].pop() == (metadata.offset, RECORDS)
+    return check(fates, log), retries
+
+
+async def freeze(kafka: EmbeddedKafka, for_ms: int) -> None:
+    kafka.pause()
+    await asyncio.sleep(for_ms / 1000)
+    kafka.resume()
+
+
+async def test_a_freeze_shorter_than_the_delivery_timeout(own_kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Requests time out and are sent again, with the first tries still in the broker's hands: all are there once."""
+    settings = ProducerSettings(delivery_timeout_ms=20_000)
+    counts, retries = await run(own_kafka, topic_name, settings, 700, 4_000, lambda: freeze(own_kafka, 2_000))
+    assert counts["acknowledged"] == RECORDS
+    assert retries > 0
+
+
+async def test_a_freeze_longer_than_the_delivery_timeout(own_kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Records end in DeliveryTimeout, most as not written and a few in doubt; the rest is there, in order, once."""
+    settings = ProducerSettings(delivery_timeout_ms=1_500)
+    counts, _ = await run(own_kafka, topic_name, settings, 700, 8_000, lambda: freeze(own_kafka, 3_500))
+    assert counts["not written"] > 1_000
+    assert 0 < counts["in doubt"] < counts["not written"]
+    assert counts["acknowledged"] > RECORDS // 4
+
+
+@pytest.mark.parametrize("crash", [False, True], ids=["SIGTERM", "SIGKILL"])
+async def test_a_restart_in_mid_load(own_kafka: EmbeddedKafka, topic_name: str, crash: bool) -> None:
+    """The broker goes and comes back on its data while records are sent: all are there once, in order."""
+
+    async def fault() -> None:
+        await (own_kafka.kill() if crash else own_kafka.stop())
+        await own_kafka.start()
+
+    settings = ProducerSettings(delivery_timeout_ms=60_000)
+    counts, retries = await run(own_kafka, topic_name, settings, 2_000, 4_000, fault)
+    assert counts["acknowledged"] == RECORDS
+    assert retries > 0

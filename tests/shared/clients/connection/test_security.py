@@ -1,0 +1,177 @@
+"""How a socket is secured from settings, and that no secret leaves it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from aiokafka.protocol.admin import SaslAuthenticateRequest_v0
+from pydantic import SecretStr
+
+from shared.clients.connection.client import Connection
+from shared.clients.connection.security import SeenThrough, TokenProvider, aiokafka_options, ssl_context
+from shared.clients.producer import Producer
+from shared.common.errors import AuthenticationFailed, BrokerNotAvailable, ConfigError
+from shared.common.settings import KafkaSettings
+
+SECRET = "open-sesame"
+HERE = "penstock_test_tokens"
+asked_in: list[int] = []
+
+
+def blocking() -> str:
+    asked_in.append(threading.get_ident())
+    return SECRET
+
+
+async def awaiting() -> str:
+    asked_in.append(threading.get_ident())
+    await asyncio.sleep(0)
+    return SECRET
+
+
+def failing() -> str:
+    raise RuntimeError(SECRET)
+
+
+def empty() -> str:
+    return ""
+
+
+def no_token() -> int:
+    return 5
+
+
+NOT_A_FUNCTION = 5
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This file under a name that a setting can have."""
+
+    asked_in.clear()
+    monkeypatch.setitem(sys.modules, HERE, sys.modules[__name__])
+
+
+def sasl(mechanism: str = "SCRAM-SHA-256") -> KafkaSettings:
+    return KafkaSettings(
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism=mechanism,
+        sasl_username="ali",
+        sasl_password=SecretStr(SECRET),
+    )
+
+
+def test_secrets_reach_the_socket_and_nothing_else() -> None:
+    """The password is in what the socket is set up with, and in no repr of settings, connection or producer."""
+    assert aiokafka_options(sasl(), "c")["sasl_plain_password"] == SECRET
+    shown = [f"{it!r} {it!s}" for it in (sasl(), Connection(sasl()), Producer(sasl()), sasl().model_dump())]
+    assert SECRET not in "".join(shown)
+
+
+def test_secrets_in_settings_that_are_refused() -> None:
+    """What is refused is named without the values beside it."""
+    with pytest.raises(ValueError, match="sasl_mechanism, sasl_username") as caught:
+        KafkaSettings(security_protocol="SASL_SSL", sasl_password=SECRET)
+    assert SECRET not in str(caught.value) + repr(caught.value)
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_each_mechanism_has_what_it_needs(mechanism: str) -> None:
+    """A user without a password is refused by name, before anything is connected."""
+    with pytest.raises(ValueError, match="security_protocol=SASL_SSL also needs sasl_password"):
+        KafkaSettings(security_protocol="SASL_SSL", sasl_mechanism=mechanism, sasl_username="ali")
+    assert aiokafka_options(sasl(mechanism), "c")["sasl_mechanism"] == mechanism
+
+
+def test_oauthbearer_needs_a_token_provider_alone() -> None:
+    """OAUTHBEARER takes no user and no password, but a function that gives tokens."""
+    with pytest.raises(ValueError, match="security_protocol=SASL_SSL also needs sasl_oauth_token_provider"):
+        KafkaSettings(security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER")
+    with pytest.raises(ValueError, match="sasl_oauth_token_provider"):
+        KafkaSettings(sasl_oauth_token_provider="no function")
+    options = aiokafka_options(oauth("blocking"), "c")
+    assert repr(options["sasl_oauth_token_provider"]) == f"<TokenProvider {HERE}:blocking>"
+    assert "sasl_plain_password" not in options
+
+
+def oauth(function: str) -> KafkaSettings:
+    return KafkaSettings(
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism="OAUTHBEARER",
+        sasl_oauth_token_provider=f"{HERE}:{function}",
+    )
+
+
+async def test_a_token_that_is_waited_for() -> None:
+    """A coroutine function runs on the loop, another one in a thread; both give the token."""
+    assert await TokenProvider(f"{HERE}:awaiting").token() == SECRET
+    assert asked_in == [threading.get_ident()]
+    assert await TokenProvider(f"{HERE}:blocking").token() == SECRET
+    assert asked_in[1] != threading.get_ident()
+
+
+async def test_a_provider_without_a_token() -> None:
+    """A provider that raises may do better later; one that gives something else than a token will not."""
+    with pytest.raises(BrokerNotAvailable, match=f"{HERE}:failing: no token: RuntimeError") as caught:
+        await TokenProvider(f"{HERE}:failing").token()
+    assert SECRET not in str(caught.value)
+    with pytest.raises(AuthenticationFailed, match="expected a token as str, got ''"):
+        await TokenProvider(f"{HERE}:empty").token()
+    with pytest.raises(AuthenticationFailed, match="expected a token as str, got int"):
+        await TokenProvider(f"{HERE}:no_token").token()
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("no_such_module:token", "no module 'no_such_module'"),
+        (f"{HERE}:nothing", "has no function 'nothing'"),
+        (f"{HERE}:NOT_A_FUNCTION", "has no function 'NOT_A_FUNCTION'"),
+    ],
+)
+async def test_a_provider_that_is_not_there(path: str, reason: str) -> None:
+    """Opening a connection names a token provider that is not there."""
+    settings = KafkaSettings(security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER", sasl_oauth_token_provider=path)
+    with pytest.raises(ConfigError, match=rf"kafka\.sasl_oauth_token_provider: .*{reason}"):
+        await Connection(settings).open()
+
+
+async def test_oauthbearer_is_seen_through() -> None:
+    """A broker that answers with a reason is asked for its error; one that answers with nothing has let us in."""
+    provider = TokenProvider(f"{HERE}:blocking")
+    accepted = SeenThrough(sasl_oauth_token_provider=provider)
+    assert await accepted.step(None) == (f"n,,\x01auth=Bearer {SECRET}\x01\x01".encode(), True)
+    assert await accepted.step(b"") is None
+    refused = SeenThrough(sasl_oauth_token_provider=provider)
+    await refused.step(None)
+    assert await refused.step(b'{"status":"invalid_token"}') == (b"\x01", True)
+
+
+def test_sasl_exchanges_are_logged_without_their_bytes(caplog: pytest.LogCaptureFixture) -> None:
+    """aiokafka's log of requests shows that there was an exchange, not what was in it."""
+    with caplog.at_level(logging.DEBUG):
+        request = SaslAuthenticateRequest_v0(f"\0ali\0{SECRET}".encode())
+        logging.getLogger("aiokafka.conn").debug("Request to %s:%d %d: %s", "h", 1, 2, request)
+    assert "SaslAuthenticateRequest_v0(hidden)" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_ssl(tmp_path: Path) -> None:
+    """TLS is verified against the given authorities; a file that cannot be used is named."""
+    assert ssl_context(KafkaSettings()) is None
+    context = ssl_context(KafkaSettings(security_protocol="SSL"))
+    assert context is not None
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+    missing = tmp_path / "missing.pem"
+    with pytest.raises(ConfigError, match=r"kafka\.ssl_cafile: .*missing\.pem"):
+        ssl_context(KafkaSettings(security_protocol="SSL", ssl_cafile=missing))
+    with pytest.raises(ConfigError, match=r"kafka\.ssl_certfile: .*missing\.pem"):
+        ssl_context(KafkaSettings(security_protocol="SSL", ssl_certfile=missing))
+    with pytest.raises(ValueError, match="ssl_keyfile and ssl_key_password also need ssl_certfile"):
+        KafkaSettings(security_protocol="SSL", ssl_keyfile=missing)

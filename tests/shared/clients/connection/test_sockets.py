@@ -1,0 +1,217 @@
+"""How connections are made: within their time, one attempt for all, none in the way of another."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from aiokafka import errors as kafka
+from aiokafka.protocol.admin import ApiVersionResponse_v0
+from aiokafka.protocol.metadata import MetadataResponse_v0
+
+from shared.clients.connection.client import Connection
+from shared.clients.connection.sockets import Client
+from shared.common.clock import SYSTEM_CLOCK
+from shared.common.errors import AuthenticationFailed, BrokerNotAvailable
+from shared.common.settings import KafkaSettings
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
+
+
+class Server:
+    """Takes connections and hands each to `handler`; `taken` counts them."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self.taken = 0
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.taken += 1
+        try:
+            await self._handler(reader, writer)
+        finally:
+            writer.close()
+
+
+async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Reads what comes, and says nothing."""
+    while await reader.read(1_000):
+        pass
+
+
+async def closing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Hangs up at the first word."""
+    await reader.read(1)
+
+
+async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Speaks the oldest ApiVersions and Metadata: one broker, itself."""
+    port = writer.get_extra_info("sockname")[1]
+    responses = {
+        18: ApiVersionResponse_v0(0, [(18, 0, 0), (3, 0, 0)]),
+        3: MetadataResponse_v0([(1, "127.0.0.1", port)], []),
+    }
+    while head := await reader.read(4):
+        request = await reader.readexactly(int.from_bytes(head, "big"))
+        body = request[4:8] + responses[int.from_bytes(request[:2], "big")].encode()
+        writer.write(len(body).to_bytes(4, "big") + body)
+
+
+@asynccontextmanager
+async def serving(*handlers: Handler) -> AsyncIterator[list[tuple[Server, int]]]:
+    """A server for each handler, with its port."""
+    servers = [Server(handler) for handler in handlers]
+    listening = [await asyncio.start_server(server, "127.0.0.1", 0) for server in servers]
+    try:
+        yield [(s, at.sockets[0].getsockname()[1]) for s, at in zip(servers, listening, strict=True)]
+    finally:
+        for at in listening:
+            at.close()
+
+
+def settings(*ports: int, **more: Any) -> KafkaSettings:
+    return KafkaSettings(bootstrap_servers=",".join(f"127.0.0.1:{port}" for port in ports), **more)
+
+
+def knowing(client: Client, *ports: int) -> None:
+    """Give a client the metadata of brokers 0, 1, … at ports."""
+    client.cluster.update_metadata(MetadataResponse_v0([(i, "127.0.0.1", port) for i, port in enumerate(ports)], []))
+
+
+async def test_a_bootstrap_server_that_says_nothing_is_passed_over() -> None:
+    """Each bootstrap server gets its share of the time; one that answers is enough."""
+    async with serving(silent, silent, answering) as [(_, first), (_, second), (_, third)]:
+        connection = Connection(settings(first, second, third, request_timeout_ms=1_500))
+        await connection.open()
+        assert connection.nodes() == [1]
+        await connection.close()
+
+
+async def test_bootstrap_names_each_server_and_its_reason() -> None:
+    """Where none answers, the error says of each what happened, within `request_timeout_ms`."""
+    async with serving(silent, closing) as [(_, first), (_, second)]:
+        started = time.monotonic()
+        with pytest.raises(BrokerNotAvailable, match=f"{first},127.0.0.1:{second}: no broker reached") as caught:
+            await Connection(settings(first, second, request_timeout_ms=400)).open()
+        assert 0.3 < time.monotonic() - started < 3
+        assert f"127.0.0.1:{first}: not connected after" in str(caught.value)
+        assert f"127.0.0.1:{second}: the broker closed the connection" in str(caught.value)
+
+
+async def test_the_backoff_between_attempts_is_bounded() -> None:
+    """Attempts come at most `reconnect_backoff_max_ms` apart, where doubling alone would leave a few."""
+    async with serving(closing) as [(server, port)]:
+        more = {"reconnect_backoff_ms": 1, "reconnect_backoff_max_ms": 4, "request_timeout_ms": 1_000}
+        with pytest.raises(BrokerNotAvailable):
+            await Connection(settings(port, **more)).open()
+        assert server.taken > 15
+
+
+async def test_the_setup_timeout_bounds_a_connection() -> None:
+    """A broker that takes the connection and says nothing is given up after `socket_connection_setup_timeout_ms`."""
+    async with serving(silent) as [(_, port)]:
+        client = Client(settings(port, socket_connection_setup_timeout_ms=100), "c")
+        knowing(client, port)
+        started = time.monotonic()
+        assert not await client.ready(0)
+        assert 0.09 < time.monotonic() - started < 2
+        assert str(client.refusal(0, "here")) == f"here: 127.0.0.1:{port}: not connected after 100 ms"
+        with pytest.raises(kafka.NodeNotReadyError):
+            await client.send(0, object())
+        await client.close()
+
+
+async def test_one_attempt_serves_all_and_is_in_nobodys_way() -> None:
+    """Who waits for a silent broker shares one attempt; another broker is connected to meanwhile."""
+    async with serving(silent, answering) as [(mute, first), (_, second)]:
+        client = Client(settings(first, socket_connection_setup_timeout_ms=5_000), "c")
+        knowing(client, first, second)
+        waiting = [asyncio.ensure_future(client.ready(0)) for _ in range(5)]
+        async with asyncio.timeout(3):
+            assert await client.ready(1)
+        waiting[0].cancel()
+        await asyncio.wait(waiting[:1])
+        assert not any(waiter.done() for waiter in waiting[1:])
+        assert mute.taken == 1
+        await client.close()
+        assert await asyncio.gather(*waiting[1:]) == [False] * 4
+        assert not await client.ready(0)
+        assert str(client.refusal(0, "t")) == "t: the client is closed"
+
+
+async def test_an_idle_connection_is_closed_and_made_again() -> None:
+    """A connection is closed after `connections_max_idle_ms`, and the next request makes another."""
+    async with serving(answering) as [(server, port)]:
+        connection = Connection(settings(port, connections_max_idle_ms=50))
+        await connection.open()
+        assert await connection.connect(1)
+        assert connection.connected(1)
+        taken = server.taken
+        closed = connection._client._conns[1, 0]._closed_fut
+        async with asyncio.timeout(5):
+            await closed
+        assert not connection.connected(1)
+        assert await connection.connect(1)
+        assert server.taken == taken + 1
+        await connection.close()
+
+
+async def test_a_node_that_refuses_is_left_alone() -> None:
+    """After a failed attempt the next ones wait, longer each time up to a bound; the reason stays known meanwhile."""
+    async with serving(closing) as [(server, port)]:
+        client = Client(settings(port, reconnect_backoff_ms=20, reconnect_backoff_max_ms=80), "c")
+        knowing(client, port)
+        times: list[float] = []
+        async with asyncio.timeout(10):
+            while len(times) < 6:
+                assert not await client.ready(0)
+                assert "closed the connection" in str(client.refusal(0, "t"))
+                if server.taken > len(times):
+                    times.append(time.monotonic())
+                await asyncio.sleep(0)
+        pauses = [later - earlier for earlier, later in pairwise(times)]
+        assert all(pause > least for pause, least in zip(pauses, (0.015, 0.031, 0.063, 0.063, 0.063), strict=True))
+        assert client._backoffs[0][1] - SYSTEM_CLOCK.monotonic_ms() <= 80
+        await client.close()
+
+
+async def test_a_broker_that_is_not_known() -> None:
+    """A node without an address is not reached, and it is said which."""
+    client = Client(settings(1), "c")
+    assert not await client.ready(7)
+    assert str(client.refusal(7, "produce")) == "produce: broker 7 is not in the metadata"
+    await client.close()
+
+
+async def test_who_is_kept_out() -> None:
+    """A refused login is kept until the node lets the client in, or is no longer there; another failure is not one."""
+    client = Client(settings(1), "c")
+    knowing(client, 1, 2)
+    client._refusals = {0: BrokerNotAvailable("gone"), 1: AuthenticationFailed("wrong")}
+    assert str(client.refused()) == "wrong"
+    knowing(client, 1)
+    assert client.refused() is None
+    await client.close()
+
+
+async def test_what_a_failed_connection_means() -> None:
+    """TLS alerts and a wrong SASL exchange are AuthenticationFailed, a closed socket is not."""
+    client = Client(settings(1), "c")
+    alert = kafka.KafkaConnectionError("closed")
+    alert.__cause__ = ssl.SSLError(1, "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] tlsv13 alert certificate required")
+    refused = client._refusal(alert, "h:1", 5)
+    assert isinstance(refused, AuthenticationFailed)
+    assert str(refused).startswith("h:1: TLS: ")
+    assert isinstance(client._refusal(ValueError("Server sent wrong signature!"), "h:1", 5), AuthenticationFailed)
+    for gone in (ssl.SSLEOFError(8, "eof"), ConnectionResetError(), kafka.KafkaConnectionError("closed")):
+        said = client._refusal(gone, "h:1", 5)
+        assert isinstance(said, BrokerNotAvailable)
+        assert "is this a listener for kafka.security_protocol=PLAINTEXT?" in str(said)
+    assert "refused" in str(client._refusal(ConnectionRefusedError(111, "refused"), "h:1", 5))
+    await client.close()

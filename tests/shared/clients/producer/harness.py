@@ -1,0 +1,174 @@
+"""The sans-IO core of the producer on a table: records in, what a turn of the sender would send out, answers back in.
+
+No socket, no clock, no event loop. `turn` does what `Sender.run_once` does; the test is the broker and the time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry
+
+from shared.clients.connection import ProduceAnswer, read_batches, record_size
+from shared.clients.producer.accumulator import RecordAccumulator
+from shared.clients.producer.batch import Batch, Callback
+from shared.clients.producer.buffer_memory import BufferMemory
+from shared.clients.producer.metrics import ProducerMetrics
+from shared.clients.producer.outcomes import Outcomes
+from shared.clients.producer.sequences import SequenceLedger
+from shared.clients.producer.settings import ProducerSettings
+from shared.clients.producer.transactions import Transaction, TxnState
+from shared.common.errors import BrokerNotAvailable, PenstockError
+from shared.common.records import RecordMetadata, TopicPartition
+
+A, B, C = (TopicPartition("t", number) for number in range(3))
+
+PRODUCER_ID = 7
+RETRY_BACKOFF_MS = 100
+
+
+@dataclass(eq=False)
+class Sent:
+    """A record that was handed over: where it is, and what became of it, in the order it was told."""
+
+    value: bytes
+    batch: Batch
+    index: int
+    fates: list[RecordMetadata | Exception] = field(default_factory=list)
+
+    @property
+    def fate(self) -> RecordMetadata | Exception | None:
+        assert len(self.fates) <= 1, f"told more than once: {self.fates}"
+        return self.fates[0] if self.fates else None
+
+    @property
+    def offset(self) -> int:
+        assert isinstance(self.fate, RecordMetadata), self.fate
+        return self.fate.offset
+
+    def cancel(self) -> bool:
+        return self.batch.remove(self.index)
+
+
+class Harness:
+    """One producer's core; partitions are led by node 1 unless `leaders` says otherwise, nodes `down` take nothing."""
+
+    def __init__(self, **settings: object) -> None:
+        given = {"linger_ms": 0, "delivery_timeout_ms": 10_000, **settings}
+        self.settings = ProducerSettings.model_validate(given)
+        self.accumulator = RecordAccumulator(self.settings)
+        self.memory = BufferMemory(self.settings.buffer_memory)
+        self.registry = CollectorRegistry()
+        self.metrics = ProducerMetrics(self.registry, "harness")
+        self.transaction: Transaction | None = None
+        if self.settings.transactional_id is not None:
+            self.transaction = Transaction(self.settings.transactional_id)
+            self.transaction.state = TxnState.IN_TRANSACTION
+            self.transaction.added |= {A, B, C}
+        self.outcomes = Outcomes(
+            self.accumulator, self.memory, self.settings, self.transaction, self.metrics, RETRY_BACKOFF_MS
+        )
+        if self.settings.enable_idempotence:
+            self.ledger.adopt(PRODUCER_ID, 0)
+        self.now_ms = 0
+        self.leaders: dict[TopicPartition, int | None] = {}
+        self.down: set[int] = set()
+        self.requests: list[tuple[int, list[Batch]]] = []
+        self.bytes: dict[Batch, bytes] = {}
+        self.leaderless: set[str] = set()
+
+    @property
+    def ledger(self) -> SequenceLedger:
+        return self.outcomes.ledger
+
+    def send(self, tp: TopicPartition = A, value: bytes = b"v", key: bytes | None = None) -> Sent:
+        """Take a record as the producer does: into the open batch, or a new one with memory of its own."""
+        queue = self.accumulator.queue(tp)
+        batch = queue.open
+        if batch is None or batch.append(batch.count, 1_000, key, value, []) is None:
+            memory = max(self.accumulator.batch_size, record_size(key, value, []))
+            assert self.memory.try_acquire(memory), "no memory left"
+            batch = self.accumulator.open_batch(queue, memory, self.now_ms)
+            assert batch.append(0, 1_000, key, value, []) is not None
+        sent = Sent(value, batch, batch.count)
+
+        def told(metadata: RecordMetadata | None, error: Exception | None) -> None:
+            fate = metadata or error
+            assert fate is not None
+            sent.fates.append(fate)
+
+        key_size = -1 if key is None else len(key)
+        batch.callbacks.append(Callback(batch.count, 1_000, key_size, len(value), told))
+        batch.count += 1
+        return sent
+
+    def turn(self, *, hurry: bool = False) -> list[Batch]:
+        """Expire, settle, drain until nothing more is due; gives the batches that were sent, and keeps their bytes."""
+        self.outcomes.expire(self.now_ms)
+        self.outcomes.settle()
+        self.requests, self.leaderless = [], set()
+        if self.settings.enable_idempotence and not self.ledger.ready:
+            return []
+        while True:
+            drained = self.accumulator.drain(
+                self.now_ms,
+                lambda tp: self.leaders.get(tp, 1),
+                lambda node: node not in self.down,
+                self.outcomes.may_send,
+                hurry,
+            )
+            self.leaderless |= drained.leaderless
+            for batch in drained.emptied:
+                self.outcomes.emptied(batch)
+            for node, batches in drained.requests.items():
+                for batch in batches:
+                    self.bytes[batch] = bytes(self.outcomes.sent(batch, self.now_ms))
+                self.requests.append((node, batches))
+            if not drained.requests and not drained.emptied:
+                return [batch for _, batches in self.requests for batch in batches]
+
+    def turn_one(self) -> Batch:
+        """A turn that sends exactly one batch."""
+        (batch,) = self.turn()
+        return batch
+
+    def after(self, ms: int) -> list[Batch]:
+        """Let time pass, then take a turn."""
+        self.now_ms += ms
+        return self.turn()
+
+    def after_backoff(self) -> list[Batch]:
+        """A turn once every backoff is over."""
+        return self.after(2 * self.settings.retry_backoff_max_ms)
+
+    def answer(self, batch: Batch, code: int = 0, offset: int = 0, detail: str = "") -> None:
+        """The broker answers."""
+        self.outcomes.answered(batch, ProduceAnswer(code, offset if code == 0 else -1, detail=detail), self.now_ms)
+
+    def lose(self, batch: Batch, error: PenstockError | None = None) -> None:
+        """The connection closes, or the request times out, without an answer."""
+        self.outcomes.unanswered(batch, error or BrokerNotAvailable("connection closed"), self.now_ms)
+
+    def warm_up(self, *partitions: TopicPartition) -> None:
+        """Have a first batch of each partition acknowledged, so that more than one may be in flight."""
+        for tp in partitions or (A,):
+            self.send(tp, b"first")
+            self.answer(self.turn_one(), offset=0)
+
+    def delay_ms(self) -> float | None:
+        return self.accumulator.delay_ms(self.now_ms, self.outcomes.waiting)
+
+    def values(self, batch: Batch) -> list[bytes]:
+        """The values in the bytes that were sent last."""
+        (found,) = read_batches(self.bytes[batch])
+        return [record.value for record in found]
+
+    def state(self, batch: Batch) -> tuple[int, int]:
+        """Epoch and base sequence in the bytes that were sent last."""
+        (found,) = read_batches(self.bytes[batch])
+        assert found.validate_crc()
+        return found.producer_epoch, found.base_sequence
+
+    @property
+    def all_memory_is_back(self) -> bool:
+        return self.memory.available == self.memory.size

@@ -1,0 +1,163 @@
+"""Spans: started with the record, found again by its headers, ended with its fate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from opentelemetry import baggage, context, trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import SpanKind, StatusCode
+
+from shared.clients.producer import otel
+from shared.clients.producer.otel import OpenTelemetryInterceptor
+from shared.common.errors import DeliveryTimeout, SendCancelled
+from shared.common.records import ProducerRecord, RecordMetadata
+
+TRACEPARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+class Traced:
+    """An interceptor, and the spans that it has ended."""
+
+    def __init__(self) -> None:
+        self._exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.interceptor = OpenTelemetryInterceptor(self.provider, client_id="c-1")
+
+    @property
+    def ended(self) -> Sequence[ReadableSpan]:
+        return self._exporter.get_finished_spans()
+
+
+@pytest.fixture
+def traced() -> Traced:
+    return Traced()
+
+
+def written(span: ReadableSpan) -> bytes:
+    """A span's context as W3C writes it."""
+    assert span.context is not None
+    return b"00-%032x-%016x-%02x" % (span.context.trace_id, span.context.span_id, span.context.trace_flags)
+
+
+def test_a_record_that_is_acknowledged(traced: Traced) -> None:
+    """Its span says what was sent, and where it is; its context is in the headers, beside the record's own."""
+    record = traced.interceptor.on_send(ProducerRecord("clicks", b"value", b"ann", headers=(("own", b"1"),)))
+    assert traced.ended == ()
+    assert repr(traced.interceptor) == "<OpenTelemetryInterceptor 1 spans open>"
+    traced.interceptor.on_acknowledgement(RecordMetadata("clicks", 2, 41, 0, 3, 5), None, record.headers)
+    (span,) = traced.ended
+    assert record == ProducerRecord("clicks", b"value", b"ann", (("own", b"1"), ("traceparent", written(span))))
+    assert (span.name, span.kind, span.parent, span.status.status_code) == (
+        "send clicks",
+        SpanKind.PRODUCER,
+        None,
+        StatusCode.UNSET,
+    )
+    assert dict(span.attributes or {}) == {
+        "messaging.system": "kafka",
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+        "messaging.client.id": "c-1",
+        "messaging.destination.name": "clicks",
+        "messaging.kafka.message.key": "ann",
+        "messaging.destination.partition.id": "2",
+        "messaging.kafka.offset": 41,
+        "messaging.message.body.size": 5,
+    }
+    assert repr(traced.interceptor) == "<OpenTelemetryInterceptor 0 spans open>"
+
+
+def test_a_record_that_is_given_up(traced: Traced) -> None:
+    """Its span has the error by its name, and as an event; a record that was taken back has no stack to show."""
+    for error in (DeliveryTimeout("clicks-0: too late"), SendCancelled("clicks-0: taken back")):
+        record = traced.interceptor.on_send(ProducerRecord("clicks", None))
+        traced.interceptor.on_acknowledgement(None, error, record.headers)
+    late, cancelled = traced.ended
+    assert late.attributes is not None
+    assert (late.attributes["error.type"], late.attributes["messaging.kafka.message.tombstone"]) == (
+        "DeliveryTimeout",
+        True,
+    )
+    assert (late.status.status_code, late.status.description) == (StatusCode.ERROR, "clicks-0: too late")
+    assert [event.name for event in late.events] == ["exception"]
+    assert (cancelled.status.status_code, list(cancelled.events)) == (StatusCode.ERROR, [])
+
+
+def test_fates_in_another_order(traced: Traced) -> None:
+    """Records of one topic are told apart, in whatever order they are acknowledged."""
+    records = [traced.interceptor.on_send(ProducerRecord("t", b"%d" % i)) for i in range(3)]
+    for i in (2, 0, 1):
+        traced.interceptor.on_acknowledgement(RecordMetadata("t", 0, i, 0), None, records[i].headers)
+    offsets = {written(span): (span.attributes or {})["messaging.kafka.offset"] for span in traced.ended}
+    assert [offsets[record.headers[0][1] or b""] for record in records] == [0, 1, 2]
+
+
+def test_the_parent(traced: Traced) -> None:
+    """It is the current span; without one, what the record brings, whose baggage goes on; else there is none."""
+    forwarded = ProducerRecord("t", b"", headers=(("traceparent", TRACEPARENT), ("baggage", b"who=ann")))
+    with traced.provider.get_tracer("test").start_as_current_span("handler") as handler:
+        inside = traced.interceptor.on_send(forwarded)
+    outside = traced.interceptor.on_send(forwarded)
+    for record in (inside, outside):
+        traced.interceptor.on_acknowledgement(None, None, record.headers)
+    _, first, second = traced.ended
+    assert first.parent == handler.get_span_context()
+    assert second.parent is not None
+    assert f"{second.parent.span_id:016x}" == "b7ad6b7169203331"
+    assert dict(outside.headers) == {"traceparent": written(second), "baggage": b"who=ann"}
+    assert len(outside.headers) == 2
+
+
+def test_baggage_goes_along(traced: Traced) -> None:
+    """The current context's baggage is in the headers, and does not keep the span from being found."""
+    token = context.attach(baggage.set_baggage("tenant", "a1"))
+    record = traced.interceptor.on_send(ProducerRecord("t", b""))
+    context.detach(token)
+    assert dict(record.headers)["baggage"] == b"tenant=a1"
+    traced.interceptor.on_acknowledgement(None, None, record.headers)
+    assert len(traced.ended) == 1
+
+
+def test_a_key_that_is_no_text(traced: Traced) -> None:
+    """A key of bytes that are no text is left out; one that is not yet serialized is shown as it is."""
+    for key in (b"\xff", 17):
+        record = traced.interceptor.on_send(ProducerRecord("t", b"", key))
+        traced.interceptor.on_acknowledgement(None, None, record.headers)
+    keys = [(span.attributes or {}).get("messaging.kafka.message.key") for span in traced.ended]
+    assert keys == [None, "17"]
+
+
+def test_what_is_not_sampled(traced: Traced) -> None:
+    """A span that is not sampled goes along in the headers, and nothing is kept for it."""
+    interceptor = OpenTelemetryInterceptor(TracerProvider(sampler=ALWAYS_OFF))
+    record = interceptor.on_send(ProducerRecord("t", b""))
+    ((name, value),) = record.headers
+    assert name == "traceparent"
+    assert not int((value or b"")[-2:], 16) & trace.TraceFlags.SAMPLED
+    assert repr(interceptor) == "<OpenTelemetryInterceptor 0 spans open>"
+    interceptor.on_acknowledgement(None, None, record.headers)
+
+
+def test_without_a_provider() -> None:
+    """Where no tracing is set up the record goes as it came."""
+    interceptor = OpenTelemetryInterceptor(trace.NoOpTracerProvider())
+    record = ProducerRecord("t", b"")
+    assert interceptor.on_send(record) is record
+    interceptor.on_acknowledgement(None, None, record.headers)
+
+
+def test_spans_that_are_never_told(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the headers get lost on the way, the oldest spans are ended as they are."""
+    monkeypatch.setattr(otel, "OPEN_SPANS_MAX", 2)
+    for i in range(3):
+        record = traced.interceptor.on_send(ProducerRecord("t", b"", b"%d" % i))
+        traced.interceptor.on_acknowledgement(None, None, msgspec.structs.replace(record, headers=()).headers)
+    assert [(span.attributes or {})["messaging.kafka.message.key"] for span in traced.ended] == ["0"]
+    assert repr(traced.interceptor) == "<OpenTelemetryInterceptor 2 spans open>"

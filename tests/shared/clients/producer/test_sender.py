@@ -1,0 +1,371 @@
+"""The sender: its turns against a connection that goes nowhere, and its requests against the fake cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from shared.clients.producer import Delivery, Producer, ProducerSettings
+from shared.clients.producer.accumulator import RecordAccumulator
+from shared.clients.producer.batch import Batch
+from shared.clients.producer.buffer_memory import BufferMemory
+from shared.clients.producer.metrics import ProducerMetrics
+from shared.clients.producer.sender import Sender
+from shared.clients.producer.sequences import EPOCH_MAX
+from shared.common.errors import (
+    AuthorizationFailed,
+    DeliveryTimeout,
+    IllegalState,
+    InvalidTxnState,
+    ProducerFenced,
+    SendCancelled,
+    TransactionAborted,
+)
+from shared.common.records import TopicPartition
+from shared.common.settings import KafkaSettings
+from shared.testing.fake_broker import Api, Close, Delay, ErrorCode, Fail, FakeCluster, Message, Request, Respond
+from shared.testing.manual_clock import ManualClock
+from tests.shared.clients.producer.clusters import NO_LEADER, connection, know
+
+PATIENCE_SECONDS = 30
+TP = TopicPartition("t", 0)
+
+
+class Alone:
+    """A sender that was never started, over a connection that knows node 1 and has no socket to it."""
+
+    def __init__(self, **settings: object) -> None:
+        given = {"enable_idempotence": False, "linger_ms": 10, **settings}
+        self.settings = ProducerSettings.model_validate(given)
+        self.accumulator = RecordAccumulator(self.settings)
+        self.memory = BufferMemory(self.settings.buffer_memory)
+        self.connection = connection()
+        self.clock = ManualClock()
+        metrics = ProducerMetrics(None, "alone")
+        self.sender = Sender(self.connection, self.accumulator, self.memory, self.settings, None, metrics, self.clock)
+
+    def send(self) -> Batch:
+        assert self.memory.try_acquire(100)
+        batch = self.accumulator.open_batch(self.accumulator.queue(TP), 100, self.clock.monotonic_ms())
+        batch.append(0, 0, None, b"v", [])
+        batch.count = 1
+        return batch
+
+
+async def test_a_turn_says_when_the_next_is_due() -> None:
+    """After the linger; then not before the expiry, since what else is waited for wakes the sender itself."""
+    alone = Alone(delivery_timeout_ms=40_000)
+    know(alone.connection, {"t": {0: 1}})
+    assert alone.sender.run_once(0) is None
+    batch = alone.send()
+    assert alone.sender.run_once(0) == 10
+    assert alone.sender.run_once(10) == 40_000 - 10, "not connected: that wakes it"
+    assert repr(alone.sender).startswith("<Sender <RecordAccumulator 1 batches queued, 0 out>, 0 requests")
+    assert alone.sender.run_once(39_999) == 1
+    assert alone.sender.run_once(40_000) is None
+    assert isinstance(batch.error, DeliveryTimeout)
+    await alone.sender.close()
+
+
+async def test_a_partition_without_a_leader_is_asked_about_again() -> None:
+    """The metadata is refreshed after each retry_backoff_ms, neither in a loop nor never."""
+    alone = Alone()
+    know(alone.connection, {"t": {0: NO_LEADER}})
+    alone.send()
+    assert alone.sender.run_once(10) == 100
+    assert not alone.sender.outcomes.metadata_is_stale, "asked"
+    assert alone.sender.run_once(50) == 100
+    assert alone.sender.outcomes.metadata_is_stale, "too early to ask again"
+    assert alone.sender.run_once(110) == 100
+    assert not alone.sender.outcomes.metadata_is_stale
+    await alone.sender.close()
+
+
+async def test_a_broker_is_slow_while_it_leaves_lying_what_is_due() -> None:
+    """For longer than partitioner_availability_timeout_ms; with 0, never."""
+    for limit_ms, slow in ((50, True), (0, False)):
+        alone = Alone(partitioner_availability_timeout_ms=limit_ms)
+        know(alone.connection, {"t": {0: 1}})
+        assert not alone.sender.is_slow(TP)
+        alone.send()
+        alone.clock.advance(10)
+        alone.sender.run_once(10)
+        assert not alone.sender.is_slow(TP)
+        alone.clock.advance(51)
+        assert alone.sender.is_slow(TP) is slow
+        await alone.sender.close()
+
+
+@asynccontextmanager
+async def producing(
+    nodes: int = 1, partitions: int = 1, **settings: object
+) -> AsyncIterator[tuple[FakeCluster, Producer]]:
+    async with FakeCluster(nodes) as cluster:
+        cluster.create_topic("t", partitions)
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, retry_backoff_ms=5, reconnect_backoff_ms=5)
+        given = {"linger_ms": 0, "retry_backoff_max_ms": 20, **settings}
+        async with Producer(kafka, ProducerSettings.model_validate(given)) as producer:
+            yield cluster, producer
+
+
+async def until(what: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not what():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0)
+
+
+async def outcome(delivery: Delivery) -> object:
+    try:
+        return (await delivery).offset
+    except Exception as e:
+        return type(e)
+
+
+def values(cluster: FakeCluster) -> list[bytes | None]:
+    return [record.value for record in cluster.records("t")]
+
+
+async def test_a_producer_id_is_asked_for_until_there_is_one() -> None:
+    """A passing refusal is tried again; one for good ends what is queued, and the next record asks again."""
+    async with producing() as (cluster, producer):
+        passing = cluster.control(Api.INIT_PRODUCER_ID, Fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS), times=3)
+        assert await outcome(await producer.send("t", b"0")) == 0
+        assert passing.acted == 3
+    async with producing() as (cluster, producer):
+        cluster.control(Api.INIT_PRODUCER_ID, Fail(ErrorCode.CLUSTER_AUTHORIZATION_FAILED), times=1)
+        assert await outcome(await producer.send("t", b"0")) is AuthorizationFailed
+        assert await outcome(await producer.send("t", b"1")) == 0
+
+
+async def test_a_new_producer_id_once_the_epochs_are_used_up() -> None:
+    """What is queued then waits for nothing but the new id."""
+    async with producing() as (cluster, producer):
+        await (await producer.send("t", b"0"))
+        ledger = producer._sender.outcomes.ledger
+        ledger.adopt(ledger.producer_id, EPOCH_MAX)
+        await (await producer.send("t", b"1"))
+        old = ledger.producer_id
+        cluster.control(Api.PRODUCE, Fail(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER), times=1)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert await outcome(await producer.send("t", b"2")) == 2
+        assert ledger.producer_id != old
+        assert values(cluster) == [b"0", b"1", b"2"]
+
+
+async def test_a_node_that_is_down_costs_a_batch_no_attempt() -> None:
+    """It is not sent, so it is surely not written, and its one try is spent when the node is back."""
+    async with producing(retries=1) as (cluster, producer):
+        await (await producer.send("t", b"0"))
+        await cluster.stop_node(1)
+        delivery = await producer.send("t", b"1")
+        await until(lambda: producer._sender._nodes[1].attempts >= 3)
+        assert (delivery._batch.attempts, delivery._batch.fate_unknown) == (0, False)
+        await cluster.start_node(1)
+        assert await outcome(delivery) == 1
+
+
+async def test_a_connection_that_closes_after_the_batch_was_written() -> None:
+    """The batch is sent again, and is in the log once."""
+    async with producing() as (cluster, producer):
+        cluster.control(Api.PRODUCE, Close(handled=True), times=2)
+        deliveries = [await producer.send("t", b"%d" % i) for i in range(3)]
+        assert [await outcome(delivery) for delivery in deliveries] == [0, 1, 2]
+        assert values(cluster) == [b"0", b"1", b"2"]
+
+
+async def test_requests_in_flight_are_bounded() -> None:
+    """A node takes max_in_flight_requests_per_connection requests, however many partitions wait."""
+    async with producing(partitions=9, max_in_flight_requests_per_connection=3) as (cluster, producer):
+        for partition in range(9):
+            await (await producer.send("t", b"0", partition=partition))
+        cluster.pause_node(1)
+        deliveries = []
+        for partition in range(9):
+            deliveries.append(await producer.send("t", b"1", partition=partition))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert producer._sender._nodes[1].requests == 3
+        cluster.resume_node(1)
+        assert {await outcome(delivery) for delivery in deliveries} == {1}
+
+
+async def test_another_leader() -> None:
+    """Whether the broker names it or the metadata does, the batch goes there, once."""
+    async with producing(nodes=2) as (cluster, producer):
+        await (await producer.send("t", b"0"))
+        for number in range(1, 5):
+            there = cluster.leader("t")
+            cluster.move_leader(TP, 3 - (there or 0))
+            assert await outcome(await producer.send("t", b"%d" % number)) == number
+        assert len(values(cluster)) == 5
+
+
+async def test_a_broker_that_wants_a_rest_gets_it() -> None:
+    """After an answer with a throttle time the node takes nothing until that is over."""
+    async with producing() as (cluster, producer):
+        await (await producer.send("t", b"0"))
+        row = Message(partition=0, error_code=0, base_offset=1)
+        body = Message(topics=[Message(name="t", partitions=[row])], throttle_time_ms=60)
+        cluster.control(Api.PRODUCE, Respond(body), times=1)
+        await (await producer.send("t", b"told so"))
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        await (await producer.send("t", b"1"))
+        assert loop.time() - started >= 0.05
+        assert values(cluster) == [b"0", b"1"]
+
+
+async def test_acks_0_is_done_when_it_is_written_to_the_socket() -> None:
+    """No answer is waited for, and no offset known."""
+    async with producing(acks=0) as (cluster, producer):
+        assert await outcome(await producer.send("t", b"0")) == -1
+        await until(lambda: values(cluster) == [b"0"])
+
+
+async def test_close_waits_for_what_is_buffered() -> None:
+    """Without a timeout as long as it takes; sends are refused from then on."""
+    async with producing(linger_ms=60_000) as (cluster, producer):
+        delivery = await producer.send("t", b"0")
+        await producer.close()
+        assert await outcome(delivery) == 0
+        assert values(cluster) == [b"0"]
+        with pytest.raises(IllegalState):
+            await producer.send("t", b"1")
+
+
+async def test_close_with_a_timeout() -> None:
+    """What is not acknowledged by then ends in IllegalState, queued or in flight, and all memory is back."""
+    async with producing(partitions=2) as (cluster, producer):
+        await (await producer.send("t", b"0", partition=0))
+        cluster.pause_node(1)
+        flying = await producer.send("t", b"1", partition=0)
+        await until(lambda: producer._sender._nodes[1].requests == 1)
+        queued = await producer.send("t", b"2", partition=0)
+        await producer.close(timeout_ms=20)
+        assert [await outcome(delivery) for delivery in (flying, queued)] == [IllegalState, IllegalState]
+        assert producer._memory.available == producer._memory.size
+        cluster.resume_node(1)
+
+
+async def test_close_while_there_is_no_producer_id() -> None:
+    """A new producer id that does not come holds up a close with a timeout for that long, and no longer."""
+    async with producing() as (cluster, producer):
+        cluster.control(Api.INIT_PRODUCER_ID, Fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
+        delivery = await producer.send("t", b"0")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await producer.close(timeout_ms=20)
+        assert await outcome(delivery) is IllegalState
+
+
+async def test_a_flush_that_is_cancelled_is_over() -> None:
+    """What was lingering lingers again."""
+    async with producing(linger_ms=60_000) as (cluster, producer):
+        delivery = await producer.send("t", b"0")
+        cluster.pause_node(1)
+        flush = asyncio.ensure_future(producer.flush())
+        await asyncio.sleep(0)
+        assert producer._accumulator.flushes == 1
+        flush.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await flush
+        assert producer._accumulator.flushes == 0
+        cluster.resume_node(1)
+        await producer.flush()
+        assert delivery.done()
+
+
+async def test_cancelled_before_and_after_it_was_sent() -> None:
+    """Before, the record is gone; after, it is written all the same."""
+    async with producing(linger_ms=60_000) as (cluster, producer):
+        gone, kept = await producer.send("t", b"gone"), await producer.send("t", b"kept")
+        assert gone.cancel()
+        await producer.flush()
+        assert await outcome(gone) is SendCancelled
+        assert await outcome(kept) == 0
+        cluster.control(Api.PRODUCE, Delay(30), times=1)
+        flying = await producer.send("t", b"flying")
+        flush = asyncio.ensure_future(producer.flush())
+        await until(lambda: producer._sender._nodes[1].requests == 1)
+        assert not flying.cancel()
+        await flush
+        assert values(cluster) == [b"kept", b"flying"]
+
+
+async def test_an_open_transaction_is_aborted_on_close() -> None:
+    """Nothing of it is seen by readers of what is committed; without records there is nothing to end."""
+    for records in (0, 1):
+        async with producing(transactional_id="tx") as (cluster, producer):
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            for _ in range(records):
+                await (await producer.send("t", b"0"))
+            await producer.close()
+            assert values(cluster) == []
+            assert len(cluster.records("t", committed=False)) >= records
+
+
+async def test_close_with_a_timeout_in_a_transaction() -> None:
+    """The transaction is left to its timeout at the coordinator; nothing waits for it, and nothing of it is seen."""
+    async with producing(transactional_id="tx") as (cluster, producer):
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        delivery = await producer.send("t", b"0")
+        await until(lambda: TP in producer._transaction.added if producer._transaction else False)
+        cluster.pause_node(1)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await producer.close(timeout_ms=20)
+        assert delivery.done()
+        cluster.resume_node(1)
+        assert values(cluster) == []
+
+
+async def test_close_of_a_fenced_producer() -> None:
+    """There is nothing left to abort: it closes at once."""
+    async with producing(transactional_id="tx") as (cluster, producer):
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        cluster.control(Api.PRODUCE, Fail(ErrorCode.PRODUCER_FENCED), times=1)
+        assert await outcome(await producer.send("t", b"0")) is ProducerFenced
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await producer.close()
+        with pytest.raises(IllegalState):
+            await producer.send("t", b"1")
+
+
+async def test_a_transaction_after_an_invalid_state() -> None:
+    """INVALID_TXN_STATE on a batch makes it abortable; aborted, the next one goes through under a new epoch."""
+    async with producing(transactional_id="tx") as (cluster, producer):
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        await (await producer.send("t", b"0"))
+        cluster.control(Api.PRODUCE, Fail(ErrorCode.INVALID_TXN_STATE), times=1)
+        assert await outcome(await producer.send("t", b"1")) is InvalidTxnState
+        with pytest.raises(TransactionAborted):
+            await producer.send("t", b"2")
+        epoch = producer._sender.outcomes.ledger.epoch
+        await producer.abort_transaction()
+        assert producer._sender.outcomes.ledger.epoch > epoch
+        async with producer.transaction():
+            await producer.send("t", b"3")
+        assert values(cluster) == [b"3"]
+
+
+async def test_records_in_flight_are_waited_for_before_the_commit() -> None:
+    """The commit is asked for when every record has its answer."""
+    async with producing(transactional_id="tx", linger_ms=60_000) as (cluster, producer):
+        order: list[str] = []
+
+        def note(request: Request) -> None:
+            order.append(request.api.name)
+
+        for api in (Api.PRODUCE, Api.END_TXN):
+            cluster.control(api, note)
+        await producer.init_transactions()
+        async with producer.transaction():
+            deliveries = [await producer.send("t", b"%d" % i) for i in range(3)]
+        assert order == ["PRODUCE", "END_TXN"]
+        assert [await outcome(delivery) for delivery in deliveries] == [0, 1, 2]
+        assert values(cluster) == [b"0", b"1", b"2"]
