@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -59,6 +59,7 @@ class RecordError(NamedTuple):
     message: str
     column: int | None = None
     retry_after_s: int | None = None
+    outcome: Literal["not_stored", "unknown"] = "not_stored"
 
 
 def event_reader(settings: TopicSettings) -> Read:

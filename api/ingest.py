@@ -1,9 +1,10 @@
 """`POST /v1/topics/{topic}/events`: events in, and a 2xx for what the broker acknowledged, never for anything else.
 
-200: all are stored; 207: some are, and each of the others is named with its reason; 4xx and 5xx: none is. NDJSON is
-read, sent and settled as it arrives, in constant memory; a JSON array is read whole, up to `max_body_bytes`. A bad
-event fails alone. Where the rest of a body is not worth reading (Kafka is down, too many errors, the service leaves),
-the answer says from which line on nothing was looked at.
+200: all are stored; 207: some are, and each of the others is named with its reason and outcome; 504: none is known to
+be, and some may be; any other 4xx and 5xx: none is, so that the same request may be sent again. NDJSON is read, sent
+and settled as it arrives, in constant memory; a JSON array is read whole, up to `max_body_bytes`. A bad event fails
+alone. Where the rest of a body is not worth reading (Kafka is down, too many errors, the service leaves), the answer
+says from which line on nothing was looked at.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry
 
 from api.body import BodyReader, BodyStalled, ClientGone, Drain, ServiceLeaving, too_long
-from api.event import EventRefused
+from api.event import EventRefused, RecordError
 from api.health import CheckResult
 from api.ingest_request import IngestProducer, IngestRequest
 from api.ndjson import EventParser, NdjsonReader, array_elements
@@ -25,7 +26,7 @@ from api.settings import IngestSettings
 from api.tally import Tally
 from shared.common import metrics
 from shared.common.clock import SYSTEM_CLOCK, Clock
-from shared.common.errors import BrokerNotAvailable, IllegalState, InvalidTopic
+from shared.common.errors import BrokerNotAvailable, IllegalState, InvalidTopic, KafkaTimeout
 from shared.common.log import get_logger
 from shared.common.topic_names import is_internal
 
@@ -63,6 +64,13 @@ class Ingest:
         self._stored = metrics.counter(registry, "ingest_stored_records", "Records acknowledged by Kafka.", "topic")
         self._refused = metrics.counter(
             registry, "ingest_refused_records", "Events not stored, by reason.", "topic", "error_code"
+        )
+        self._unknown = metrics.counter(
+            registry,
+            "ingest_unknown_records",
+            "Events that may or may not be stored, by reason.",
+            "topic",
+            "error_code",
         )
         self._seconds = metrics.histogram(registry, "ingest_request_seconds", "First byte to answer.", "topic")
         self.router = self._routes()
@@ -171,26 +179,34 @@ class Ingest:
         # What Penstock itself writes needs an entry of its own in the settings.
         if not allowed or (is_internal(topic) and topic not in self._settings.topics):
             raise Problem(ErrorKind(403, "TOPIC_NOT_ALLOWED", "Topic not allowed"), f"{topic}: events are not accepted")
-        await self._producer.partitions_for(topic)
+        try:
+            await self._producer.partitions_for(topic)
+        except KafkaTimeout as e:  # nothing was handed over yet
+            raise BrokerNotAvailable(str(e)) from None
 
     def _count(self, topic: str, tally: Tally, started_ms: int) -> None:
         self._requests.labels(topic=topic, status=tally.status).inc()
         self._stored.labels(topic=topic).inc(tally.stored_count)
         for error in tally.errors:
-            self._refused.labels(topic=topic, error_code=error.error_code).inc()
+            counter = self._unknown if error.outcome == "unknown" else self._refused
+            counter.labels(topic=topic, error_code=error.error_code).inc()
         self._seconds.labels(topic=topic).observe((self._clock.monotonic_ms() - started_ms) / 1000)
 
     def _answer(self, tally: Tally) -> Response:
         status, retry_after_s = tally.status, tally.retry_after_s
         if status in (200, 207):
             return json_response(tally.body(), status, _retry_after(retry_after_s))
-        if status == 504 and self._kafka is not None and not self._kafka().ok:
-            status = 503  # not slow: away
-        first = tally.errors[0] if tally.errors else None
-        detail = tally.stop_reason if first is None else _about(tally, len(tally.errors))
-        kind = ErrorKind(status, first.error_code if first else "NOTHING_READ", "No event was stored", retry_after_s)
+        title = UNKNOWN_TITLE if tally.unknown_count else NOTHING_TITLE
+        if not tally.errors:
+            kind, detail = ErrorKind(status, "NOTHING_READ", title, retry_after_s), tally.stop_reason
+        else:
+            first = min(tally.errors, key=lambda e: (e.status != status, e.position))
+            kind, detail = ErrorKind(status, first.error_code, title, retry_after_s), _about(tally, first)
         return Problem(kind, detail, tally.body()).response()
 
+
+NOTHING_TITLE = "No event was stored"
+UNKNOWN_TITLE = "Events may or may not be stored"
 
 NOTHING_STORED = {
     400: "no event was good, or the body is not JSON",
@@ -200,8 +216,9 @@ NOTHING_STORED = {
     413: "the body, or every event, is too large",
     415: "neither NDJSON nor JSON",
     429: "too much is waiting for Kafka: try again after Retry-After",
-    503: "Kafka cannot be reached, or the service is leaving: try again after Retry-After",
-    504: "Kafka did not acknowledge in time: the events may or may not be stored",
+    503: "Kafka cannot be reached, or the service is leaving; nothing is stored: try again after Retry-After",
+    504: "Kafka did not acknowledge in time: the events whose outcome is unknown may or may not be stored, and are "
+    "there twice where they are sent again and had been",
 }
 
 
@@ -222,7 +239,7 @@ def _retry_after(seconds: int | None) -> dict[str, str]:
     return {} if seconds is None else {"Retry-After": str(seconds)}
 
 
-def _about(tally: Tally, count: int) -> str:
-    first = min(tally.errors, key=lambda e: e.position)
+def _about(tally: Tally, first: RecordError) -> str:
+    count = len(tally.errors)
     where = f"{tally.unit} {first.position}" + (f", column {first.column}" if first.column is not None else "")
     return f"{where}: {first.message}" + (f" (and {count - 1} more)" if count > 1 else "")

@@ -2,14 +2,16 @@
 
 Batches are in flight while the body is still being read, at most `max_in_flight_records` records of them; then the
 oldest is waited for, which holds the client back through its connection. A batch that is not acknowledged within
-`ack_timeout_ms` is given up: its records may still be stored, and the answer says so.
+`ack_timeout_ms` is given up: what the producer took of it may still be stored, what it did not take is not, and the
+answer says which is which.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from operator import length_hint
 from typing import NamedTuple, Protocol
 
 from api.ndjson import Parsed
@@ -17,6 +19,9 @@ from api.settings import IngestSettings
 from api.tally import Outcome, Tally
 from shared.common.errors import KafkaTimeout, PenstockError
 from shared.common.records import ProducerRecord
+
+MAYBE = "it may still be stored"
+SURELY_NOT = "it was not stored"
 
 
 class IngestProducer(Protocol):
@@ -91,14 +96,15 @@ class IngestRequest:
     async def _send(self, records: list[ProducerRecord], positions: list[int]) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.ack_timeout_ms / 1000
+        coming = iter(records)
         try:
             async with asyncio.timeout_at(deadline):
-                deliveries = await self._producer.send_many(records)
+                deliveries = await self._producer.send_many(coming)
         except TimeoutError:
-            self._give_up(positions)
+            self._break_off(positions, coming, KafkaTimeout(self._late))
             return
         except PenstockError as e:
-            self.tally.stored(positions, [e] * len(positions))
+            self._break_off(positions, coming, e)
             return
         self._flights.append(Flight(positions, asyncio.ensure_future(_outcomes(deliveries)), deadline))
         self._in_flight += len(positions)
@@ -109,19 +115,31 @@ class IngestRequest:
             async with asyncio.timeout_at(flight.deadline):
                 outcomes = await flight.outcomes
         except TimeoutError:
-            self._give_up(flight.positions)
+            self.tally.stored(flight.positions, [KafkaTimeout(f"{self._late}; {MAYBE}")] * len(flight.positions))
         except PenstockError as e:
-            self.tally.stored(flight.positions, [e] * len(flight.positions))
+            self.tally.stored(flight.positions, [_fated(e, maybe_written=True)] * len(flight.positions))
         else:
             self.tally.stored(flight.positions, outcomes)
 
-    def _give_up(self, positions: list[int]) -> None:
-        message = f"not acknowledged within ack_timeout_ms={self._settings.ack_timeout_ms}; it may still be stored"
-        self.tally.stored(positions, [KafkaTimeout(message)] * len(positions))
+    @property
+    def _late(self) -> str:
+        return f"not acknowledged within ack_timeout_ms={self._settings.ack_timeout_ms}"
+
+    def _break_off(self, positions: list[int], coming: Iterator[ProducerRecord], error: PenstockError) -> None:
+        """The handing over ended in the middle: the producer may have taken what it drew from the iterator."""
+        taken = len(positions) - length_hint(coming)
+        maybe, surely_not = _fated(error, maybe_written=True), _fated(error, maybe_written=False)
+        self.tally.stored(positions, [maybe] * taken + [surely_not] * (len(positions) - taken))
 
 
 async def _outcomes(deliveries: Awaitable[Sequence[Outcome]]) -> Sequence[Outcome]:
     return await deliveries
+
+
+def _fated(error: PenstockError, *, maybe_written: bool) -> PenstockError:
+    fated = type(error)(f"{error}; {MAYBE if maybe_written else SURELY_NOT}")
+    fated.maybe_written = maybe_written
+    return fated
 
 
 def _retrieve(outcomes: asyncio.Future[Sequence[Outcome]]) -> None:

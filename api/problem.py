@@ -79,6 +79,23 @@ def kind_of(error: BaseException) -> ErrorKind:
     return UNEXPECTED
 
 
+def kind_of_record(error: BaseException) -> ErrorKind:
+    """The answer for a record that failed: 504 says that Kafka may hold it, any other status that it does not.
+
+    >>> timeout = errors.DeliveryTimeout("t-0: it was not written")
+    >>> timeout.maybe_written = False
+    >>> kind_of_record(timeout).status, kind_of_record(errors.DeliveryTimeout()).status
+    (503, 504)
+    """
+    kind = kind_of(error)
+    if isinstance(error, errors.PenstockError):
+        if error.maybe_written:
+            return kind._replace(status=504, retry_after_s=kind.retry_after_s or 5)
+        if kind.status == 504:
+            return kind._replace(status=503)
+    return kind
+
+
 class Problem(Exception):
     """An answer that is not a success; `extra` members are added to the body (RFC 9457, section 3.2)."""
 

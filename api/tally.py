@@ -1,6 +1,8 @@
 """What became of one request's events, and the answer that says so.
 
-Sans-IO. A record counts as stored only by the broker's acknowledgement. The tally is bounded: after `max_errors`
+Sans-IO. A record counts as stored only by the broker's acknowledgement, as not stored only where it surely is not, and
+as unknown otherwise: what is not stored may be sent again, what is unknown could then be there twice. The tally is
+bounded: after `max_errors`
 errors, or an error that later events would meet too (Kafka is down), the request is to be stopped, and the answer
 names the first event that was not looked at.
 
@@ -17,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from api.event import RecordError
-from api.problem import kind_of
+from api.problem import UNEXPECTED, kind_of_record
 from shared.common.errors import PenstockError
 from shared.common.records import RecordMetadata
 
@@ -34,6 +36,7 @@ class Tally:
     def __init__(self, unit: Literal["line", "index"], max_errors: int, max_offsets: int = 0) -> None:
         self.unit = unit
         self.stored_count = 0
+        self.unknown_count = 0
         self.errors: list[RecordError] = []
         self.last_offsets: dict[int, int] = {}
         self.stopped_at: int | None = None
@@ -78,13 +81,16 @@ class Tally:
 
     @property
     def status(self) -> int:
-        """200: all stored; 207: some; otherwise what the errors agree on, the service's before the client's."""
+        """200: all stored; 207: some; 504: none that is known of, and some may be; otherwise none is.
+
+        Where none is stored, the status is what the errors agree on, the service's before the client's.
+        """
         if not self.errors and self.stopped_at is None:
             return 200
         if self.stored_count:
             return 207
         statuses = {e.status for e in self.errors}
-        for status in (503, 504, 500, TOO_MANY_REQUESTS):
+        for status in (504, 500, 503, TOO_MANY_REQUESTS):
             if status in statuses:
                 return status
         if len(statuses) == 1:
@@ -109,6 +115,8 @@ class Tally:
             body["offsets"] = sorted(self._offsets, key=lambda row: row[self.unit])
             body["offsets_omitted"] = self.stored_count - len(self._offsets)
         if self.status != 200:
+            body["not_stored"] = len(self.errors) - self.unknown_count
+            body["unknown"] = self.unknown_count
             body["errors"] = [self._error(e) for e in sorted(self.errors, key=lambda e: e.position)]
         if self.stopped_at is not None:
             body[f"stopped_at_{self.unit}"] = self.stopped_at
@@ -116,9 +124,13 @@ class Tally:
         return body
 
     def _failed(self, position: int, error: BaseException) -> None:
-        status, error_code, title, retry_after_s = kind_of(error)
+        kind = kind_of_record(error)
+        status, error_code, title, retry_after_s = kind
         message = str(error) if isinstance(error, PenstockError) and str(error) else title
-        self.errors.append(RecordError(position, status, error_code, message, retry_after_s=retry_after_s))
+        unknown = status == 504 or kind is UNEXPECTED
+        self.unknown_count += unknown
+        outcome: Literal["unknown", "not_stored"] = "unknown" if unknown else "not_stored"
+        self.errors.append(RecordError(position, status, error_code, message, None, retry_after_s, outcome))
         if status in MET_BY_ALL or status >= 500:
             self._lasting_failure = self._lasting_failure or message
 
@@ -126,4 +138,4 @@ class Tally:
         row: dict[str, Any] = {self.unit: error.position}
         if error.column is not None:
             row["column"] = error.column
-        return row | {"error_code": error.error_code, "message": error.message}
+        return row | {"error_code": error.error_code, "message": error.message, "outcome": error.outcome}

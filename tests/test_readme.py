@@ -108,7 +108,8 @@ def test_commands_are_accepted() -> None:
     for program, *arguments in commands():
         if program == "export":
             environ |= dict(argument.split("=", 1) for argument in arguments)
-        elif program == "penstock":
+        elif program == "scripts/penstock":
+            assert (ROOT / program).is_file()
             check_penstock(arguments[0], arguments[1:], environ)
             checked.add(arguments[0])
         elif program == "scripts/demo":

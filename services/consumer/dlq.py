@@ -1,14 +1,14 @@
 """`penstock dlq list|replay`: look at the dead letters of a topic, and send them back to it.
 
-Settings of the connection come from `PENSTOCK_KAFKA__…` and the TOML file, as for every service; `--bootstrap-servers`
-goes before them.
+The topic is named by its source; its dead-letter topic's own name does as well. Settings of the connection come from
+`PENSTOCK_KAFKA__…` and the TOML file, as for every service; `--bootstrap-servers` goes before them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -20,15 +20,21 @@ from rich.table import Table
 from rich.text import Text
 
 from services.consumer.dead_letter_log import DeadLetterLog, Entry, Wanted, wanted_by
+from shared.clients.admin import Admin
 from shared.clients.producer import Producer, ProducerSettings
 from shared.common import log, topic_names
-from shared.common.errors import ConfigError, PenstockError
+from shared.common.errors import ConfigError, PenstockError, UnknownTopicOrPartition
 from shared.common.settings import CommandSettings, KafkaSettings
 
 TEXT_MAX = 60
 """Characters of keys, values and messages in the table; `--json` has all of them."""
+TOPICS_SHOWN_MAX = 10
+"""Dead-letter topics that an error names."""
 LARGEST_RECORD_BYTES = 64 * 1024 * 1024
 """A dead letter was a stored record once: how large it may be is the broker's to say."""
+
+Named = tuple[str, str | None]
+"""What was named on the command line: a topic, and its dead-letter topic where that was given."""
 
 
 class DlqSettings(CommandSettings):
@@ -41,7 +47,7 @@ app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Dead letters: list them, and replay them to their source."
 )
 
-Topic = Annotated[str, typer.Argument(help="the source topic")]
+Topic = Annotated[str, typer.Argument(help="the source topic, or its dead-letter topic")]
 Servers = Annotated[str | None, typer.Option("--bootstrap-servers", help="host:port, comma-separated")]
 Config = Annotated[str | None, typer.Option("--config", help="TOML file")]
 DeadLetterTopic = Annotated[str | None, typer.Option(help="default: TOPIC-dlq")]
@@ -67,7 +73,7 @@ def list_(
     """List dead letters with their reasons, oldest first within each partition."""
     wanted = wanted_by(stage, exception, partition or ())
     entries, more = _run(
-        lambda kafka: _list(kafka, dead_letter_topic or topic_names.dead_letter_topic(topic), wanted, pending, limit),
+        lambda kafka: _list(kafka, (topic, dead_letter_topic), wanted, pending, limit),
         bootstrap_servers,
         config,
     )
@@ -95,10 +101,7 @@ def replay(
     json: Json = False,
 ) -> None:
     """Send dead letters back to their source topics: raw key and value, original headers and timestamp."""
-    target, wanted = (
-        dead_letter_topic or topic_names.dead_letter_topic(topic),
-        wanted_by(stage, exception, partition or ()),
-    )
+    target, wanted = (topic, dead_letter_topic), wanted_by(stage, exception, partition or ())
     if dry_run:
         entries, _ = _run(lambda kafka: _list(kafka, target, wanted, not again, limit), bootstrap_servers, config)
         entries = [entry for entry in entries if entry.letter is not None]
@@ -119,10 +122,39 @@ def replay(
         raise typer.Exit(1)
 
 
+def find_dead_letter_topic(topic: str, existing: Collection[str]) -> str:
+    """The dead-letter topic of `topic`, or `topic` where it is one itself and has none.
+
+    UnknownTopicOrPartition says what was looked for and which dead-letter topics there are.
+
+    >>> find_dead_letter_topic("clicks", ["clicks", "clicks-dlq"]), find_dead_letter_topic("clicks-dlq", ["clicks-dlq"])
+    ('clicks-dlq', 'clicks-dlq')
+    """
+    own = topic_names.dead_letter_topic(topic)
+    if own in existing:
+        return own
+    if topic in existing and topic.endswith(topic_names.DEAD_LETTER_SUFFIX):
+        return topic
+    others = sorted(name for name in existing if name.endswith(topic_names.DEAD_LETTER_SUFFIX))
+    shown = ", ".join(others[:TOPICS_SHOWN_MAX]) + (", …" if len(others) > TOPICS_SHOWN_MAX else "")
+    raise UnknownTopicOrPartition(
+        f"there is no topic {own}: name the source topic, or its dead-letter topic by --dead-letter-topic "
+        f"({f'there are {shown}' if others else f'no topic ends in {topic_names.DEAD_LETTER_SUFFIX}'})"
+    )
+
+
+async def _target(kafka: KafkaSettings, topic: str, dead_letter_topic: str | None) -> str:
+    if dead_letter_topic is not None:
+        return dead_letter_topic
+    async with Admin(kafka) as admin:
+        return find_dead_letter_topic(topic, await admin.list_topics())
+
+
 async def _list(
-    kafka: KafkaSettings, topic: str, wanted: Wanted, pending: bool, limit: int
+    kafka: KafkaSettings, named: Named, wanted: Wanted, pending: bool, limit: int
 ) -> tuple[list[Entry], bool]:
     found: list[Entry] = []
+    topic = await _target(kafka, *named)
     async with DeadLetterLog(kafka, topic) as letters, aclosing(letters.entries()) as entries:
         async for entry in entries:
             if (pending and entry.replayed) or (entry.letter is not None and not wanted(entry.letter)):
@@ -133,8 +165,9 @@ async def _list(
     return found, False
 
 
-async def _replay(kafka: KafkaSettings, topic: str, wanted: Wanted, limit: int, again: bool) -> Any:
+async def _replay(kafka: KafkaSettings, named: Named, wanted: Wanted, limit: int, again: bool) -> Any:
     settings = ProducerSettings(max_request_size=LARGEST_RECORD_BYTES)
+    topic = await _target(kafka, *named)
     async with DeadLetterLog(kafka, topic) as letters, Producer(kafka, settings) as producer:
         return await letters.replay(producer, wanted, limit=limit, again=again)
 

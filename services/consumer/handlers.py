@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
+from shared.clients.consumer.dead_letters import message_of
 from shared.common.errors import ConfigError, RetriableError
 from shared.common.records import ConsumerRecord
 from shared.common.serialization import Deserializer, bytes_deserializer, json_deserializer, struct_deserializer
@@ -26,6 +27,10 @@ from shared.common.serialization import Deserializer, bytes_deserializer, json_d
 
 class HandlerTimeout(RetriableError):
     """The handler was cancelled: it ran longer than `handler_timeout_ms`."""
+
+
+class HandlerExited(RetriableError):
+    """The handler raised what is meant to end a process or thread (SystemExit, GeneratorExit); it ends neither."""
 
 
 class HandlerCancelled(RetriableError):
@@ -54,6 +59,10 @@ class Handler:
             return HandlerCancelled(f"{self.name} let a cancellation through that was not asked for")
         except Exception as e:
             return e
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:
+            return HandlerExited(f"{self.name} raised {type(e).__name__}: {message_of(e)}")
         return None
 
 

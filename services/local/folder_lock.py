@@ -26,10 +26,10 @@ class FolderInUse(ConfigError):
 
 
 class FolderLock:
-    """The lock of one data folder; the folder is made when it is missing."""
+    """The lock of one data folder; the folder is made when it is missing. `user` is who has it, for the error."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, user: str = "another running broker, started by") -> None:
+        self._folder, self._user = folder, user
         self._fd: int | None = None
 
     def __repr__(self) -> str:
@@ -49,9 +49,7 @@ class FolderLock:
             if owner is None:
                 return
             if _alive(owner) or time.monotonic() >= deadline:
-                raise FolderInUse(
-                    f"the data folder {self._folder} is in use by another running broker, started by process {owner}"
-                )
+                raise FolderInUse(f"the data folder {self._folder} is in use by {self._user} process {owner}")
             await asyncio.sleep(_POLL_MS / 1000)
 
     def release(self) -> None:

@@ -8,19 +8,27 @@ penstock.toml as usual; what only `up` can know (addresses) is set by it.
 from __future__ import annotations
 
 import asyncio
+import shlex
+import shutil
+import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from pydantic import Field
 from rich.console import Console
+from rich.markup import escape
 
 from api.settings import Pointer
+from services.aggregator.main import load_topology
 from services.local import ports
 from services.local.broker_config import EmbeddedKafkaSettings
+from services.local.example import example_event, source_type
 from services.local.kafka import EmbeddedKafka
 from services.local.stack import HOST, KILL_GRACE_MS, Service, ServiceSpec, Stack
 from shared.clients.admin import Admin, event_time_topic
 from shared.common import daemon, log
+from shared.common.errors import ConfigError
 from shared.common.settings import DaemonSettings, HttpSettings, KafkaSettings, LogSettings, PositiveMs
 
 PROGRAM = "penstock up"
@@ -76,7 +84,7 @@ class Up:
         consumer = await self._stack.start(self._consumer())
         gateway = await self._stack.start(self._gateway([aggregator, consumer]), self._settings.http.port)
         await asyncio.gather(consumer.healthy(), gateway.healthy())
-        self._say_where(gateway)
+        await self._say_where(gateway, aggregator)
 
     async def main_loop(self) -> None:
         """Keep everything running; Kafka's own end is an error."""
@@ -143,23 +151,41 @@ class Up:
         }
         return self._spec("gateway", own, module="services.local.gateway", host=settings.http.host)
 
-    def _say_where(self, gateway: Service) -> None:
-        settings = self._settings
-        event = example_event(settings.key, settings.time)
-        example = (
-            f"curl -H 'Content-Type: application/x-ndjson' --data-binary '{event}'"
-            f" {gateway.url}/v1/topics/{settings.topic}/events"
-        )
+    async def _say_where(self, gateway: Service, aggregator: Service) -> None:
+        settings, logs, lake = self._settings, self._folder / "logs", self._folder / "lake"
+        streams = await aggregator.get("/v1/streams") or {}
+        application, servers = streams.get("application_id", "penstock"), self._broker.bootstrap_servers
+        event = shlex.quote(example_event(settings.key, settings.time, self._value_type()))
+        audit = ["--application", application, "--lake", str(lake), "--kafka.bootstrap-servers", servers]
         rows = {
             "dashboard": gateway.url,
-            "ingest": example,
-            "Kafka": self._broker.bootstrap_servers,
-            "lake": str(self._folder / "lake"),
-            "logs": str(self._folder / "logs"),
+            "ingest": "curl -H 'Content-Type: application/x-ndjson' "
+            f"--data-binary {event} {gateway.url}/v1/topics/{settings.topic}/events",
+            "topology": f"{settings.topology}, as application {application}",
+            "results": f"topic {settings.topics}; {settings.handler} has them, its log is {logs / 'consumer.log'}",
+            "lake": f"{lake / application}, every compaction.interval_ms (300,000: five minutes, also to the first)",
+            "audit": f"{command_name()} audit {shlex.join(audit)}",
+            "Kafka": servers,
+            "logs": str(logs),
             "": "Ctrl-C stops everything; the data stays.",
         }
         for name, text in rows.items():
-            self._console.print(f"[bold]{name:<11}[/bold]{text}", soft_wrap=True, highlight=False)
+            self._console.print(f"[bold]{name:<11}[/bold]{escape(text)}", soft_wrap=True, highlight=False)
+
+    def _value_type(self) -> Any:
+        """What the topology decodes the topic's values as. It loads: the aggregator that is up has done the same."""
+        settings = self._settings
+        try:
+            topology = load_topology(settings.topology, settings.topology_options)
+        except ConfigError:
+            return dict
+        return source_type(topology, settings.topic)
+
+
+def command_name() -> str:
+    """How to call `penstock` from any folder: by its name where it is on the PATH, else by where it is."""
+    own = Path(sys.executable).parent / "penstock"
+    return "penstock" if shutil.which("penstock") or not own.exists() else shlex.quote(str(own))
 
 
 def stop_timeout_ms(settings: UpSettings) -> int:
@@ -169,18 +195,6 @@ def stop_timeout_ms(settings: UpSettings) -> int:
     18000
     """
     return settings.shutdown_timeout_ms + KILL_GRACE_MS + settings.broker.stop_timeout_ms + KILL_GRACE_MS
-
-
-def example_event(key: tuple[str, ...], time: str | None) -> str:
-    """An event that has what the pointers ask for, where they point at fields of the event itself.
-
-    >>> example_event(("/user",), "/at")
-    '{"user":"ann","at":"2024-05-01T10:00:00Z"}'
-    """
-    fields = dict.fromkeys((pointer[1:] for pointer in key), "ann")
-    if time is not None:
-        fields[time[1:]] = "2024-05-01T10:00:00Z"
-    return msgspec.json.encode(fields).decode()
 
 
 def main(arguments: list[str]) -> int:

@@ -26,7 +26,8 @@ NEEDED = f"Java {VERSION_MIN} to {VERSION_MAX} is needed"
 VERSION_TIMEOUT_SECONDS = 20  # a cold JVM on a busy machine needs a few; a launcher that hangs must not hang us
 _MAC_JAVA_HOME = Path("/usr/libexec/java_home")
 _LINUX_FOLDER = Path("/usr/lib/jvm")
-_BREW_PREFIXES = (Path("/opt/homebrew"), Path("/usr/local"))
+_BREW_PREFIXES = (Path("/opt/homebrew"), Path("/usr/local"), Path("/home/linuxbrew/.linuxbrew"))
+_HINT = "Install one: "
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
@@ -73,7 +74,7 @@ def find_java(environ: Mapping[str, str] | None = None, *, platform: str = sys.p
             return Java(executable, version, found_by)
         seen_any = True
         rejected.append(f"{executable} ({found_by}) is Java {version}")
-    hint = f"Install one: {install_command(platform)}"
+    hint = _HINT + install_command(platform)
     if seen_any:
         raise WrongJava(f"{NEEDED}, but {'; '.join(rejected)}. {hint}")
     looked = f" ({'; '.join(rejected)})" if rejected else ""
@@ -126,6 +127,7 @@ def _candidates(environ: Mapping[str, str], platform: str) -> Iterator[tuple[str
         yield "PATH", Path(on_path)
     if platform == "darwin":
         yield from _mac_candidates()
+    yield from _brew_candidates()
     for executable in sorted(_LINUX_FOLDER.glob("*/bin/java")):
         yield str(_LINUX_FOLDER), executable
 
@@ -136,9 +138,29 @@ def _mac_candidates() -> Iterator[tuple[str, Path]]:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_TIMEOUT_SECONDS, check=False)
         if answer.returncode == 0:
             yield str(_MAC_JAVA_HOME), Path(answer.stdout.strip()) / "bin" / "java"
+
+
+def _brew_candidates() -> Iterator[tuple[str, Path]]:
     for prefix in _BREW_PREFIXES:
         # Homebrew's openjdk is keg-only: installed, but linked into no folder of PATH.
         for formula in (f"openjdk@{VERSION_MIN}", "openjdk@21", "openjdk"):
             executable = prefix / "opt" / formula / "bin" / "java"
             if executable.exists():
                 yield "Homebrew", executable
+
+
+def main(platform: str = sys.platform) -> int:
+    """Print the launcher of the Java found, for scripts/install; what is wrong goes to standard error, as one line.
+
+    Without the command that installs one: the script has the one that fits this machine.
+    """
+    try:
+        print(find_java(platform=platform).executable)
+    except ConfigError as e:
+        print(f"penstock: {str(e).partition(_HINT)[0].rstrip()}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -88,6 +88,7 @@ class StreamsBuilder:
             dead_letters or dead_letter_topic(topic),
             late or late_topic(topic),
             is_json=_is_type(value) and value is not bytes,
+            value_type=value if _is_type(value) and value is not bytes else None,
         )
         self._topology.add(source)
         return Stream(self, source.name, source, value if _is_type(value) else dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -31,6 +31,8 @@ class SourceNode:
     late: str
     is_json: bool = True
     """Whether `value` decodes JSON as it is: what a field of a value is can then be told from its bytes."""
+    value_type: Any = None
+    """The type that `value` decodes to; None where it is a deserializer of the user's own, or bytes."""
 
 
 @dataclass(frozen=True, slots=True)

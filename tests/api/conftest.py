@@ -28,10 +28,10 @@ class MemoryProducer:
         return range(len(self.logs[topic]))
 
     async def send_many(self, records: Iterable[ProducerRecord]) -> Awaitable[Sequence[Outcome]]:
-        taken = list(records)
-        self.batches.append(len(taken))
         if self.fail_all is not None:
             raise self.fail_all
+        taken = list(records)
+        self.batches.append(len(taken))
         return self._acknowledged([self._append(record) for record in taken])
 
     def values(self, topic: str = "t") -> list[bytes | None]:

@@ -65,7 +65,13 @@ async def test_a_bad_line_fails_alone(producer: Any) -> None:
     assert answer.status_code == 207
     assert answer.json()["stored"] == 2
     assert answer.json()["errors"] == [
-        {"line": 2, "column": 6, "error_code": "MALFORMED_JSON", "message": "not JSON: invalid character"}
+        {
+            "line": 2,
+            "column": 6,
+            "error_code": "MALFORMED_JSON",
+            "message": "not JSON: invalid character",
+            "outcome": "not_stored",
+        }
     ]
     assert service.metric("refused_records", error_code="MALFORMED_JSON") == 1
 
@@ -98,7 +104,8 @@ async def test_a_json_array_is_stored_by_index(producer: Any) -> None:
     answer = await service.post(b'[ {"k": 1}, {"x":2} , {"k":3}]', JSON)
     assert answer.status_code == 207
     assert sorted(producer.values()) == [b'{"k": 1}', b'{"k":3}']
-    assert answer.json()["errors"] == [{"index": 1, "error_code": "INVALID_KEY", "message": "key: nothing at /k"}]
+    (error,) = answer.json()["errors"]
+    assert (error["index"], error["error_code"], error["message"]) == (1, "INVALID_KEY", "key: nothing at /k")
 
 
 async def test_a_malformed_array_is_refused_with_its_place(producer: Any) -> None:
@@ -183,13 +190,39 @@ async def test_while_kafka_is_known_to_be_away_requests_are_refused_at_once(prod
     assert producer.batches == []
 
 
-async def test_a_timeout_while_kafka_is_away_is_503(held_producer: Any) -> None:
-    """Slow is 504; away is 503."""
+async def test_what_may_be_stored_is_504_even_while_kafka_is_away(held_producer: Any) -> None:
+    """503 invites to send again; what was handed over may be stored, however dead Kafka looks by now."""
     checks = [CheckResult(True), CheckResult(False, "no broker")]
-    away = Service(held_producer, kafka=lambda: checks.pop(0), ack_timeout_ms=1)
-    assert (await away.post(b"1\n")).status_code == 503
-    slow = Service(held_producer, kafka=lambda: CheckResult(True), ack_timeout_ms=1)
-    assert (await slow.post(b"1\n")).status_code == 504
+    away = Service(held_producer, kafka=lambda: checks.pop(0) if checks else CheckResult(False), ack_timeout_ms=1)
+    answer = await away.post(b"1\noops\n")
+    body = answer.json()
+    assert (answer.status_code, body["error_code"]) == (504, "REQUEST_TIMED_OUT")
+    assert body["title"] == "Events may or may not be stored"
+    assert (body["stored"], body["not_stored"], body["unknown"]) == (0, 1, 1)
+    assert [(e["line"], e["outcome"]) for e in body["errors"]] == [(1, "unknown"), (2, "not_stored")]
+    assert away.metric("unknown_records", error_code="REQUEST_TIMED_OUT") == 1
+    assert away.metric("refused_records", error_code="MALFORMED_JSON") == 1
+
+
+async def test_a_timeout_that_surely_wrote_nothing_is_503(producer: Any) -> None:
+    """The producer knows that no request was out: the client may send again, and is told that nothing is stored."""
+    error = errors.DeliveryTimeout("t-0: it was not written")
+    error.maybe_written = False
+    producer.refuse = {b"1": error}
+    answer = await Service(producer).post(b"1\n")
+    assert (answer.status_code, answer.json()["title"]) == (503, "No event was stored")
+    assert answer.json()["unknown"] == 0
+
+
+async def test_a_topic_that_cannot_be_looked_up_in_time_is_503(producer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was handed over yet, so the client may send again."""
+
+    async def late(topic: str) -> list[int]:
+        raise errors.KafkaTimeout(f"{topic}: no metadata")
+
+    monkeypatch.setattr(producer, "partitions_for", late)
+    assert (await Service(producer).post(b"1\n")).status_code == 503
+    assert producer.batches == []
 
 
 async def test_a_lost_broker_ends_the_reading_and_says_where(producer: Any) -> None:

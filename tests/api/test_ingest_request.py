@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
+
+import pytest
 
 from api.event import RecordError
 from api.ingest_request import IngestRequest
 from api.ndjson import Parsed
 from api.settings import IngestSettings
 from api.tally import Tally
-from shared.common.errors import BrokerNotAvailable, BufferExhausted
+from shared.common.errors import BrokerNotAvailable, BufferExhausted, IllegalState, PenstockError
 from shared.common.records import ProducerRecord
 
 
@@ -52,6 +55,34 @@ async def test_what_is_not_acknowledged_in_time_is_not_reported_as_stored(held_p
     assert work.tally.status == 504
     assert [e.position for e in work.tally.errors] == [1, 2]
     assert "may still be stored" in work.tally.errors[0].message
+
+
+class BrokenOffProducer:
+    """Takes `takes` records, then raises `error`, or waits for ever where there is none."""
+
+    def __init__(self, takes: int, error: PenstockError | None) -> None:
+        self.takes, self.error = takes, error
+
+    async def partitions_for(self, topic: str) -> list[int]:
+        return [0]
+
+    async def send_many(self, records: Iterable[ProducerRecord]) -> Any:
+        for _ in zip(range(self.takes), records, strict=False):
+            pass
+        if self.error is not None:
+            raise self.error
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("error", [IllegalState("the producer was closed"), None], ids=["raises", "waits"])
+@pytest.mark.parametrize(("takes", "status"), [(0, 503), (2, 504)])
+async def test_only_what_the_producer_took_may_be_stored(takes: int, status: int, error: Any) -> None:
+    """Where the handing over ends early, by an error or by ack_timeout_ms, what was not drawn is surely not stored."""
+    work = request(BrokenOffProducer(takes, error), ack_timeout_ms=1)
+    await work.take(parsed([1, 2, 3]))
+    await work.finish()
+    assert [e.outcome for e in work.tally.errors] == ["unknown"] * takes + ["not_stored"] * (3 - takes)
+    assert work.tally.status == status
 
 
 async def test_a_full_buffer_fails_the_batch_and_stops_the_request(producer: Any) -> None:

@@ -16,6 +16,16 @@ def stored(partition: int, offset: int) -> RecordMetadata:
     return RecordMetadata("t", partition, offset, 0)
 
 
+def maybe_written(error: errors.PenstockError) -> errors.PenstockError:
+    error.maybe_written = True
+    return error
+
+
+def not_written(error: errors.PenstockError) -> errors.PenstockError:
+    error.maybe_written = False
+    return error
+
+
 BAD_LINE = RecordError(9, 400, "MALFORMED_JSON", "not JSON", 3)
 
 
@@ -35,8 +45,8 @@ def test_mixed_is_207_with_the_errors_in_order() -> None:
     tally.stored([7, 8], [stored(0, 1), errors.RecordTooLarge("1,200,000 bytes")])
     assert tally.status == 207
     assert tally.body()["errors"] == [
-        {"line": 8, "error_code": "MESSAGE_TOO_LARGE", "message": "1,200,000 bytes"},
-        {"line": 9, "column": 3, "error_code": "MALFORMED_JSON", "message": "not JSON"},
+        {"line": 8, "error_code": "MESSAGE_TOO_LARGE", "message": "1,200,000 bytes", "outcome": "not_stored"},
+        {"line": 9, "column": 3, "error_code": "MALFORMED_JSON", "message": "not JSON", "outcome": "not_stored"},
     ]
 
 
@@ -48,7 +58,11 @@ def test_mixed_is_207_with_the_errors_in_order() -> None:
         ([errors.BufferExhausted()], 429, 1),
         ([errors.InvalidTimestamp(), errors.BufferExhausted()], 429, 1),
         ([errors.DeliveryTimeout(), errors.BufferExhausted()], 504, 5),
-        ([errors.KafkaTimeout(), errors.NotEnoughReplicas()], 503, 5),
+        ([errors.KafkaTimeout(), errors.NotEnoughReplicas()], 504, 5),
+        ([not_written(errors.DeliveryTimeout()), errors.NotEnoughReplicas()], 503, 5),
+        ([not_written(errors.DeliveryTimeout()), errors.RecordTooLarge()], 503, 5),
+        ([maybe_written(errors.BrokerNotAvailable()), errors.BrokerNotAvailable()], 504, 5),
+        ([maybe_written(errors.RecordTooLarge())], 504, 5),
         ([ValueError("a bug")], 500, None),
     ],
 )
@@ -57,6 +71,25 @@ def test_nothing_stored_is_never_a_2xx(outcomes: list[Exception], status: int, r
     tally = Tally("line", 10)
     tally.stored(list(range(len(outcomes))), outcomes)
     assert (tally.status, tally.retry_after_s) == (status, retry)
+
+
+def test_stored_not_stored_and_unknown_are_counted_apart() -> None:
+    """Each event that has no acknowledgement says whether it is surely not stored, and the counts add up."""
+    tally = Tally("line", 10)
+    tally.refused([BAD_LINE])
+    tally.stored(
+        [1, 2, 3, 4],
+        [stored(0, 1), errors.DeliveryTimeout(), not_written(errors.DeliveryTimeout()), ValueError("a bug")],
+    )
+    body = tally.body()
+    assert tally.status == 207
+    assert (body["stored"], body["not_stored"], body["unknown"]) == (1, 2, 2)
+    assert [(e["line"], e["outcome"]) for e in body["errors"]] == [
+        (2, "unknown"),
+        (3, "not_stored"),
+        (4, "unknown"),
+        (9, "not_stored"),
+    ]
 
 
 def test_an_unexpected_error_does_not_show_its_text() -> None:
@@ -117,6 +150,8 @@ def test_a_2xx_says_stored_for_acknowledged_records_only(outcomes: list[RecordMe
     acknowledged = sum(isinstance(o, RecordMetadata) for o in outcomes)
     body = tally.body()
     assert body["stored"] == acknowledged
+    assert acknowledged + body.get("not_stored", 0) + body.get("unknown", 0) == len(outcomes)
+    assert (tally.status != 503) or not body["unknown"]
     assert (tally.status == 200) == (acknowledged == len(outcomes))
     assert (tally.status < 300) == (acknowledged > 0 or not outcomes)
     assert [e["line"] for e in body.get("errors", [])] == [

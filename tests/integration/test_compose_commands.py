@@ -1,21 +1,23 @@
 """What compose.yaml starts, started: each service's command with compose's environment, from the wheel in a new venv.
 
 Only what belongs to the place is replaced: addresses by the embedded Kafka's, ports by free ones, volumes by temporary
-folders. The virtual environment finds the dependencies in this one's site-packages, but Penstock itself is the wheel.
+folders. The virtual environment is made as the image's is, from deploy/requirements.lock and the wheel: what only the
+developers' environment has is not there.
 """
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import time
 import urllib.request
 import venv
@@ -25,6 +27,8 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.markers import Marker
+from packaging.utils import canonicalize_name
 
 from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin, event_time_topic
@@ -33,7 +37,10 @@ from shared.common.settings import KafkaSettings
 ROOT = Path(__file__).resolve().parent.parent.parent
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"]
 DASHBOARD = json.loads((ROOT / "deploy/grafana/dashboards/penstock.json").read_text(encoding="utf-8"))
+LOCK = ROOT / "deploy" / "requirements.lock"
 SECRET = "0123456789abcdef"
+# Without the developers' commands, where their environment is an activated one.
+SYSTEM_PATH = os.pathsep.join(p for p in os.environ["PATH"].split(":") if Path(p) != Path(sys.executable).parent)
 START_TIMEOUT_SECONDS = 60
 TOPICS = ("flights", "banks")
 
@@ -44,22 +51,85 @@ def pip(*arguments: str | Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin folder of a new virtual environment that has Penstock's wheel."""
-    folder = tmp_path_factory.mktemp("compose")
+def fresh_environment(folder: Path, lock: Path) -> Path:
+    """The Python of a virtual environment in `folder` that has the lock's packages and Penstock's wheel alone.
+
+    About 20 s with pip's cache warm. Without pip or setuptools in it: they would lend what the lock does not name.
+    """
     pip("wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT)
     (wheel,) = folder.glob("penstock-*.whl")
-    venv.create(folder / "venv", symlinks=True)
+    venv.create(folder / "venv", symlinks=True, with_pip=False)
     python = folder / "venv" / "bin" / "python"
-    (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
-    # Read as a plain folder: the .pth files in it, such as the checkout's own, are not followed.
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
-    pip("--python", python, "install", "--quiet", "--no-index", "--no-deps", "--ignore-installed", wheel)
-    asked = [python, "-c", "import services; print(services.__file__)"]
-    found = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=folder).stdout
-    assert Path(found.strip()).is_relative_to(site), "the checkout is seen instead of the wheel"
-    return python.parent
+    pip("--python", python, "install", "--quiet", "--require-hashes", "--use-pep517", "-r", lock)
+    # With its dependencies, but from nowhere: one that the lock left out ends it here.
+    pip("--python", python, "install", "--quiet", "--no-index", wheel)
+    return python
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The bin folder of a new virtual environment that is what the image has; one for the run, and about 1 GB."""
+    folder = tmp_path_factory.mktemp("compose")
+    yield fresh_environment(folder, LOCK).parent
+    shutil.rmtree(folder / "venv")
+
+
+def ask(python: Path, code: str, *arguments: str) -> str:
+    """What a Python prints that sees neither the checkout nor the user's own packages."""
+    command = [python, "-I", "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=python.parent).stdout.strip()
+
+
+def test_environment_is_the_lock(installed: Path) -> None:
+    """The new environment has the distributions that the lock names for this Python, Penstock's wheel, and no other."""
+    python = installed / "python"
+    listed = ask(python, "from importlib.metadata import distributions as d; print(*(x.name for x in d()), sep='\\n')")
+    marked = re.findall(r"^([\w.-]+)==([^ ]+)(?: ; (.+?))? \\$", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
+    named = {canonicalize_name(name) for name, _, marker in marked if not marker or Marker(marker).evaluate()}
+    assert len(named) > 30
+    assert {canonicalize_name(name) for name in listed.split()} == named | {"penstock"}
+    site = ask(python, "import services; print(services.__file__)")
+    assert Path(site).is_relative_to(installed.parent), "the checkout is seen instead of the wheel"
+
+
+def missing(python: Path, names: set[str]) -> set[str]:
+    """Those of the modules that this Python does not find."""
+    find = "import sys; from importlib.util import find_spec; print(*(n for n in sys.argv[1:] if not find_spec(n)))"
+    return set(ask(python, find, *sorted(names)).split())
+
+
+def imported_by(room: Path) -> set[str]:
+    """The top-level modules that a room's code imports anywhere, inside of functions too."""
+    nodes = [node for path in room.rglob("*.py") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    return {name.partition(".")[0] for name in names}
+
+
+def test_every_import_is_there(installed: Path) -> None:
+    """What the wheel's code imports, late or early, is found in the new environment; what is the developers' is not."""
+    python = installed / "python"
+    names = set().union(*(imported_by(ROOT / room) for room in ("shared", "services", "api", "penstock")))
+    assert {"aiokafka", "pyspark", "fastapi", "deltalake", "services"} <= names
+    assert missing(python, names) == set()
+    developers = {"pytest", "hypothesis", "yaml", "moto", "confluent_kafka", "pip", "setuptools", "hatchling"}
+    assert missing(python, developers) == developers
+
+
+def test_a_gap_in_the_lock_is_seen(installed: Path, tmp_path: Path) -> None:
+    """Without one of its distributions the environment refuses the wheel, and a service's import of it fails."""
+    (wheel,) = installed.parent.parent.glob("penstock-*.whl")
+    (site,) = (installed.parent / "lib").glob("python*/site-packages")
+    venv.create(tmp_path / "venv", symlinks=True, with_pip=False)
+    (less,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    for path in site.iterdir():
+        if not re.match(r"(httpx|penstock)\b", path.name):
+            (less / path.name).symlink_to(path)
+    python = tmp_path / "venv" / "bin" / "python"
+    with pytest.raises(AssertionError, match="No matching distribution found for httpx"):
+        pip("--python", python, "install", "--quiet", "--no-index", wheel)
+    pip("--python", python, "install", "--quiet", "--no-index", "--no-deps", wheel)
+    assert missing(python, {"httpx", "aiokafka", "services"}) == {"httpx"}
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +193,7 @@ def wait_until_healthy(
     """Run compose's own health check until it says yes."""
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
-        if subprocess.run(check, env=environment, capture_output=True, check=False).returncode == 0:
+        if subprocess.run(check, env=environment, capture_output=True, check=False, cwd=folder).returncode == 0:
             return
         time.sleep(0.3)
     said = (folder / "output").read_text(encoding="utf-8", errors="replace")[-4000:]
@@ -141,7 +211,7 @@ def test_command_runs(service: str, installed: Path, bootstrap_servers: str, tmp
     port = free_port()
     replaced = places(service, bootstrap_servers, tmp_path, port)
     environment = {name: here(value, replaced) for name, value in SERVICES[service]["environment"].items()}
-    environment["PATH"] = f"{installed}:{os.environ['PATH']}"
+    environment["PATH"] = f"{installed}:{SYSTEM_PATH}"
     command = [here(part, replaced) for part in SERVICES[service]["command"]]
     kind, *check = SERVICES[service]["healthcheck"]["test"]
     assert kind == "CMD"
@@ -181,12 +251,12 @@ def test_spark_cluster_runs(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "worker").mkdir()
     master_port, master_ui, worker_ui = free_port(), free_port(), free_port()
     common = {"7077": str(master_port), "spark-master": "127.0.0.1", "/var/lib/penstock": str(tmp_path / "worker")}
-    bin_folder = Path(sys.executable).parent  # Spark's own scripts, as in the image
-    environment = {"PATH": f"{bin_folder}:{installed}:{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1"}
+    # Where the lock put Spark's own scripts, too.
+    environment = {"PATH": f"{installed}:{SYSTEM_PATH}", "SPARK_LOCAL_IP": "127.0.0.1"}
 
     def command(service: str, port: int) -> list[str]:
         name, *arguments = (here(part, {**common, "8080": str(port)}) for part in SERVICES[service]["command"])
-        return [str(bin_folder / name), *arguments]
+        return [str(installed / name), *arguments]
 
     def check(service: str, port: int) -> list[str]:
         return [here(part, {**common, "8080": str(port)}) for part in SERVICES[service]["healthcheck"]["test"][1:]]

@@ -10,14 +10,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from services.local.demo.flights import FlightEvents
 
 TIMEOUT_S = 420
+SOAK_TIMEOUT_S = 900
 
 
-def demo(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+def demo(*arguments: str | Path, cwd: Path, timeout_s: int = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "services.cli", "demo", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
 def summary(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -36,13 +41,28 @@ def test_flights_go_through_the_whole_chain_and_a_crash(tmp_path: Path) -> None:
     assert placed == 20_000
     assert result["sessions_closed"] > 5_000
     assert result["late_records"] > 0
-    assert result["dead_letters"] > 0
+    cancelled = sum(json.loads(line)["dep_delay"] is None for line in FlightEvents(20_000).lines())
+    assert result["dead_letters"] == result["dead_letters_expected"] == cancelled > 0
+    assert result["dead_letters_ok"] is True
+    assert "such as: flights: cancelled: no departure (dep_delay is null)\n" in run.stderr
     assert result["restored_windows"] > 0
-    assert result["restored_changelog_records"] > 0
+    assert result["restored_changelog_windows"] > 0
+    kept, wanted = notable_sessions(tmp_path / ".penstock" / "demo")
+    assert kept == wanted
+    assert len(kept) == result["notable"] > 0
     assert result["delta_rows"] == result["sessions_closed"] + result["sessions_open"]
     assert result["compactions"] >= 2
     assert result["restore_ms"] > 0
     assert "Longest banks" in run.stderr
+
+
+def notable_sessions(folder: Path) -> tuple[set[tuple[str, int, int]], set[tuple[str, int, int]]]:
+    """What the consumer kept, and what of the lake's closed sessions it should have."""
+    kept = [json.loads(line) for line in (folder / "notable.jsonl").read_bytes().splitlines()]
+    closed = DeltaTable(folder / "lake" / "departure-banks" / "closed" / "banks")
+    sql = "SELECT key, start_ms, end_ms FROM banks WHERE flights >= 40 OR mean_delay >= 90"
+    rows = pyarrow.table(QueryBuilder().register("banks", closed).execute(sql).read_all()).to_pylist()
+    return {(s["key"], s["start"], s["end"]) for s in kept}, {(r["key"], r["start_ms"], r["end_ms"]) for r in rows}
 
 
 def clicks(rows: int) -> list[str]:
@@ -60,9 +80,10 @@ def test_a_users_own_csv_goes_the_same_way(tmp_path: Path) -> None:
     result = summary(run)
     assert result["audit_ok"] is True
     assert (result["events_sent"], result["events_acked"], result["events_refused"]) == (400, 400, 0)
-    assert result["dead_letters"] == result["audit"]["dead_letters"] == 3
+    assert result["dead_letters"] == result["dead_letters_expected"] == result["audit"]["dead_letters"] == 3
     assert result["audit"]["in_sessions"] + result["late_records"] == 397
     assert result["restored_windows"] > 0
+    assert result["restored_changelog_windows"] > 0
     assert result["compactions"] == 2
     assert result["delta_rows"] == result["sessions_closed"] + result["sessions_open"] > 0
     for reason in (
@@ -80,7 +101,7 @@ def test_a_long_csv_is_compacted_while_it_runs(tmp_path: Path) -> None:
     rows = [f"user-{i % 997},{1_714_557_600_000 + i * 250}" for i in range(1_500_000)]
     (tmp_path / "clicks.csv").write_text("who,at\n" + "\n".join(rows) + "\n")
     arguments = ("--input", "clicks.csv", "--key", "who", "--time", "at", "--time-format", "epoch_ms", "--gap", "4m")
-    result = summary(demo(*arguments, "--json", cwd=tmp_path))
+    result = summary(demo(*arguments, "--json", cwd=tmp_path, timeout_s=SOAK_TIMEOUT_S))
     assert result["audit_ok"] is True
     assert result["events_acked"] == result["audit"]["records"] == len(rows)
     assert result["compactions"] >= 2
@@ -99,6 +120,11 @@ def test_a_long_csv_is_compacted_while_it_runs(tmp_path: Path) -> None:
         ),
         (("--input", "ok.csv", "--key", "who", "--time", "at", "--gap", "bogus"), "--gap: 'bogus' is no duration"),
         (("--input", "ok.csv", "--key", "who", "--time", "at"), "ok.csv, row 1 (line 2), column 'at': '17' is no"),
+        (
+            ("--input", "seconds.csv", "--key", "who", "--time", "at", "--time-format", "epoch_ms"),
+            "seconds.csv, row 1 (line 2), column 'at': '1714557600' is a time in 1970 by --time-format epoch_ms; "
+            "--time-format epoch reads it",
+        ),
         (("--input", "nowhere.csv"), "--input also needs --key COLUMN and --time COLUMN"),
         (("--input", "nowhere.csv", "--key", "a", "--time", "b"), "nowhere.csv: No such file"),
         (("--data-dir", "."), "is not empty, and no demo made it"),
@@ -108,6 +134,7 @@ def test_wrong_arguments_are_named(tmp_path: Path, arguments: tuple[str, ...], s
     """Status 2 and the argument's name, before anything is started."""
     (tmp_path / "latin.csv").write_bytes(b"n\xe9,at\n")
     (tmp_path / "ok.csv").write_bytes(b"who,at\nann,17\n")
+    (tmp_path / "seconds.csv").write_bytes(b"who,at\nann,1714557600\n")
     run = demo(*arguments, cwd=tmp_path)
     assert run.returncode == 2
     assert says in run.stderr
@@ -116,13 +143,16 @@ def test_wrong_arguments_are_named(tmp_path: Path, arguments: tuple[str, ...], s
 
 
 def test_an_interrupt_is_answered_at_once(tmp_path: Path) -> None:
-    """Ctrl-C says that it was heard before it waits for what it stops, and the exit status is that of an interrupt."""
+    """A second demo in the folder is refused and does no harm; Ctrl-C says that it was heard before anything stops."""
     command = [sys.executable, "-m", "services.cli", "demo", "--events", "10", "--json"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as run:
         assert run.stderr is not None
         assert any("Kafka is up" in line for line in run.stderr)
+        second = demo("--events", "10", cwd=tmp_path)
+        assert (second.returncode, second.stderr.count("\n")) == (2, 1)
+        assert second.stderr.endswith(f".penstock/demo is in use by another demo, process {run.pid}\n")
         run.send_signal(signal.SIGINT)
-        assert "stopping Kafka and all services" in run.stderr.readline()
+        assert any("stopping Kafka and all services" in line for line in run.stderr)
         assert run.wait(TIMEOUT_S) == 130
 
 

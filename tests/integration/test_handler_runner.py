@@ -246,11 +246,12 @@ async def daemon(
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """`penstock consumer` as a process of its own."""
     (folder / "own_handler.py").write_text(HANDLER)
+    value, handler = environment.pop("VALUE", "bytes"), environment.pop("HANDLER", "own_handler:handle")
     arguments = {
-        "topics": topic, "group-id": topic, "handler": "own_handler:handle", "commit-interval-ms": "100",
+        "topics": topic, "group-id": topic, "handler": handler, "commit-interval-ms": "100",
         "kafka.bootstrap-servers": connection.bootstrap_servers, "consumer.session-timeout-ms": "1000",
         "consumer.heartbeat-interval-ms": "200", "consumer.auto-offset-reset": "earliest", "log.format": "json",
-        "http.port": "0",
+        "http.port": "0", "value": value,
     }  # fmt: skip
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "services.consumer.main", *(f"--{name}={value}" for name, value in arguments.items()),
@@ -299,6 +300,36 @@ async def test_a_restart_after_a_crash_redoes_only_the_unfinished(
     assert await committed(connection, topic_name) == {tp: OffsetAndMetadata(300)}
 
 
+POISON = """
+import msgspec
+
+class V(msgspec.Struct):
+    id: int
+
+    def __post_init__(self) -> None:
+        {1: "one", 3: "three"}[self.id]
+"""
+
+
+async def test_a_poison_record_does_not_end_the_daemon(
+    connection: KafkaSettings, topic_name: str, tmp_path: Path
+) -> None:
+    """A struct that raises KeyError for one record makes a dead letter of it; the records around it are handled."""
+    (tmp_path / "poison.py").write_text(POISON)
+    (tmp_path / "own.py").write_text(HANDLER.replace("record.value.decode()", "str(record.value.id)"))
+    await fill(connection, topic_name, 1, [ProducerRecord(topic_name, b'{"id":%d}' % i) for i in (1, 2, 3)])
+    async with daemon(connection, topic_name, tmp_path, "log", VALUE="poison:V", HANDLER="own:handle") as process:
+        await alive(process, lambda: lines(tmp_path / "log", "end") == [1, 3])
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+    assert await committed(connection, topic_name) == {TopicPartition(topic_name, 0): OffsetAndMetadata(3)}
+    async with DeadLetterLog(connection, f"{topic_name}-dlq") as letters:
+        (entry,) = [entry async for entry in letters.entries()]
+    assert entry.letter is not None
+    assert (entry.letter.stage, entry.letter.exception) == ("deserialize", "KeyError")
+    assert entry.letter.record.value == b'{"id":2}'
+
+
 async def test_sigterm_drains_commits_and_leaves(connection: KafkaSettings, topic_name: str, tmp_path: Path) -> None:
     """What was started is finished and committed, nothing else; the group is empty at once."""
     await fill(connection, topic_name, 1, [ProducerRecord(topic_name, b"%d" % i, None) for i in range(1_000)])
@@ -345,10 +376,10 @@ async def test_dead_letters_are_listed_and_replayed_once(connection: KafkaSettin
             raise ValueError("odd") if int(record.value or b"") % 2 else KeyError("even")
         handled.append(record)
 
-    async def command(*arguments: str) -> tuple[int | None, list[dict[str, object]]]:
+    async def command(*arguments: str, named: str = topic_name) -> tuple[int | None, list[dict[str, object]]]:
         options = ["--bootstrap-servers", connection.bootstrap_servers, "--json"]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "services.consumer.dlq", arguments[0], topic_name, *arguments[1:], *options,
+            sys.executable, "-m", "services.consumer.dlq", arguments[0], named, *arguments[1:], *options,
             stdout=asyncio.subprocess.PIPE, cwd=ROOT,
         )  # fmt: skip
         out, _ = await process.communicate()
@@ -362,6 +393,8 @@ async def test_dead_letters_are_listed_and_replayed_once(connection: KafkaSettin
         assert {(row["topic"], row["stage"], row["message"], row["replayed"]) for row in listed} == {
             (topic_name, "process", "odd", False)
         }
+        status, by_own_name = await command("list", "--exception", "ValueError", named=f"{topic_name}-dlq")
+        assert (status, sorted(map(str, by_own_name))) == (0, sorted(map(str, listed)))
         assert await command("replay", "--exception", "ValueError", "--dry-run") == (0, [{"would_send": 10}])
         assert not handled
         nothing = {"failed": 0, "faults": 0, "errors": []}

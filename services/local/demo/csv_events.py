@@ -17,7 +17,7 @@ import msgspec
 
 from api.settings import IngestSettings
 from services.local.demo.csv_file import HEADER, Row, read_rows
-from services.local.demo.event_time import POSSIBLE, NoTime, formats_that_fit, time_parser
+from services.local.demo.event_time import POSSIBLE, NoTime, better_unit, formats_that_fit, time_parser
 from services.local.demo.events import Plan
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.durations import parse_ms
@@ -76,6 +76,7 @@ class CsvEvents:
     ) -> None:
         self._path, self._key, self._time, self._limit = path, key, time, limit
         self._latest_ms = (SYSTEM_CLOCK.now_ms() if now_ms is None else now_ms) + IngestSettings().max_future_ms
+        self._time_format = time_format
         self._parse_time = time_parser(time_format, self._latest_ms)
         self.plan = _plan(key, gap, grace)
         header, *probed = list(islice(read_rows(path, limit), PROBED_ROWS + 1)) or [Row(HEADER, 1, [])]
@@ -83,6 +84,7 @@ class CsvEvents:
         self._key_at, self._time_at = self._columns.index(key), self._columns.index(time)
         self._first_ms = self._probe(probed)
         self._count: int | None = None
+        self.unfit = 0
 
     def count(self) -> int:
         """How many rows there are; reads the whole file, so that one that breaks off is found before it is sent."""
@@ -92,7 +94,7 @@ class CsvEvents:
 
     def lines(self) -> Iterator[bytes]:
         """Each row as a line of JSON, with its event time, and with a reason where it is to be refused."""
-        last_ms = self._first_ms
+        last_ms, self.unfit = self._first_ms, 0
         for row in read_rows(self._path, self._limit):
             if row.number == HEADER:
                 continue
@@ -100,6 +102,7 @@ class CsvEvents:
             try:
                 last_ms = self._event_time(row)
             except BadRow as e:
+                self.unfit += 1
                 event[REFUSED_FIELD] = f"{self._named(row)}, {e}"
                 event.setdefault(self._key, "")
             event[TIME_FIELD] = last_ms
@@ -130,9 +133,13 @@ class CsvEvents:
         first: BadRow | None = None
         for row in rows:
             try:
-                return self._event_time(row)
+                at_ms = self._event_time(row)
             except BadRow as e:
                 first = first or e
+                continue
+            if wrong := better_unit(row.fields[self._time_at], self._time_format, self._latest_ms):
+                raise ConfigError(f"{self._path}, {self._named(row)}, column {self._time!r}: {wrong}")
+            return at_ms
         if first is None:
             raise ConfigError(f"{self._path} has no rows below its header")
         others = f" (and none of the first {len(rows)} rows can be taken)" if len(rows) > 1 else ""
@@ -172,6 +179,7 @@ def _plan(key: str, gap: str, grace: str) -> Plan:
         topology="services.local.demo.csv_events:topology",
         options={"gap": gap, "grace": grace},
         handler="services.local.demo.notable:store",
+        unfit="row without a key or a time",
     )
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 EPOCH_FORMATS = {"epoch": 1_000.0, "epoch_s": 1_000.0, "epoch_ms": 1.0, "epoch_us": 0.001}
 POSSIBLE = "epoch, epoch_ms, epoch_us or a strptime format such as '%d.%m.%Y %H:%M'"
 GUESSED_FROM_MS = 946_684_800_000  # 2000: an earlier time is a sign that a guessed format is wrong
+UNLIKELY_BEFORE_MS = 315_532_800_000  # 1980: where an epoch in too small a unit ends up
 SHOWN_MAX = 40  # characters of a text that is no time
 
 Parse = Callable[[str], int]
@@ -64,6 +65,22 @@ def formats_that_fit(text: str, latest_ms: int) -> list[str]:
         except NoTime:
             continue
     return fitting
+
+
+def better_unit(text: str, time_format: str | None, latest_ms: int) -> str | None:
+    """What is wrong where an epoch format makes a time before 1980 of the text, and another makes one of this century.
+
+    >>> better_unit("1714557600", "epoch_ms", 2_000_000_000_000)
+    "'1714557600' is a time in 1970 by --time-format epoch_ms; --time-format epoch reads it"
+    >>> better_unit("1714557600", "epoch", 2_000_000_000_000)
+    """
+    if time_format not in EPOCH_FORMATS:
+        return None
+    at_ms, fitting = time_parser(time_format, latest_ms)(text), formats_that_fit(text, latest_ms)
+    if at_ms >= UNLIKELY_BEFORE_MS or not fitting:
+        return None
+    year = datetime.fromtimestamp(at_ms / 1_000, UTC).year
+    return f"{text[:SHOWN_MAX]!r} is a time in {year} by --time-format {time_format}; {fitting[0]} reads it"
 
 
 def _reader(time_format: str | None) -> Parse:

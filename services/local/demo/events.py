@@ -23,6 +23,8 @@ class Plan:
     topology: str
     options: dict[str, str]
     handler: str
+    unfit: str = "event that cannot be taken"
+    """What one of the events is called that must become a dead letter."""
 
     @property
     def late(self) -> str:
@@ -37,6 +39,8 @@ class Events(Protocol):
     """A source of events."""
 
     plan: Plan
+    unfit: int
+    """How many of the lines given out so far must become dead letters, told without any topology."""
 
     def count(self) -> int:
         """How many there are."""

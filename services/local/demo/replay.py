@@ -15,6 +15,8 @@ BATCH_LINES = 5_000
 REQUEST_TIMEOUT_MS = 60_000
 ATTEMPTS_MAX = 20
 ERRORS_KEPT = 5
+NOTHING_STORED = (429, 503)
+"""Answers after which the same batch may be sent again: the endpoint says that it holds none of it."""
 
 
 class IngestRefused(PenstockError):
@@ -67,9 +69,10 @@ class Replay:
                     self._url, content=body, headers={"Content-Type": "application/x-ndjson"}
                 )
             except httpx.HTTPError as e:
-                # A batch whose answer was lost may have been stored: to send it again could store it twice.
+                # A batch whose answer was lost may have been stored: to send it again could store it twice. So may one
+                # that was answered with 504, which is why that is not among NOTHING_STORED.
                 raise BrokerNotAvailable(f"{self._url}: {type(e).__name__}: {e}") from e
-            if answer.status_code not in (429, 503) or attempt == ATTEMPTS_MAX:
+            if answer.status_code not in NOTHING_STORED or attempt == ATTEMPTS_MAX:
                 break
             await asyncio.sleep(float(answer.headers.get("Retry-After", "1")))
         self._count(answer, before, len(batch))
@@ -81,6 +84,12 @@ class Replay:
             stored, errors = int(body["stored"]), list(body.get("errors", ()))
         except (ValueError, KeyError, TypeError):
             raise IngestRefused(f"{self._url} answered {answer.status_code}: {answer.text[:500]}") from None
+        if unknown := int(body.get("unknown", 0)):
+            reason = errors[0]["message"] if errors else ""
+            raise IngestRefused(
+                f"{self._url} answered {answer.status_code}: of {lines} events {unknown} may or may not be stored, "
+                f"so they are not sent again: {reason}"
+            )
         if "stopped_at_line" in body:
             raise IngestRefused(f"{self._url} answered {answer.status_code}: {body.get('stop_reason')}")
         counts.acknowledged += stored

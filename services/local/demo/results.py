@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,35 @@ DEAD_LETTERS_READ_MAX = 100_000  # for a few reasons nobody waits for millions o
 SETTINGS = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="earliest", commit_strategy="none")
 
 
-async def longest_sessions(kafka: KafkaSettings, topic: str, partitions: int, most: int) -> list[dict[str, Any]]:
-    """The sessions of a results topic that lasted longest, longest first."""
+@dataclass(slots=True)
+class Published:
+    """What a results topic holds: its longest sessions, longest first, and the offset after each partition's last one.
+
+    Behind the last record may lie the marker of its transaction, which no consumer commits.
+    """
+
+    longest: list[dict[str, Any]]
+    ends: dict[TopicPartition, int]
+
+
+async def published_sessions(kafka: KafkaSettings, topic: str, partitions: int, most: int) -> Published:
+    """Read a results topic to its end; the `most` longest sessions are kept."""
     at = [TopicPartition(topic, p) for p in range(partitions)]
     heap: list[tuple[int, int, dict[str, Any]]] = []
-    seen = 0
+    seen, last = 0, {}
     async with Consumer(kafka, SETTINGS) as consumer:
         consumer.assign(at)
         ends = await consumer.end_offsets(at)
         while any([await consumer.position(p) < ends[p] for p in at]):
-            for columns in (await consumer.poll(POLL_MS, POLL_RECORDS)).values():
+            for tp, columns in (await consumer.poll(POLL_MS, POLL_RECORDS)).items():
+                if len(columns):
+                    last[tp] = columns.offsets[-1] + 1
                 for value in columns.values:
                     session = msgspec.json.decode(value or b"{}")
                     seen += 1
                     item = (session["end"] - session["start"], -seen, session)
                     (heapq.heappush if len(heap) < most else heapq.heappushpop)(heap, item)
-    return [session for _, _, session in sorted(heap, reverse=True)]
+    return Published([session for _, _, session in sorted(heap, reverse=True)], last)
 
 
 async def dead_letter_reasons(kafka: KafkaSettings, topic: str, partitions: int, most: int) -> list[str]:

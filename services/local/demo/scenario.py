@@ -1,8 +1,10 @@
 """The demo's course, on real parts: replay, compact, kill the aggregator half-way, restore, finish, audit.
 
-Half of the events are sent; when the wall-clock punctuator's first compaction has put a snapshot into the lake, the
-aggregator is killed (SIGKILL) while it works on more, started again, and restores from snapshot and changelog. The
-rest follows, and at the end a Spark job with none of the engine's window code proves the result.
+Half of the events are sent; when a compaction that the wall-clock punctuator asked for has put a snapshot into the
+lake, more are sent and committed, so that they are in the changelog alone, and the aggregator is killed (SIGKILL) while
+it works on still more. Started again, it restores from snapshot and changelog. The rest follows. Nothing is stopped
+before the aggregator has committed everything and the consumer has handled every result. At the end a Spark job with
+none of the engine's window code proves the result, and the dead letters must be as many as the events sent to be some.
 
 A Spark job takes its twenty seconds however little there is to fold. Where the rest is through sooner than that, the
 restarted aggregator starts none, which could only come too early to cover everything; one job at the end does it.
@@ -22,8 +24,9 @@ from typing import Any
 from services.local.demo import closing, specs
 from services.local.demo.display import Display, counted
 from services.local.demo.events import Events
+from services.local.demo.folder import KAFKA
 from services.local.demo.replay import Replay, ReplayCounts
-from services.local.demo.results import count_notable, dead_letter_reasons, longest_sessions
+from services.local.demo.results import count_notable, dead_letter_reasons, published_sessions
 from services.local.jobs import run_job
 from services.local.kafka import EmbeddedKafka
 from services.local.stack import Service, Stack
@@ -36,9 +39,9 @@ from shared.streams.changelog_format import decode_progress
 PARTITIONS = 4
 LONGEST = 10
 POLL_MS = 200
-WAIT_MS = 300_000  # for each thing that is waited for
+WAIT_MS = 300_000  # for each thing that is waited for, from the last record that was processed on
 SENT_BEFORE_CRASH = 0.5  # of all events
-SENT_INTO_CRASH = 0.1  # of all events, right before it, so that it comes in the middle of work
+SENT_INTO_CRASH = 0.1  # of all events: half are committed before it, half make it come in the middle of work
 SHORT_REST_EVENTS = 500_000  # about as many go through the chain while one compaction runs
 REASONS = 3  # of dead letters, in the summary
 
@@ -57,11 +60,26 @@ class Outcome:
     replay_seconds: float = 0.0
     audit_ok: bool = False
     audit: dict[str, Any] = field(default_factory=dict)
+    unfit: int = 0
     lake: dict[str, Any] = field(default_factory=dict)
     longest: list[dict[str, Any]] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     notable: int = 0
     seconds: float = 0.0
+
+    @property
+    def dead_letters_ok(self) -> bool:
+        """Whether the dead letters are the unfit events and no others.
+
+        What the ingest refused can have been unfit or not: with such refusals there is a range that is right.
+        """
+        dead: int = self.audit.get("dead_letters", -1)
+        return self.unfit - self.counts.refused <= dead <= self.unfit
+
+    @property
+    def ok(self) -> bool:
+        """The verdict."""
+        return self.audit_ok and self.dead_letters_ok
 
     @property
     def restore_ms(self) -> int:
@@ -81,6 +99,7 @@ class Scenario:
         self._stack = Stack(folder, hermetic=True)
         self._lake, self._notable = folder / "lake", folder / "notable.jsonl"
         self._kafka = KafkaSettings()
+        self._admin = Admin(self._kafka)
         self._tasks: list[Task] = []
         self._compactions: list[dict[str, Any]] = []
         self._is_short = True
@@ -91,12 +110,14 @@ class Scenario:
     async def run(self) -> Outcome:
         """The whole course; raises where a part of it fails."""
         started = time.monotonic()
-        async with EmbeddedKafka(self._folder / "kafka") as broker:
+        async with EmbeddedKafka(self._folder / KAFKA) as broker:
             self._kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
             self._display.step(f"Kafka is up at {broker.bootstrap_servers}")
             try:
-                await self._start_services()
-                await self._stream()
+                async with Admin(self._kafka) as self._admin:
+                    await self._start_services()
+                    await self._stream()
+                    await self._read_results()
                 await self._stack.stop()
                 await self._look_at_the_result()
             finally:
@@ -108,8 +129,7 @@ class Scenario:
 
     async def _start_services(self) -> None:
         plan, stack, address = self._plan, self._stack, self._kafka.bootstrap_servers
-        async with Admin(self._kafka) as admin:
-            await admin.create_topics([event_time_topic(plan.topic, PARTITIONS)])
+        await self._admin.create_topics([event_time_topic(plan.topic, PARTITIONS)])
         aggregator = await stack.start(specs.aggregator(plan, address, self._lake))
         await aggregator.healthy()
         await self._until("the first tasks", lambda: self._all_tasks("running"))
@@ -125,6 +145,7 @@ class Scenario:
         watching = asyncio.create_task(self._watch(replay), name="demo-watch")
         try:
             await self._replay_with_a_crash(replay)
+            self._outcome.unfit = self._events.unfit
             if not self._is_short:
                 self._display.step("waiting for a compaction that covers everything")
                 await self._until("the last compaction", self._lake_covers_everything)
@@ -135,22 +156,44 @@ class Scenario:
 
     async def _replay_with_a_crash(self, replay: Replay) -> None:
         step, total = self._display.step, self._events.count()
-        first, more = math.ceil(total * SENT_BEFORE_CRASH), int(total * SENT_INTO_CRASH)
+        first = math.ceil(total * SENT_BEFORE_CRASH)
+        more = min(total - first, max(1, int(total * SENT_INTO_CRASH)))
         self._is_short = total - first - more <= SHORT_REST_EVENTS
         step(f"sending {first:,} of {counted(total, 'event')} to POST /v1/topics/{self._plan.topic}/events")
-        seconds = await _timed(replay.send(first))
-        step("waiting for the wall-clock punctuator's compaction (PySpark into Delta)")
-        await self._until("the first compaction", self._has_compacted)
-        seconds += await _timed(replay.send(more))
-        await self._crash(more)
+        seconds = await _timed(self._send(replay, first))
+        step("waiting for the compaction that the wall-clock punctuator asks for (PySpark into Delta)")
+        await self._until("the first compaction", self._has_a_snapshot)
+        into_crash = more // 2
+        seconds += await _timed(self._send(replay, more - into_crash))
+        seconds += await _timed(replay.send(into_crash))
+        await self._crash(more - into_crash, into_crash)
         step("sending the rest")
-        seconds += await _timed(replay.send())
-        seconds += await _timed(self._until("the last event", lambda: self._processed() >= replay.counts.acknowledged))
+        seconds += await _timed(self._send(replay, None))
         self._outcome.replay_seconds = seconds
 
-    async def _crash(self, more: int) -> None:
+    async def _send(self, replay: Replay, limit: int | None) -> None:
+        """Send so many more, and wait until the aggregator has committed all that was ever sent."""
+        await replay.send(limit)
+        await self._until("the commit of the last event", self._all_is_committed)
+
+    async def _read_results(self) -> None:
+        """Read what was published, and wait until the consumer has handled all of it."""
+        plan, outcome = self._plan, self._outcome
+        published = await published_sessions(self._kafka, plan.results, PARTITIONS, LONGEST)
+        outcome.longest = published.longest
+
+        async def all_is_handled() -> bool:
+            committed = await self._admin.group_offsets(specs.consumer_group(plan))
+            return all(tp in committed and committed[tp].offset >= end for tp, end in published.ends.items())
+
+        await self._until("the consumer's last commit", all_is_handled)
+
+    async def _crash(self, committed: int, into_crash: int) -> None:
         step, aggregator, plan = self._display.step, self._aggregator, self._plan
-        doing = f"right after sending {counted(more, 'event')} more" if more else "idle as it is"
+        doing = "idle as it is"
+        if committed:
+            doing = f"{counted(committed, 'event')} after the snapshot"
+            doing += f" and in the middle of {into_crash:,} more" if into_crash else ""
         step(f"killing the aggregator (SIGKILL), {doing}, and starting it again")
         await aggregator.kill()
         self._tasks = []
@@ -183,7 +226,6 @@ class Scenario:
         outcome.audit_ok = status == 0
         outcome.compactions = sum(run["status"] == "done" for run in self._compactions) + self._is_short
         outcome.lake = await asyncio.to_thread(lake.describe, str(self._lake), plan.application)
-        outcome.longest = await longest_sessions(self._kafka, plan.results, PARTITIONS, LONGEST)
         outcome.reasons = await dead_letter_reasons(self._kafka, plan.dead_letters, PARTITIONS, REASONS)
         outcome.notable = count_notable(self._notable)
 
@@ -236,6 +278,14 @@ class Scenario:
         """Source records that the tasks took; offsets have no holes, since ingest writes without transactions."""
         return sum(offset for task in self._tasks for offset in task.get("sources", {}).values())
 
+    async def _all_is_committed(self) -> bool:
+        """Whether the aggregator has committed every record that Kafka acknowledged."""
+        if self._processed() < self._outcome.counts.acknowledged:
+            return False
+        offsets = await self._admin.group_offsets(self._plan.application, require_stable=True)
+        committed = sum(at.offset for tp, at in offsets.items() if tp.topic == self._plan.topic)
+        return committed >= self._outcome.counts.acknowledged
+
     def _all_tasks(self, state: str) -> bool:
         return len(self._tasks) == PARTITIONS and all(task["state"] == state for task in self._tasks)
 
@@ -245,6 +295,10 @@ class Scenario:
                 raise FatalError(f"a compaction failed: {run['detail']}; see {self._aggregator.log_file}")
         return any(run["status"] == "done" for run in self._compactions)
 
+    async def _has_a_snapshot(self) -> bool:
+        """Whether a compaction has folded records in; one that came before the first of them has not."""
+        return self._has_compacted() and await self._covered() > 0
+
     async def _lake_covers_everything(self) -> bool:
         """Whether the snapshot's progress reaches as far as the aggregator's commits, and no job is under way."""
         if not self._has_compacted() or self._compactions[-1]["status"] == "running":
@@ -252,18 +306,25 @@ class Scenario:
         return await self._is_covered()
 
     async def _is_covered(self) -> bool:
+        return await self._covered() >= self._outcome.counts.acknowledged
+
+    async def _covered(self) -> int:
+        """How many source records the snapshot's progress covers."""
         application, partitions = self._plan.application, range(PARTITIONS)
         snapshot = await asyncio.to_thread(lake.read_snapshot, str(self._lake), application, partitions)
         rows = snapshot.partitions.values() if snapshot is not None else ()
-        covered = sum(offset for row in rows for offset in decode_progress(row.progress).sources.values())
-        return covered >= self._outcome.counts.acknowledged
+        return sum(offset for row in rows for offset in decode_progress(row.progress).sources.values())
 
     async def _until(self, what: str, reached: Callable[[], bool | Awaitable[bool]]) -> None:
         """Wait until `reached`; the error names what did not come, or the service that ended instead."""
+        loop, processed = asyncio.get_running_loop(), -1
         try:
-            async with asyncio.timeout(WAIT_MS / 1000):
+            async with asyncio.timeout(None) as limit:
                 while True:
                     await self._look()
+                    if self._processed() != processed:
+                        processed = self._processed()
+                        limit.reschedule(loop.time() + WAIT_MS / 1000)
                     now = reached()
                     if await now if inspect.isawaitable(now) else now:
                         return

@@ -13,6 +13,7 @@ from services.local.stack import ServiceSpec
 
 COMPACTION_INTERVAL_MS = 5_000
 COMMIT_INTERVAL_MS = 200
+CONSUMER_COMMIT_INTERVAL_MS = 500  # the demo waits for the consumer's last commit
 # On two cores and a heap of 1 GB the parallel collectors cost a short job a tenth of its CPU time.
 SPARK_CONF = {"spark.driver.extraJavaOptions": "-XX:+UseSerialGC"}
 
@@ -22,7 +23,7 @@ def _json(value: object) -> str:
 
 
 def aggregator(plan: Plan, bootstrap_servers: str, lake: Path, *, compacts: bool = True) -> ServiceSpec:
-    """Runs the topology under exactly_once; it `compacts` every few seconds of wall-clock time or not at all."""
+    """Runs the topology under exactly_once; it `compacts` every five seconds of wall-clock time or not at all."""
     return ServiceSpec(
         "aggregator",
         {
@@ -40,6 +41,11 @@ def aggregator(plan: Plan, bootstrap_servers: str, lake: Path, *, compacts: bool
     )
 
 
+def consumer_group(plan: Plan) -> str:
+    """The group of the consumer of results."""
+    return f"notable-{plan.results}"
+
+
 def consumer(plan: Plan, bootstrap_servers: str, notable: Path) -> ServiceSpec:
     """Keeps the notable sessions in a file."""
     return ServiceSpec(
@@ -47,8 +53,9 @@ def consumer(plan: Plan, bootstrap_servers: str, notable: Path) -> ServiceSpec:
         {
             "KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers,
             "TOPICS": plan.results,
-            "GROUP_ID": f"notable-{plan.results}",
+            "GROUP_ID": consumer_group(plan),
             "HANDLER": plan.handler,
+            "COMMIT_INTERVAL_MS": str(CONSUMER_COMMIT_INTERVAL_MS),
             "CONSUMER__ISOLATION_LEVEL": "read_committed",
             "CONSUMER__AUTO_OFFSET_RESET": "earliest",
         },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -157,7 +158,8 @@ class Simulation:
     tasks: list[Task]
     records: int = 0
 
-    def feed(self, records: int, seed: int, commit_every: int = 25) -> None:
+    def feed(self, records: int, seed: int, commit_every: float = 25) -> None:
+        """Take random records; with `commit_every=math.inf` the caller commits."""
         random_ = random.Random(seed)
         for _ in range(records):
             self.records += 1
@@ -169,7 +171,7 @@ class Simulation:
             task.take(key, b"{" if random_.random() < 0.03 else value, max(0, time))
             if random_.random() < 1 / commit_every:
                 task.commit()
-        for task in self.tasks:
+        for task in self.tasks if commit_every < math.inf else ():
             task.commit()
 
 

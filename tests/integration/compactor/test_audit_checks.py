@@ -1,8 +1,17 @@
-"""The audit's checks on streams that were tampered with: one partition for each way, all in one comparison."""
+"""The audit on streams that were tampered with.
+
+Every way of tampering is held against the checks, one partition for each, all in one comparison. The four that matter
+most also go the whole way: through topics, changelog and lake to the verdict of `penstock audit`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import json
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,7 +19,9 @@ import pytest
 
 from services.compactor.audit_checks import Inputs, compare, published
 from services.compactor.changelog import layouts_of
+from services.compactor.main import AUDIT_DIFFERENCES, AUDIT_OK, DONE, audit_main, compact_main
 from services.compactor.tables import struct_type
+from services.local.kafka import EmbeddedKafka
 
 Closed = tuple[bytes, int, int, int, list[Any]]
 
@@ -208,3 +219,47 @@ def test_published_results_are_closed_sessions(spark: Any) -> None:
         ("e", 5),
     }
     assert {r.key for r in published(given, closed, once=False).collect()} == {"c", "d", "e"}
+
+
+WHOLE_WAY = (good, doubled, lost, moved_in_time, needlessly_split)
+
+
+@pytest.fixture
+def _one_session(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The command takes the session that is there, and leaves it and the log as they are."""
+    monkeypatch.setattr("services.compactor.spark.spark_session", lambda *_: contextlib.nullcontext(spark))
+    before = logging.root.handlers[:], logging.root.level
+    yield
+    logging.root.handlers[:], logging.root.level = before
+
+
+@pytest.mark.usefixtures("_one_session")
+def test_the_command_fails_on_a_lake_that_was_tampered_with(
+    new_simulation: Any,
+    aggregations: Mapping[str, Any],
+    topics: Any,
+    kafka: EmbeddedKafka,
+    topic_name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`penstock audit` ends with 0 on a good lake, and with 1 and the names of the checks on each of the others."""
+    flags = ["--kafka.bootstrap-servers", kafka.bootstrap_servers, "--lake", str(tmp_path / "lake")]
+    for tamper in WHOLE_WAY:
+        simulation = new_simulation(f"{topic_name}-{tamper.__name__}", 1)
+        simulation.feed(150, seed=7, commit_every=math.inf)
+        (task,) = simulation.tasks
+        task.closed, task.finals = task.finals, []
+        tamper(task, aggregations)
+        task.finals, task.closed = task.closed, []
+        task.commit()
+        topics.write(simulation)
+        own = ["--application", simulation.name, *flags]
+        assert compact_main(own) == DONE
+        assert (tmp_path / "lake" / simulation.name / "closed" / "banks").is_dir()
+        status = audit_main([*own, "--expect-records", "150", "--json"])
+        report = json.loads(capsys.readouterr().out.splitlines()[-1])
+        found = {name for name, differences in report["differences"].items() if differences}
+        assert (status, report["audit_ok"]) == ((AUDIT_OK, True) if tamper is good else (AUDIT_DIFFERENCES, False))
+        assert found >= TAMPERED[tamper], tamper.__name__
+        assert report["sessions_closed"] > 20

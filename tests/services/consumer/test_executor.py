@@ -148,6 +148,49 @@ async def test_what_cannot_be_decoded_is_buried_raw() -> None:
     assert bench.position == 2
 
 
+class Mute(Exception):
+    """An error of user code that cannot even be printed."""
+
+    def __str__(self) -> str:
+        raise KeyError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "exception"),
+    [(KeyError("user"), "KeyError"), (RecursionError(), "RecursionError"), (Mute(), f"{__name__}.Mute")],
+    ids=["KeyError", "RecursionError", "mute"],
+)
+async def test_whatever_a_decoder_raises_is_a_dead_letter(error: Exception, exception: str) -> None:
+    """A type of the user's may raise anything for one record: that record is buried, and the next one is handled."""
+
+    def decode(topic: str, data: bytes | None) -> object:
+        if data == b"poison":
+            raise error
+        return data
+
+    bench = Bench(succeed, [b"poison", b"good"], decode=decode)
+    await bench.turn()
+    await bench.turn()
+    letter = parse_dead_letter(stored(bench.buried[0]))
+    assert (letter.record.value, letter.stage, letter.exception) == (b"poison", "deserialize", exception)
+    assert (len(bench.buried), bench.position) == (1, 2)
+
+
+@pytest.mark.parametrize("error", [Mute(), SystemExit(3), BaseExceptionGroup("g", [GeneratorExit()])], ids=repr)
+async def test_whatever_a_handler_raises_follows_the_policy(error: BaseException) -> None:
+    """Retried, then buried at stage process: neither an exit nor an error without a text ends the execution."""
+
+    async def handle(_: object) -> None:
+        raise error
+
+    bench = Bench(handle, [b"1"], max_attempts=2)
+    await bench.turn()
+    assert not bench.buried
+    await bench.turn()
+    letter = parse_dead_letter(stored(bench.buried[0]))
+    assert (letter.stage, letter.attempts, bench.position) == ("process", 2, 1)
+
+
 async def test_a_batch_buries_what_it_cannot_decode_and_handles_the_rest() -> None:
     """One broken record does not take its batch with it."""
     seen = []

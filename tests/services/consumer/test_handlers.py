@@ -8,7 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.consumer.handlers import Handler, HandlerCancelled, HandlerTimeout, load_decoder, load_handler
+from services.consumer.handlers import (
+    Handler,
+    HandlerCancelled,
+    HandlerExited,
+    HandlerTimeout,
+    load_decoder,
+    load_handler,
+)
 from shared.common.errors import ConfigError, SerializationError
 from shared.common.records import ConsumerRecord
 
@@ -127,6 +134,23 @@ async def test_what_it_raises_comes_back() -> None:
             raise error
 
         assert await Handler("h", handle).call([RECORD], 1_000) is error
+
+
+async def test_an_exit_is_a_failure() -> None:
+    """sys.exit within a handler does not end the process; an interrupt from the keyboard still does."""
+
+    async def leave(_: object) -> None:
+        raise SystemExit(3)
+
+    error = await Handler("app:leave", leave).call([RECORD], 1_000)
+    assert isinstance(error, HandlerExited)
+    assert str(error) == "app:leave raised SystemExit: 3"
+
+    async def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        await Handler("app:interrupt", interrupt).call([RECORD], 1_000)
 
 
 async def test_a_handler_that_hangs_is_cancelled() -> None:

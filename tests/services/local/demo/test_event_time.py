@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.local.demo.event_time import NoTime, formats_that_fit, time_parser
+from services.local.demo.event_time import NoTime, better_unit, formats_that_fit, time_parser
 
 AT_MS = 1_714_557_600_000
 LATEST_MS = 2_000_000_000_000
@@ -56,3 +56,23 @@ def test_what_is_no_time_says_why(time_format: str | None, text: str, says: str)
 def test_formats_that_fit(text: str, fitting: list[str]) -> None:
     """Only what makes a time of this century of the text is worth naming."""
     assert formats_that_fit(text, LATEST_MS) == fitting
+
+
+@pytest.mark.parametrize(
+    ("text", "time_format", "says"),
+    [
+        (
+            "1714557600",
+            "epoch_ms",
+            "'1714557600' is a time in 1970 by --time-format epoch_ms; --time-format epoch reads it",
+        ),
+        ("1714557600000", "epoch_us", "--time-format epoch_ms reads it"),
+        ("1714557600", "epoch_s", None),
+        ("157766400000", "epoch_ms", None),
+        ("1970-01-20", None, None),
+    ],
+)
+def test_an_epoch_in_the_wrong_unit_is_seen(text: str, time_format: str | None, says: str | None) -> None:
+    """Seconds read as milliseconds lie in January 1970; a true time of the seventies is left alone."""
+    found = better_unit(text, time_format, LATEST_MS)
+    assert found is says is None or (found is not None and says is not None and says in found)

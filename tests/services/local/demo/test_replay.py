@@ -11,7 +11,14 @@ from services.local.demo.replay import IngestRefused, Replay
 
 
 class Endpoint:
-    """A server that stores every line but those that say so, and answers as the ingest does."""
+    """A server that stores every line but those that say so, and answers as the ingest does.
+
+    `statuses` are those of the first requests, which it stores nothing of.
+    """
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses = list(statuses)
+        self.requests = 0
 
     async def __aenter__(self) -> Endpoint:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -28,8 +35,14 @@ class Endpoint:
             body = {"stored": len(lines) - len(bad), "errors": [{"line": n, "message": "no time"} for n in bad]}
             if b"stop" in lines:
                 body |= {"stopped_at_line": 1, "stop_reason": "there were 1000 errors"}
+            self.requests += 1
+            status = self.statuses.pop(0) if self.statuses else 207
+            if status != 207:
+                unknown = len(lines) if status == 504 else 0
+                body = {"stored": 0, "unknown": unknown, "errors": [{"line": 1, "message": "not acknowledged"}]}
             data = msgspec.json.encode(body)
-            writer.write(b"HTTP/1.1 207 x\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data))
+            head = b"HTTP/1.1 %d x\r\nretry-after: 0\r\ncontent-length: %d\r\n\r\n" % (status, len(data))
+            writer.write(head + data)
 
 
 async def test_a_refusal_is_counted_and_named_by_its_number() -> None:
@@ -52,3 +65,23 @@ async def test_a_request_that_was_stopped_is_an_error() -> None:
         with pytest.raises(IngestRefused, match="there were 1000 errors"):
             await replay.send()
         await replay.close()
+
+
+async def test_a_batch_of_which_nothing_was_stored_is_sent_again() -> None:
+    """429 and 503 say that the endpoint holds none of it, so it is there once after any number of them."""
+    async with Endpoint(503, 429, 503) as endpoint:
+        replay = Replay(endpoint.url, "t", iter([b"good", b"good"]), lambda number, message: message)
+        await replay.send()
+        await replay.close()
+        assert endpoint.requests == 4
+    assert (replay.counts.sent, replay.counts.acknowledged, replay.counts.refused) == (2, 2, 0)
+
+
+async def test_a_batch_that_may_be_stored_is_not_sent_again() -> None:
+    """504: a second copy could be stored, so the replay ends and says so."""
+    async with Endpoint(504) as endpoint:
+        replay = Replay(endpoint.url, "t", iter([b"good", b"good"]), lambda number, message: message)
+        with pytest.raises(IngestRefused, match=r"answered 504: of 2 events 2 may or may not be stored.*not ack"):
+            await replay.send()
+        await replay.close()
+        assert endpoint.requests == 1

@@ -1,0 +1,67 @@
+"""The demo's data folder: emptied at each start, for one demo at a time (an edge).
+
+The lock lies in the folder and outlives its emptying. A demo that was killed leaves a broker behind that is ending: its
+own lock is waited for before anything is removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from services.local.folder_lock import LOCK_FILE, FolderLock
+from shared.common.errors import ConfigError
+
+MARKER = "penstock-demo"  # a file in the folder: only a folder that a demo made is emptied by the next
+KAFKA = "kafka"  # the broker's folder in it
+
+
+@contextmanager
+def fresh_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder for this run alone, as an absolute path; what the run leaves there stays.
+
+    Raises ConfigError for a folder that no demo made, and FolderInUse (with the process) while another demo has it.
+    """
+    folder = folder.absolute()
+    _require_a_demos(folder)
+    lock = FolderLock(folder, "another demo,")
+    asyncio.run(lock.acquire())
+    try:
+        if (folder / KAFKA).is_dir():
+            broker = FolderLock(folder / KAFKA)
+            asyncio.run(broker.acquire())
+            broker.release()
+        _empty(folder)
+        yield folder
+    finally:
+        lock.release()
+
+
+def _require_a_demos(folder: Path) -> None:
+    try:
+        names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
+    except OSError as e:
+        raise _unusable(folder, e) from None
+    if names - {LOCK_FILE} and MARKER not in names:
+        raise ConfigError(f"--data-dir: {folder} is not empty, and no demo made it")
+
+
+def _empty(folder: Path) -> None:
+    try:
+        for entry in folder.iterdir():
+            if entry.name == LOCK_FILE:
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+        (folder / MARKER).write_text("This folder belongs to `penstock demo`, which empties it at its next start.\n")
+    except OSError as e:
+        raise _unusable(folder, e) from None
+
+
+def _unusable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"--data-dir: {folder}: {error.strerror or error}")

@@ -1,0 +1,126 @@
+"""What the doctor looks at: Kafka with its topics, Java, the cached jars, the disks (an edge)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from services.local.doctor.rules import AGE_CONFIGS, Finding, TopicFacts, all_topic_findings, disk_finding
+from services.local.jars import KAFKA_JARS
+from shared.clients.admin import Admin, TopicDescription
+from shared.common.errors import ConfigError, PenstockError
+from shared.common.ivy import JarSet, cache_root
+from shared.common.java import find_java
+from shared.common.records import TopicPartition
+from shared.common.settings import KafkaSettings
+from shared.common.topic_names import dead_letter_topic
+
+
+async def examine_kafka(kafka: KafkaSettings, topics: Iterable[str], now_ms: int) -> list[Finding]:
+    """Kafka and the topics of these names; all but Kafka's own where none is named.
+
+    What cannot be looked at is a finding; nothing is raised for it.
+    """
+    about = f"Kafka at {kafka.bootstrap_servers}"
+    try:
+        async with Admin(kafka, timeout_ms=kafka.request_timeout_ms) as admin:
+            brokers = (await admin.cluster()).brokers
+            if lacking := await admin.unsupported_requests():
+                mend = "an upgrade of the brokers to Kafka 2.8 or newer"
+                return [Finding("problem", about, f"it does not speak {', '.join(lacking)}", mend)]
+            reached = Finding("ok", about, f"{len(brokers)} brokers, which speak all that is asked of them")
+            return [reached, *await _examine_topics(admin, kafka, set(topics), now_ms)]
+    except PenstockError as e:
+        mend = "penstock kafka (runs one on this machine), or --kafka.bootstrap-servers=HOST:PORT of yours"
+        return [Finding("problem", about, f"{type(e).__name__}: {e}", mend)]
+
+
+async def _examine_topics(admin: Admin, kafka: KafkaSettings, named: set[str], now_ms: int) -> list[Finding]:
+    existing = set(await admin.list_topics())
+    wanted = existing & (named | {dead_letter_topic(name) for name in named}) if named else existing
+    described = await admin.describe_topics(sorted(wanted))
+    configs = {name: await admin.describe_configs(name) for name in sorted(wanted)}
+    facts = await _facts(admin, described, configs, named, now_ms)
+    groups = [group.group_id for group in await admin.list_groups()]
+    findings = all_topic_findings(facts, sorted(named - existing), groups, kafka.bootstrap_servers)
+    shown = "topics" if named else "topics (all)"
+    return findings or [Finding("ok", shown, f"{len(facts)} topics, which keep what is written to them")]
+
+
+async def _facts(
+    admin: Admin,
+    described: Mapping[str, TopicDescription],
+    configs: Mapping[str, Mapping[str, str | None]],
+    named: set[str],
+    now_ms: int,
+) -> dict[str, TopicFacts]:
+    bare = {
+        name: TopicFacts(
+            name,
+            len(topic.partitions),
+            configs[name],
+            leaderless=tuple(p.partition for p in topic.partitions if p.leader is None),
+            named=name in named,
+        )
+        for name, topic in described.items()
+    }
+    partitions = {
+        name: [TopicPartition(name, p.partition) for p in topic.partitions if p.leader is not None]
+        for name, topic in described.items()
+    }
+    first = await admin.list_offsets({tp: "earliest" for tps in partitions.values() for tp in tps})
+    older: dict[str, dict[str, int]] = {name: {} for name in bare}
+    for config in AGE_CONFIGS:
+        limits = {name: topic.ms(config) for name, topic in bare.items()}
+        cut = {tp: now_ms - ms for name, ms in limits.items() if ms is not None for tp in partitions[name]}
+        # The first offset with a record that young: all that lies before it is older.
+        for tp, offset in (await admin.list_offsets({tp: max(0, at) for tp, at in cut.items()})).items():
+            older[tp.topic][config] = older[tp.topic].get(config, 0) + max(0, offset - first[tp])
+    return {
+        name: TopicFacts(
+            name,
+            topic.partitions,
+            topic.configs,
+            older[name],
+            sum(first[tp] for tp in partitions[name]),
+            topic.leaderless,
+            topic.named,
+        )
+        for name, topic in bare.items()
+    }
+
+
+def examine_machine(data_dir: Path) -> list[Finding]:
+    """Java, the jars that Kafka and Spark need, and room on the disks of the cache and of `data_dir`."""
+    findings = [_examine_java(), _examine_jars(KAFKA_JARS, "python -m services.local.jars")]
+    try:
+        from services.compactor.spark import SPARK_JARS  # imports pyspark, which takes a second
+    except ImportError as e:
+        findings.append(Finding("problem", "pyspark", f"it cannot be imported: {e}", "pip install pyspark"))
+    else:
+        findings.append(_examine_jars(SPARK_JARS, "python -m services.compactor.spark --fetch"))
+    places = {str(folder): shutil.disk_usage(folder).free for folder in map(_existing, (cache_root(), data_dir))}
+    return [*findings, *(disk_finding(folder, free_bytes) for folder, free_bytes in places.items())]
+
+
+def _examine_java() -> Finding:
+    try:
+        java = find_java()
+    except ConfigError as e:  # which names the command by itself
+        return Finding("problem", "Java", str(e))
+    return Finding("ok", "Java", f"{java.executable} is version {java.version}")
+
+
+def _examine_jars(wanted: JarSet, command: str) -> Finding:
+    folder = cache_root() / wanted.folder
+    if folder.is_dir():
+        return Finding("ok", wanted.title, f"its jars are in {folder}")
+    return Finding("warning", wanted.title, f"no jars in {folder}: the first start downloads them", command)
+
+
+def _existing(folder: Path) -> Path:
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return folder

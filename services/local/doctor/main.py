@@ -1,0 +1,53 @@
+"""`penstock doctor`: is this machine, and is this Kafka, what Penstock needs?
+
+One line a finding on standard output, problems with the command that mends them. Exit status 0 where there is no
+problem (warnings included), 1 where there is one, 2 for wrong settings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from pydantic import Field
+
+from services.consumer.settings import Names
+from services.local.doctor.examination import examine_kafka, examine_machine
+from services.local.doctor.rules import Finding
+from services.local.kafka import DEFAULT_DATA_DIR
+from shared.common.clock import SYSTEM_CLOCK
+from shared.common.errors import ConfigError
+from shared.common.log import configure
+from shared.common.settings import CommandSettings, KafkaSettings, LogSettings
+
+WELL, PROBLEM, WRONG_SETTINGS = 0, 1, 2
+ORDER = ("ok", "warning", "problem")
+
+
+class DoctorSettings(CommandSettings):
+    """Looks at Kafka, its topics and this machine, and says what is wrong and how to mend it."""
+
+    log: LogSettings = LogSettings(level="error")
+    kafka: KafkaSettings = KafkaSettings(request_timeout_ms=10_000)
+    topics: Names = Field((), description="topics that hold event times, comma-separated; default: all are looked at")
+    data_dir: Path = Field(DEFAULT_DATA_DIR, description="where an embedded Kafka keeps its data")
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; returns the exit status."""
+    try:
+        settings = DoctorSettings.load(arguments, program="penstock doctor")
+    except ConfigError as e:
+        print(e, file=sys.stderr)
+        return WRONG_SETTINGS
+    configure(settings.log, "doctor")
+    findings: list[Finding] = examine_machine(settings.data_dir)
+    findings += asyncio.run(examine_kafka(settings.kafka, settings.topics, SYSTEM_CLOCK.now_ms()))
+    for finding in sorted(findings, key=lambda finding: ORDER.index(finding.level)):
+        print(finding, flush=True)
+    return PROBLEM if any(finding.level == "problem" for finding in findings) else WELL
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,195 @@
+"""What is wrong with a set-up: facts in, findings out.
+
+Sans-IO. A finding says what is the case and gives the command that mends it. A `problem` loses records or stops a
+service; a `warning` may be meant that way. Which topics hold event times nobody writes down, so a topic counts as one
+where it was named, where it is a late topic, or where it holds records that are older than its own limits.
+
+>>> facts = TopicFacts("clicks", 1, {"retention.ms": "604800000"}, older={"retention.ms": 7})
+>>> [finding.level for finding in topic_findings(facts, "localhost:9092")]
+['problem']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shared.clients.admin import NewTopic, event_time_topic
+from shared.common.topic_names import CHANGELOG_SUFFIX, DEAD_LETTER_SUFFIX, LATE_SUFFIX, dead_letter_topic
+from shared.streams.settings import REFUSAL_BYTES_MAX
+from shared.streams.topics import CHANGELOG_CONFIGS, CHANGELOG_CONFIGS_REQUIRED, RETENTION_CONFIGS
+
+Level = Literal["problem", "warning", "ok"]
+
+LONG_MAX = 2**63 - 1
+DISK_FULL_BYTES = 64 << 20
+"""Below this neither Kafka nor Spark can work."""
+DISK_SCARCE_BYTES = 1 << 30
+AGE_CONFIGS = ("retention.ms", "segment.ms")
+"""The configs in ms that Kafka compares with record timestamps."""
+TYPE_CONFIG = "message.timestamp.type"
+AHEAD_CONFIG = "message.timestamp.after.max.ms"
+BEHIND_CONFIG = "message.timestamp.before.max.ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is the case with something, and the command that mends it (empty where all is well)."""
+
+    level: Level
+    about: str
+    says: str
+    mend: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.level:<8} {self.about}: {self.says}" + (f"; mend it with: {self.mend}" if self.mend else "")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """A topic as found: configs in force, and how many records at its partitions' fronts are older than a config says.
+
+    `older` has the counts by config (`retention.ms`, `segment.ms`), `gone` is how many offsets at the fronts hold
+    nothing any more, `leaderless` are partitions without a leader. `named` is a topic that was asked about by name.
+    """
+
+    name: str
+    partitions: int
+    configs: Mapping[str, str | None]
+    older: Mapping[str, int] = field(default_factory=dict)
+    gone: int = 0
+    leaderless: tuple[int, ...] = ()
+    named: bool = False
+
+    def ms(self, config: str) -> int | None:
+        """A config as a number; None where it sets no limit."""
+        value = int(self.configs.get(config) or -1)
+        return None if value < 0 or value == LONG_MAX else value
+
+    @property
+    def deletes(self) -> bool:
+        return "delete" in (self.configs.get("cleanup.policy") or "delete")
+
+    @property
+    def holds_event_times(self) -> bool:
+        return self.named or self.name.endswith(LATE_SUFFIX) or any(self.older.values())
+
+
+def topic_findings(topic: TopicFacts, bootstrap_servers: str) -> list[Finding]:
+    """What Kafka will do to the event times of a topic that is neither a changelog nor for dead letters."""
+    found: list[Finding] = []
+    if not topic.holds_event_times:
+        return found
+
+    def say(level: Level, says: str, **configs: str) -> None:
+        mend = alter_command(bootstrap_servers, topic.name, {k.replace("_", "."): v for k, v in configs.items()})
+        found.append(Finding(level, f"topic {topic.name}", says, mend))
+
+    if topic.configs.get(TYPE_CONFIG) == "LogAppendTime":
+        says = f"{TYPE_CONFIG}=LogAppendTime: Kafka puts the time of writing in the place of each event time"
+        say("problem" if topic.named else "warning", says, message_timestamp_type="CreateTime")
+        return found
+    if topic.deletes and (limits := [c for c in RETENTION_CONFIGS if topic.ms(c) is not None]):
+        old = topic.older.get("retention.ms", 0)
+        shown = ", ".join(f"{name}={topic.configs[name]}" for name in limits)
+        says = f"{shown}: Kafka deletes by record timestamp, so old event times are gone soon after they were written"
+        if old:
+            says += f"; {old} records are due already"
+        if topic.gone:
+            says += f"; {topic.gone} offsets at the front hold nothing any more"
+        say("problem" if old else "warning", says, **{name.replace(".", "_"): "-1" for name in limits})
+    if not topic.deletes and topic.named:
+        says = f"cleanup.policy={topic.configs['cleanup.policy']}: of each key only the last record stays"
+        say("warning", says, cleanup_policy="delete")
+    if (segment_ms := topic.ms("segment.ms")) is not None and (topic.named or topic.older.get("segment.ms")):
+        says = f"segment.ms={segment_ms}: each jump of event time by more than that begins another file"
+        say("warning", says, segment_ms=str(LONG_MAX))
+    if (ahead_ms := topic.ms(AHEAD_CONFIG)) is not None:
+        says = f"{AHEAD_CONFIG}={ahead_ms}: one record further ahead makes the broker refuse its whole batch"
+        say("warning", says, message_timestamp_after_max_ms=str(LONG_MAX))
+    if (behind_ms := topic.ms(BEHIND_CONFIG)) is not None:
+        says = f"{BEHIND_CONFIG}={behind_ms}: one record with an older event time makes the broker refuse its batch"
+        say("problem", says, message_timestamp_before_max_ms=str(LONG_MAX))
+    return found
+
+
+def changelog_findings(topic: TopicFacts, groups: Iterable[str], bootstrap_servers: str) -> list[Finding]:
+    """Whether a changelog keeps what it must. Other systems name theirs alike: those have no group of the same name."""
+    wrong = [name for name in CHANGELOG_CONFIGS_REQUIRED if topic.configs.get(name) != CHANGELOG_CONFIGS[name]]
+    if not wrong:
+        return []
+    ours = topic.named or topic.name.removesuffix(CHANGELOG_SUFFIX) in set(groups)
+    shown = ", ".join(f"{name}={topic.configs.get(name)}" for name in wrong)
+    says = f"{shown}: Kafka deletes state from it" + ("" if ours else ", if it is a changelog of Penstock's")
+    mend = alter_command(bootstrap_servers, topic.name, {name: CHANGELOG_CONFIGS[name] for name in wrong})
+    return [Finding("problem" if ours else "warning", f"changelog {topic.name}", says, mend)]
+
+
+def dead_letter_findings(source: TopicFacts, letters: TopicFacts | None, bootstrap_servers: str) -> list[Finding]:
+    """Whether the dead letters of a source topic have where to go, at their full width."""
+    name = dead_letter_topic(source.name)
+    needed = int(source.configs.get("max.message.bytes") or 0) + REFUSAL_BYTES_MAX
+    if letters is None:
+        if not source.named:
+            return []
+        configs = {"max.message.bytes": str(needed)}
+        mend = create_command(bootstrap_servers, event_time_topic(name, source.partitions), configs)
+        says = "there is none; aggregator and consumer create it when they start, where they may"
+        return [Finding("warning", f"dead-letter topic {name}", says, mend)]
+    width = int(letters.configs.get("max.message.bytes") or 0)
+    if width >= needed:
+        return []
+    says = f"max.message.bytes={width}: the largest records of {source.name} do not fit with the headers of a letter"
+    mend = alter_command(bootstrap_servers, name, {"max.message.bytes": str(needed)})
+    return [Finding("problem" if source.named else "warning", f"dead-letter topic {name}", says, mend)]
+
+
+def all_topic_findings(
+    topics: Mapping[str, TopicFacts], missing: Iterable[str], groups: Iterable[str], bootstrap_servers: str
+) -> list[Finding]:
+    """Everything about the topics of a cluster; `missing` were named and are not there."""
+    found: list[Finding] = []
+    groups = set(groups)
+    for name in missing:
+        mend = create_command(bootstrap_servers, event_time_topic(name, 4), {})
+        found.append(Finding("problem", f"topic {name}", "there is no such topic", mend))
+    for name, topic in sorted(topics.items()):
+        if topic.leaderless:
+            numbers = ", ".join(map(str, topic.leaderless))
+            says = f"partitions {numbers} have no leader: they can be neither read nor written"
+            mend = f"kafka-topics.sh --bootstrap-server {bootstrap_servers} --describe --topic {name} (and start them)"
+            found.append(Finding("problem", f"topic {name}", says, mend))
+        if name.endswith(CHANGELOG_SUFFIX):
+            found += changelog_findings(topic, groups, bootstrap_servers)
+        elif not name.endswith(DEAD_LETTER_SUFFIX):
+            found += topic_findings(topic, bootstrap_servers)
+            found += dead_letter_findings(topic, topics.get(dead_letter_topic(name)), bootstrap_servers)
+    return found
+
+
+def disk_finding(folder: str, free_bytes: int) -> Finding:
+    """Whether there is room where a folder is."""
+    about, says = f"disk of {folder}", f"{free_bytes >> 20} MiB are free"
+    if free_bytes >= DISK_SCARCE_BYTES:
+        return Finding("ok", about, says)
+    level: Level = "problem" if free_bytes < DISK_FULL_BYTES else "warning"
+    return Finding(level, about, says, f"du -xh -d 2 {folder} | sort -h | tail (and remove what is not needed)")
+
+
+def alter_command(bootstrap_servers: str, topic: str, configs: Mapping[str, str]) -> str:
+    """The command that sets a topic's configs."""
+    given = ",".join(f"{name}={value}" for name, value in configs.items())
+    return (
+        f"kafka-configs.sh --bootstrap-server {bootstrap_servers} --alter --entity-type topics --entity-name {topic} "
+        f"--add-config {given}"
+    )
+
+
+def create_command(bootstrap_servers: str, topic: NewTopic, configs: Mapping[str, str]) -> str:
+    """The command that creates a topic."""
+    given = "".join(f" --config {name}={value}" for name, value in {**topic.configs, **configs}.items())
+    return (
+        f"kafka-topics.sh --bootstrap-server {bootstrap_servers} --create --topic {topic.name} "
+        f"--partitions {topic.partitions}{given}"
+    )

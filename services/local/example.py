@@ -1,0 +1,103 @@
+"""An event that a topology takes, made from what is known of it: the type of its source, and the ingest's pointers.
+
+>>> class Click(msgspec.Struct):
+...     ms: float
+...     page: str
+>>> example_event(("/user",), "/at", Click)
+'{"ms":1.5,"page":"text","user":"ann","at":"2024-05-01T10:00:00Z"}'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from shared.streams.topology import SourceNode, Topology
+
+KEY, TIME, TIME_MS = "ann", "2024-05-01T10:00:00Z", 1_714_557_600_000
+DEPTH_MAX = 8  # of types within types, which may refer to themselves
+_SAMPLES: Mapping[type, Any] = {
+    inspect.BoolType: True,
+    inspect.IntType: 1,
+    inspect.FloatType: 1.5,
+    inspect.DecimalType: "1.5",
+    inspect.StrType: "text",
+    inspect.BytesType: "",
+    inspect.UUIDType: "00000000-0000-4000-8000-000000000000",
+    inspect.DateTimeType: TIME,
+    inspect.DateType: TIME[:10],
+    inspect.TimeType: TIME[11:],
+    inspect.TimeDeltaType: "PT1S",
+}
+
+
+def example_event(key: tuple[str, ...], time: str | None, value_type: Any = dict) -> str:
+    """One event as JSON. Fields that the pointers name hold a key and a time, as text where nothing else is asked for.
+
+    Where no sample of `value_type` can be made (it constrains its values, say), the event has only what the pointers
+    name.
+    """
+    event: dict[str, Any] = {}
+    for sample in (_sample(inspect.type_info(value_type)), None):
+        event = sample if isinstance(sample, dict) else {}
+        for pointer in key:
+            _put(event, pointer, KEY, KEY)
+        if time is not None:
+            _put(event, time, TIME, TIME_MS)
+        if _is_taken(event, value_type):
+            break
+    return msgspec.json.encode(event).decode()
+
+
+def source_type(topology: Topology, topic: str) -> Any:
+    """The type that the values of a source topic are decoded as; `dict` where nothing is known of it."""
+    sources = (node for node in topology.nodes.values() if isinstance(node, SourceNode) and node.topic == topic)
+    return next((node.value_type for node in sources if node.value_type is not None), dict)
+
+
+def _is_taken(event: dict[str, Any], value_type: Any) -> bool:
+    try:
+        msgspec.json.decode(msgspec.json.encode(event), type=value_type)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _put(event: dict[str, Any], pointer: str, text: str, number: int | str) -> None:
+    """Put a value where a JSON pointer points; a number where the sample has one there."""
+    *path, last = (part.replace("~1", "/").replace("~0", "~") for part in pointer[1:].split("/"))
+    for part in path:
+        inner = event.setdefault(part, {})
+        if not isinstance(inner, dict):
+            return
+        event = inner
+    if not isinstance(event.get(last), int | float):
+        event[last] = text
+    elif isinstance(number, int):
+        event[last] = number
+
+
+def _sample(kind: inspect.Type, depth: int = 0) -> Any:
+    """A value of the type as JSON holds it; None where none is known."""
+    if depth > DEPTH_MAX:
+        return None
+    if isinstance(kind, inspect.Metadata):
+        return _sample(kind.type, depth)
+    if isinstance(kind, inspect.UnionType):
+        return next((s for s in (_sample(t, depth + 1) for t in kind.types) if s is not None), None)
+    if isinstance(kind, inspect.LiteralType):
+        return kind.values[0]
+    if isinstance(kind, inspect.EnumType):
+        return next(iter(kind.cls)).value
+    if isinstance(kind, inspect.StructType | inspect.DataclassType | inspect.TypedDictType):
+        fields = {f.encode_name: _sample(f.type, depth + 1) for f in kind.fields if f.required}
+        tag = {kind.tag_field: kind.tag} if isinstance(kind, inspect.StructType) and kind.tag_field else {}
+        return tag | fields
+    if isinstance(kind, inspect.CollectionType):
+        return []
+    if isinstance(kind, inspect.DictType):
+        return {}
+    return _SAMPLES.get(type(kind))

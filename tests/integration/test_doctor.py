@@ -1,0 +1,75 @@
+"""`penstock doctor` against a real Kafka: what is a trap there is found, and what it says mends it."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from services.local.doctor.examination import examine_kafka
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin, NewTopic, event_time_topic
+from shared.clients.producer import Producer
+from shared.common.settings import KafkaSettings
+from shared.streams.topics import CHANGELOG_CONFIGS
+
+NOW_MS = int(time.time() * 1000)
+WEEK_MS = 7 * 86_400_000
+MENDED = re.compile(r"--add-config (\S+)")
+
+
+async def test_traps_are_found_and_mended(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Old event times under a retention, a compacted changelog, a narrow dead-letter topic: each is found, and topics
+    with the configs that the commands set have no finding."""
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    source, letters, changelog = topic_name, f"{topic_name}-dlq", f"{topic_name}-changelog"
+    # Segments as they are by default: the broker would delete the old records within minutes, not within this test.
+    trap = NewTopic(source, 2, configs={"retention.ms": str(WEEK_MS)})
+    compacted = NewTopic(changelog, 2, configs={"cleanup.policy": "compact"})
+    async with Admin(settings) as admin:
+        await admin.create_topics([trap, NewTopic(letters, 2), compacted])
+        async with Producer(settings) as producer:
+            for age_ms, partition in ((8 * WEEK_MS, 0), (2 * WEEK_MS, 1), (0, 1)):
+                await (await producer.send(source, b"x", partition=partition, timestamp=NOW_MS - age_ms))
+        findings = await examine_kafka(settings, [source, changelog], NOW_MS)
+        assert findings[0].level == "ok"
+        problems = {finding.about: finding for finding in findings if finding.level == "problem"}
+        assert set(problems) == {f"topic {source}", f"changelog {changelog}", f"dead-letter topic {letters}"}
+        assert "2 records are due already" in problems[f"topic {source}"].says
+
+        changed: dict[str, dict[str, str]] = {source: {}, letters: {}, changelog: {}}
+        for finding in findings[1:]:
+            given = MENDED.search(finding.mend)
+            assert given is not None, finding
+            changed[finding.about.split()[-1]] |= dict(pair.split("=", 1) for pair in given.group(1).split(","))
+        mended = {name.replace(topic_name, f"{topic_name}-mended"): given for name, given in changed.items()}
+        await admin.create_topics([NewTopic(name, 2, configs=given) for name, given in mended.items()])
+        names = [name for name in mended if not name.endswith("-dlq")]
+        assert [finding.level for finding in await examine_kafka(settings, names, NOW_MS)] == ["ok", "ok"]
+
+
+async def test_what_penstock_creates_is_well(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Nothing is found on an event-time topic with old records, its dead letters and a changelog."""
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    made = [
+        event_time_topic(topic_name, 1),
+        event_time_topic(f"{topic_name}-dlq", 1, max_message_bytes="2000000"),
+        NewTopic(f"{topic_name}-changelog", 1, configs=CHANGELOG_CONFIGS),
+    ]
+    async with Admin(settings) as admin, Producer(settings) as producer:
+        await admin.create_topics(made)
+        await (await producer.send(topic_name, b"x", timestamp=1_000))
+    findings = await examine_kafka(settings, [topic_name, f"{topic_name}-changelog"], NOW_MS)
+    assert [finding.level for finding in findings] == ["ok", "ok"]
+
+
+async def test_every_topic_is_looked_at_where_none_is_named(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Old records give a topic of event times away; a topic that is not there is a problem of its own."""
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    async with Admin(settings) as admin, Producer(settings) as producer:
+        await admin.create_topics([NewTopic(topic_name, 1, configs={"retention.ms": str(WEEK_MS)})])
+        await (await producer.send(topic_name, b"x", timestamp=NOW_MS - 2 * WEEK_MS))
+    about = f"topic {topic_name}"
+    assert "problem" in [f.level for f in await examine_kafka(settings, [], NOW_MS) if f.about == about]
+    missing = f"{topic_name}-no"
+    (problem,) = [f for f in await examine_kafka(settings, [missing], NOW_MS) if f.level == "problem"]
+    assert (problem.about, "--create --topic" in problem.mend) == (f"topic {missing}", True)

@@ -1,0 +1,91 @@
+"""`penstock up` with README's topology, as README shows it: the post, where its result is seen, and the audit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sybil import Example, Sybil
+from sybil.parsers.markdown import CodeBlockParser
+
+README = Path(__file__).resolve().parent.parent.parent / "README.md"
+START_TIMEOUT_S, RESULT_TIMEOUT_S, AUDIT_TIMEOUT_S, STOP_TIMEOUT_S = 180, 60, 240, 90
+LAST_LINE = "Ctrl-C stops everything"
+
+
+def nothing(_: Example) -> None:
+    """Blocks are taken out here, not evaluated by Sybil."""
+
+
+def block(language: str, containing: str) -> str:
+    examples = Sybil(parsers=[CodeBlockParser(language, nothing)]).parse(README).examples()
+    (found,) = [str(example.parsed) for example in examples if containing in str(example.parsed)]
+    return found
+
+
+def flags() -> list[str]:
+    """README's flags of `up`."""
+    (line,) = [line for line in block("sh", "penstock up").splitlines() if " up " in line]
+    return shlex.split(line)[2:]
+
+
+@pytest.fixture
+def said(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """What a running `up` has printed, by the name of the row."""
+    (tmp_path / "visits.py").write_text(block("python", "# visits.py"))
+    command = [sys.executable, "-m", "services.cli", "up", "--http.port=0", *flags()]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as up:
+        watchdog = threading.Timer(START_TIMEOUT_S, up.kill)
+        watchdog.start()
+        try:
+            assert up.stdout is not None
+            lines = []
+            for line in up.stdout:
+                lines.append(line)
+                if LAST_LINE in line:
+                    break
+            watchdog.cancel()
+            assert LAST_LINE in lines[-1], lines
+            yield {line[:11].strip(): line[11:].strip() for line in lines}
+            up.send_signal(signal.SIGINT)
+            assert up.wait(STOP_TIMEOUT_S) == 0
+        finally:
+            watchdog.cancel()
+            up.kill()
+
+
+def answered(script: str, cwd: Path) -> str:
+    run = subprocess.run(["bash", "-c", script], cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_what_up_prints_and_readme_shows_works(said: dict[str, str], tmp_path: Path) -> None:
+    """The printed event is taken, not a dead letter; README's visit is seen where it says; the printed audit passes."""
+    shown = block("console", "curl").replace("http://127.0.0.1:8080", said["dashboard"])
+    post, look = (step.strip().rsplit("\n", 1) for step in shown.split("$ ")[1:])
+    assert answered(post[0], tmp_path).strip() == post[1]
+    assert json.loads(answered(said["ingest"], tmp_path))["stored"] == 1
+    deadline = time.monotonic() + RESULT_TIMEOUT_S
+    while '"topic": "visits"' not in (tmp_path / ".penstock" / "logs" / "consumer.log").read_text():
+        assert time.monotonic() < deadline, answered("cat .penstock/logs/*.log", tmp_path)
+        time.sleep(0.2)
+    assert answered(look[0], tmp_path).strip() == look[1]
+    assert said["topology"] == "visits:topology, as application penstock"
+    program, *audit = shlex.split(said["audit"])
+    assert program.endswith("penstock")
+    command = [sys.executable, "-m", "services.cli", *audit, "--json"]
+    report = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=AUDIT_TIMEOUT_S, check=False)
+    assert report.returncode == 0, report.stdout + report.stderr
+    result = json.loads(report.stdout.splitlines()[-1])
+    assert (result["records"], result["dead_letters"], result["late"], result["unprocessed"]) == (4, 0, 1, 0)

@@ -1,0 +1,33 @@
+"""Which dead-letter topic `penstock dlq` takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.consumer.dlq import find_dead_letter_topic
+from shared.common.errors import UnknownTopicOrPartition
+
+
+@pytest.mark.parametrize(
+    ("named", "existing", "taken"),
+    [
+        ("clicks", ["clicks", "clicks-dlq"], "clicks-dlq"),
+        ("clicks", ["clicks-dlq"], "clicks-dlq"),
+        ("clicks-dlq", ["clicks", "clicks-dlq"], "clicks-dlq"),
+        ("clicks-dlq", ["clicks-dlq", "clicks-dlq-dlq"], "clicks-dlq-dlq"),
+    ],
+)
+def test_the_source_or_its_dead_letter_topic_may_be_named(named: str, existing: list[str], taken: str) -> None:
+    """A dead-letter topic stands for itself, unless it is a source that has dead letters of its own."""
+    assert find_dead_letter_topic(named, existing) == taken
+
+
+def test_an_unknown_topic_is_refused_with_what_there_is() -> None:
+    """The error says what was looked for, that a source is wanted, and which dead-letter topics exist."""
+    with pytest.raises(UnknownTopicOrPartition, match=r"no topic click-dlq: name the source topic.*are clicks-dlq\)"):
+        find_dead_letter_topic("click", ["clicks", "clicks-dlq"])
+    with pytest.raises(UnknownTopicOrPartition, match=r"no topic ends in -dlq"):
+        find_dead_letter_topic("clicks-dlq", ["clicks"])
+    many = [f"t{n:02}-dlq" for n in range(11)]
+    with pytest.raises(UnknownTopicOrPartition, match=r"t09-dlq, …\)"):
+        find_dead_letter_topic("clicks", many)

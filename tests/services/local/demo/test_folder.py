@@ -1,0 +1,66 @@
+"""The demo's folder, with a real second process and a broker's lock."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.local.demo.folder import KAFKA, fresh_folder
+from services.local.folder_lock import FolderInUse, FolderLock
+from shared.common.errors import ConfigError
+
+HOLDER = """
+import sys
+from pathlib import Path
+from services.local.demo.folder import fresh_folder
+with fresh_folder(Path(sys.argv[1])) as folder:
+    (folder / "data").write_text("mine")
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_folder_in_use_keeps_its_data(tmp_path: Path) -> None:
+    """A second demo is refused with the first one's process and touches nothing; after its end it is emptied."""
+    folder = tmp_path / "new" / "demo"
+    command = [sys.executable, "-c", HOLDER, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"held\n"
+        with pytest.raises(FolderInUse, match=f"in use by another demo, process {first.pid}$"), fresh_folder(folder):
+            pass
+        assert (folder / "data").read_text() == "mine"
+        first.kill()
+    (folder / "lake").mkdir()
+    with fresh_folder(folder) as again:
+        assert again == folder
+        assert not (folder / "data").exists()
+        assert not (folder / "lake").exists()
+
+
+def test_a_broker_in_the_folder_is_no_data_to_empty(tmp_path: Path) -> None:
+    """A broker that runs in a demo's folder, whoever started it, keeps the folder as it is."""
+    with fresh_folder(tmp_path) as folder:
+        lock = FolderLock(folder / KAFKA)
+        asyncio.run(lock.acquire())
+    (folder / KAFKA / "log").write_text("mine")
+    says = f"in use by another running broker, started by process {os.getpid()}"
+    with pytest.raises(FolderInUse, match=says), fresh_folder(folder):
+        pass
+    assert (folder / KAFKA / "log").read_text() == "mine"
+    lock.release()
+
+
+def test_a_folder_that_no_demo_made_is_refused(tmp_path: Path) -> None:
+    """Someone else's files are neither removed nor given a lock's company."""
+    (tmp_path / "thesis").write_text("mine")
+    with pytest.raises(ConfigError, match="is not empty, and no demo made it"), fresh_folder(tmp_path):
+        pass
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis"]
+    with pytest.raises(ConfigError, match="--data-dir"), fresh_folder(tmp_path / "thesis"):
+        pass

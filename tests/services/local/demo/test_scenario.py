@@ -1,0 +1,30 @@
+"""The demo's verdict, without a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.local.demo.replay import ReplayCounts
+from services.local.demo.scenario import Outcome
+
+
+@pytest.mark.parametrize(
+    ("audit_ok", "dead_letters", "unfit", "refused", "ok"),
+    [
+        (True, 17, 17, 0, True),
+        (True, 0, 0, 0, True),
+        (False, 17, 17, 0, False),
+        (True, 18, 17, 0, False),
+        (True, 16, 17, 0, False),
+        (True, 16, 17, 1, True),
+        (True, 15, 17, 1, False),
+        (True, 18, 17, 1, False),
+    ],
+)
+def test_dead_letters_must_be_the_events_that_were_sent_to_be_some(
+    audit_ok: bool, dead_letters: int, unfit: int, refused: int, ok: bool
+) -> None:
+    """A good event among the dead letters fails the demo though the audit passes, and so does a bad one that is not."""
+    outcome = Outcome(ReplayCounts(refused=refused), unfit=unfit, audit_ok=audit_ok)
+    outcome.audit = {"dead_letters": dead_letters}
+    assert outcome.ok is ok

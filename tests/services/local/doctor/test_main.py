@@ -1,0 +1,39 @@
+"""The doctor's exit statuses and lines, without a broker."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.local.doctor.main import main
+
+
+def test_a_wrong_setting_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 2, before anything is looked at."""
+    assert main(["--kafka.bootstrap-server=x"]) == 2
+    said = capsys.readouterr()
+    assert "kafka.bootstrap-servers" in said.err
+    assert said.out == ""
+
+
+def test_a_kafka_that_is_not_there_is_a_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 1; the machine is looked at all the same, and the problem stands last, with what mends it."""
+    assert main(["--kafka.bootstrap-servers=127.0.0.1:1", "--kafka.request-timeout-ms=500"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("problem  Kafka at 127.0.0.1:1: BrokerNotAvailable")
+    assert "mend it with: penstock kafka" in lines[-1]
+    assert any(line.split()[1] == "Java:" for line in lines)
+    assert any("disk of" in line for line in lines)
+
+
+def test_missing_jars_are_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    """As warnings, since the first start fetches them, with the command that does it now."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    main(["--kafka.bootstrap-servers=127.0.0.1:1", "--kafka.request-timeout-ms=100"])
+    lines = capsys.readouterr().out.splitlines()
+    jars = [line for line in lines if "no jars in" in line]
+    assert [line.rpartition("mend it with: ")[2] for line in jars] == [
+        "python -m services.local.jars",
+        "python -m services.compactor.spark --fetch",
+    ]

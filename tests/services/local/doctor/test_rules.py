@@ -1,0 +1,142 @@
+"""What the doctor finds wrong, given facts."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.local.doctor.rules import (
+    Finding,
+    TopicFacts,
+    all_topic_findings,
+    changelog_findings,
+    dead_letter_findings,
+    disk_finding,
+    topic_findings,
+)
+from shared.clients.admin import event_time_topic
+from shared.streams.settings import REFUSAL_BYTES_MAX
+from shared.streams.topics import CHANGELOG_CONFIGS
+
+WEEK = str(7 * 86_400_000)
+DEFAULTS = {
+    "cleanup.policy": "delete",
+    "retention.ms": WEEK,
+    "retention.bytes": "-1",
+    "segment.ms": WEEK,
+    "message.timestamp.type": "CreateTime",
+    "message.timestamp.after.max.ms": "3600000",
+    "message.timestamp.before.max.ms": str(2**63 - 1),
+    "max.message.bytes": "1048588",
+}
+KAFKA = "kafka-1:9092"
+ALTER = f"kafka-configs.sh --bootstrap-server {KAFKA} --alter --entity-type topics --entity-name"
+
+
+def levels(findings: list[Finding]) -> list[str]:
+    return [finding.level for finding in findings]
+
+
+def configs(**changed: str) -> dict[str, str]:
+    return DEFAULTS | {name.replace("_", "."): value for name, value in changed.items()}
+
+
+def test_an_ordinary_topic_is_left_alone() -> None:
+    """A week's retention is right where nothing in the topic is older than that by its own time."""
+    assert topic_findings(TopicFacts("metrics", 3, DEFAULTS, {"retention.ms": 0, "segment.ms": 0}), KAFKA) == []
+
+
+def test_what_penstock_creates_is_well() -> None:
+    """An event-time topic has no finding, even when it is asked about and full of old records."""
+    made = DEFAULTS | dict(event_time_topic("clicks", 3).configs)
+    assert topic_findings(TopicFacts("clicks", 3, made, {"retention.ms": 9}, named=True), KAFKA) == []
+
+
+def test_records_older_than_the_retention_are_a_problem() -> None:
+    """Kafka deletes them by their own time: the finding counts them and has the command that keeps them."""
+    facts = TopicFacts("clicks", 3, configs(retention_bytes="1000"), {"retention.ms": 12, "segment.ms": 0}, gone=5)
+    first, *others = topic_findings(facts, KAFKA)
+    assert (first.level, first.about) == ("problem", "topic clicks")
+    assert f"retention.ms={WEEK}, retention.bytes=1000" in first.says
+    assert "12 records are due already; 5 offsets at the front" in first.says
+    assert first.mend == f"{ALTER} clicks --add-config retention.ms=-1,retention.bytes=-1"
+    assert str(first).startswith("problem  topic clicks: retention.ms=")
+    assert str(first).endswith("; mend it with: " + first.mend)
+    assert levels(others) == ["warning"]  # message.timestamp.after.max.ms
+
+
+def test_a_named_topic_is_warned_of_every_trap() -> None:
+    """Retention, segments and a limit ahead may be meant so; each has its own line and command."""
+    findings = topic_findings(TopicFacts("clicks", 3, DEFAULTS, named=True), KAFKA)
+    assert levels(findings) == ["warning"] * 3
+    assert [finding.mend.rpartition(" ")[2] for finding in findings] == [
+        "retention.ms=-1",
+        "segment.ms=9223372036854775807",
+        "message.timestamp.after.max.ms=9223372036854775807",
+    ]
+
+
+def test_a_late_topic_holds_event_times_by_its_name() -> None:
+    """Late records carry their event times, and are old by what they are."""
+    assert "retention.ms" in topic_findings(TopicFacts("clicks-late", 3, DEFAULTS), KAFKA)[0].says
+
+
+@pytest.mark.parametrize(
+    ("changed", "level", "mend"),
+    [
+        ({"message_timestamp_type": "LogAppendTime"}, "problem", "message.timestamp.type=CreateTime"),
+        ({"message_timestamp_before_max_ms": "1000"}, "problem", "message.timestamp.before.max.ms="),
+        ({"cleanup_policy": "compact"}, "warning", "cleanup.policy=delete"),
+    ],
+)
+def test_configs_that_lose_event_times(changed: dict[str, str], level: str, mend: str) -> None:
+    """A time that is overwritten, refused, or of a record that compaction removes."""
+    findings = topic_findings(TopicFacts("clicks", 3, configs(**changed), named=True), KAFKA)
+    assert (level, True) in [(finding.level, mend in finding.mend) for finding in findings]
+
+
+def test_a_changelog_that_loses_state_is_a_problem() -> None:
+    """Where a group of its application is there; another system's topic of such a name is only mentioned."""
+    facts = TopicFacts("visits-changelog", 3, dict(CHANGELOG_CONFIGS) | {"cleanup.policy": "compact"})
+    (ours,) = changelog_findings(facts, ["visits"], KAFKA)
+    assert (ours.level, ours.mend) == ("problem", f"{ALTER} visits-changelog --add-config cleanup.policy=delete")
+    assert levels(changelog_findings(facts, ["other"], KAFKA)) == ["warning"]
+    assert changelog_findings(TopicFacts("visits-changelog", 3, CHANGELOG_CONFIGS), ["visits"], KAFKA) == []
+
+
+def test_dead_letters_need_a_topic_as_wide_as_their_source() -> None:
+    """A missing one is said for a named source, with the command that makes it; a narrow one with that which widens."""
+    source = TopicFacts("clicks", 3, DEFAULTS, named=True)
+    (missing,) = dead_letter_findings(source, None, KAFKA)
+    assert missing.level == "warning"
+    assert "--create --topic clicks-dlq --partitions 3 --config retention.ms=-1" in missing.mend
+    wide = 1_048_588 + REFUSAL_BYTES_MAX
+    assert missing.mend.endswith(f"--config max.message.bytes={wide}")
+    (narrow,) = dead_letter_findings(source, TopicFacts("clicks-dlq", 3, DEFAULTS), KAFKA)
+    assert (narrow.level, narrow.mend) == ("problem", f"{ALTER} clicks-dlq --add-config max.message.bytes={wide}")
+    letters = TopicFacts("clicks-dlq", 3, configs(max_message_bytes=str(wide)))
+    assert dead_letter_findings(source, letters, KAFKA) == []
+    assert dead_letter_findings(TopicFacts("metrics", 3, DEFAULTS), None, KAFKA) == []
+
+
+def test_each_topic_is_held_to_the_rules_of_its_kind() -> None:
+    """Missing and leaderless ones are problems; a dead-letter topic's own retention is its owner's."""
+    topics = {
+        "clicks-dlq": TopicFacts("clicks-dlq", 1, DEFAULTS, {"retention.ms": 3}),
+        "visits-changelog": TopicFacts("visits-changelog", 1, DEFAULTS, {"retention.ms": 3}),
+        "broken": TopicFacts("broken", 2, DEFAULTS, leaderless=(1,)),
+    }
+    findings = all_topic_findings(topics, ["gone"], ["visits"], KAFKA)
+    assert [(finding.level, finding.about) for finding in findings] == [
+        ("problem", "topic gone"),
+        ("problem", "topic broken"),
+        ("problem", "changelog visits-changelog"),
+    ]
+    assert "partitions 1 have no leader" in findings[1].says
+
+
+@pytest.mark.parametrize(("free_mb", "level"), [(10, "problem"), (500, "warning"), (5_000, "ok")])
+def test_a_disk_that_is_nearly_full(free_mb: int, level: str) -> None:
+    """Said before it is full, a problem where nothing can be written any more."""
+    finding = disk_finding("/data", free_mb << 20)
+    assert (finding.level, finding.says) == (level, f"{free_mb} MiB are free")
+    assert (finding.mend == "") == (level == "ok")

@@ -1,0 +1,74 @@
+"""Events made from what is known of a topology."""
+
+from __future__ import annotations
+
+import enum
+from datetime import date, datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+
+from services.local.example import KEY, TIME, TIME_MS, example_event, source_type
+from shared.streams.aggregations import Count
+from shared.streams.dsl import StreamsBuilder
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+class Place(msgspec.Struct, tag="place"):
+    name: str
+
+
+class Order(msgspec.Struct, rename="camel"):
+    order_id: int
+    placed_at: datetime
+    on_day: date
+    paid: bool
+    total: float | None
+    color: Color
+    kind: Literal["new", "old"]
+    place: Place
+    tags: list[str]
+    more: dict[str, int]
+    note: str = ""
+
+
+class Measured(msgspec.Struct):
+    at: int
+    sensor: int
+
+
+class Strict(msgspec.Struct):
+    name: Annotated[str, msgspec.Meta(pattern="^x+$")]
+
+
+@pytest.mark.parametrize("value_type", [dict, Order, Measured, Any])
+def test_an_example_is_taken(value_type: Any) -> None:
+    """The source's own type decodes it, with the key and the time where the pointers look."""
+    event = msgspec.json.decode(example_event(("/user/id",), "/when", value_type))
+    assert event["user"]["id"] == KEY
+    assert event["when"] == TIME
+    msgspec.json.decode(msgspec.json.encode(event), type=value_type)
+
+
+def test_a_pointer_at_a_number_keeps_a_number() -> None:
+    """A time that the type holds as an integer is ms since the epoch; a key stays the sample."""
+    event = msgspec.json.decode(example_event(("/sensor",), "/at", Measured))
+    assert event == {"at": TIME_MS, "sensor": 1}
+
+
+def test_what_no_sample_fits_has_only_key_and_time() -> None:
+    """A type that constrains its values gets the fields that the ingest needs, and nothing invented that is refused."""
+    assert msgspec.json.decode(example_event(("/user",), None, Strict)) == {"user": KEY}
+
+
+def test_the_type_is_that_of_the_source() -> None:
+    """The topology says what a topic's values are decoded as; for a topic that it does not read nothing is known."""
+    builder = StreamsBuilder()
+    builder.stream("orders", value=Order).group_by_key().session_window(1_000).aggregate("s", n=Count())
+    topology = builder.build()
+    assert source_type(topology, "orders") is Order
+    assert source_type(topology, "others") is dict
