@@ -139,6 +139,14 @@ class FencedInstanceId(FatalError):
     """Another member took over this `group_instance_id`."""
 
 
+class InconsistentGroupProtocol(PenstockError):
+    """The group's other members assign partitions in another way than `partition_assignment_strategy` says."""
+
+
+class GroupMaxSizeReached(PenstockError):
+    """The group has as many members as the broker allows (`group.max.size`)."""
+
+
 class OffsetOutOfRange(PenstockError):
     """An offset outside of what the partition holds, where no reset is allowed."""
 

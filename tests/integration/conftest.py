@@ -26,6 +26,7 @@ from shared.common.java import find_java
 
 TEST_PROPERTIES = {
     "group.min.session.timeout.ms": "100",
+    "log.cleaner.backoff.ms": "200",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
 }
 

@@ -1,6 +1,6 @@
 """The one room that knows aiokafka: sockets, metadata, wire structs, record batches, and the error table."""
 
-from shared.clients.connection import wire
+from shared.clients.connection import wire, wire_groups
 from shared.clients.connection.batches import (
     COMPRESSION,
     BatchRecord,
@@ -13,9 +13,10 @@ from shared.clients.connection.batches import (
     seal_batch,
 )
 from shared.clients.connection.client import Connection, default_client_id, translated
-from shared.clients.connection.consuming import Fetching
 from shared.clients.connection.errors import error_for_code, name_of, translate
+from shared.clients.connection.fetch import FetchedPartition, FetchRequest, FetchResponse
 from shared.clients.connection.lookups import by_leader, list_offsets
+from shared.clients.connection.piece import Piece
 from shared.clients.connection.produce import ProduceAnswer, ProduceResponse
 from shared.clients.connection.wire_types import NO_UUID, decode_assignment
 
@@ -24,7 +25,10 @@ __all__ = [
     "NO_UUID",
     "BatchRecord",
     "Connection",
-    "Fetching",
+    "FetchRequest",
+    "FetchResponse",
+    "FetchedPartition",
+    "Piece",
     "ProduceAnswer",
     "ProduceResponse",
     "batch_records",
@@ -43,4 +47,5 @@ __all__ = [
     "translate",
     "translated",
     "wire",
+    "wire_groups",
 ]

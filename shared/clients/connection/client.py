@@ -20,6 +20,8 @@ from aiokafka import errors as kafka
 from aiokafka.client import ConnectionGroup, CoordinationType
 
 from shared.clients.connection.errors import translate
+from shared.clients.connection.fetch import FetchRequest, FetchResponse
+from shared.clients.connection.frames import read_in_place
 from shared.clients.connection.sockets import Client
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import (
@@ -42,6 +44,9 @@ BACKOFF_MAX_MS = 1_000
 
 UNKNOWN_TOPIC_GRACE_MS = 1_000
 """A topic that was just created may be unknown to a broker for a moment; after this it is taken to be missing."""
+
+WAITING = 2
+"""Beside aiokafka's two groups of connections: the one for requests that wait for others."""
 
 _instances = itertools.count(1)
 
@@ -92,6 +97,7 @@ class Connection:
         self._answered_ms: float | None = None
         self._moved: dict[TopicPartition, int] = {}
         self._on_metadata: list[Callable[[], None]] = []
+        self._watches_all = False
 
     def __repr__(self) -> str:
         state = "closed" if self._client is None else "open"
@@ -108,12 +114,12 @@ class Connection:
         self.adopt(client)
 
     def adopt(self, client: Any) -> None:
-        """Use the connections of an aiokafka object that is already open."""
+        """Use the sockets and the metadata of a client that is made already."""
         self._client = client
         client.cluster.add_listener(self._metadata_updated)
 
     def on_metadata(self, listener: Callable[[], None]) -> None:
-        """Call `listener` whenever the metadata may be another."""
+        """Call `listener` after every update of the metadata, as long as the connection is open."""
         self._on_metadata.append(listener)
 
     def _metadata_updated(self, _: Any) -> None:
@@ -184,6 +190,11 @@ class Connection:
         if self.cluster.broker_metadata(node) is not None:
             self._moved[tp] = node
 
+    def check_refusals(self) -> None:
+        """Raise AuthenticationFailed where a broker keeps this client out."""
+        if (refused := self._client.refused()) is not None:
+            raise type(refused)(f"client {self.client_id}: {refused}")
+
     def connected(self, node: int) -> bool:
         """Whether a request to a node would be written at once."""
         connection = self._client._conns.get((node, ConnectionGroup.DEFAULT))
@@ -208,7 +219,21 @@ class Connection:
 
     def watch(self, topic: str) -> None:
         """Keep a topic's metadata up to date from now on."""
-        self._client.add_topic(topic)
+        if not self._watches_all:
+            self._client.add_topic(topic)
+
+    def watch_all(self) -> None:
+        """Keep the metadata of every topic up to date from now on."""
+        self._watches_all = True
+        self._client.set_topics([])
+
+    def topics(self) -> frozenset[str]:
+        """The topics that are known, without Kafka's own."""
+        return frozenset(self.cluster.topics())
+
+    def unauthorized_topics(self) -> frozenset[str]:
+        """The topics whose metadata the principal may not read."""
+        return frozenset(self.cluster.unauthorized_topics)
 
     async def wait_for_topic(self, topic: str, timeout_ms: float) -> list[int]:
         """The topic's partitions, as soon as they are known.
@@ -235,19 +260,38 @@ class Connection:
                 f"topic {topic}: not known to the cluster after {timeout_ms:.0f} ms"
             ) from None
 
-    async def send(self, node: int, request: Any, where: str, *, coordination: bool = False) -> Any:
+    async def send(
+        self, node: int, request: Any, where: str, *, coordination: bool = False, waits_ms: float | None = None
+    ) -> Any:
         """Send one request to a node and give its response, within `request_timeout_ms`.
 
-        `coordination` uses the socket that long-waiting group requests do not share with data.
+        `coordination` uses a socket that is not shared with data. A request that the broker answers only when others
+        have done something gets `waits_ms` for it, and a third socket: a broker works on one request of a socket at a
+        time.
         """
         group = ConnectionGroup.COORDINATION if coordination else ConnectionGroup.DEFAULT
         if self._client is None:
             raise BrokerNotAvailable(f"{where}: the connection is closed")
         with translated(where):
             try:
+                if waits_ms is not None:
+                    group = WAITING
+                    if not await self._client.ready(node, group=group):
+                        raise kafka.NodeNotReadyError
+                    self._client._conns[node, group]._request_timeout = waits_ms / 1000
                 return await self._client.send(node, request, group=group)
             except kafka.NodeNotReadyError:
                 raise self._client.refusal(node, where) from None
+
+    async def fetch(self, node: int, request: FetchRequest, where: str) -> FetchResponse:
+        """As `send`, over a connection whose responses are read in place."""
+        if self._client is None:
+            raise BrokerNotAvailable(f"{where}: the connection is closed")
+        with translated(where):
+            if await self._client.ready(node):
+                read_in_place(self._client._conns[node, ConnectionGroup.DEFAULT])
+            response: FetchResponse = await self._client.send(node, request)
+            return response
 
     async def coordinator(self, kind: Literal["group", "transaction"], key: str) -> int:
         """The node that coordinates a group or a transactional id."""
@@ -270,11 +314,19 @@ class Connection:
         """Look the coordinator up again next time."""
         self._coordinators.pop((kind, key), None)
 
-    async def ask_coordinator(self, kind: Literal["group", "transaction"], key: str, request: Any, where: str) -> Any:
-        """Send a request to a coordinator; where it cannot be reached, it is looked up again next time."""
+    async def ask_coordinator(
+        self,
+        kind: Literal["group", "transaction"],
+        key: str,
+        request: Any,
+        where: str,
+        *,
+        waits_ms: float | None = None,
+    ) -> Any:
+        """Send a request to a coordinator (see `send`); where it cannot be reached, it is looked up again next time."""
         node = await self.coordinator(kind, key)
         try:
-            return await self.send(node, request, where, coordination=True)
+            return await self.send(node, request, where, coordination=True, waits_ms=waits_ms)
         except (BrokerNotAvailable, KafkaTimeout):
             self.forget_coordinator(kind, key)
             raise

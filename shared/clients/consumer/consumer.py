@@ -20,8 +20,8 @@ from typing import Literal, Self
 
 from prometheus_client import CollectorRegistry
 
-from shared.clients.connection import Fetching
 from shared.clients.consumer.committer import Committer, OnCommit
+from shared.clients.consumer.fetching import Fetching
 from shared.clients.consumer.listener import RebalanceListener
 from shared.clients.consumer.membership import Membership
 from shared.clients.consumer.metrics import ConsumerMetrics
@@ -51,23 +51,8 @@ class Consumer(OffsetLookups):
         registry: CollectorRegistry | None = None,
     ) -> None:
         self._settings = settings = settings or ConsumerSettings()
-        self._fetching = Fetching(
-            kafka,
-            assignor=settings.partition_assignment_strategy,
-            group_id=settings.group_id,
-            group_instance_id=settings.group_instance_id,
-            auto_offset_reset=settings.auto_offset_reset,
-            isolation_level=settings.isolation_level,
-            session_timeout_ms=settings.session_timeout_ms,
-            heartbeat_interval_ms=settings.heartbeat_interval_ms,
-            max_poll_interval_ms=settings.max_poll_interval_ms,
-            rebalance_timeout_ms=settings.rebalance_timeout_ms,
-            fetch_min_bytes=settings.fetch_min_bytes,
-            fetch_max_bytes=settings.fetch_max_bytes,
-            fetch_max_wait_ms=settings.fetch_max_wait_ms,
-            max_partition_fetch_bytes=settings.max_partition_fetch_bytes,
-        )
         self._metrics = ConsumerMetrics(registry, settings.group_id or "")
+        self._fetching = Fetching(kafka, settings, self._metrics)
         self._committer = Committer(
             self._fetching.connection,
             self.group_metadata,
@@ -92,7 +77,7 @@ class Consumer(OffsetLookups):
         """Connect; BrokerNotAvailable with the address within `request_timeout_ms`, AuthenticationFailed at once."""
         if self._state != "new":
             raise IllegalState(f"the consumer is {self._state}; make a new one")
-        await self._fetching.open(lambda tps: self._committer.fetch(tps, self._settings.commit_timeout_ms))
+        await self._fetching.start(lambda tps: self._committer.fetch(tps, self._settings.commit_timeout_ms))
         self._state = "open"
         self._next_commit_ms = SYSTEM_CLOCK.monotonic_ms() + self._settings.auto_commit_interval_ms
         if isinstance(self._wanted, list):
@@ -125,7 +110,7 @@ class Consumer(OffsetLookups):
             return
         self._check_open()
         self._membership.listener = listener
-        self._fetching.subscribe(topics, self._membership.on_revoked, self._membership.on_assigned)
+        self._fetching.subscribe(topics, self._membership)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions; a `group_id` is then used for commits alone."""
@@ -264,6 +249,7 @@ class Consumer(OffsetLookups):
         try:
             taken = self._fetching.take(limit)
         except PenstockError as e:
+            await asyncio.sleep(0)  # who polls on in spite of it must not keep the other partitions from being fetched
             raise await self._with_offsets(e) from e
         for tp, columns in taken.items():
             self._metrics.consumed(tp.topic, len(columns))

@@ -13,10 +13,17 @@ class RebalanceListener:
     """
 
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """These are ours from now on; called after every rebalance, with all of them. The place to seek."""
+        """These are ours from now on, and were not just before; called after every rebalance. The place to seek.
+
+        An eager member has given everything back before, so these are all; a cooperative one hears only of what is new,
+        which may be nothing.
+        """
 
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        """These are still ours and will not be after this returns: finish them and commit."""
+        """These are still ours and will not be after this returns: finish them and commit.
+
+        All of them for an eager member, before it joins the group anew; for a cooperative one what goes to others.
+        """
 
     async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
         """These are not ours any more and may be another's already: a commit would be refused."""

@@ -11,8 +11,8 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Iterable
 
-from shared.clients.connection import Fetching
 from shared.clients.consumer.committer import Committer
+from shared.clients.consumer.fetching import Fetching
 from shared.clients.consumer.listener import RebalanceListener
 from shared.clients.consumer.metrics import ConsumerMetrics
 from shared.clients.consumer.settings import ConsumerSettings
@@ -37,7 +37,6 @@ class Membership:
         self._metrics = metrics
         self.listener: RebalanceListener | None = None
         self.rebalancing = False
-        self._left = False
         self.identity = (NO_GENERATION, "")
         self._owned: frozenset[TopicPartition] = frozenset()
         self._errors: deque[BaseException] = deque()
@@ -95,35 +94,30 @@ class Membership:
         else:
             await self._fetching.wait_for_data(timeout_ms)
 
-    async def on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        """Before the group is joined anew: all partitions are given back, or were lost already."""
-        if self._left:
-            return
-        self.rebalancing = True
-        self._settled.clear()
-        lost = bool(partitions) and self._fetching.generation == NO_GENERATION
-        if lost and self._fetching.idle_ms >= self._settings.max_poll_interval_ms:
-            log.error(
-                "left the group: no poll within max_poll_interval_ms",
-                group_id=self._settings.group_id,
-                client_id=self._fetching.client_id,
-                max_poll_interval_ms=self._settings.max_poll_interval_ms,
-            )
-        await self._give_back(partitions, lost=lost, timeout_ms=self._settings.rebalance_timeout_ms)
+    async def on_revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
+        """Partitions are given back, or were lost already: all of them before an eager member joins anew."""
+        self._begin()
+        if not lost:
+            await self._give_back(partitions, lost=False, timeout_ms=self._settings.rebalance_timeout_ms)
+        if lost or self._fetching.is_cooperative:
+            # From here on another may commit them, so that nothing may be left which would go out later.
+            kept = self._fetching.assignment() - partitions
+            self.forget_except(kept)
+            self._committer.keep(kept)
+        if lost:
+            await self._give_back(partitions, lost=True, timeout_ms=self._settings.rebalance_timeout_ms)
+        if self._fetching.is_cooperative and self._fetching.generation != NO_GENERATION:
+            self._end()
 
-    async def on_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """After the group has assigned."""
-        if self._left:
-            return
-        # The identity of work done from here on. Work of the generation before keeps the old one, whatever the group
-        # has agreed on in the background: its commits must be refused.
-        self.identity = (self._fetching.generation, self._fetching.member_id)
+    async def on_assigned(self, partitions: frozenset[TopicPartition], added: frozenset[TopicPartition]) -> None:
+        """After the group has assigned; `added` are those that were not ours before."""
+        self._begin()
         self._metrics.rebalanced()
         self._metrics.no_lag(self._owned - partitions)
         self._owned = partitions
         self._committer.keep(partitions)
-        # Reading goes on from the committed offsets, so positions of the last generation say nothing any more.
-        self.forget_except(())
+        # What is new is read from its committed offset, so positions of an earlier generation say nothing any more.
+        self.forget_except(partitions - added)
         log.info(
             "assigned",
             group_id=self._settings.group_id,
@@ -133,20 +127,33 @@ class Membership:
         )
         try:
             if self.listener is not None:
-                await self._call(self.listener.on_partitions_assigned(partitions), "on_partitions_assigned", None)
+                await self._call(self.listener.on_partitions_assigned(added), "on_partitions_assigned", None)
         finally:
-            self.rebalancing = False
-            self._settled.set()
+            self._end()
 
     async def leave(self, timeout_ms: float | None) -> None:
         """The last commit and revocation, before the group is left."""
         if self._settings.group_id is None:
             return
-        self._left = self.rebalancing = True
+        self.rebalancing = True
+        await self._fetching.stop_joining(self._settings.rebalance_timeout_ms if timeout_ms is None else timeout_ms)
         partitions = self._fetching.assignment()
         lost = bool(self._fetching.topics()) and self._fetching.generation == NO_GENERATION
         await self._give_back(partitions, lost=lost, timeout_ms=timeout_ms)
         self.raise_pending()
+
+    def _begin(self) -> None:
+        """Poll gives nothing from here on."""
+        if self._fetching.generation != NO_GENERATION:
+            # The identity of work done from here on. Work of the generation before keeps the old one, whatever the
+            # group has agreed on in the background, and so does work that was lost: its commits must be refused.
+            self.identity = (self._fetching.generation, self._fetching.member_id)
+        self.rebalancing = True
+        self._settled.clear()
+
+    def _end(self) -> None:
+        self.rebalancing = False
+        self._settled.set()
 
     async def _give_back(self, partitions: frozenset[TopicPartition], *, lost: bool, timeout_ms: float | None) -> None:
         listener = self.listener

@@ -12,13 +12,25 @@ from shared.common.records import TopicPartition
 
 
 class ConsumerMetrics:
-    """Records, lag, commits and rebalances of one consumer."""
+    """Records, lag, fetches, commits and rebalances of one consumer."""
 
     def __init__(self, registry: CollectorRegistry | None, group: str) -> None:
         registry = registry or CollectorRegistry()
         self._group = group
         self._consumed = counter(registry, "consumer_records_consumed", "Records that poll returned.", "group", "topic")
         self._lag = gauge(registry, "consumer_lag_records", "Records not read yet.", "group", "topic", "partition")
+        fetches = counter(registry, "consumer_fetches", "Fetch requests, by result.", "group", "result")
+        self._fetches_ok = fetches.labels(group=group, result="ok")
+        self._fetches_failed = fetches.labels(group=group, result="failed")
+        self._fetched_bytes = counter(registry, "consumer_fetched_bytes", "Bytes of records fetched.", "group").labels(
+            group=group
+        )
+        self._fetch_latency = histogram(
+            registry, "consumer_fetch_latency_seconds", "Fetch requests answered, waiting for data included."
+        )
+        self._buffered = gauge(
+            registry, "consumer_buffered_bytes", "Bytes fetched and not yet polled.", "group"
+        ).labels(group=group)
         commits = counter(registry, "consumer_commits", "Offset commits, by result.", "group", "result")
         self._ok, self._failed = commits.labels(group=group, result="ok"), commits.labels(group=group, result="failed")
         self._latency = histogram(registry, "consumer_commit_latency_seconds", "Offset commits that succeeded.")
@@ -38,6 +50,18 @@ class ConsumerMetrics:
         for tp in partitions:
             with contextlib.suppress(KeyError):
                 self._lag.remove(self._group, tp.topic, str(tp.partition))
+
+    def fetched(self, latency_ms: float, size: int) -> None:
+        """A fetch was answered, with so many bytes of records."""
+        self._fetches_ok.inc()
+        self._fetched_bytes.inc(size)
+        self._fetch_latency.observe(latency_ms / 1000)
+
+    def fetch_failed(self) -> None:
+        self._fetches_failed.inc()
+
+    def buffered(self, size: int) -> None:
+        self._buffered.set(size)
 
     def committed(self, latency_ms: float) -> None:
         self._ok.inc()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 
-from shared.clients.connection import Fetching, list_offsets
+from shared.clients.connection import list_offsets
 from shared.clients.consumer.committer import Committer
+from shared.clients.consumer.fetching import Fetching
 from shared.clients.consumer.settings import ConsumerSettings
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import (

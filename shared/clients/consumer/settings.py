@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from shared.clients.consumer.reset_policy import ResetPolicy
+from shared.common.errors import ConfigError
 from shared.common.settings import PositiveMs, Section
 
 CommitStrategy = Literal["none", "auto", "sync", "async"]
+
+
+def _is_reset_policy(text: str) -> str:
+    try:
+        ResetPolicy.parse(text)
+    except ConfigError as e:
+        raise ValueError(str(e)) from None
+    return text
 
 
 class ReadingSettings(Section):
     """What is read and how, and when a member counts as dead: all but who commits which group's positions."""
 
     group_instance_id: str | None = Field(None, min_length=1, description="static membership")
-    auto_offset_reset: Literal["earliest", "latest", "none"] = "latest"
+    auto_offset_reset: Annotated[str, AfterValidator(_is_reset_policy)] = Field(
+        "latest", description="earliest, latest, none, or by_duration:<P7D, PT1H30M, 90m, ...>"
+    )
     isolation_level: Literal["read_uncommitted", "read_committed"] = "read_uncommitted"
     commit_timeout_ms: PositiveMs = Field(60_000, description="a commit that is waited for is retried so long")
     session_timeout_ms: PositiveMs = 45_000
     heartbeat_interval_ms: PositiveMs = 3_000
     max_poll_interval_ms: PositiveMs = 300_000
     rebalance_timeout_ms: PositiveMs = Field(60_000, description="for the members to join, and for one listener call")
-    partition_assignment_strategy: Literal["range", "roundrobin", "sticky"] = "range"
+    partition_assignment_strategy: Literal["range", "roundrobin", "sticky", "cooperative-sticky"] = "range"
     fetch_min_bytes: int = Field(1, ge=1)
     fetch_max_bytes: int = Field(50 * 1024 * 1024, ge=1)
     fetch_max_wait_ms: int = Field(500, ge=0)
     max_partition_fetch_bytes: int = Field(1024 * 1024, ge=1)
+    fetch_buffer_bytes: int = Field(
+        64 * 1024 * 1024, ge=1024, description="fetched ahead and not yet polled, at most; the brokers share it"
+    )
     max_poll_records: int | None = Field(500, ge=1, description="None: no bound")
 
     @model_validator(mode="after")

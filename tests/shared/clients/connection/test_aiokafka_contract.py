@@ -7,17 +7,12 @@ from typing import Any
 
 import aiokafka
 import pytest
-from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
 from aiokafka.cluster import ClusterMetadata
 from aiokafka.conn import AIOKafkaConnection, OAuthAuthenticator
-from aiokafka.consumer import fetcher
-from aiokafka.consumer.fetcher import Fetcher, FetchError, FetchResult, PartitionRecords
-from aiokafka.consumer.group_coordinator import GroupCoordinator
-from aiokafka.consumer.subscription_state import Assignment, SubscriptionState, TopicPartitionState
 from aiokafka.protocol.produce import ProduceRequest
-from aiokafka.record.default_records import DefaultRecordBatchBuilder
-from aiokafka.record.memory_records import MemoryRecords
+from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+from aiokafka.record.legacy_records import LegacyRecordBatch, LegacyRecordBatchBuilder
 
 SIGNATURES: list[tuple[Any, list[str]]] = [
     (AIOKafkaClient.send, ["self", "node_id", "request", "group"]),
@@ -26,6 +21,9 @@ SIGNATURES: list[tuple[Any, list[str]]] = [
     (AIOKafkaClient.force_metadata_update, ["self"]),
     (AIOKafkaClient.get_random_node, ["self"]),
     (AIOKafkaClient.add_topic, ["self", "topic"]),
+    (AIOKafkaClient.set_topics, ["self", "topics"]),
+    (ClusterMetadata.add_listener, ["self", "listener"]),
+    (ClusterMetadata.topics, ["self", "exclude_internal_topics"]),
     (AIOKafkaClient.bootstrap, ["self"]),
     (AIOKafkaClient._get_conn, ["self", "node_id", "group", "no_hint"]),
     (AIOKafkaClient._on_connection_closed, ["self", "conn", "reason"]),
@@ -38,19 +36,6 @@ SIGNATURES: list[tuple[Any, list[str]]] = [
     (ClusterMetadata.partitions_for_topic, ["self", "topic"]),
     (ClusterMetadata.available_partitions_for_topic, ["self", "topic"]),
     (ProduceRequest.__init__, ["self", "transactional_id", "required_acks", "timeout", "topics"]),
-    (Fetcher._notify, ["self", "future"]),
-    (Fetcher._create_fetch_waiter, ["self"]),
-    (Fetcher.seek_to, ["self", "tp", "offset"]),
-    (Fetcher.request_offset_reset, ["self", "tps", "strategy"]),
-    (PartitionRecords._consume_aborted_up_to, ["self", "batch_offset"]),
-    (PartitionRecords._contains_abort_marker, ["self", "next_batch"]),
-    (GroupCoordinator.check_errors, ["self"]),
-    (GroupCoordinator.request_rejoin, ["self"]),
-    (GroupCoordinator._do_fetch_commit_offsets, ["self", "partitions"]),
-    (SubscriptionState.is_assigned, ["self", "tp"]),
-    (SubscriptionState.partitions_auto_assigned, ["self"]),
-    (Assignment.state_value, ["self", "tp"]),
-    (TopicPartitionState.consumed_to, ["self", "position"]),
 ]
 
 
@@ -110,53 +95,49 @@ def test_a_connection_notes_when_it_was_answered() -> None:
     assert "_last_action" not in inspect.getsource(AIOKafkaConnection.send)
 
 
-async def test_attributes_of_a_consumer() -> None:
-    """The consumer's client, subscription, coordinator and fetcher are where they are looked for."""
-    consumer = AIOKafkaConsumer(group_id=None)
-    subscription = consumer._subscription
-    subscription.assign_from_user([TopicPartition("t", 0)])
-    state = subscription.subscription.assignment.state_value(TopicPartition("t", 0))
-    assert (state.has_valid_position, state.paused, state.highwater, state.lso) == (False, False, None, None)
-    assert subscription._subscription_type.value != 1
-    assert SubscriptionState()._subscription_type.value == 1
-    assert (subscription._fetch_count, subscription.reassignment_in_progress) == (0, False)
-    assert subscription._last_fetch_ended > 0
-    assert subscription.fetcher_idle_time >= 0
-    assert (consumer._coordinator, consumer._fetcher) == (None, None)
-    assert isinstance(consumer._client, AIOKafkaClient)
-    source = inspect.getsource(Fetcher.__init__)
-    for attribute in ("_records", "_fetch_waiters", "_wait_consume_future", "_fetch_task", "_pending_tasks"):
-        assert f"self.{attribute} = " in source
-    source = inspect.getsource(GroupCoordinator.__init__)
-    assert "self.generation = " in source
-    assert "self.member_id = " in source
-    consumer._closed = True
+async def test_requests_that_wait_for_others() -> None:
+    """A third group of connections can be had, and a connection's deadline for answers can be set."""
+    assert 2 not in list(ConnectionGroup)
+    assert "conn_id = (node_id, group)" in inspect.getsource(AIOKafkaClient._get_conn)
+    assert "wait_for(fut, self._request_timeout)" in inspect.getsource(AIOKafkaConnection.send)
 
 
-def test_a_fetched_piece() -> None:
-    """A fetch result holds its assignment and its records, these what is decoded; an error holds its error."""
-    tp = TopicPartition("t", 0)
+def test_metadata_is_told() -> None:
+    """Every update of the metadata is told to listeners, and no topic means every topic."""
+    cluster, told = ClusterMetadata(), []
+    cluster.add_listener(told.append)
+    assert "for listener in self._listeners" in inspect.getsource(ClusterMetadata.update_metadata)
+    assert (cluster.topics(), cluster.unauthorized_topics) == (set(), set())
+    assert "list(topics) if topics else None" in inspect.getsource(AIOKafkaClient._metadata_update)
+
+
+def test_a_batch() -> None:
+    """A batch is read out of a memoryview, and tells its checksum, its producer and its records."""
     builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1_000)
     assert builder.append(0, 5, b"k", b"v", []) is not None
-    records = PartitionRecords(
-        tp, MemoryRecords(bytes(builder.build())), None, 0, None, None, True, fetcher.READ_COMMITTED
-    )
-    result = FetchResult(tp, assignment="assignment", partition_records=records, backoff=0)
-    assert result._assignment == "assignment"
-    assert result._partition_records is records
-    assert (records.next_fetch_offset, records._isolation_level, records._aborted_producers) == (
-        0,
-        fetcher.READ_COMMITTED,
-        set(),
-    )
-    batch = records._records.next_batch()
-    assert (batch.validate_crc(), batch.is_control_batch, batch.is_transactional, batch.next_offset) == (
-        True,
-        False,
-        False,
-        1,
-    )
+    batch = DefaultRecordBatch(memoryview(b"...." + bytes(builder.build()))[4:])
+    assert (batch.validate_crc(), batch.is_transactional, batch.producer_id) == (True, False, -1)
     (record,) = batch
     assert (record.offset, record.timestamp, record.key, record.value, record.headers) == (0, 5, b"k", b"v", [])
-    error = ValueError()
-    assert FetchError(error=error, backoff=0)._error is error
+
+
+def test_a_legacy_batch() -> None:
+    """So is one of the formats before, which knows its magic from whoever reads it."""
+    builder = LegacyRecordBatchBuilder(1, 0, 1_000)
+    assert builder.append(0, 5, b"k", b"v") is not None
+    batch = LegacyRecordBatch(memoryview(bytes(builder.build())), 1)
+    assert batch.validate_crc()
+    assert [(r.offset, r.timestamp, r.key, r.value) for r in batch] == [(0, 5, b"k", b"v")]
+
+
+def test_what_reading_in_place_stands_on() -> None:
+    """A connection's open requests, its stream and its protocol are where they are looked for."""
+    source = inspect.getsource(AIOKafkaConnection)
+    for used in (
+        "correlation_id, request, fut = self._requests[0]",
+        "self._requests.popleft()",
+        "self._reader, self._writer, self._protocol = reader, writer, protocol",
+        "def close(self, reason=None, exc=None)",
+        "def _handle_frame(self, resp)",
+    ):
+        assert used in source

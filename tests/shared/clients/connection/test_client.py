@@ -49,13 +49,13 @@ async def test_silence_is_the_time_since_the_last_answer_of_any_socket() -> None
     connection = Connection(KafkaSettings())
     assert connection.silent_ms() is None
     client = AIOKafkaClient(bootstrap_servers=["127.0.0.1:1"])
-    connection.adopt(client)
+    connection._client = client
     assert connection.silent_ms() == 0  # no socket, so it counts from now
     for node, ago_s in ((1, -60.0), (2, -30.0)):
         client._conns[node, 0] = AIOKafkaConnection("127.0.0.1", 1)
         client._conns[node, 0]._last_action += ago_s
     older = Connection(KafkaSettings())
-    older.adopt(client)
+    older._client = client
     assert 29_000 <= (older.silent_ms() or 0) < 59_000
     del client._conns[2, 0]
     assert 29_000 <= (older.silent_ms() or 0) < 59_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from shared.clients.connection import Fetching
 from shared.clients.consumer.committer import Committer
+from shared.clients.consumer.fetching import Fetching
 from shared.clients.consumer.membership import Membership
 from shared.clients.consumer.metrics import ConsumerMetrics
 from shared.clients.consumer.settings import ConsumerSettings
@@ -18,7 +18,7 @@ A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 
 def membership() -> Membership:
     settings = ConsumerSettings(group_id="g")
-    fetching = Fetching(KafkaSettings(), assignor="range", group_id="g", isolation_level="read_uncommitted")
+    fetching = Fetching(KafkaSettings(), ConsumerSettings(group_id="g"))
     metrics = ConsumerMetrics(CollectorRegistry(), "g")
     committer = Committer(
         fetching.connection,

@@ -19,6 +19,9 @@ from shared.clients.consumer.settings import ConsumerSettings
         ),
         ({"group_id": ""}, "group_id"),
         ({"max_poll_records": 0}, "max_poll_records"),
+        ({"fetch_buffer_bytes": 0}, "fetch_buffer_bytes"),
+        ({"auto_offset_reset": "by_duration:soon"}, "'soon' is no duration"),
+        ({"auto_offset_reset": "first"}, "'first' is none of earliest, latest, none and by_duration:<duration>"),
     ],
 )
 def test_what_contradicts_is_refused(wrong: dict[str, object], message: str) -> None:
@@ -37,3 +40,9 @@ def test_javas_defaults() -> None:
         300_000,
     )
     assert settings.max_poll_records == 500
+
+
+def test_a_reset_by_duration() -> None:
+    """Besides the names, a duration in either notation."""
+    for text in ("none", "by_duration:P7D", "by_duration:90m"):
+        assert ConsumerSettings(auto_offset_reset=text).auto_offset_reset == text

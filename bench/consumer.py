@@ -1,0 +1,217 @@
+"""Consumers side by side: aiokafka's getmany, confluent-kafka's consume, ours as columns and as records.
+
+One real embedded broker, one topic of four partitions, 100-byte JSON records in batches of 64 KiB, uncompressed, all
+in the broker's page cache. Each contestant runs in a process of its own, in turns, and its best round counts. The time
+runs from the assignment of the partitions to the last record; CPU is the process' own within it. Every contestant
+takes as much as it gives at a time. All but `confluent-kafka consume, unread` read each record's value: there a
+message's key and value are made when they are asked for, elsewhere they are there. Bytes and records read are checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin, NewTopic
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.clients.producer import Producer, ProducerSettings
+from shared.common.records import ProducerRecord, TopicPartition
+from shared.common.settings import KafkaSettings
+
+TOPIC = "bench"
+PARTITIONS = 4
+KEYS = 20_000
+BATCH_SIZE = 65_536
+CONSUMED = 10_000
+BULK = 50_000
+POLL_MS = 1_000
+CONTESTANTS = (
+    "aiokafka getmany",
+    "confluent-kafka consume",
+    "confluent-kafka consume, unread",
+    "penstock columns",
+    "penstock records",
+)
+WANTED = (
+    ("penstock columns", "aiokafka getmany", 3.0),
+    ("penstock columns", "confluent-kafka consume", 1.0),
+    ("penstock columns", "confluent-kafka consume, unread", 1.0),
+)
+
+Measured = tuple[int, int, float, float]
+"""Records, bytes of values, seconds, seconds of CPU."""
+
+
+def value_of(i: int) -> bytes:
+    """A value of about 100 bytes."""
+    return b'{"user":"u%d","path":"/item/%d","ms":%d,"status":200,"agent":"Mozilla","n":%07d,"session":"%08x"}' % (
+        i % KEYS,
+        i % 977,
+        i % 1500,
+        i,
+        i * 2654435761 % 2**32,
+    )
+
+
+class Stopwatch:
+    """Wall and CPU time from its making."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    def read(self) -> tuple[float, float]:
+        return time.perf_counter() - self._wall, time.process_time() - self._cpu
+
+
+async def penstock(servers: str, count: int, *, records: bool) -> Measured:
+    """Ours, as columns or as record objects."""
+    settings = ConsumerSettings(auto_offset_reset="earliest", max_poll_records=None)
+    async with Consumer(KafkaSettings(bootstrap_servers=servers), settings) as consumer:
+        watch = Stopwatch()
+        consumer.assign([TopicPartition(TOPIC, p) for p in range(PARTITIONS)])
+        seen = size = 0
+        while seen < count:
+            for columns in (await consumer.poll(POLL_MS)).values():
+                seen += len(columns)
+                if records:
+                    size += sum(len(record.value or b"") for record in columns.records())
+                else:
+                    size += sum(map(len, columns.values))  # type: ignore[arg-type]
+        return seen, size, *watch.read()
+
+
+async def aiokafka(servers: str, count: int) -> Measured:
+    """aiokafka's AIOKafkaConsumer.getmany."""
+    from aiokafka import AIOKafkaConsumer
+    from aiokafka import TopicPartition as AioTopicPartition
+
+    consumer = AIOKafkaConsumer(bootstrap_servers=servers, auto_offset_reset="earliest")
+    async with consumer:
+        watch = Stopwatch()
+        consumer.assign([AioTopicPartition(TOPIC, p) for p in range(PARTITIONS)])
+        seen = size = 0
+        while seen < count:
+            for records in (await consumer.getmany(timeout_ms=POLL_MS)).values():
+                seen += len(records)
+                size += sum(len(record.value) for record in records)
+        return seen, size, *watch.read()
+
+
+def confluent(servers: str, count: int, *, unread: bool) -> Measured:
+    """confluent-kafka's Consumer.consume(10000)."""
+    from confluent_kafka import OFFSET_BEGINNING
+    from confluent_kafka import Consumer as Confluent
+    from confluent_kafka import TopicPartition as ConfluentTopicPartition
+
+    # By its defaults it waits a second whenever 100,000 messages are ahead.
+    ahead = {"queued.min.messages": 1_000_000, "fetch.queue.backoff.ms": 10}
+    consumer = Confluent({"bootstrap.servers": servers, "group.id": "bench", "enable.auto.commit": False, **ahead})
+    consumer.list_topics(TOPIC)
+    watch = Stopwatch()
+    consumer.assign([ConfluentTopicPartition(TOPIC, p, OFFSET_BEGINNING) for p in range(PARTITIONS)])
+    seen = size = 0
+    while seen < count:
+        messages = consumer.consume(CONSUMED, POLL_MS / 1000)
+        seen += len(messages)
+        if not unread:
+            size += sum(len(message.value()) for message in messages)
+    measured = watch.read()
+    consumer.close()
+    return seen, size, *measured
+
+
+def run_one(contestant: str, servers: str, count: int, size: int) -> dict[str, float]:
+    """One round of one contestant, in this process."""
+    unread = contestant.endswith("unread")
+    if contestant.startswith("confluent"):
+        seen, got, seconds, cpu = confluent(servers, count, unread=unread)
+    elif contestant.startswith("aiokafka"):
+        seen, got, seconds, cpu = asyncio.run(aiokafka(servers, count))
+    else:
+        seen, got, seconds, cpu = asyncio.run(penstock(servers, count, records=contestant.endswith("records")))
+    if seen != count or (got != size and not unread):
+        raise SystemExit(f"{contestant}: {seen} records and {got} bytes instead of {count} and {size}")
+    return {"records_per_second": count / seconds, "cpu_us_per_record": cpu / count * 1e6}
+
+
+async def fill(servers: str, count: int) -> int:
+    """Write the topic; gives the bytes of all values."""
+    kafka = KafkaSettings(bootstrap_servers=servers)
+    async with Admin(kafka) as admin:
+        await admin.create_topics([NewTopic(TOPIC, PARTITIONS)])
+    size = 0
+    async with Producer(kafka, ProducerSettings(batch_size=BATCH_SIZE, linger_ms=20)) as producer:
+        for start in range(0, count, BULK):
+            values = [value_of(i) for i in range(start, min(start + BULK, count))]
+            size += sum(map(len, values))
+            bulk = [
+                ProducerRecord(TOPIC, value, b"u%d" % (i % KEYS), partition=i % PARTITIONS)
+                for i, value in enumerate(values, start)
+            ]
+            if (error := await (await producer.send_many(bulk)).first_error()) is not None:
+                raise error
+    return size
+
+
+async def run(count: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Every contestant, `rounds` times in turns; the best round of each."""
+    best: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        async with EmbeddedKafka(Path(folder)) as kafka:
+            size = await fill(kafka.bootstrap_servers, count)
+            for _ in range(rounds):
+                for contestant in CONTESTANTS:
+                    child = [sys.executable, "-m", "bench.consumer", "--one", contestant, "--bytes", str(size)]
+                    arguments = ["--servers", kafka.bootstrap_servers, "--records", str(count)]
+                    done: Any = await asyncio.to_thread(
+                        subprocess.run, [*child, *arguments], stdout=subprocess.PIPE, check=True, text=True
+                    )
+                    figures = json.loads(done.stdout.splitlines()[-1])
+                    known = best.get(contestant)
+                    if known is None or figures["records_per_second"] > known["records_per_second"]:
+                        best[contestant] = figures
+    return best
+
+
+def main() -> int:
+    """Run, print, compare."""
+    parser = argparse.ArgumentParser(prog="scripts/bench consumer", description=__doc__)
+    parser.add_argument("--records", type=int, default=2_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--one", choices=CONTESTANTS, help=argparse.SUPPRESS)
+    parser.add_argument("--servers", help=argparse.SUPPRESS)
+    parser.add_argument("--bytes", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(run_one(given.one, given.servers, given.records, given.bytes)))
+        return 0
+    figures = asyncio.run(run(given.records, given.rounds))
+    print(f"{given.records:,} records, best of {given.rounds}")
+    for contestant, of in figures.items():
+        print(
+            f"  {contestant:<32} {of['records_per_second']:>11,.0f} records/s  "
+            f"{of['cpu_us_per_record']:5.2f} µs CPU a record"
+        )
+    missed = 0
+    ratios = {}
+    for ours, theirs, wanted in WANTED:
+        ratio = figures[ours]["records_per_second"] / figures[theirs]["records_per_second"]
+        ratios[f"{ours} / {theirs}"] = ratio
+        missed += ratio < wanted
+        print(f"  {ours} / {theirs}: {ratio:.2f} (asked for: {wanted})")
+    if given.json:
+        print(json.dumps({"figures": figures, "ratios": ratios}))
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

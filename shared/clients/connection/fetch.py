@@ -1,0 +1,221 @@
+"""Fetch, version 12, written and read by hand: this is the response through which every record comes.
+
+The records of a partition stay where they arrived and are copied when they are decoded, and not before. Kafka 2.8 and
+later speak version 12; the request opens no fetch session, so each one names all that it wants.
+
+>>> request = FetchRequest(500, 1, 1 << 20, True, [("clicks", [(0, 7, 65_536)])])
+>>> request.prepare({1: (4, 17)})
+<Fetch v12, 1 topics>
+"""
+
+from __future__ import annotations
+
+import struct
+from io import BytesIO
+from typing import Any, NamedTuple
+
+from aiokafka.protocol.api import RequestHeader_v2, ResponseHeader_v1
+
+from shared.common.errors import UnsupportedVersion
+
+API_KEY = 1
+VERSION = 12
+CORRELATION_BYTES = 4
+LEADER_TAG = 1
+SHARED_BY_MAX = 4
+"""The records of a partition that make up less than this part of a response are copied out of it, so that what is
+buffered keeps no more than so many times its own size in memory."""
+NO_OFFSET = -1
+
+_int32 = struct.Struct(">i")
+_request = struct.Struct(">iiiibii")
+"""Replica id, max wait, min bytes, max bytes, isolation level, session id, session epoch."""
+_wanted = struct.Struct(">iiqiqi")
+"""Partition, current leader epoch, fetch offset, last fetched epoch, log start offset, partition max bytes."""
+_head = struct.Struct(">ihi")
+"""Throttle time, error code, session id."""
+_partition = struct.Struct(">ihqqq")
+"""Partition, error code, high watermark, last stable offset, log start offset."""
+_aborted = struct.Struct(">qq")
+_leader = struct.Struct(">ii")
+NO_TAGS = b"\x00"
+
+Wanted = list[tuple[str, list[tuple[int, int, int]]]]
+"""`[(topic, [(partition, offset, max bytes)])]`."""
+
+
+class FetchedPartition(NamedTuple):
+    """What a broker says of one partition: Kafka's error code, the ends, and the bytes of batches."""
+
+    error_code: int
+    high_watermark: int = NO_OFFSET
+    last_stable_offset: int = NO_OFFSET
+    log_start_offset: int = NO_OFFSET
+    aborted: tuple[tuple[int, int], ...] = ()
+    """`(producer id, first offset)` of the transactions within the records that were aborted."""
+    records: bytes | memoryview = b""
+    leader: int | None = None
+    """The partition's leader, where the broker asked is not it and knows who is."""
+
+
+class FetchResponse:
+    """The answers by (topic, partition), the error code of the whole, and for how many ms to ask nothing more."""
+
+    __slots__ = ("answers", "error_code", "throttle_ms")
+
+    def __init__(self, answers: dict[tuple[str, int], FetchedPartition], error_code: int = 0, throttle_ms: int = 0):
+        self.answers, self.error_code, self.throttle_ms = answers, error_code, throttle_ms
+
+    def __repr__(self) -> str:
+        size = sum(len(answer.records) for answer in self.answers.values())
+        return f"<FetchResponse {len(self.answers)} partitions, {size} bytes, error {self.error_code}>"
+
+    @classmethod
+    def decode(cls, data: BytesIO) -> FetchResponse:
+        """From the bytes after the header."""
+        return cls._read(_Reader(memoryview(data.getvalue()), data.tell()))
+
+    @classmethod
+    def decode_frame(cls, frame: bytearray) -> FetchResponse:
+        """From a whole frame, which is the response's own from now on."""
+        reader = _Reader(memoryview(frame), CORRELATION_BYTES)
+        reader.tags()
+        return cls._read(reader)
+
+    @classmethod
+    def _read(cls, reader: _Reader) -> FetchResponse:
+        throttle_ms, error_code, _ = reader.take(_head)
+        answers: dict[tuple[str, int], FetchedPartition] = {}
+        for _ in range(reader.uvarint() - 1):
+            topic = str(reader.data(), "utf-8")
+            for _ in range(reader.uvarint() - 1):
+                partition, answer = _read_partition(reader)
+                answers[topic, partition] = answer
+            reader.tags()
+        return cls(answers, error_code, throttle_ms)
+
+
+def _read_partition(reader: _Reader) -> tuple[int, FetchedPartition]:
+    partition, code, high_watermark, stable, start = reader.take(_partition)
+    aborted = []
+    for _ in range(reader.uvarint() - 1):
+        aborted.append(reader.take(_aborted))
+        reader.tags()
+    reader.take(_int32)  # the preferred read replica: only a client with a rack is told one
+    records: bytes | memoryview = reader.data()
+    if len(records) * SHARED_BY_MAX < reader.size:
+        records = bytes(records)
+    leader = None
+    if (tagged := reader.tags().get(LEADER_TAG)) is not None and code:
+        node = _leader.unpack_from(tagged)[0]
+        leader = node if node >= 0 else None
+    return partition, FetchedPartition(code, high_watermark, stable, start, tuple(aborted), records, leader)
+
+
+class _Reader:
+    """Kafka's flexible encoding, from the front."""
+
+    __slots__ = ("_at", "_data")
+
+    def __init__(self, data: memoryview, at: int) -> None:
+        self._data, self._at = data, at
+
+    @property
+    def size(self) -> int:
+        return len(self._data)
+
+    def take(self, shape: struct.Struct) -> tuple[Any, ...]:
+        values = shape.unpack_from(self._data, self._at)
+        self._at += shape.size
+        return values
+
+    def uvarint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self._data[self._at]
+            self._at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+
+    def data(self) -> memoryview:
+        return self._raw(max(0, self.uvarint() - 1))
+
+    def tags(self) -> dict[int, memoryview]:
+        return {self.uvarint(): self._raw(self.uvarint()) for _ in range(self.uvarint())}
+
+    def _raw(self, size: int) -> memoryview:
+        at, self._at = self._at, self._at + size
+        if self._at > len(self._data):
+            raise ValueError(f"the response ends at {len(self._data)}, its field at {self._at}")
+        return self._data[at : self._at]
+
+
+class _FetchStruct:
+    """The request as aiokafka's connection wants it."""
+
+    API_KEY = API_KEY
+    API_VERSION = VERSION
+    RESPONSE_TYPE = FetchResponse
+
+    __slots__ = ("_body", "_topics")
+
+    def __init__(self, body: bytes, topics: int) -> None:
+        self._body, self._topics = body, topics
+
+    def build_request_header(self, correlation_id: int, client_id: str) -> Any:
+        return RequestHeader_v2(self, correlation_id=correlation_id, client_id=client_id)
+
+    def parse_response_header(self, data: Any) -> Any:
+        return ResponseHeader_v1.decode(data)
+
+    def encode(self) -> bytes:
+        return self._body
+
+    def __repr__(self) -> str:
+        return f"<Fetch v{VERSION}, {self._topics} topics>"
+
+
+class FetchRequest:
+    """Records of these partitions from these offsets on, in this order of preference; UnsupportedVersion in `prepare`.
+
+    The broker answers once it has `min_bytes`, or after `max_wait_ms`, with `max_bytes` at most, but with one batch at
+    least where there is one.
+    """
+
+    __slots__ = ("_max_bytes", "_max_wait_ms", "_min_bytes", "_read_committed", "_topics")
+
+    def __init__(self, max_wait_ms: int, min_bytes: int, max_bytes: int, read_committed: bool, topics: Wanted) -> None:
+        self._max_wait_ms, self._min_bytes, self._max_bytes = max_wait_ms, min_bytes, max_bytes
+        self._read_committed, self._topics = read_committed, topics
+
+    def prepare(self, versions: dict[int, tuple[int, int]]) -> _FetchStruct:
+        low, high = versions.get(API_KEY, (0, -1))
+        if not low <= VERSION <= high:
+            raise UnsupportedVersion(f"Fetch v{VERSION}: the broker speaks v{low} to v{high}")
+        level = int(self._read_committed)
+        parts = [
+            _request.pack(-1, self._max_wait_ms, self._min_bytes, self._max_bytes, level, 0, -1),
+            _uvarint(len(self._topics) + 1),
+        ]
+        for topic, partitions in self._topics:
+            name = topic.encode()
+            parts += (_uvarint(len(name) + 1), name, _uvarint(len(partitions) + 1))
+            for partition, offset, max_bytes in partitions:
+                parts += (_wanted.pack(partition, -1, offset, -1, -1, max_bytes), NO_TAGS)
+            parts.append(NO_TAGS)
+        parts.append(b"\x01\x01" + NO_TAGS)  # no forgotten topics, no rack
+        return _FetchStruct(b"".join(parts), len(self._topics))
+
+    def __repr__(self) -> str:
+        return f"Fetch v{VERSION}"
+
+
+def _uvarint(value: int) -> bytes:
+    encoded = bytearray()
+    while value >= 0x80:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)

@@ -1,0 +1,89 @@
+"""A connection's responses read in place: each into a buffer of its own size, with no stream in between.
+
+aiokafka reads through asyncio's StreamReader, which copies every byte three times before a response is looked at. For
+fetches that is half the work. `read_in_place` puts a protocol of ours under an open connection of aiokafka's: the
+socket writes into the response's own memory, and a response type that has `decode_frame` is given that memory. All
+else (requests, other responses, closing, time-outs) stays aiokafka's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from aiokafka import errors as kafka
+
+SIZE_BYTES = 4
+FRAME_BYTES_MAX = 1 << 30
+"""A larger response is taken for a broken connection."""
+
+
+class Frames(asyncio.BufferedProtocol):
+    """Kafka's frames: four bytes of length, then the response."""
+
+    def __init__(self, connection: Any, below: Any) -> None:
+        self._connection, self._below = connection, below
+        self._size = bytearray(SIZE_BYTES)
+        self._frame: bytearray | None = None
+        self._view = memoryview(self._size)
+        self._at = 0
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._view[self._at :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._at += nbytes
+        if self._at < len(self._view):
+            return
+        frame, self._at = self._frame, 0
+        if frame is None:
+            size = int.from_bytes(self._size, "big", signed=True)
+            if not SIZE_BYTES <= size <= FRAME_BYTES_MAX:
+                self._connection.close(exc=kafka.KafkaConnectionError(f"a response of {size} bytes"))
+                return
+            self._frame = bytearray(size)
+            self._view = memoryview(self._frame)
+            return
+        self._frame, self._view = None, memoryview(self._size)
+        try:
+            self._handle(frame)
+        except Exception as e:
+            self._connection.close(exc=e)
+
+    def _handle(self, frame: bytearray) -> None:
+        connection = self._connection
+        correlation_id, request, future = connection._requests[0]
+        decode = getattr(getattr(request, "RESPONSE_TYPE", None), "decode_frame", None)
+        if decode is None or int.from_bytes(frame[:SIZE_BYTES], "big", signed=True) != correlation_id:
+            connection._handle_frame(bytes(frame))
+            return
+        if not future.done():
+            future.set_result(decode(frame))
+        connection._last_action = time.monotonic()
+        connection._requests.popleft()
+
+    # The rest is the business of the protocol that was there before.
+
+    def eof_received(self) -> bool | None:
+        answer: bool | None = self._below.eof_received()
+        return answer
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._below.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._below.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._below.resume_writing()
+
+
+def read_in_place(connection: Any) -> bool:
+    """Have an open connection read in place from now on; False where it is in the middle of something."""
+    if isinstance(connection._writer.transport.get_protocol(), Frames):
+        return True
+    if connection._requests or connection._reader._buffer:
+        return False
+    connection._writer.transport.set_protocol(Frames(connection, connection._protocol))
+    return True

@@ -1,0 +1,102 @@
+"""The fetcher's values: its limits, the questions it asks, and what it knows of one partition."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from shared.clients.connection import Piece
+from shared.clients.consumer.reset_policy import ResetPolicy
+from shared.common.errors import PenstockError
+from shared.common.records import TopicPartition
+
+BACKOFF_MAX_MS = 1_000
+"""Failures of one partition back off exponentially up to this."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """The fetch settings under Kafka's names, and the bytes (as fetched) that may be buffered."""
+
+    fetch_min_bytes: int = 1
+    fetch_max_bytes: int = 50 * 1024 * 1024
+    fetch_max_wait_ms: int = 500
+    max_partition_fetch_bytes: int = 1024 * 1024
+    fetch_buffer_bytes: int = 64 * 1024 * 1024
+    retry_backoff_ms: int = 100
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetch:
+    """A request to be sent: the partitions, in order of preference, with the offsets wanted."""
+
+    node: int
+    wanted: dict[TopicPartition, int]
+    max_bytes: int
+    max_wait_ms: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lookup:
+    """Positions to be found: by policy, or (None) by the group's committed offsets."""
+
+    wanted: dict[TopicPartition, ResetPolicy | None]
+    by_commit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is to be done now, whether metadata must be refreshed, and when to ask again (None: when something came)."""
+
+    fetches: list[Fetch]
+    lookups: list[Lookup]
+    stale_metadata: bool
+    next_ms: float | None
+
+
+class PartitionState:
+    """One partition that is read."""
+
+    __slots__ = (
+        "asked",
+        "backoff_ms",
+        "buffered_bytes",
+        "error",
+        "fetch_offset",
+        "high_watermark",
+        "is_paused",
+        "last_stable_offset",
+        "pieces",
+        "position",
+        "reset",
+        "retry_ms",
+    )
+
+    def __init__(self) -> None:
+        self.is_paused = False
+        self.high_watermark: int | None = None
+        self.last_stable_offset: int | None = None
+        self.pieces: deque[Piece] = deque()
+        self.go_to(None, None)
+
+    def __repr__(self) -> str:
+        at = f"at {self.position}" if self.position is not None else f"to be placed by {self.reset or 'commit'}"
+        return f"<{at}, {len(self.pieces)} pieces, {self.buffered_bytes} bytes to {self.fetch_offset}>"
+
+    def go_to(self, position: int | None, reset: ResetPolicy | None) -> None:
+        """Another position, or None and how to find it (by the group's commit without a policy)."""
+        self.position, self.reset = position, reset
+        self.error: PenstockError | None = None
+        self.retry_ms = self.backoff_ms = 0.0
+        self.forget_pieces()
+
+    def forget_pieces(self) -> None:
+        """What is buffered or asked for is of no use any more."""
+        self.asked: Fetch | Lookup | None = None
+        self.pieces.clear()
+        self.buffered_bytes = 0
+        self.fetch_offset = self.position or 0
+
+    def back_off(self, now_ms: float, first_ms: float) -> None:
+        self.backoff_ms = min(self.backoff_ms * 2, BACKOFF_MAX_MS) or first_ms
+        self.retry_ms = now_ms + self.backoff_ms

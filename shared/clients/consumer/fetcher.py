@@ -1,0 +1,347 @@
+"""What to fetch next, from whom, and what has come: the positions and the buffer of a consumer.
+
+A partition has two offsets: the position (the next record to be handed out) and the offset to fetch from (the end of
+what is buffered), so the next piece is under way while the last one is worked on. One request at a time goes to a
+broker, with all its partitions that want one. A partition wants one until twice `max_partition_fetch_bytes` of it
+are buffered; all together stay within `fetch_buffer_bytes`. A paused partition keeps what is buffered until others,
+which have nothing, need the room: then its records are fetched again later.
+
+A partition knows the one question about it that is open. A seek or a new assignment forgets that question, so an answer
+to what was asked before is thrown away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from shared.clients.connection import FetchedPartition, FetchResponse, Piece, error_for_code
+from shared.clients.consumer.fetch_state import Fetch, FetchLimits, Lookup, PartitionState, Work
+from shared.clients.consumer.reset_policy import ResetPolicy
+from shared.common.errors import (
+    CorruptRecord,
+    IllegalState,
+    NoOffsetForPartition,
+    OffsetOutOfRange,
+    PenstockError,
+    RetriableError,
+)
+from shared.common.records import Columns, TopicPartition
+
+LEFT_OUT_WAIT_MS = 20
+"""How long a request may wait for data while a partition of the same broker is left out because enough of it is
+buffered: that one cannot be asked for before the request is answered."""
+PIECES_AHEAD = 2
+"""How many times `max_partition_fetch_bytes` are buffered of a partition before no more is asked for: one piece is
+worked on while the next one lies ready."""
+EARLIEST, LATEST = ResetPolicy("earliest"), ResetPolicy("latest")
+TAKEN_BYTES = 1024 * 1024
+"""A poll gives no further partition's records after so many bytes: what fits into a processor's cache is worked on
+faster than what does not."""
+UNKNOWN_SERVER_ERROR = -1
+
+Leader = Callable[[TopicPartition], int | None]
+
+
+class Fetcher:
+    """The partitions of one consumer; `read_committed` and `policy` are the settings of that name."""
+
+    def __init__(self, limits: FetchLimits, policy: ResetPolicy, *, read_committed: bool, has_group: bool) -> None:
+        self.limits, self._policy = limits, policy
+        self.read_committed, self._has_group = read_committed, has_group
+        self._partitions: dict[TopicPartition, PartitionState] = {}  # in the order in which they are asked for
+        self._ready: dict[TopicPartition, None] = {}  # with pieces or an error, in the order of handing out
+        self._in_flight: dict[int, int] = {}  # by node, the bytes that may come
+        self._stale = False
+
+    def __repr__(self) -> str:
+        return f"<Fetcher {self._partitions}, in flight {self._in_flight}>"
+
+    # What is read.
+
+    def assign(self, partitions: Iterable[TopicPartition], kept: Iterable[TopicPartition] = ()) -> None:
+        """Read these; of those among `kept` that are read already, position, buffer and pause stay."""
+        stay = set(kept)
+        old, self._partitions = self._partitions, {}
+        for tp in partitions:
+            self._partitions[tp] = old[tp] if tp in stay and tp in old else PartitionState()
+        self._ready = {tp: None for tp in self._ready if self._partitions.get(tp) is old[tp]}
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        return frozenset(self._partitions)
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        """Go on from `offset`."""
+        self._go_to(tp, offset, None)
+
+    def reset(self, tp: TopicPartition, policy: ResetPolicy) -> None:
+        """Go on from where the policy says; the position is None until that is known."""
+        self._go_to(tp, None, policy)
+
+    def pause(self, tp: TopicPartition) -> None:
+        """Hand out nothing of it."""
+        self._of(tp).is_paused = True
+
+    def resume(self, tp: TopicPartition) -> None:
+        self._of(tp).is_paused = False
+
+    def paused(self) -> frozenset[TopicPartition]:
+        return frozenset(tp for tp, state in self._partitions.items() if state.is_paused)
+
+    def position(self, tp: TopicPartition) -> int | None:
+        """The offset of the next record to be handed out, None while it is being found out."""
+        return self._of(tp).position
+
+    def lag(self, tp: TopicPartition) -> int | None:
+        """How far the position is behind the end that was told last (under read_committed: the stable end)."""
+        state = self._of(tp)
+        end = state.last_stable_offset if self.read_committed else state.high_watermark
+        return None if end is None or state.position is None else max(0, end - state.position)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What is buffered, in bytes as fetched."""
+        return sum(state.buffered_bytes for state in self._partitions.values())
+
+    # What to do next.
+
+    def work(self, leader: Leader, now_ms: float) -> Work:
+        """What is to be sent now. Each fetch and lookup must be answered by one of the methods below."""
+        lookups = self._lookups(leader, now_ms)
+        idle, left_out, nodes = self._wanting(leader, now_ms)
+        fetches = []
+        share = self._share(len(idle), nodes) if idle else 0
+        if share:
+            longest_ms = self.limits.fetch_max_wait_ms
+            for node, tps in idle.items():
+                wait_ms = min(LEFT_OUT_WAIT_MS, longest_ms) if node in left_out else longest_ms
+                fetch = Fetch(node, {tp: self._partitions[tp].fetch_offset for tp in tps}, share, wait_ms)
+                self._in_flight[node] = share
+                for tp in tps:
+                    self._partitions[tp].asked = fetch
+                fetches.append(fetch)
+        stale, self._stale = self._stale, False
+        later = [s.retry_ms for s in self._partitions.values() if s.retry_ms > now_ms and not s.is_paused]
+        return Work(fetches, lookups, stale, min(later, default=None))
+
+    def _wanting(self, leader: Leader, now_ms: float) -> tuple[dict[int, list[TopicPartition]], set[int], int]:
+        """What to ask each node that has no request; the nodes of partitions with enough buffered; how many nodes."""
+        idle: dict[int, list[TopicPartition]] = {}
+        left_out: set[int] = set()
+        nodes: set[int] = set()
+        enough = PIECES_AHEAD * self.limits.max_partition_fetch_bytes
+        for tp, state in self._partitions.items():
+            if state.position is None or state.is_paused or state.error is not None:
+                continue
+            if (node := leader(tp)) is None:
+                self._stale = True
+                continue
+            nodes.add(node)
+            if state.buffered_bytes >= enough:
+                left_out.add(node)
+            elif state.asked is None and state.retry_ms <= now_ms and node not in self._in_flight:
+                idle.setdefault(node, []).append(tp)
+        return idle, left_out, len(nodes)
+
+    def _share(self, asking: int, nodes: int) -> int:
+        """The bytes that each of the asked nodes may send, 0 where that is not worth a request.
+
+        One more node could always be asked: a broker that hangs keeps its share until its request times out.
+        """
+        limits = self.limits
+        most = max(1, min(limits.fetch_max_bytes, limits.fetch_buffer_bytes // (nodes + 1)))
+        worth = min(limits.max_partition_fetch_bytes, most)
+        free = limits.fetch_buffer_bytes - self.buffered_bytes - sum(self._in_flight.values())
+        if free // asking < worth and not self.has_data:
+            for tp, state in self._partitions.items():
+                if state.pieces and state.is_paused:
+                    free += state.buffered_bytes
+                    state.forget_pieces()
+                    self._ready.pop(tp, None)
+        share = min(free // asking, most)
+        return share if share >= worth else 0
+
+    def _lookups(self, leader: Leader, now_ms: float) -> list[Lookup]:
+        by_commit: dict[TopicPartition, ResetPolicy | None] = {}
+        by_topic: dict[str, dict[TopicPartition, ResetPolicy | None]] = {}
+        for tp, state in self._partitions.items():
+            if state.position is not None or state.asked or state.error is not None or state.retry_ms > now_ms:
+                continue
+            if state.reset is None and not self._has_group:
+                self._without_commit(tp, state)
+            if state.error is not None:
+                continue
+            if state.reset is None:
+                by_commit[tp] = None
+            elif leader(tp) is None:
+                self._stale = True
+            else:
+                by_topic.setdefault(tp.topic, {})[tp] = state.reset
+        lookups = [Lookup(by_commit, True)] if by_commit else []
+        lookups += [Lookup(wanted, False) for wanted in by_topic.values()]
+        for lookup in lookups:
+            for tp in lookup.wanted:
+                self._partitions[tp].asked = lookup
+        return lookups
+
+    # What has come.
+
+    def committed(self, lookup: Lookup, offsets: Mapping[TopicPartition, int]) -> None:
+        """The group's offsets; what is not among them has none."""
+        for tp, state in self._answered(lookup):
+            if tp in offsets:
+                state.go_to(offsets[tp], None)
+            else:
+                self._without_commit(tp, state)
+
+    def placed(self, lookup: Lookup, offsets: Mapping[TopicPartition, int]) -> None:
+        """The offsets that the policies led to; -1 (no record is as late as wanted) leads to the end."""
+        for tp, state in self._answered(lookup):
+            if (offset := offsets.get(tp, -1)) >= 0:
+                state.go_to(offset, None)
+            else:
+                state.go_to(None, LATEST)
+
+    def failed(self, request: Fetch | Lookup, error: PenstockError, now_ms: float) -> None:
+        """No answer: the broker may be gone, and its partitions elsewhere. What is passing is tried again, the rest is
+        raised by `take` first."""
+        self._stale = True
+        for tp, state in self._answered(request):
+            state.back_off(now_ms, self.limits.retry_backoff_ms)
+            if not isinstance(error, RetriableError):
+                self._fail(tp, state, error)
+
+    def received(self, fetch: Fetch, response: FetchResponse, now_ms: float) -> None:
+        """The answer to a fetch."""
+        for tp, state in self._answered(fetch):
+            answer = response.answers.get(tp)
+            code = response.error_code or (UNKNOWN_SERVER_ERROR if answer is None else answer.error_code)
+            if answer is None or code:
+                self._refused(tp, state, code, now_ms)
+            else:
+                self._arrived(tp, state, answer)
+
+    def _arrived(self, tp: TopicPartition, state: PartitionState, answer: FetchedPartition) -> None:
+        state.backoff_ms = state.retry_ms = 0
+        state.high_watermark, state.last_stable_offset = answer.high_watermark, answer.last_stable_offset
+        if not answer.records:
+            return
+        piece = Piece(*tp, state.fetch_offset, answer.records, answer.aborted if self.read_committed else None)
+        state.pieces.append(piece)
+        state.buffered_bytes += piece.size
+        state.fetch_offset = piece.end_offset
+        self._ready[tp] = None
+        self._partitions[tp] = self._partitions.pop(tp)  # its turn comes again after the others'
+
+    def _refused(self, tp: TopicPartition, state: PartitionState, code: int, now_ms: float) -> None:
+        state.back_off(now_ms, self.limits.retry_backoff_ms)
+        offset = state.fetch_offset
+        error = error_for_code(code, str(tp), f"offset {offset}")
+        if isinstance(error, RetriableError) or code == UNKNOWN_SERVER_ERROR:
+            self._stale = True
+        elif isinstance(error, OffsetOutOfRange):
+            if state.pieces:
+                return  # first what is buffered; then the same is asked and refused again
+            if self._policy.is_none:
+                self._fail(tp, state, error)
+            else:
+                state.go_to(None, self._policy)
+        elif isinstance(error, CorruptRecord):
+            self._fail(tp, state, CorruptRecord(f"{tp} at offset {offset}: the broker cannot read a batch"))
+        else:
+            self._fail(tp, state, error)
+
+    # What is handed out.
+
+    @property
+    def has_data(self) -> bool:
+        """Whether `take` has something to give or to raise."""
+        return any(not self._partitions[tp].is_paused for tp in self._ready)
+
+    def take(self, max_records: int | None) -> dict[TopicPartition, Columns]:
+        """A piece of every partition that has one and is not paused, `max_records` in all, the longest waiting first.
+
+        The positions move past it. Raises what a partition's fetch, lookup or batch ended in, once nothing else is
+        there. A corrupt batch ends its partition: CorruptRecord is raised again until a seek.
+        """
+        taken: dict[TopicPartition, Columns] = {}
+        left = max_records
+        bytes_left = TAKEN_BYTES
+        for tp in list(self._ready):
+            state = self._partitions[tp]
+            if state.is_paused:
+                continue
+            bytes_left -= state.buffered_bytes
+            columns = self._take_from(state, left)
+            del self._ready[tp]
+            bytes_left += state.buffered_bytes
+            if state.pieces or state.error is not None:
+                self._ready[tp] = None
+            if columns is not None:
+                taken[tp] = columns
+                left = None if left is None else left - len(columns)
+                if left == 0 or bytes_left <= 0:
+                    break
+        if not taken:
+            self._raise_error()
+        return taken
+
+    def _take_from(self, state: PartitionState, limit: int | None) -> Columns | None:
+        while state.pieces:
+            piece = state.pieces[0]
+            try:
+                columns = piece.read(limit)
+            except PenstockError as e:
+                state.position = piece.position
+                state.forget_pieces()
+                state.error = e
+                return None
+            state.position = piece.position
+            if piece.is_done:
+                state.pieces.popleft()
+                state.buffered_bytes -= piece.size
+            if columns is not None:
+                return columns
+        return None
+
+    def _raise_error(self) -> None:
+        for tp in self._ready:
+            state = self._partitions[tp]
+            if state.error is None or state.is_paused:
+                continue
+            error = state.error
+            if isinstance(error, CorruptRecord):  # stays, so another one is raised in its place
+                raise CorruptRecord(str(error)) from error.__cause__
+            state.error = None
+            del self._ready[tp]
+            raise error
+
+    # Within.
+
+    def _of(self, tp: TopicPartition) -> PartitionState:
+        if (state := self._partitions.get(tp)) is None:
+            raise IllegalState(f"{tp}: not assigned")
+        return state
+
+    def _go_to(self, tp: TopicPartition, position: int | None, reset: ResetPolicy | None) -> None:
+        self._of(tp).go_to(position, reset)
+        self._ready.pop(tp, None)
+
+    def _answered(self, request: Fetch | Lookup) -> list[tuple[TopicPartition, PartitionState]]:
+        """The partitions for which the request was still the open question; it is open no more."""
+        if isinstance(request, Fetch):
+            self._in_flight.pop(request.node, None)
+        asked = [(tp, self._partitions[tp]) for tp in request.wanted if tp in self._partitions]
+        asked = [(tp, state) for tp, state in asked if state.asked is request]
+        for _, state in asked:
+            state.asked = None
+        return asked
+
+    def _without_commit(self, tp: TopicPartition, state: PartitionState) -> None:
+        if self._policy.is_none:
+            self._fail(tp, state, NoOffsetForPartition(f"{tp}: no committed offset"))
+        else:
+            state.reset = self._policy
+
+    def _fail(self, tp: TopicPartition, state: PartitionState, error: PenstockError) -> None:
+        state.error = error
+        self._ready[tp] = None

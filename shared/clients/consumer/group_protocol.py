@@ -1,0 +1,194 @@
+"""What the members of a group write to each other: a subscription to the leader, an assignment back from it.
+
+The coordinator hands these bytes on unread. They are Kafka's ConsumerProtocolSubscription and
+ConsumerProtocolAssignment, versions 0 to 3, written as the Java consumer writes them, so that members of both kinds can
+share a group. A version only adds fields at the end: a newer one than is known here is read as the newest known.
+
+    Subscription => version topics user_data owned_partitions(1+) generation_id(2+) rack_id(3+)
+    Assignment   => version assigned_partitions user_data
+
+The sticky assignors put more into the subscription's user data: what the member was assigned last, and in which
+generation (`sticky`; its first schema had no generation), or the generation alone (`cooperative-sticky`, whose owned
+partitions are in the subscription itself).
+
+>>> data = encode_subscription(Subscription(("clicks",), owned=(TopicPartition("clicks", 2),), generation=7))
+>>> decode_subscription(data).owned
+(TopicPartition(topic='clicks', partition=2),)
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shared.common.errors import SerializationError
+from shared.common.records import TopicPartition
+
+PROTOCOL_TYPE = "consumer"
+NEWEST_VERSION = 3
+OWNED_SINCE, GENERATION_SINCE, RACK_SINCE = 1, 2, 3
+NO_GENERATION = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What a member tells the leader. `generation` is the one that `owned` comes from, -1 without."""
+
+    topics: tuple[str, ...]
+    user_data: bytes | None = None
+    owned: tuple[TopicPartition, ...] = ()
+    generation: int = NO_GENERATION
+    rack_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What the leader tells a member."""
+
+    partitions: tuple[TopicPartition, ...]
+    user_data: bytes | None = None
+
+
+def encode_subscription(subscription: Subscription, version: int = NEWEST_VERSION) -> bytes:
+    """The bytes of a subscription; topics and partitions in order, as Java sorts them."""
+    parts = [
+        struct.pack(">h", version),
+        _array(_text(topic) for topic in sorted(subscription.topics)),
+        _bytes(subscription.user_data),
+    ]
+    if version >= OWNED_SINCE:
+        parts.append(_partitions(sorted(subscription.owned)))
+    if version >= GENERATION_SINCE:
+        parts.append(struct.pack(">i", subscription.generation))
+    if version >= RACK_SINCE:
+        parts.append(_text(subscription.rack_id))
+    return b"".join(parts)
+
+
+def decode_subscription(data: bytes) -> Subscription:
+    """The subscription in these bytes; SerializationError where they are none."""
+    read = _Reader(data, "subscription")
+    version = read.version()
+    topics = tuple(read.text() or "" for _ in range(read.count()))
+    user_data = read.blob()
+    owned = read.partitions() if version >= OWNED_SINCE else ()
+    generation = read.int32() if version >= GENERATION_SINCE else NO_GENERATION
+    rack_id = read.text() if version >= RACK_SINCE else None
+    return Subscription(topics, user_data, owned, generation, rack_id)
+
+
+def encode_assignment(assignment: Assignment, version: int = NEWEST_VERSION) -> bytes:
+    """The bytes of an assignment; all versions have the same fields."""
+    return struct.pack(">h", version) + _partitions(assignment.partitions) + _bytes(assignment.user_data)
+
+
+def decode_assignment(data: bytes) -> Assignment:
+    """The assignment in these bytes, none in empty ones; SerializationError where they are none."""
+    if not data:
+        return Assignment(())
+    read = _Reader(data, "assignment")
+    read.version()
+    return Assignment(read.partitions(), read.blob())
+
+
+def encode_sticky(partitions: Iterable[TopicPartition], generation: int) -> bytes:
+    """The `sticky` assignor's user data: the member's last assignment and its generation."""
+    return _partitions(partitions) + struct.pack(">i", generation)
+
+
+def decode_sticky(data: bytes | None) -> tuple[tuple[TopicPartition, ...], int]:
+    """The last assignment and its generation; nothing and -1 where there is none."""
+    if not data:
+        return (), NO_GENERATION
+    read = _Reader(data, "sticky user data")
+    return read.partitions(), NO_GENERATION if read.at_end else read.int32()
+
+
+def encode_generation(generation: int) -> bytes:
+    """The `cooperative-sticky` assignor's user data."""
+    return struct.pack(">i", generation)
+
+
+def decode_generation(data: bytes | None) -> int:
+    """The generation in it; -1 where there is none."""
+    return _Reader(data, "cooperative-sticky user data").int32() if data else NO_GENERATION
+
+
+def _array(items: Iterable[bytes]) -> bytes:
+    encoded = list(items)
+    return struct.pack(">i", len(encoded)) + b"".join(encoded)
+
+
+def _text(value: str | None) -> bytes:
+    if value is None:
+        return struct.pack(">h", -1)
+    data = value.encode()
+    return struct.pack(">h", len(data)) + data
+
+
+def _bytes(value: bytes | None) -> bytes:
+    return struct.pack(">i", -1) if value is None else struct.pack(">i", len(value)) + value
+
+
+def _partitions(partitions: Iterable[TopicPartition]) -> bytes:
+    topics: dict[str, list[int]] = {}
+    for topic, partition in partitions:
+        topics.setdefault(topic, []).append(partition)
+    return _array(_text(topic) + _array(struct.pack(">i", p) for p in found) for topic, found in topics.items())
+
+
+class _Reader:
+    """Takes fields from the front; whatever does not fit is a SerializationError with the place."""
+
+    def __init__(self, data: bytes, what: str) -> None:
+        self._data, self._at, self._what = data, 0, what
+
+    @property
+    def at_end(self) -> bool:
+        return self._at >= len(self._data)
+
+    def version(self) -> int:
+        version = self._number(">h", 2)
+        if version < 0:
+            raise SerializationError(f"{self._what}: version {version}")
+        return version
+
+    def int32(self) -> int:
+        return self._number(">i", 4)
+
+    def count(self) -> int:
+        count = self.int32()
+        if not 0 <= count <= len(self._data):
+            raise SerializationError(f"{self._what}: an array of {count} at byte {self._at - 4}")
+        return count
+
+    def text(self) -> str | None:
+        length = self._number(">h", 2)
+        if length < 0:
+            return None
+        try:
+            return self._take(length).decode()
+        except UnicodeDecodeError as e:
+            raise SerializationError(f"{self._what}: no UTF-8 before byte {self._at}") from e
+
+    def blob(self) -> bytes | None:
+        length = self.int32()
+        return None if length < 0 else self._take(length)
+
+    def partitions(self) -> tuple[TopicPartition, ...]:
+        found: list[TopicPartition] = []
+        for _ in range(self.count()):
+            topic = self.text() or ""
+            found += [TopicPartition(topic, self.int32()) for _ in range(self.count())]
+        return tuple(found)
+
+    def _number(self, form: str, size: int) -> int:
+        return int(struct.unpack(form, self._take(size))[0])
+
+    def _take(self, size: int) -> bytes:
+        end = self._at + size
+        if end > len(self._data):
+            raise SerializationError(f"{self._what}: ends at byte {len(self._data)}, within a field")
+        taken, self._at = self._data[self._at : end], end
+        return taken

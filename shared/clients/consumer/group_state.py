@@ -1,0 +1,397 @@
+"""A member's way through its group: what it does next, and what it makes of every answer.
+
+Nothing here waits or sends. `next_step` says what is to be done now, whoever awaits it tells the outcome (`on_join`,
+`on_sync`, ...) and asks again. Heartbeats run beside it: `heartbeat_wait_ms` and `on_heartbeat`. The states and the
+ways between them are in member_states.py.
+
+What a member holds (`owned`) ends in one of two ways. It is revoked while the member's generation counts: everything
+before it joins (eager), or what the new assignment lacks, after which it joins again (cooperative). Or it is lost,
+when the group has forgotten the member: then others may have it already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shared.clients.connection import error_for_code, name_of
+from shared.clients.consumer.assignors import Assignor, GroupMember
+from shared.clients.consumer.group_protocol import (
+    NO_GENERATION,
+    Assignment,
+    Subscription,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
+from shared.clients.consumer.group_steps import (
+    Complete,
+    Gather,
+    Join,
+    JoinAnswer,
+    Leave,
+    Lose,
+    Revoke,
+    Step,
+    Sync,
+    SyncAnswer,
+    Wait,
+)
+from shared.clients.consumer.member_states import BEATING, TRANSITIONS, GroupConfig, MemberState
+from shared.common.errors import (
+    FatalError,
+    IllegalState,
+    PenstockError,
+    RetriableError,
+    SerializationError,
+)
+from shared.common.records import TopicPartition
+
+BACKOFF_MAX_MS = 1_000
+COORDINATOR_MOVED = frozenset({15, 16})
+COORDINATOR_LOADING = 14
+ILLEGAL_GENERATION, UNKNOWN_MEMBER, REBALANCE_IN_PROGRESS, MEMBER_ID_REQUIRED = 22, 25, 27, 79
+
+
+@dataclass(slots=True)
+class GroupState:
+    """One member; all times are of one monotonic clock."""
+
+    config: GroupConfig
+    assignor: Assignor
+    state: MemberState = MemberState.UNJOINED
+    generation: int = NO_GENERATION
+    member_id: str = ""
+    owned: frozenset[TopicPartition] = frozenset()
+    topics: frozenset[str] = frozenset()
+    group_topics: frozenset[str] = frozenset()
+    """What all members have subscribed to; only the leader knows."""
+    is_leader: bool = False
+    error: PenstockError | None = None
+    """What keeps the member out of the group, until it is told (`take_error`)."""
+    forget_coordinator: bool = False
+    """The coordinator is elsewhere: look it up again before the next request. Whoever does resets this."""
+    _rejoin: bool = True
+    _joined_topics: frozenset[str] = frozenset()
+    _members: tuple[tuple[str, str | None, bytes], ...] = ()
+    _assignments: dict[str, bytes] | None = None
+    _target: frozenset[TopicPartition] = frozenset()
+    _counts: Mapping[str, int] | None = None
+    _watches: bool = False
+    _sticky: tuple[frozenset[TopicPartition], int] = (frozenset(), NO_GENERATION)
+    _failures: int = 0
+    _retry_at_ms: int = 0
+    _heard_ms: int = 0
+    _beat_at_ms: int = 0
+    _reason: str = "new"
+
+    def __repr__(self) -> str:
+        return f"<GroupState {self.state}, {self.where()}, owns {len(self.owned)}>"
+
+    def where(self) -> str:
+        """What every message about this member starts with."""
+        instance = f", instance {self.config.instance_id}" if self.config.instance_id else ""
+        return (
+            f"client {self.config.client_id}, group {self.config.group_id}, generation {self.generation}, "
+            f"member {self.member_id}{instance}"
+        )
+
+    # --- what the consumer does ---
+
+    def subscribe(self, topics: frozenset[str]) -> None:
+        """Other topics; the group is joined anew with them."""
+        if topics != self.topics:
+            self.topics = topics
+            if self.state is MemberState.STABLE and topics != self._joined_topics:
+                self.rejoin("other topics")
+
+    def rejoin(self, reason: str) -> None:
+        """Have the group assign anew."""
+        if not self._rejoin:
+            self._rejoin, self._reason = True, reason
+
+    def polled(self) -> None:
+        """Somebody polls: a member that left for want of it comes back."""
+        if self.state is MemberState.LEFT:
+            self._to(MemberState.UNJOINED)
+
+    def take_error(self) -> PenstockError | None:
+        """What keeps the member out; told once where trying again may help, always where it cannot (fenced)."""
+        error = self.error
+        if error is not None and not isinstance(error, FatalError):
+            self.error = None
+            self._rejoin = True
+            self._to(MemberState.UNJOINED)
+        return error
+
+    def metadata(self, counts: Mapping[str, int]) -> None:
+        """How many partitions every topic has now: the leader has the group assign anew where that has changed."""
+        if not self._watches or self.state is not MemberState.STABLE:
+            return
+        known = {topic: counts[topic] for topic in self.group_topics or self._joined_topics if topic in counts}
+        if self._counts is None:  # a static member that came back: it assigned nothing, this is what it goes by
+            self._counts = known
+        elif changed := sorted(
+            topic for topic in {*known, *self._counts} if known.get(topic) != self._counts.get(topic)
+        ):
+            self._counts = known
+            self.rejoin(f"partitions changed of {', '.join(changed)}")
+
+    # --- what is to be done ---
+
+    def next_step(self, now_ms: int, idle_ms: float) -> Step:
+        """What is to be done now; `idle_ms` is how long nobody has polled."""
+        match self.state:
+            case MemberState.FAILED | MemberState.LEFT:
+                return self._lose_if_forgotten()
+            case MemberState.SYNCING:
+                return self._synchronize()
+            case MemberState.COMPLETING:
+                return self._complete()
+            case MemberState.PREPARING | MemberState.JOINING:
+                return Wait(None)
+        return self._between(now_ms, idle_ms)
+
+    def _between(self, now_ms: int, idle_ms: float) -> Step:
+        """UNJOINED or STABLE: keep still, leave, or prepare to join."""
+        if not self.topics and not self.owned:
+            return Wait(None)
+        if idle_ms >= self.config.max_poll_interval_ms:
+            return self._leave_idle()
+        idle_left = self.config.max_poll_interval_ms - idle_ms
+        if self.state is MemberState.STABLE:
+            if not self._rejoin:
+                return Wait(idle_left)
+            self._to(MemberState.UNJOINED)
+        if now_ms < self._retry_at_ms:
+            return Wait(min(idle_left, self._retry_at_ms - now_ms))
+        return self._prepare()
+
+    def _prepare(self) -> Step:
+        if self.generation == NO_GENERATION and self.owned:
+            return self._lose_if_forgotten()
+        if self.assignor.is_cooperative:
+            back = frozenset(tp for tp in self.owned if tp.topic not in self.topics)
+        else:
+            back = self.owned
+        if back:
+            self._to(MemberState.PREPARING)
+            return Revoke(back)
+        self._to(MemberState.JOINING)
+        self._rejoin = False
+        self._joined_topics = self.topics
+        return Join(self.member_id, self.assignor.name, self._subscription(), self._reason)
+
+    def _subscription(self) -> bytes:
+        cooperative = self.assignor.is_cooperative
+        owned, generation = (self.owned, self.generation) if cooperative else self._sticky
+        return encode_subscription(
+            Subscription(
+                tuple(self.topics),
+                self.assignor.user_data(owned, generation),
+                tuple(self.owned),
+                self.generation,
+            )
+        )
+
+    def _synchronize(self) -> Step:
+        if self.is_leader and self._assignments is None:
+            return Gather(self.group_topics)
+        return Sync(self.generation, self.member_id, self._assignments or {})
+
+    def _complete(self) -> Step:
+        if self.generation == NO_GENERATION:  # forgotten meanwhile: the assignment is another's
+            self._to(MemberState.UNJOINED)
+            return self._lose_if_forgotten()
+        if back := self.owned - self._target:
+            return Revoke(back)
+        return Complete(self._target, self._target - self.owned)
+
+    def _lose_if_forgotten(self) -> Step:
+        assert self.generation == NO_GENERATION
+        return Lose(self.owned) if self.owned else Wait(0 if self.state is MemberState.UNJOINED else None)
+
+    def _leave_idle(self) -> Step:
+        self._to(MemberState.LEFT)
+        member_id = self.leave()
+        return Leave(member_id) if member_id else Wait(0)
+
+    def leave(self) -> str:
+        """For good; gives the member id that the group is to be told, "" for none: a static member stays in it."""
+        member_id = self.member_id if self.config.instance_id is None else ""
+        self._forget(member=True)
+        return member_id
+
+    # --- what became of it ---
+
+    def on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        """The listener has given them back, or knows that they are lost."""
+        self.owned -= partitions
+        if self.state is MemberState.PREPARING:
+            self._to(MemberState.UNJOINED)
+        elif self.state is MemberState.COMPLETING:
+            self.rejoin("gave partitions back")
+
+    def on_completed(self) -> None:
+        """The listener knows what is assigned."""
+        if self.state is not MemberState.COMPLETING:  # failed meanwhile
+            return
+        self._to(MemberState.STABLE)
+        if self.topics != self._joined_topics:
+            self.rejoin("other topics")
+
+    def adopt(self) -> None:
+        """The assignment is in force: before the listener hears of it."""
+        self.owned = self._target
+        self._sticky = (self.owned, self.generation)
+
+    def on_join(self, answer: JoinAnswer, now_ms: int) -> None:
+        """The coordinator's answer to Join."""
+        if answer.code == MEMBER_ID_REQUIRED:
+            self.member_id = answer.member_id
+            self._again(now_ms, at_once=True)
+        elif answer.code:
+            self._refused("JoinGroup", answer.code, now_ms)
+        elif answer.protocol != self.assignor.name:
+            self.fail(IllegalState(f"JoinGroup of {self.where()}: the group uses {answer.protocol!r}"))
+        else:
+            came_back = self.config.instance_id is not None and not self.member_id
+            self.generation, self.member_id = answer.generation, answer.member_id
+            self.is_leader = answer.leader == answer.member_id
+            # A static leader that came back is not told that it leads, so that nothing is assigned anew: it is to
+            # watch the topics all the same. Of a member that does not lead the coordinator takes no notice.
+            self._watches = self.is_leader or came_back
+            self._members, self._assignments, self._counts = answer.members, None, None
+            self.group_topics = frozenset()
+            self._heard(now_ms)
+            self._to(MemberState.SYNCING)
+            if self.is_leader:
+                self._read_members()
+
+    def _read_members(self) -> None:
+        topics: set[str] = set()
+        for member_id, _, data in self._members:
+            try:
+                topics |= set(decode_subscription(data).topics)
+            except SerializationError as e:
+                self.fail(SerializationError(f"JoinGroup of {self.where()}: member {member_id}: {e}"))
+                return
+        self.group_topics = frozenset(topics)
+
+    def on_gathered(self, counts: Mapping[str, int]) -> None:
+        """The partitions of the group's topics (those that exist): the leader assigns them."""
+        self._counts = dict(counts)
+        members = {name: GroupMember(decode_subscription(data), instance) for name, instance, data in self._members}
+        try:
+            assigned = self.assignor.assign(counts, members)
+        except SerializationError as e:
+            self.fail(SerializationError(f"assignment of {self.where()}: {e}"))
+            return
+        self._assignments = {name: encode_assignment(Assignment(tuple(tps))) for name, tps in assigned.items()}
+
+    def on_sync(self, answer: SyncAnswer, now_ms: int) -> None:
+        """The coordinator's answer to Sync."""
+        if answer.code:
+            self._refused("SyncGroup", answer.code, now_ms)
+            return
+        try:
+            target = frozenset(decode_assignment(answer.assignment).partitions)
+        except SerializationError as e:
+            self.fail(SerializationError(f"SyncGroup of {self.where()}: {e}"))
+            return
+        self._failures = 0
+        self._heard(now_ms)
+        if not {tp.topic for tp in target} <= self.topics:  # they have changed on the way
+            self.rejoin("assigned what is not subscribed to any more")
+            self._to(MemberState.UNJOINED)
+            return
+        self._target = target
+        self._to(MemberState.COMPLETING)
+
+    def on_failure(self, error: PenstockError, now_ms: int) -> None:
+        """Join, Gather or Sync got no answer."""
+        if isinstance(error, RetriableError):
+            self._again(now_ms)
+        else:
+            self.fail(error)
+
+    def heartbeat_wait_ms(self, now_ms: int) -> int | None:
+        """How long until a heartbeat is due, 0 when it is; None while there is none to send."""
+        if self.state not in BEATING or self.generation == NO_GENERATION:
+            return None
+        return max(0, self._beat_at_ms - now_ms)
+
+    def on_heartbeat_sent(self, now_ms: int) -> tuple[int, str]:
+        """As whom it was sent; its answer is for that one."""
+        self._beat_at_ms = now_ms + self.config.heartbeat_interval_ms
+        return self.generation, self.member_id
+
+    def on_heartbeat(self, sent_as: tuple[int, str], code: int, now_ms: int) -> None:
+        """The coordinator's answer; one for who the member no longer is says nothing."""
+        if sent_as != (self.generation, self.member_id) or self.state not in BEATING:
+            return
+        if code == 0:
+            self._heard(now_ms)
+        elif code == REBALANCE_IN_PROGRESS:
+            self._heard(now_ms)
+            if self.state is MemberState.STABLE:
+                self.rejoin("the group rebalances")
+        elif code in COORDINATOR_MOVED or code == COORDINATOR_LOADING:
+            self.on_heartbeat_lost(now_ms)
+            self.forget_coordinator = self.forget_coordinator or code in COORDINATOR_MOVED
+        elif code in (ILLEGAL_GENERATION, UNKNOWN_MEMBER):
+            self._forget(member=code == UNKNOWN_MEMBER)
+            self.rejoin(f"Heartbeat: {name_of(code)}")
+        else:
+            self.fail(error_for_code(code, f"Heartbeat of {self.where()}"))
+
+    def on_heartbeat_lost(self, now_ms: int) -> None:
+        """It got no answer: try soon, and elsewhere once the session must be over."""
+        self._beat_at_ms = now_ms + self.config.retry_backoff_ms
+        if now_ms - self._heard_ms >= self.config.session_timeout_ms:
+            self.forget_coordinator = True
+
+    def _refused(self, api: str, code: int, now_ms: int) -> None:
+        self._reason = f"{api}: {name_of(code)}"
+        if code in (UNKNOWN_MEMBER, ILLEGAL_GENERATION):
+            self._forget(member=code == UNKNOWN_MEMBER)
+            self._again(now_ms, at_once=self._failures == 0)
+        elif code == REBALANCE_IN_PROGRESS:
+            self._again(now_ms, at_once=self._failures == 0)
+        elif code in COORDINATOR_MOVED or code == COORDINATOR_LOADING:
+            self.forget_coordinator = self.forget_coordinator or code in COORDINATOR_MOVED
+            self._again(now_ms)
+        else:
+            error = error_for_code(code, f"{api} of {self.where()}")
+            if isinstance(error, RetriableError):
+                self._again(now_ms)
+            else:
+                self.fail(error)
+
+    def _again(self, now_ms: int, *, at_once: bool = False) -> None:
+        self._to(MemberState.UNJOINED)
+        self._rejoin = True
+        backoff_ms = min(self.config.retry_backoff_ms * 2 ** min(self._failures, 10), BACKOFF_MAX_MS)
+        self._retry_at_ms = now_ms if at_once else now_ms + backoff_ms
+        self._failures += 1
+
+    def fail(self, error: PenstockError) -> None:
+        """Out of the group, until the user has been told why."""
+        self.error = error
+        self._forget(member=True)
+        self.state = MemberState.FAILED
+
+    def _forget(self, *, member: bool) -> None:
+        self.generation, self.is_leader, self._watches = NO_GENERATION, False, False
+        if member:
+            self.member_id = ""
+
+    def _heard(self, now_ms: int) -> None:
+        self._heard_ms = now_ms
+        self._beat_at_ms = now_ms + self.config.heartbeat_interval_ms
+
+    def _to(self, state: MemberState) -> None:
+        if state is not self.state:
+            assert state in TRANSITIONS[self.state], f"{self.state} to {state}"
+            self.state = state

@@ -1,0 +1,218 @@
+"""The edge under the fetcher: sends what it wants to have sent and brings it the answers.
+
+There is no loop. Whatever may change what is wanted (an answer, records taken, a seek, an assignment, the end of a
+back-off) calls `pump`, which asks the fetcher and starts one task for each request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+
+from shared.clients.connection import Connection, FetchRequest, list_offsets
+from shared.clients.consumer.fetch_state import BACKOFF_MAX_MS, Fetch, Lookup
+from shared.clients.consumer.fetcher import Fetcher
+from shared.clients.consumer.metrics import ConsumerMetrics
+from shared.clients.consumer.reset_policy import ResetPolicy
+from shared.common.clock import Clock
+from shared.common.errors import PenstockError
+from shared.common.log import get_logger
+from shared.common.records import Columns, OffsetAndMetadata, TopicPartition
+
+log = get_logger(__name__)
+
+FetchCommitted = Callable[[Sequence[TopicPartition]], Awaitable[dict[TopicPartition, OffsetAndMetadata]]]
+
+
+class Reader:
+    """The reading side of one consumer, over a connection that others use as well.
+
+    Whoever decides what is read (a group, the user) calls `assign`; `waiters` are the futures of those who wait for
+    data, into which an error may be put.
+    """
+
+    def __init__(
+        self, connection: Connection, fetcher: Fetcher, clock: Clock, metrics: ConsumerMetrics | None = None
+    ) -> None:
+        self._connection, self.fetcher, self._clock = connection, fetcher, clock
+        self._metrics = metrics
+        self._fetch_committed: FetchCommitted | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._refreshing = False
+        self._refresh_backoff_ms = 0.0
+        self._refreshed_ms = 0.0
+        self._broken: BaseException | None = None
+        self._is_open = False
+        self.waiters: set[asyncio.Future[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Reader {self.fetcher}, {len(self._tasks)} tasks>"
+
+    def open(self, fetch_committed: FetchCommitted | None) -> None:
+        """Begin to fetch, over an open connection; `fetch_committed` finds the group's offsets."""
+        self._fetch_committed = fetch_committed
+        self._is_open = True
+        self.pump()
+
+    async def close(self) -> None:
+        """Fetch no more; whoever waits for data is woken."""
+        self._is_open = False
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._wake()
+
+    def assign(self, partitions: Iterable[TopicPartition], kept: Iterable[TopicPartition] = ()) -> None:
+        """Read these from now on; of those in `kept` position, buffer and pause stay as they are."""
+        partitions = list(partitions)
+        self.fetcher.assign(partitions, kept)
+        for topic in dict.fromkeys(tp.topic for tp in partitions):
+            self._connection.watch(topic)
+        self.pump()
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        """Go on from `offset`."""
+        self.fetcher.seek(tp, offset)
+        self.pump()
+
+    def reset(self, partitions: Iterable[TopicPartition], policy: ResetPolicy) -> None:
+        """Go on from where the policy says; the positions are None until they are known."""
+        for tp in partitions:
+            self.fetcher.reset(tp, policy)
+        self.pump()
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        for tp in partitions:
+            self.fetcher.pause(tp)
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        for tp in partitions:
+            self.fetcher.resume(tp)
+        self._wake()
+        self.pump()
+
+    def take(self, max_records: int | None) -> dict[TopicPartition, Columns]:
+        """See `Fetcher.take`."""
+        if self._broken is not None:
+            raise self._broken
+        try:
+            return self.fetcher.take(max_records)
+        finally:
+            self.pump()
+
+    async def wait_for_data(self, timeout_ms: float) -> None:
+        """Until there may be something to take, someone put an error into `waiters`, or the time is over."""
+        if self.fetcher.has_data or not self._is_open:
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        self.waiters.add(waiter)
+        try:
+            await asyncio.wait([waiter], timeout=timeout_ms / 1000)
+        finally:
+            self.waiters.discard(waiter)
+            if not waiter.done():
+                waiter.cancel()
+            elif not waiter.cancelled():
+                waiter.exception()  # seen here; whoever put it there raises it
+
+    def pump(self) -> None:
+        """Start what the fetcher wants to have done now."""
+        if not self._is_open:
+            return
+        now_ms = self._clock.monotonic_ms()
+        work = self.fetcher.work(self._connection.leader, now_ms)
+        for fetch in work.fetches:
+            self._start(self._fetch(fetch))
+        for lookup in work.lookups:
+            self._start(self._look_up(lookup))
+        if work.stale_metadata and not self._refreshing:
+            self._refreshing = True
+            self._start(self._refresh())
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if work.next_ms is not None:
+            self._timer = asyncio.get_running_loop().call_later((work.next_ms - now_ms) / 1000, self.pump)
+        if self.waiters and self.fetcher.has_data:
+            self._wake()
+
+    async def _fetch(self, fetch: Fetch) -> None:
+        topics: dict[str, list[tuple[int, int, int]]] = {}
+        limits = self.fetcher.limits
+        for (topic, partition), offset in fetch.wanted.items():
+            topics.setdefault(topic, []).append((partition, offset, limits.max_partition_fetch_bytes))
+        request = FetchRequest(
+            fetch.max_wait_ms,
+            limits.fetch_min_bytes,
+            fetch.max_bytes,
+            self.fetcher.read_committed,
+            list(topics.items()),
+        )
+        started_ms = self._clock.monotonic_ms()
+        try:
+            response = await self._connection.fetch(fetch.node, request, f"fetch from node {fetch.node}")
+        except PenstockError as e:
+            log.debug("fetch failed", node=fetch.node, reason=str(e))
+            self.fetcher.failed(fetch, e, self._clock.monotonic_ms())
+            if self._metrics is not None:
+                self._metrics.fetch_failed()
+        else:
+            now_ms = self._clock.monotonic_ms()
+            self.fetcher.received(fetch, response, now_ms)
+            if self._metrics is not None:
+                size = sum(len(answer.records) for answer in response.answers.values())
+                self._metrics.fetched(now_ms - started_ms, size)
+                self._metrics.buffered(self.fetcher.buffered_bytes)
+        self.pump()
+
+    async def _look_up(self, lookup: Lookup) -> None:
+        try:
+            if lookup.by_commit:
+                assert self._fetch_committed is not None
+                found = await self._fetch_committed(list(lookup.wanted))
+                self.fetcher.committed(lookup, {tp: committed.offset for tp, committed in found.items()})
+            else:
+                now_ms = self._clock.now_ms()
+                specs = {tp: policy.spec(now_ms) for tp, policy in lookup.wanted.items() if policy is not None}
+                level = "read_committed" if self.fetcher.read_committed else "read_uncommitted"
+                limit_ms = self._connection.settings.request_timeout_ms
+                self.fetcher.placed(lookup, await list_offsets(self._connection, specs, level, limit_ms))
+        except PenstockError as e:
+            self.fetcher.failed(lookup, e, self._clock.monotonic_ms())
+        self.pump()
+
+    async def _refresh(self) -> None:
+        """Fetch the metadata; the longer leaders are missing, the longer the waits between two refreshes."""
+        if self._clock.monotonic_ms() - self._refreshed_ms > BACKOFF_MAX_MS:
+            self._refresh_backoff_ms = 0
+        await self._connection.refresh_metadata()
+        self._refresh_backoff_ms = min(self._refresh_backoff_ms * 2, BACKOFF_MAX_MS) or float(
+            self._connection.settings.retry_backoff_ms
+        )
+        self.pump()
+        await asyncio.sleep(self._refresh_backoff_ms / 1000)
+        self._refreshing = False
+        self._refreshed_ms = self._clock.monotonic_ms()
+        self.pump()
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            for waiter in self.waiters:
+                if not waiter.done():
+                    waiter.set_exception(error)
+            self._broken = error
+
+    def _wake(self) -> None:
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_result(None)

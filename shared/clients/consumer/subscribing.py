@@ -1,0 +1,233 @@
+"""Who decides what is read: the group, all partitions of the topics where there is no group, or the user by hand.
+
+Holds the consumer's connection, its subscription and its place in the group. Whatever is read now is told to
+`on_assignment` (all partitions, and those of them whose position and buffer stay) before a listener hears of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+from shared.clients.connection import Connection, default_client_id
+from shared.clients.consumer.assignors import ASSIGNORS
+from shared.clients.consumer.group_coordinator import GroupCoordinator, Rebalances
+from shared.clients.consumer.group_protocol import NO_GENERATION
+from shared.clients.consumer.group_state import GroupState
+from shared.clients.consumer.member_states import GroupConfig
+from shared.clients.consumer.settings import ConsumerSettings
+from shared.common.clock import SYSTEM_CLOCK
+from shared.common.errors import AuthorizationFailed, IllegalState
+from shared.common.records import TopicPartition
+from shared.common.settings import KafkaSettings
+
+Partitions = frozenset[TopicPartition]
+OnAssignment = Callable[[Partitions, Partitions], None]
+NONE: Partitions = frozenset()
+
+
+class Subscribing:
+    """The subscription and the group membership of one consumer, and the connection it has."""
+
+    def __init__(self, kafka_settings: KafkaSettings, settings: ConsumerSettings, on_assignment: OnAssignment) -> None:
+        self.settings = kafka_settings
+        self.client_id = kafka_settings.client_id or default_client_id()
+        self.connection = Connection(kafka_settings.model_copy(update={"client_id": self.client_id}))
+        self._consumer_settings = settings
+        self._on_assignment = on_assignment
+        self._mode: Literal["none", "topics", "pattern", "partitions"] = "none"
+        self._topics: frozenset[str] = frozenset()
+        self._pattern: re.Pattern[str] | None = None
+        self._assignment = NONE
+        self._rebalances: Rebalances | None = None
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._group: GroupState | None = None
+        self._coordinator: GroupCoordinator | None = None
+        self._polls = 0
+        self._polled_ms = SYSTEM_CLOCK.monotonic_ms()
+
+    async def open(self, fetch_waiters: set[asyncio.Future[None]]) -> None:
+        """Connect; what ends the group's work wakes the waiters."""
+        await self.connection.open()
+        self._waiters = fetch_waiters
+        self.connection.on_metadata(self._on_metadata)
+        settings = self._consumer_settings
+        if settings.group_id is None:
+            return
+        config = GroupConfig(
+            settings.group_id,
+            self.client_id,
+            settings.group_instance_id,
+            settings.session_timeout_ms,
+            settings.heartbeat_interval_ms,
+            settings.max_poll_interval_ms,
+            self.settings.retry_backoff_ms,
+        )
+        self._group = GroupState(config, ASSIGNORS[settings.partition_assignment_strategy])
+        self._coordinator = GroupCoordinator(
+            self.connection,
+            self._group,
+            self,
+            SYSTEM_CLOCK,
+            rebalance_timeout_ms=settings.rebalance_timeout_ms,
+            idle_ms=lambda: self.idle_ms,
+            on_failed=self._wake_poll,
+            before_step=self._note_metadata,
+        )
+
+    async def stop_joining(self, timeout_ms: float) -> None:
+        """Take no further part in rebalances, though the place in the group is kept: before the last commit."""
+        if self._coordinator is not None:
+            await self._coordinator.stop_joining(timeout_ms)
+
+    async def close(self, timeout_ms: float | None = None) -> None:
+        """Leave the group and close the sockets; after `timeout_ms` they are closed without a word to the group."""
+        coordinator, self._coordinator = self._coordinator, None
+        try:
+            if coordinator is not None:
+                leaving = asyncio.ensure_future(coordinator.close())
+                await asyncio.wait({leaving}, timeout=None if timeout_ms is None else timeout_ms / 1000)
+                leaving.cancel()
+        finally:
+            await self.connection.close()
+
+    @property
+    def generation(self) -> int:
+        """The group's generation this member is in; -1 outside of one."""
+        return NO_GENERATION if self._group is None else self._group.generation
+
+    @property
+    def member_id(self) -> str:
+        return "" if self._group is None else self._group.member_id
+
+    @property
+    def is_cooperative(self) -> bool:
+        """Whether partitions are kept during a rebalance."""
+        return self._group is not None and self._group.assignor.is_cooperative
+
+    @property
+    def is_subscribed(self) -> bool:
+        """Whether there is a subscription, or partitions assigned by hand."""
+        return self._mode != "none"
+
+    @property
+    def is_managed(self) -> bool:
+        """Whether the group assigns the partitions."""
+        return self._group is not None and self._mode in ("topics", "pattern")
+
+    @property
+    def idle_ms(self) -> float:
+        """How long nothing has been polled."""
+        return 0.0 if self._polls else float(SYSTEM_CLOCK.monotonic_ms() - self._polled_ms)
+
+    def subscribe(self, topics: Sequence[str] | re.Pattern[str], rebalances: Rebalances) -> None:
+        """Read topics, or all that a pattern matches from their start; `rebalances` hears what the group assigns."""
+        if isinstance(topics, re.Pattern):
+            self._become("pattern")
+            self._pattern = topics
+            self.connection.watch_all()
+        else:
+            if not topics:
+                raise ValueError("subscribe needs a topic")
+            self._become("topics")
+            self._topics = frozenset(topics)
+            for topic in self._topics:
+                self.connection.watch(topic)
+        self._rebalances = rebalances
+        self._polled_ms = SYSTEM_CLOCK.monotonic_ms()
+        self._note_metadata()
+        if self._coordinator is not None:
+            self._coordinator.start()
+            self._coordinator.wake()
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read these partitions, outside of any group's assignment."""
+        self._become("partitions")
+        self._read(frozenset(partitions), NONE)
+
+    def assignment(self) -> Partitions:
+        return self._assignment
+
+    def topics(self) -> frozenset[str]:
+        """The topics subscribed to."""
+        return self._topics
+
+    def enforce_rebalance(self) -> None:
+        """Join the group anew."""
+        if self._group is not None and self._coordinator is not None:
+            self._group.rejoin("enforced")
+            self._coordinator.wake()
+
+    def check_errors(self) -> None:
+        """Raise what keeps the member out of the group, or a topic that may not be read."""
+        if forbidden := self.connection.unauthorized_topics() & self._topics:
+            raise AuthorizationFailed(f"client {self.client_id}: may not read {', '.join(sorted(forbidden))}")
+        if self._coordinator is not None:
+            self._coordinator.check_errors()
+        self.connection.check_refusals()
+
+    def polling(self) -> Subscribing:
+        """A block in which the consumer counts as alive for `max_poll_interval_ms`."""
+        return self
+
+    def __enter__(self) -> None:
+        self._polls += 1
+        if self._group is not None and self._coordinator is not None:
+            self._group.polled()
+            self._coordinator.wake()
+
+    def __exit__(self, *_: object) -> None:
+        self._polls -= 1
+        self._polled_ms = SYSTEM_CLOCK.monotonic_ms()
+
+    async def on_revoked(self, partitions: Partitions, *, lost: bool) -> None:
+        """From the group: these go. They are read until the listener has returned, lost ones no more at all."""
+        left = self._assignment - partitions
+        if lost:
+            self._read(left, left)
+        if self._rebalances is not None:
+            await self._rebalances.on_revoked(partitions, lost=lost)
+        self._read(left, left)
+
+    async def on_assigned(self, assigned: Partitions, added: Partitions) -> None:
+        """From the group: these are ours."""
+        self._read(assigned, assigned - added)
+        if self._rebalances is not None:
+            await self._rebalances.on_assigned(assigned, added)
+
+    def _become(self, mode: Literal["topics", "pattern", "partitions"]) -> None:
+        if self._mode not in ("none", mode):
+            raise IllegalState(f"client {self.client_id}: {mode} and {self._mode} cannot be subscribed to together")
+        self._mode = mode
+
+    def _read(self, assigned: Partitions, kept: Partitions) -> None:
+        self._assignment = assigned
+        self._on_assignment(assigned, kept)
+
+    def _on_metadata(self) -> None:
+        if self._coordinator is not None:
+            self._coordinator.wake()
+        else:
+            self._note_metadata()
+
+    def _note_metadata(self) -> None:
+        """What the topics are now: for the group, or (without one) to be read whole."""
+        if self._pattern is not None:
+            self._topics = frozenset(topic for topic in self.connection.topics() if self._pattern.match(topic))
+        if self._mode not in ("topics", "pattern"):
+            return
+        if self._group is not None and self._coordinator is not None:
+            self._group.subscribe(self._topics)
+            self._group.metadata(self._coordinator.known_partitions(self._topics | self._group.group_topics))
+        elif self._group is None:
+            known = {topic: self.connection.partitions(topic) or () for topic in self._topics}
+            every = frozenset(TopicPartition(topic, p) for topic, found in known.items() for p in found)
+            if every != self._assignment:
+                self._read(every, every & self._assignment)
+
+    def _wake_poll(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)

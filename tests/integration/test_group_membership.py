@@ -1,0 +1,216 @@
+"""Members of a group against a real broker: who gives back what, and who may share a group."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from services.local.jars import kafka_jars
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin, NewTopic
+from shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
+from shared.clients.producer import Producer
+from shared.common.java import find_java
+from shared.common.records import OffsetAndMetadata, ProducerRecord, TopicPartition
+from shared.common.settings import KafkaSettings
+
+COOPERATIVE = "cooperative-sticky"
+JAVA_ASSIGNORS = {
+    "range": "RangeAssignor",
+    "roundrobin": "RoundRobinAssignor",
+    "sticky": "StickyAssignor",
+    COOPERATIVE: "CooperativeStickyAssignor",
+}
+JAVA_MEMBER = """
+import java.time.Duration;
+import java.util.*;
+import org.apache.kafka.clients.consumer.*;
+import org.apache.kafka.common.serialization.ByteArrayDeserializer;
+
+public class Member {
+    public static void main(String[] a) {
+        Properties p = new Properties();
+        p.put("bootstrap.servers", a[0]);
+        p.put("group.id", a[1]);
+        p.put("partition.assignment.strategy", "org.apache.kafka.clients.consumer." + a[2]);
+        p.put("heartbeat.interval.ms", "100");
+        p.put("key.deserializer", ByteArrayDeserializer.class.getName());
+        p.put("value.deserializer", ByteArrayDeserializer.class.getName());
+        try (KafkaConsumer<byte[], byte[]> consumer = new KafkaConsumer<>(p)) {
+            consumer.subscribe(List.of(a[1]));
+            String told = "";
+            while (true) {
+                consumer.poll(Duration.ofMillis(50));
+                TreeSet<Integer> mine = new TreeSet<>();
+                consumer.assignment().forEach(tp -> mine.add(tp.partition()));
+                if (!told.equals(mine.toString())) {
+                    told = mine.toString();
+                    System.out.println("ASSIGNED " + told);
+                    System.out.flush();
+                }
+            }
+        }
+    }
+}
+"""
+
+
+class Heard(RebalanceListener):
+    """Keeps what it is told, as (what, the partitions' numbers), without what is empty."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[int]]] = []
+
+    def _note(self, name: str, partitions: frozenset[TopicPartition]) -> None:
+        if partitions:
+            self.calls.append((name, sorted(tp.partition for tp in partitions)))
+
+    async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        self._note("assigned", partitions)
+
+    async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        self._note("revoked", partitions)
+
+    async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
+        self._note("lost", partitions)
+
+
+async def fill(kafka: EmbeddedKafka, topic: str, partitions: int, each: int) -> None:
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    async with Admin(settings) as admin, Producer(settings) as producer:
+        await admin.create_topics([NewTopic(topic, partitions)])
+        records = [ProducerRecord(topic, b"v", partition=p) for p in range(partitions)] * each
+        assert await (await producer.send_many(records)).first_error() is None
+
+
+@asynccontextmanager
+async def member(
+    kafka: EmbeddedKafka, topic: str, listener: RebalanceListener | None = None, **more: object
+) -> AsyncIterator[Consumer]:
+    common = {"group_id": topic, "auto_offset_reset": "earliest", "heartbeat_interval_ms": 100}
+    settings = ConsumerSettings.model_validate({**common, "session_timeout_ms": 10_000, **more})
+    async with Consumer(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers), settings) as consumer:
+        consumer.subscribe([topic], listener)
+        yield consumer
+
+
+async def poll_until(until: Callable[[], object], *consumers: Consumer) -> list[tuple[int, int]]:
+    """Poll in turns until a condition holds; partitions and offsets of what came."""
+    found: list[tuple[int, int]] = []
+    async with asyncio.timeout(60):
+        while not until():
+            for consumer in consumers:
+                for tp, columns in (await consumer.poll(50)).items():
+                    found += [(tp.partition, offset) for offset in columns.offsets.tolist()]
+    return found
+
+
+async def test_only_what_moves_is_given_back(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A second cooperative member gets half; the other half is read on, each record once, and commits go on."""
+    await fill(kafka, topic_name, 4, 100)
+    everything = frozenset(TopicPartition(topic_name, p) for p in range(4))
+    one, two = Heard(), Heard()
+    settings = {"partition_assignment_strategy": COOPERATIVE, "max_poll_records": 7}
+    async with member(kafka, topic_name, one, **settings) as first:
+        found = await poll_until(lambda: first.assignment() == everything, first)
+        async with member(kafka, topic_name, two, commit_strategy="sync", **settings) as second:
+            found += await poll_until(lambda: len(first.assignment()) == len(second.assignment()) == 2, first, second)
+            kept, moved = first.assignment(), second.assignment()
+            assert kept | moved == everything
+            await first.commit({tp: OffsetAndMetadata(1) for tp in kept})
+        found += await poll_until(lambda: first.assignment() == everything, first)
+        found += await poll_until(lambda: all(first.known_position(tp) == 100 for tp in everything), first)
+    numbers = sorted(tp.partition for tp in moved)
+    assert one.calls == [
+        ("assigned", [0, 1, 2, 3]), ("revoked", numbers), ("assigned", numbers), ("revoked", [0, 1, 2, 3])
+    ]  # fmt: skip
+    assert two.calls == [("assigned", numbers), ("revoked", numbers)]
+    of_kept = sorted(at for at in found if TopicPartition(topic_name, at[0]) in kept)
+    assert of_kept == [(tp.partition, offset) for tp in sorted(kept) for offset in range(100)]
+    assert set(found) == {(p, o) for p in range(4) for o in range(100)}
+
+
+@pytest.mark.parametrize("assignor", ["range", COOPERATIVE])
+async def test_a_static_member_restarts_without_a_rebalance(
+    kafka: EmbeddedKafka, topic_name: str, assignor: str
+) -> None:
+    """One that is back within its session has its partitions again; the other member notices nothing."""
+    await fill(kafka, topic_name, 4, 1)
+    other = Heard()
+    settings = {"partition_assignment_strategy": assignor}
+    async with member(kafka, topic_name, other, group_instance_id="stays", **settings) as stays:
+        async with member(kafka, topic_name, group_instance_id="restarts", **settings) as restarts:
+            await poll_until(lambda: len(stays.assignment()) == len(restarts.assignment()) == 2, stays, restarts)
+            had, generation = restarts.assignment(), restarts.group_metadata().generation_id
+            calls = list(other.calls)
+        async with member(kafka, topic_name, group_instance_id="restarts", **settings) as restarts:
+            await poll_until(lambda: restarts.assignment() == had, stays, restarts)
+            assert restarts.group_metadata().generation_id == generation
+            for _ in range(5):  # some heartbeats
+                await stays.poll(100)
+            await restarts.commit(dict.fromkeys(had, 1))
+        assert other.calls == calls
+
+
+@asynccontextmanager
+async def java_member(kafka: EmbeddedKafka, topic: str, assignor: str, folder: Path) -> AsyncIterator[list[list[int]]]:
+    """Kafka's own consumer as a member of the group; what it was assigned, last first. Needs a JDK."""
+    java = find_java().executable
+    asked = [java, "--list-modules"]
+    modules = (await asyncio.to_thread(subprocess.run, asked, capture_output=True, text=True, check=True)).stdout
+    if "jdk.compiler" not in modules:
+        pytest.skip("a JDK is needed to compile a Java member")
+    source = folder / "Member.java"
+    source.write_text(JAVA_MEMBER)
+    jars = await kafka_jars(find_java())
+    command = [java, "-Xmx128m", "-cp", f"{jars}/*", source, kafka.bootstrap_servers, topic, JAVA_ASSIGNORS[assignor]]
+    process = await asyncio.create_subprocess_exec(
+        *map(str, command), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    told: list[list[int]] = []
+
+    async def read() -> None:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            if line.startswith(b"ASSIGNED "):
+                told.insert(0, [int(number) for number in line[len("ASSIGNED [") : -2].split(b", ") if number])
+
+    reading = asyncio.create_task(read())
+    try:
+        yield told
+    finally:
+        process.kill()
+        await process.wait()
+        await reading
+
+
+@pytest.mark.parametrize("assignor", JAVA_ASSIGNORS)
+async def test_a_group_with_a_java_member(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, assignor: str) -> None:
+    """Kafka's own consumer and ours share the partitions, whoever of the two leads."""
+    await fill(kafka, topic_name, 4, 1)
+    heard, settings = Heard(), {"partition_assignment_strategy": assignor, "session_timeout_ms": 6_000}
+    async with member(kafka, topic_name, heard, **settings) as first:  # ours leads
+        await poll_until(lambda: len(first.assignment()) == 4, first)
+        async with java_member(kafka, topic_name, assignor, tmp_path) as theirs:
+
+            def shared_out(*members: Consumer) -> bool:
+                ours = sorted(tp.partition for one in members for tp in one.assignment())
+                return bool(theirs) and bool(theirs[0]) and sorted(ours + theirs[0]) == [0, 1, 2, 3]
+
+            await poll_until(lambda: shared_out(first), first)
+            assert len(theirs[0]) == 2
+            if assignor == COOPERATIVE:
+                assert heard.calls == [("assigned", [0, 1, 2, 3]), ("revoked", theirs[0])]
+            async with member(kafka, topic_name, **settings) as second:
+                await poll_until(lambda: shared_out(first, second) and second.assignment(), first, second)
+                kept = first.assignment()
+                await first.commit(dict.fromkeys(kept, 1))
+            await poll_until(lambda: shared_out(first) and len(first.assignment()) == 2, first)
+            await first.close()  # theirs leads
+            async with member(kafka, topic_name, **settings) as third:
+                await poll_until(lambda: shared_out(third) and len(third.assignment()) == 2, third)

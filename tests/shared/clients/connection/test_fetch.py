@@ -1,0 +1,104 @@
+"""Fetch on the wire: written as the fake broker reads it, read as it writes it."""
+
+from __future__ import annotations
+
+import struct
+from io import BytesIO
+from typing import Any
+
+import pytest
+
+from shared.clients.connection.fetch import FetchedPartition, FetchRequest, FetchResponse
+from shared.common.errors import UnsupportedVersion
+from shared.testing.fake_broker import Api, Message
+from shared.testing.fake_broker.protocol import SPOKEN
+
+VERSION = 12
+
+
+def frame(body: bytes) -> bytearray:
+    return bytearray(b"\0\0\0\x07" + b"\0" + body)
+
+
+def both_ways(body: bytes) -> FetchResponse:
+    """The response, which must be the same from a stream (past its header) and from a frame."""
+    stream = BytesIO(b"\0\0\0\x07" + b"\0" + body)
+    stream.seek(5)
+    one, other = FetchResponse.decode(stream), FetchResponse.decode_frame(frame(body))
+    assert one.answers == other.answers
+    return other
+
+
+def test_a_request() -> None:
+    """Every field is where Kafka looks for it; no session is opened."""
+    topics = [("a", [(0, 7, 100), (1, 1 << 40, 200)]), ("ü", [(2, 0, 300)])]
+    made = FetchRequest(500, 2, 1 << 20, True, topics).prepare({1: (4, 17)})
+    assert (made.API_KEY, made.API_VERSION) == (1, VERSION)
+    body, end = SPOKEN[Api.FETCH].request.decode(made.encode(), VERSION, 0)
+    assert end == len(made.encode())
+    assert (body.replica_id, body.max_wait_ms, body.min_bytes, body.max_bytes) == (-1, 500, 2, 1 << 20)
+    assert (body.isolation_level, body.session_id, body.session_epoch, body.rack_id) == (1, 0, -1, "")
+    assert body.forgotten_topics == []
+    asked = [
+        (t.name, [(p.partition, p.fetch_offset, p.partition_max_bytes) for p in t.partitions]) for t in body.topics
+    ]
+    assert asked == topics
+    first = body.topics[0].partitions[0]
+    assert (first.current_leader_epoch, first.last_fetched_epoch, first.log_start_offset) == (-1, -1, -1)
+    assert FetchRequest(0, 0, 1, False, []).prepare({1: (12, 12)}).encode()[16] == 0
+
+
+@pytest.mark.parametrize("versions", [{}, {1: (0, 11)}, {1: (13, 17)}])
+def test_a_broker_without_the_version(versions: dict[int, tuple[int, int]]) -> None:
+    """What the broker speaks is in the error."""
+    with pytest.raises(UnsupportedVersion, match="Fetch v12: the broker speaks"):
+        FetchRequest(500, 1, 1, True, []).prepare(versions)
+
+
+def test_a_response() -> None:
+    """Records, ends, aborted transactions, errors and a new leader, from either kind of input."""
+    large = b"r" * 1_000
+    rows: list[Any] = [
+        Message(
+            partition=0,
+            error_code=0,
+            high_watermark=9,
+            last_stable_offset=8,
+            log_start_offset=1,
+            aborted_transactions=[Message(producer_id=5, first_offset=2), Message(producer_id=6, first_offset=3)],
+            records=large,
+        ),
+        Message(partition=1, error_code=6, current_leader=Message(leader_id=3, leader_epoch=4), records=None),
+        Message(partition=2, error_code=0, high_watermark=0, aborted_transactions=None, records=b"small"),
+    ]
+    topics = [Message(name="ü", partitions=rows)]
+    body = SPOKEN[Api.FETCH].response.encode(
+        Message(throttle_time_ms=11, error_code=0, session_id=0, topics=topics), VERSION
+    )
+    response = both_ways(body)
+    assert (response.throttle_ms, response.error_code, list(response.answers)) == (
+        11,
+        0,
+        [("ü", 0), ("ü", 1), ("ü", 2)],
+    )
+    assert response.answers["ü", 0] == FetchedPartition(0, 9, 8, 1, ((5, 2), (6, 3)), large)
+    assert response.answers["ü", 1] == FetchedPartition(6, -1, -1, -1, (), b"", 3)
+    assert response.answers["ü", 2].records == b"small"
+    assert repr(response) == "<FetchResponse 3 partitions, 1005 bytes, error 0>"
+
+
+def test_what_is_small_keeps_nothing_large_alive() -> None:
+    """Records that are most of a response stay in it; those that are a small part are copied out."""
+    rows = [Message(partition=i, error_code=0, records=b"r" * size) for i, size in enumerate((1_000, 10))]
+    body = SPOKEN[Api.FETCH].response.encode(Message(topics=[Message(name="t", partitions=rows)]), VERSION)
+    answers = FetchResponse.decode_frame(frame(body)).answers
+    assert [type(answers["t", i].records) for i in (0, 1)] == [memoryview, bytes]
+
+
+def test_a_response_that_ends_early() -> None:
+    """Bytes that promise more than they have are no response."""
+    rows = [Message(partition=0, error_code=0, records=b"r" * 100)]
+    body = SPOKEN[Api.FETCH].response.encode(Message(topics=[Message(name="t", partitions=rows)]), VERSION)
+    for end in range(0, len(body) - 1, 7):
+        with pytest.raises((ValueError, IndexError, struct.error)):
+            FetchResponse.decode_frame(frame(body[:end]))

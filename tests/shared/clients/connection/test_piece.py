@@ -1,0 +1,234 @@
+"""Fetched bytes as columns: slices, holes, control and aborted batches, and bytes that cannot be read."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.clients.connection import COMPRESSION, Piece, crc32c, new_batch_builder, seal_batch
+from shared.clients.connection.piece import DECODED_RECORDS
+from shared.common.errors import CorruptRecord
+from shared.common.records import Columns
+
+CONTROL = 0x20
+ABORT, COMMIT = 0, 1
+
+
+def batch(
+    *values: bytes | None, offset: int = 0, producer_id: int = -1, headers: Any = (), compression: str = "none"
+) -> bytes:
+    builder = new_batch_builder(1 << 20, COMPRESSION[compression], producer_id >= 0)
+    for i, value in enumerate(values):
+        builder.append(i, 1_000 + i, b"k", value, list(headers))
+    return rewritten(seal_batch(builder, (producer_id, 0, 0)), offset)
+
+
+def rewritten(sealed: bytes, offset: int, attributes: int = 0, delta: int | None = None) -> bytes:
+    """A batch at another offset, with more attributes, and another last offset delta; the checksum is right again."""
+    data = bytearray(sealed)
+    data[0:8] = offset.to_bytes(8, "big")
+    data[22] |= attributes
+    if delta is not None:
+        data[23:27] = delta.to_bytes(4, "big")
+    data[17:21] = crc32c(bytes(data[21:])).to_bytes(4, "big")
+    return bytes(data)
+
+
+def marker(kind: int, offset: int, producer_id: int) -> bytes:
+    """The control batch that ends a transaction."""
+    builder = new_batch_builder(1_000, 0, True)
+    builder.append(0, 5, struct.pack(">hh", 0, kind), b"", [])
+    return rewritten(seal_batch(builder, (producer_id, 0, -1)), offset, CONTROL)
+
+
+def piece(*batches: bytes, start: int = 0, aborted: Any = None) -> Piece:
+    return Piece("t", 0, start, b"".join(batches), aborted)
+
+
+def rows(columns: Columns | None) -> list[tuple[int, bytes | None]]:
+    return [] if columns is None else list(zip(columns.offsets.tolist(), columns.values, strict=True))
+
+
+def test_columns() -> None:
+    """Batches become one set of columns; headers are left out where no record has any."""
+    fetched = piece(batch(b"a", None), batch(b"c", offset=7))
+    assert (fetched.position, fetched.end_offset) == (0, 8)
+    columns = fetched.read(None)
+    assert columns is not None
+    assert (columns.topic, columns.partition, columns.keys) == ("t", 0, [b"k"] * 3)
+    assert rows(columns) == [(0, b"a"), (1, None), (7, b"c")]
+    assert (columns.timestamps.tolist(), columns.headers) == ([1_000, 1_001, 1_000], None)
+    assert (columns.timestamps.dtype, columns.offsets.dtype) == (np.int64, np.int64)
+    assert (fetched.position, fetched.is_done, fetched.read(None)) == (8, True, None)
+
+
+@pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
+def test_compressed(compression: str) -> None:
+    """Every compression is undone."""
+    assert rows(piece(batch(b"a" * 100, b"b" * 100, compression=compression)).read(None)) == [
+        (0, b"a" * 100),
+        (1, b"b" * 100),
+    ]
+
+
+def test_headers() -> None:
+    """Where one record has headers, each has its own, those before it none."""
+    columns = piece(batch(b"a"), batch(b"b", offset=1, headers=[("h", b"1"), ("n", None)]), batch(b"c", offset=2)).read(
+        None
+    )
+    assert columns is not None
+    assert columns.headers == [(), (("h", b"1"), ("n", None)), ()]
+
+
+def test_records_before_the_start_are_left_out() -> None:
+    """A batch that was fetched from its middle gives only what was asked for; one before it, nothing."""
+    fetched = piece(batch(b"x"), batch(b"a", b"b", b"c", offset=1), start=3)
+    assert rows(fetched.read(None)) == [(3, b"c")]
+    assert fetched.position == 4
+
+
+def test_a_compacted_batch() -> None:
+    """Records that a cleaner took leave holes; the batch still ends where it ended before."""
+    holes = rewritten(batch(b"a", b"b"), 10, delta=9)
+    fetched = piece(holes, batch(b"c", offset=20))
+    assert rows(fetched.read(None)) == [(10, b"a"), (11, b"b"), (20, b"c")]
+    empty = piece(rewritten(seal_batch(new_batch_builder(100, 0, False), (-1, -1, -1)), 5, delta=4), start=5)
+    assert (empty.end_offset, empty.read(None), empty.position, empty.is_done) == (10, None, 10, True)
+
+
+def test_slices() -> None:
+    """A limit cuts columns; the position is always after the last record that was given."""
+    fetched = piece(batch(*[b"%d" % i for i in range(10)]), marker(COMMIT, 10, 5))
+    seen = []
+    for expected in (4, 8, 11):
+        seen += rows(fetched.read(4))
+        assert fetched.position == expected
+    assert seen == [(i, b"%d" % i) for i in range(10)]
+    assert fetched.is_done
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=8),
+    limits=st.lists(st.integers(1, 60), min_size=1, max_size=5),
+    start=st.integers(0, 30),
+)
+def test_no_way_of_cutting_loses_a_record(sizes: list[int], limits: list[int], start: int) -> None:
+    """Whatever the batches and the limits, every record from the start on comes once and in order."""
+    batches, end = [], 0
+    for size in sizes:
+        batches.append(batch(*[b"%d" % i for i in range(end, end + size)], offset=end))
+        end += size
+    start = min(start, end - 1)
+    fetched, seen, turn = piece(*batches, start=start), [], 0
+    while not fetched.is_done:
+        part = rows(fetched.read(limits[turn % len(limits)]))
+        assert len(part) <= limits[turn % len(limits)]
+        seen += part
+        assert fetched.position == seen[-1][0] + 1
+        turn += 1
+    assert seen == [(i, b"%d" % i) for i in range(start, end)]
+    assert fetched.position == fetched.end_offset == end
+
+
+def test_a_short_read_does_not_decode_everything() -> None:
+    """Batches that were not asked for are not looked at: a broken one behind them does not harm."""
+    many = batch(*[b"x"] * DECODED_RECORDS)
+    broken = bytearray(batch(b"value", offset=DECODED_RECORDS))
+    broken[-3] ^= 0xFF
+    fetched = piece(many, bytes(broken))
+    assert len(rows(fetched.read(1))) == 1
+
+
+def test_aborted_transactions() -> None:
+    """Under read_committed an aborted producer's batches are left out up to its marker, a later transaction is not."""
+    batches = (
+        batch(b"a", producer_id=5),
+        batch(b"b", offset=1, producer_id=6),
+        batch(b"c", offset=2, producer_id=5),
+        marker(ABORT, 3, 5),
+        batch(b"d", offset=4, producer_id=5),
+        marker(COMMIT, 5, 6),
+        marker(COMMIT, 6, 5),
+    )
+    fetched = piece(*batches, aborted=[(5, 0)])
+    assert rows(fetched.read(None)) == [(1, b"b"), (4, b"d")]
+    assert (fetched.position, fetched.is_done) == (7, True)
+    assert [value for _, value in rows(piece(*batches).read(None))] == [b"a", b"b", b"c", b"d"]
+    again = (batch(b"e", offset=7, producer_id=5), marker(ABORT, 8, 5), batch(b"f", offset=9))
+    fetched = piece(*batches, *again, aborted=[(5, 0), (5, 7)])
+    assert rows(fetched.read(None)) == [(1, b"b"), (4, b"d"), (9, b"f")]
+
+
+def test_nothing_but_an_aborted_transaction() -> None:
+    """A piece may hold no record to be seen; its position is past it all the same."""
+    fetched = piece(batch(b"a", producer_id=5), marker(ABORT, 1, 5), aborted=[(5, 0)])
+    assert (fetched.read(None), fetched.position, fetched.is_done) == (None, 2, True)
+
+
+def test_a_corrupt_batch() -> None:
+    """What is before it is given, then it is named by topic, partition and offset, every time; nothing comes after."""
+    broken = bytearray(batch(b"value", offset=2))
+    broken[-3] ^= 0xFF
+    fetched = piece(batch(b"a", b"b"), bytes(broken), batch(b"c", offset=3))
+    assert rows(fetched.read(None)) == [(0, b"a"), (1, b"b")]
+    for _ in range(2):
+        with pytest.raises(CorruptRecord, match=r"^t-0 at offset 2: a batch fails its checksum$"):
+            fetched.read(None)
+        assert (fetched.position, fetched.is_done) == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (batch(b"a")[:40], "no whole batch in 40 bytes"),
+        (struct.pack(">qi", 0, 3) + bytes(30), "a batch of 3 bytes"),
+        (struct.pack(">qi", 0, 20) + b"\0\0\0\0\x02" + bytes(40), "a batch of 20 bytes"),
+        (rewritten(batch(b"a" * 50, b"b")[:-9] + bytes(9), 0), "a batch cannot be read"),
+        (rewritten(batch(b"a", b"b"), 0, attributes=5), "Unknown compression codec"),
+    ],
+)
+def test_bytes_that_are_no_batch(data: bytes, why: str) -> None:
+    """Whatever is wrong with a batch, half of it is never given, and the error has its place."""
+    with pytest.raises(Exception, match=f"t-0 at offset 0: .*{why}"):
+        piece(data).read(None)
+
+
+@given(data=st.binary(max_size=200), at=st.integers(0, 90), noise=st.binary(min_size=1, max_size=40))
+def test_noise(data: bytes, at: int, noise: bytes) -> None:
+    """Any bytes end as columns, as nothing, or as CorruptRecord."""
+    whole = batch(b"abc", b"def", headers=[("h", b"v")])
+    for bytes_ in (data, whole[:at] + noise + whole[at + len(noise) :]):
+        fetched = piece(bytes_)
+        try:
+            while not fetched.is_done:
+                fetched.read(1)
+        except CorruptRecord as e:
+            assert str(e).startswith("t-0 at offset ")  # noqa: PT017
+
+
+def test_a_cut_off_batch_at_the_end() -> None:
+    """A last batch of which only a part has come is left for the next fetch."""
+    fetched = piece(batch(b"a"), batch(b"b", offset=1)[:-5])
+    assert (rows(fetched.read(None)), fetched.end_offset, fetched.is_done) == ([(0, b"a")], 1, True)
+
+
+def test_the_oldest_formats() -> None:
+    """Message formats 0 and 1, which an old log may hold, are read as well."""
+    for magic in (0, 1):
+        builder = LegacyRecordBatchBuilder(magic, 0, 1_000)
+        for i in range(2):
+            assert builder.append(i, 7, b"k", b"%d" % i) is not None
+        columns = piece(bytes(builder.build()), start=1).read(None)
+        assert columns is not None
+        assert (rows(columns), columns.timestamps.tolist()) == ([(1, b"1")], [7 if magic else -1])
+
+
+def test_its_repr_says_where_it_is() -> None:
+    """Topic, partition, bytes and offsets."""
+    assert repr(piece(batch(b"a"))) == f"<Piece t-0, {len(batch(b'a'))} bytes from 0 to 1>"

@@ -1,0 +1,499 @@
+"""The fetcher without a broker: what it asks, what it makes of answers, and what it hands out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.clients.connection import (
+    COMPRESSION,
+    FetchedPartition,
+    FetchResponse,
+    crc32c,
+    new_batch_builder,
+    seal_batch,
+)
+from shared.clients.consumer.fetch_state import Fetch, FetchLimits, Lookup, Work
+from shared.clients.consumer.fetcher import LEFT_OUT_WAIT_MS, Fetcher
+from shared.clients.consumer.reset_policy import ResetPolicy
+from shared.common.errors import (
+    AuthorizationFailed,
+    BrokerNotAvailable,
+    CorruptRecord,
+    IllegalState,
+    NoOffsetForPartition,
+    OffsetOutOfRange,
+    PenstockError,
+)
+from shared.common.records import TopicPartition
+
+A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
+NOT_LEADER, OUT_OF_RANGE, UNAUTHORIZED, CORRUPT, UNKNOWN = 6, 1, 29, 2, -1
+SIZE = 1_000
+
+
+def batch(first: int, count: int, size: int = 1) -> bytes:
+    builder = new_batch_builder(1 << 20, COMPRESSION["none"], False)
+    for i in range(count):
+        builder.append(i, 5, None, b"x" * size, [])
+    data = bytearray(seal_batch(builder, (-1, -1, -1)))
+    data[0:8] = first.to_bytes(8, "big")
+    data[17:21] = crc32c(bytes(data[21:])).to_bytes(4, "big")
+    return bytes(data)
+
+
+class Scene:
+    """A fetcher, its leaders and its clock."""
+
+    def __init__(self, policy: str = "earliest", *, has_group: bool = False, committed: bool = False, **limits: int):
+        limits = {"max_partition_fetch_bytes": SIZE, "fetch_buffer_bytes": 100 * SIZE, **limits}
+        self.fetcher = Fetcher(
+            FetchLimits(**limits), ResetPolicy.parse(policy), read_committed=committed, has_group=has_group
+        )
+        self.leaders: dict[TopicPartition, int | None] = {A0: 1, A1: 1, B0: 2}
+        self.now = 0.0
+
+    def at(self, **offsets: int) -> Scene:
+        """Assigned, and placed at these offsets (a0=7)."""
+        tps = {TopicPartition(name[0], int(name[1])): offset for name, offset in offsets.items()}
+        self.fetcher.assign(tps)
+        for tp, offset in tps.items():
+            self.fetcher.seek(tp, offset)
+        return self
+
+    def work(self) -> Work:
+        return self.fetcher.work(self.leaders.get, self.now)
+
+    def fetches(self) -> dict[int, Fetch]:
+        return {fetch.node: fetch for fetch in self.work().fetches}
+
+    def answer(self, fetch: Fetch, **answers: Any) -> None:
+        """Per partition (a0=...) bytes, an error code, or a whole answer; the others are empty."""
+        made = {}
+        for tp in fetch.wanted:
+            got = answers.get(f"{tp.topic}{tp.partition}", b"")
+            if isinstance(got, int):
+                got = FetchedPartition(got)
+            elif isinstance(got, bytes):
+                got = FetchedPartition(0, 100, 90, 0, (), got)
+            made[tp] = got
+        self.fetcher.received(fetch, FetchResponse(made), self.now)
+
+    def give(self, **answers: Any) -> None:
+        """Answer what is asked now."""
+        for fetch in self.work().fetches:
+            self.answer(fetch, **answers)
+
+    def take(self, limit: int | None = None) -> dict[TopicPartition, list[int]]:
+        return {tp: columns.offsets.tolist() for tp, columns in self.fetcher.take(limit).items()}
+
+
+def test_one_request_a_node() -> None:
+    """All partitions of a node go into one request, with their offsets; until it is answered there is no other."""
+    scene = Scene().at(a0=5, a1=0, b0=7)
+    asked = scene.fetches()
+    assert {node: fetch.wanted for node, fetch in asked.items()} == {1: {A0: 5, A1: 0}, 2: {B0: 7}}
+    assert asked[1].max_wait_ms == FetchLimits().fetch_max_wait_ms
+    assert scene.fetches() == {}
+    scene.answer(asked[1])
+    assert list(scene.fetches()) == [1]
+
+
+def test_records_are_handed_out_and_the_next_are_under_way() -> None:
+    """The position moves with what is handed out, the offset asked for with what has come."""
+    scene = Scene().at(a0=0)
+    scene.give(a0=batch(0, 10))
+    assert scene.fetcher.position(A0) == 0
+    assert scene.fetches()[1].wanted == {A0: 10}
+    assert scene.take(4) == {A0: [0, 1, 2, 3]}
+    assert (scene.fetcher.position(A0), scene.fetcher.lag(A0)) == (4, 96)
+    assert scene.take() == {A0: [4, 5, 6, 7, 8, 9]}
+    assert (scene.fetcher.position(A0), scene.fetcher.buffered_bytes, scene.take()) == (10, 0, {})
+
+
+def test_the_lag_under_read_committed() -> None:
+    """It is counted to the last stable offset; unknown before the first answer."""
+    scene = Scene(committed=True).at(a0=0)
+    assert scene.fetcher.lag(A0) is None
+    scene.give()
+    assert scene.fetcher.lag(A0) == 90
+
+
+def test_partitions_take_turns() -> None:
+    """What was served last comes last: in a limited poll and in the next request."""
+    scene = Scene().at(a0=0, a1=0)
+    scene.give(a0=batch(0, 6), a1=batch(0, 6))
+    assert [list(scene.take(2)) for _ in range(4)] == [[A0], [A1], [A0], [A1]]
+    scene = Scene().at(a0=0, a1=0)
+    scene.give(a0=batch(0, 6))
+    assert list(scene.fetches()[1].wanted) == [A1, A0]
+
+
+def test_a_poll_is_filled_from_several_partitions() -> None:
+    """A limit is for the poll as a whole."""
+    scene = Scene().at(a0=0, a1=0)
+    scene.give(a0=batch(0, 3), a1=batch(0, 6))
+    assert scene.take(5) == {A0: [0, 1, 2], A1: [0, 1]}
+
+
+def test_a_partition_with_enough_is_left_out() -> None:
+    """No more is asked for than twice the partition's limit; the others of its node do not wait for long meanwhile."""
+    scene = Scene().at(a0=0, a1=0)
+    scene.give(a0=batch(0, 1, 1_100))
+    fetch = scene.fetches()[1]
+    assert fetch.wanted == {A1: 0, A0: 1}
+    scene.answer(fetch, a0=batch(1, 1, 1_100))
+    fetch = scene.fetches()[1]
+    assert (fetch.wanted, fetch.max_wait_ms) == ({A1: 0}, LEFT_OUT_WAIT_MS)
+    scene.answer(fetch)
+    assert scene.take(1) == {A0: [0]}
+    assert scene.fetches()[1].wanted == {A1: 0, A0: 2}
+
+
+def test_a_batch_larger_than_every_limit_is_delivered() -> None:
+    """A broker gives one batch at least; however large, it is handed out."""
+    scene = Scene(fetch_buffer_bytes=SIZE, fetch_max_bytes=SIZE).at(a0=0, a1=0)
+    scene.give(a0=batch(0, 2, 5 * SIZE))
+    assert scene.fetches() == {}
+    assert scene.take() == {A0: [0, 1]}
+    assert scene.fetches()[1].wanted == {A1: 0, A0: 2}
+
+
+def test_back_pressure() -> None:
+    """What is buffered and what may come stay within the limit, shared among the nodes; room is used as it comes."""
+    scene = Scene(fetch_buffer_bytes=6 * SIZE).at(a0=0, b0=0)
+    asked = scene.fetches()
+    assert [fetch.max_bytes for fetch in asked.values()] == [2 * SIZE, 2 * SIZE]
+    scene.answer(asked[1], a0=batch(0, 1, 1_800))
+    assert [fetch.max_bytes for fetch in scene.fetches().values()] == [2 * SIZE]
+    scene.answer(asked[2], b0=batch(0, 1, 1_800))
+    assert scene.fetches() == {}  # 3,600 are here and 2,000 may still come
+    assert len(scene.take()) == 2
+    assert [fetch.max_bytes for fetch in scene.fetches().values()] == [2 * SIZE]
+
+
+def test_a_node_that_hangs_leaves_room() -> None:
+    """Its request reserves no more than its share, so that one more node could always be asked."""
+    scene = Scene(fetch_buffer_bytes=4 * SIZE).at(a0=0, a1=0)
+    assert scene.fetches()[1].max_bytes == 2 * SIZE
+    scene.fetcher.seek(A1, 0)
+    scene.leaders[A1] = 2
+    assert scene.fetches()[2].wanted == {A1: 0}
+
+
+def test_a_paused_partition() -> None:
+    """It keeps what is buffered, is not asked for, and keeps nobody from being served."""
+    scene = Scene().at(a0=0, a1=0)
+    scene.give(a0=batch(0, 3))
+    scene.fetcher.pause(A0)
+    assert (scene.fetcher.has_data, scene.take(), scene.fetcher.paused()) == (False, {}, {A0})
+    assert scene.fetches()[1].wanted == {A1: 0}
+    scene.fetcher.resume(A0)
+    assert scene.take() == {A0: [0, 1, 2]}
+
+
+def test_paused_buffers_give_way() -> None:
+    """Where others have nothing and there is no room, what a paused partition holds is fetched again later."""
+    scene = Scene(fetch_buffer_bytes=2 * SIZE).at(a0=0, a1=0)
+    scene.give(a0=batch(0, 2, 900))
+    assert scene.take(1) == {A0: [0]}
+    scene.fetcher.pause(A0)
+    assert scene.fetches()[1].wanted == {A1: 0}
+    assert (scene.fetcher.buffered_bytes, scene.fetcher.position(A0)) == (0, 1)
+    scene.fetcher.resume(A0)
+    assert scene.take() == {}
+    scene.leaders[A0] = 3
+    assert scene.fetches()[3].wanted == {A0: 1}
+
+
+def test_a_seek_throws_away_what_was_asked_before() -> None:
+    """Neither what is buffered nor what is under way is handed out; an answer to the new question is."""
+    scene = Scene().at(a0=0)
+    scene.give(a0=batch(0, 3))
+    old = scene.fetches()[1]
+    scene.fetcher.seek(A0, 50)
+    assert scene.take() == {}
+    scene.answer(old, a0=batch(3, 3))
+    assert scene.take() == {}
+    assert scene.fetcher.position(A0) == 50
+    scene.give(a0=batch(50, 1))
+    assert scene.take() == {A0: [50]}
+
+
+def test_a_late_answer_does_not_open_the_door_twice() -> None:
+    """After a seek and a new leader, the old node's answer changes nothing about the request to the new one."""
+    scene = Scene().at(a0=0)
+    old = scene.fetches()[1]
+    scene.fetcher.seek(A0, 0)
+    scene.leaders[A0] = 2
+    new = scene.fetches()[2]
+    scene.answer(old, a0=batch(0, 3))
+    assert scene.fetches() == {}
+    scene.answer(new, a0=batch(0, 3))
+    assert scene.take() == {A0: [0, 1, 2]}
+
+
+def test_an_assignment_forgets_or_keeps() -> None:
+    """A new assignment begins anew; what it is told to keep stays as it was, buffer, pause and request."""
+    scene = Scene().at(a0=0, a1=0)
+    scene.give(a0=batch(0, 3), a1=batch(0, 3))
+    under_way = scene.fetches()[1]
+    scene.fetcher.pause(A0)
+    scene.fetcher.assign([A0, B0], kept=[A0, A1])
+    assert (scene.fetcher.assignment(), scene.fetcher.paused()) == ({A0, B0}, {A0})
+    assert (scene.fetcher.position(A0), scene.fetcher.position(B0)) == (0, None)
+    scene.fetcher.resume(A0)
+    scene.answer(under_way, a0=batch(3, 1), a1=batch(3, 1))
+    assert [scene.take(), scene.take()] == [{A0: [0, 1, 2]}, {A0: [3]}]
+    scene.fetcher.assign([A0])
+    assert scene.fetcher.position(A0) is None
+    with pytest.raises(IllegalState, match="a-1: not assigned"):
+        scene.fetcher.seek(A1, 0)
+
+
+def test_a_leader_that_moved() -> None:
+    """The metadata is asked for, the partition waits longer each time, and the new leader is asked for the same."""
+    scene = Scene().at(a0=5)
+    waits = []
+    for _ in range(6):
+        scene.give(a0=NOT_LEADER)
+        work = scene.work()
+        assert (work.stale_metadata, work.fetches) == (True, [])
+        assert work.next_ms is not None
+        waits.append(work.next_ms - scene.now)
+        scene.now = work.next_ms
+    assert waits == [100, 200, 400, 800, 1_000, 1_000]
+    scene.leaders[A0] = 2
+    assert scene.fetches()[2].wanted == {A0: 5}
+
+
+def test_no_leader() -> None:
+    """Without a leader a partition is not asked for, and the metadata is."""
+    scene = Scene().at(a0=5, b0=0)
+    scene.leaders[A0] = None
+    work = scene.work()
+    assert ([fetch.node for fetch in work.fetches], work.stale_metadata) == ([2], True)
+
+
+def test_a_broker_that_does_not_answer() -> None:
+    """Its partitions wait, the metadata is asked for, and nothing is raised."""
+    scene = Scene().at(a0=5, b0=0)
+    asked = scene.fetches()
+    scene.fetcher.failed(asked[1], BrokerNotAvailable("gone"), scene.now)
+    work = scene.work()
+    assert (work.fetches, work.stale_metadata, work.next_ms) == ([], True, 100)
+    assert scene.take() == {}
+    scene.now = 100
+    assert scene.fetches()[1].wanted == {A0: 5}
+
+
+def test_an_error_of_the_whole_response_or_a_missing_answer() -> None:
+    """Both are tried again later."""
+    scene = Scene().at(a0=5)
+    scene.fetcher.received(scene.fetches()[1], FetchResponse({}, error_code=UNKNOWN), scene.now)
+    assert scene.fetches() == {}
+    scene.now = 100
+    scene.fetcher.received(scene.fetches()[1], FetchResponse({}), scene.now)
+    assert (scene.fetches(), scene.take()) == ({}, {})
+
+
+def test_an_error_that_a_person_must_know() -> None:
+    """It is raised once there is nothing else to give, once, and asked again."""
+    scene = Scene().at(a0=0, a1=0)
+    scene.give(a0=UNAUTHORIZED, a1=batch(0, 1))
+    assert scene.take() == {A1: [0]}
+    with pytest.raises(AuthorizationFailed, match="a-0: TOPIC_AUTHORIZATION_FAILED"):
+        scene.take()
+    assert scene.take() == {}
+    scene.now = 100
+    assert A0 in scene.fetches()[1].wanted
+
+
+def corrupted(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+def test_a_corrupt_batch() -> None:
+    """Others go on; its own partition gives nothing more, whatever has come, until a seek."""
+    scene = Scene().at(a0=0, a1=0)
+    scene.give(a0=batch(0, 2) + corrupted(batch(2, 2)))
+    scene.give(a0=batch(4, 2))
+    assert scene.take() == {A0: [0, 1]}
+    scene.give(a1=batch(0, 1))
+    assert scene.take() == {A1: [0]}
+    for _ in range(2):
+        with pytest.raises(CorruptRecord, match="a-0 at offset 2: a batch fails its checksum"):
+            scene.take()
+    assert scene.fetcher.position(A0) == 2
+    assert scene.fetches()[1].wanted == {A1: 1}
+    scene.fetcher.seek(A0, 4)
+    scene.leaders[A0] = 2
+    scene.give(a0=batch(4, 2))
+    assert scene.take() == {A0: [4, 5]}
+
+
+def test_the_broker_cannot_read_a_batch() -> None:
+    """Its CORRUPT_MESSAGE is named by topic, partition and offset as well."""
+    scene = Scene().at(a0=3)
+    scene.give(a0=CORRUPT)
+    with pytest.raises(CorruptRecord, match="a-0 at offset 3: the broker cannot read a batch"):
+        scene.take()
+
+
+@pytest.mark.parametrize(("policy", "first"), [("earliest", 4), ("latest", 9), ("by_duration:1h", 6)])
+def test_out_of_range(policy: str, first: int) -> None:
+    """What is buffered is given first; then the policy says where reading goes on."""
+    scene = Scene(policy).at(a0=0)
+    scene.give(a0=batch(0, 1))
+    scene.give(a0=OUT_OF_RANGE)
+    assert scene.take() == {A0: [0]}
+    scene.now = 100
+    scene.give(a0=OUT_OF_RANGE)
+    (lookup,) = scene.work().lookups
+    assert (lookup.wanted, lookup.by_commit) == ({A0: ResetPolicy.parse(policy)}, False)
+    assert (scene.fetcher.position(A0), scene.work().lookups) == (None, [])
+    scene.fetcher.placed(lookup, {A0: first})
+    assert (scene.fetcher.position(A0), scene.fetches()[1].wanted) == (first, {A0: first})
+
+
+def test_out_of_range_without_a_policy() -> None:
+    """Under none it is an error with the offset, each time it is asked; a seek ends it."""
+    scene = Scene("none").at(a0=7)
+    for _ in range(2):
+        scene.give(a0=OUT_OF_RANGE)
+        with pytest.raises(OffsetOutOfRange, match="a-0: OFFSET_OUT_OF_RANGE: offset 7"):
+            scene.take()
+        scene.now += 1_000
+    scene.fetcher.seek(A0, 9)
+    assert scene.fetches()[1].wanted == {A0: 9}
+
+
+def test_positions_come_from_the_group_then_from_the_policy() -> None:
+    """A committed offset is the position; without one the policy decides, by time where there is one so late."""
+    scene = Scene("by_duration:1h", has_group=True)
+    scene.fetcher.assign([A0, A1, B0])
+    (lookup,) = scene.work().lookups
+    assert (list(lookup.wanted), lookup.by_commit) == ([A0, A1, B0], True)
+    scene.fetcher.committed(lookup, {A0: 5})
+    assert scene.fetcher.position(A0) == 5
+    by_topic = scene.work().lookups
+    assert [list(one.wanted) for one in by_topic] == [[A1], [B0]]
+    scene.fetcher.placed(by_topic[0], {A1: 8})
+    scene.fetcher.placed(by_topic[1], {B0: -1})
+    assert (scene.fetcher.position(A1), scene.fetcher.position(B0)) == (8, None)
+    (latest,) = scene.work().lookups
+    assert latest.wanted == {B0: ResetPolicy("latest")}
+
+
+def test_without_a_group_the_policy_decides_at_once() -> None:
+    """And under none it is an error, until someone seeks."""
+    scene = Scene("latest")
+    scene.fetcher.assign([A0])
+    (lookup,) = scene.work().lookups
+    assert lookup.wanted == {A0: ResetPolicy("latest")}
+    scene = Scene("none")
+    scene.fetcher.assign([A0])
+    assert scene.work().lookups == []
+    with pytest.raises(NoOffsetForPartition, match="a-0"):
+        scene.take()
+    scene.fetcher.seek(A0, 0)
+    assert scene.fetches()[1].wanted == {A0: 0}
+
+
+def test_a_position_found_too_late() -> None:
+    """A seek during a lookup wins."""
+    scene = Scene("earliest")
+    scene.fetcher.assign([A0])
+    (lookup,) = scene.work().lookups
+    scene.fetcher.seek(A0, 7)
+    scene.fetcher.placed(lookup, {A0: 1})
+    assert scene.fetcher.position(A0) == 7
+
+
+@pytest.mark.parametrize(("error", "raises"), [(BrokerNotAvailable("x"), False), (AuthorizationFailed("x"), True)])
+def test_a_lookup_that_fails(error: PenstockError, raises: bool) -> None:
+    """It is made again after a while; what is not passing is raised."""
+    scene = Scene("earliest")
+    scene.fetcher.assign([A0])
+    (lookup,) = scene.work().lookups
+    scene.fetcher.failed(lookup, error, scene.now)
+    assert scene.work().lookups == []
+    if raises:
+        with pytest.raises(AuthorizationFailed):
+            scene.take()
+    scene.now = 100
+    assert [list(one.wanted) for one in scene.work().lookups] == [[A0]]
+
+
+def test_no_leader_to_be_looked_up_at() -> None:
+    """A partition without a leader keeps no other one from being placed."""
+    scene = Scene("earliest")
+    scene.leaders[A0] = None
+    scene.fetcher.assign([A0, A1])
+    work = scene.work()
+    assert ([list(one.wanted) for one in work.lookups], work.stale_metadata) == ([[A1]], True)
+
+
+FAULTS = st.sampled_from(["ok", "ok", "ok", "empty", "not leader", "lost", "moved", "seek", "take", "pause", "resume"])
+
+
+@given(steps=st.lists(st.tuples(FAULTS, st.sampled_from([A0, A1, B0]), st.integers(1, 30)), max_size=60))
+def test_whatever_happens_records_come_once_and_in_order(steps: list[tuple[str, TopicPartition, int]]) -> None:
+    """Under failures, moves, pauses, seeks and answers out of order, each partition gives offset after offset."""
+    scene = Scene(fetch_buffer_bytes=3 * SIZE).at(a0=0, a1=0, b0=0)
+    expected = dict.fromkeys([A0, A1, B0], 0)
+    open_fetches: list[Fetch] = []
+    limits = scene.fetcher.limits
+
+    def take(limit: int | None) -> None:
+        for tp, offsets in scene.take(limit).items():
+            assert offsets == list(range(expected[tp], expected[tp] + len(offsets)))
+            assert tp not in scene.fetcher.paused()
+            expected[tp] += len(offsets)
+            assert scene.fetcher.position(tp) == expected[tp]
+
+    for what, tp, n in steps:
+        open_fetches += scene.work().fetches
+        assert len({fetch.node for fetch in open_fetches}) == len(open_fetches)
+        assert scene.fetcher.buffered_bytes + sum(f.max_bytes for f in open_fetches) <= limits.fetch_buffer_bytes
+        if what == "seek":
+            scene.fetcher.seek(tp, n)
+            expected[tp] = n
+        elif what == "moved":
+            scene.leaders[tp] = 3 - (scene.leaders[tp] or 1)
+        elif what == "take":
+            take(n)
+        elif what in ("pause", "resume"):
+            getattr(scene.fetcher, what)(tp)
+        elif open_fetches:
+            fetch = open_fetches.pop(n % len(open_fetches))
+            if what == "lost":
+                scene.fetcher.failed(fetch, BrokerNotAvailable("lost"), scene.now)
+            elif what == "ok":
+                scene.answer(fetch, **{f"{tp.topic}{tp.partition}": batch(at, n) for tp, at in fetch.wanted.items()})
+            else:
+                scene.answer(fetch, **{f"{tp.topic}{tp.partition}": NOT_LEADER if what != "empty" else b""})
+        scene.now += 50
+    for tp in expected:
+        scene.fetcher.resume(tp)
+    before = dict(expected)
+    for _ in range(40):
+        scene.now += 1_000
+        open_fetches += scene.work().fetches
+        for fetch in open_fetches:
+            scene.answer(fetch, **{f"{tp.topic}{tp.partition}": batch(at, 2) for tp, at in fetch.wanted.items()})
+        open_fetches = []
+        take(None)
+    assert all(expected[tp] > before[tp] for tp in expected)
+
+
+def test_its_repr_tells_the_state() -> None:
+    """Each partition with where it is and what it has."""
+    scene = Scene("earliest").at(a0=5)
+    assert "at 5, 0 pieces, 0 bytes to 5" in repr(scene.fetcher)
+    scene.fetcher.reset(A0, ResetPolicy("latest"))
+    assert "to be placed by" in repr(scene.fetcher)
+    assert isinstance(scene.work().lookups[0], Lookup)

@@ -1,0 +1,383 @@
+"""A consumer's place in its group against a fake broker that loses, refuses and delays what it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
+from shared.clients.producer import Producer
+from shared.common.errors import (
+    AuthorizationFailed,
+    FencedInstanceId,
+    IllegalGeneration,
+    InconsistentGroupProtocol,
+    UnknownMember,
+)
+from shared.common.records import ProducerRecord, TopicPartition
+from shared.common.settings import KafkaSettings
+from shared.testing.fake_broker import Action, Api, Close, Drop, ErrorCode, Fail, FakeCluster, Request
+
+GROUP_APIS = (Api.JOIN_GROUP, Api.SYNC_GROUP, Api.HEARTBEAT, Api.OFFSET_COMMIT)
+T = [TopicPartition("t", p) for p in range(4)]
+ALL = frozenset(T)
+
+
+class Heard(RebalanceListener):
+    """Keeps what it is told, as (what, the partitions' numbers)."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[int]]] = []
+
+    async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        self.calls.append(("assigned", sorted(tp.partition for tp in partitions)))
+
+    async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        self.calls.append(("revoked", sorted(tp.partition for tp in partitions)))
+
+    async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
+        self.calls.append(("lost", sorted(tp.partition for tp in partitions)))
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[FakeCluster]:
+    async with FakeCluster(configs={"group.min.session.timeout.ms": "10"}) as cluster:
+        cluster.create_topic("t", partitions=4)
+        yield cluster
+
+
+@asynccontextmanager
+async def member(
+    cluster: FakeCluster, topics: list[str] | re.Pattern[str], listener: RebalanceListener | None = None, **more: object
+) -> AsyncIterator[Consumer]:
+    settings = {"group_id": "g", "auto_offset_reset": "earliest", "heartbeat_interval_ms": 20, "fetch_max_wait_ms": 20}
+    kafka = KafkaSettings(
+        bootstrap_servers=cluster.bootstrap_servers,
+        request_timeout_ms=5_000,
+        retry_backoff_ms=10,
+        metadata_max_age_ms=200,
+    )
+    async with Consumer(kafka, ConsumerSettings.model_validate({**settings, **more})) as consumer:
+        consumer.subscribe(topics, listener)
+        yield consumer
+
+
+async def poll_until(until: Callable[[], object], *consumers: Consumer) -> list[tuple[int, int]]:
+    """Poll in turns until a condition holds; partitions and offsets of what came."""
+    found: list[tuple[int, int]] = []
+    async with asyncio.timeout(20):
+        while not until():
+            for consumer in consumers:
+                for tp, columns in (await consumer.poll(20)).items():
+                    found += [(tp.partition, offset) for offset in columns.offsets.tolist()]
+    return found
+
+
+async def fill(cluster: FakeCluster, each: int) -> None:
+    async with Producer(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as producer:
+        await (
+            await producer.send_many([ProducerRecord("t", b"v", partition=p) for p in range(4)] * each)
+        ).first_error()
+
+
+def spy(cluster: FakeCluster) -> list[Request]:
+    """Every request that comes in."""
+    seen: list[Request] = []
+    cluster.control(None, seen.append)
+    return seen
+
+
+def count(seen: list[Request], api: Api) -> int:
+    return sum(request.api is api for request in seen)
+
+
+def has_more(seen: list[Request], api: Api, than: int) -> bool:
+    return count(seen, api) > than
+
+
+def names(heard: Heard) -> list[str]:
+    return [name for name, _ in heard.calls]
+
+
+async def test_a_dynamic_member_leaves(cluster: FakeCluster) -> None:
+    """It joins with the id it was given, and tells the group when it goes."""
+    seen = spy(cluster)
+    async with member(cluster, ["t"]) as consumer:
+        await poll_until(lambda: consumer.assignment() == ALL, consumer)
+        member_id = consumer.group_metadata().member_id
+    joins = [r.body.member_id for r in seen if r.api is Api.JOIN_GROUP]
+    assert joins == ["", member_id]
+    (left,) = [r.body.members for r in seen if r.api is Api.LEAVE_GROUP]
+    assert [row.member_id for row in left] == [member_id]
+
+
+async def test_a_static_member_stays(cluster: FakeCluster) -> None:
+    """Its instance id is in every group request; it does not leave, and comes back without a new generation."""
+    seen, generations = spy(cluster), []
+    for _ in range(2):
+        async with member(cluster, ["t"], group_instance_id="i") as consumer:
+            await poll_until(lambda: consumer.assignment() == ALL, consumer)
+            generations.append(consumer.group_metadata().generation_id)
+            await consumer.commit({T[0]: 1})
+            before = count(seen, Api.HEARTBEAT)
+            await poll_until(functools.partial(has_more, seen, Api.HEARTBEAT, before), consumer)
+    assert generations == [1, 1]
+    assert not [r for r in seen if r.api is Api.LEAVE_GROUP]
+    assert {r.body.group_instance_id for r in seen if r.api in GROUP_APIS} == {"i"}
+
+
+@pytest.mark.parametrize("api", [Api.JOIN_GROUP, Api.SYNC_GROUP], ids=lambda api: api.name)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
+        Fail(ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        Fail(ErrorCode.NOT_COORDINATOR),
+        Fail(ErrorCode.REBALANCE_IN_PROGRESS),
+        Fail(ErrorCode.UNKNOWN_MEMBER_ID),
+        Close(),
+        Close(handled=True),
+    ],
+    ids=repr,
+)
+async def test_faults_on_the_way_in(cluster: FakeCluster, api: Api, fault: Action) -> None:
+    """Whatever happens to a join or a sync in passing, the member gets its partitions in the end, and once."""
+    control = cluster.control(api, fault, times=2)
+    heard = Heard()
+    # A join whose answer was lost leaves a member behind that nobody plays: the group waits until its session is over.
+    async with member(cluster, ["t"], heard, session_timeout_ms=300, rebalance_timeout_ms=300) as consumer:
+        await poll_until(lambda: consumer.assignment() == ALL, consumer)
+        assert control.acted == 2
+        await consumer.commit({T[0]: 1})
+    assert heard.calls[-1] == ("revoked", [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
+@pytest.mark.parametrize(
+    "code", [ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION], ids=lambda code: code.name
+)
+async def test_a_member_that_the_group_forgot(cluster: FakeCluster, code: ErrorCode, assignor: str) -> None:
+    """A heartbeat's answer says so: the partitions are lost, and it joins again."""
+    heard = Heard()
+    # Where it is to be a new member, the group waits for the one that it was until that one's session is over.
+    quick = {"session_timeout_ms": 300, "rebalance_timeout_ms": 300}
+    async with member(cluster, ["t"], heard, partition_assignment_strategy=assignor, **quick) as consumer:
+        await poll_until(lambda: consumer.assignment() == ALL, consumer)
+        cluster.control(Api.HEARTBEAT, Fail(code), times=1)
+        await poll_until(lambda: len(heard.calls) == 3, consumer)
+    assert heard.calls == [
+        ("assigned", [0, 1, 2, 3]), ("lost", [0, 1, 2, 3]), ("assigned", [0, 1, 2, 3]), ("revoked", [0, 1, 2, 3])
+    ]  # fmt: skip
+
+
+async def test_a_commit_of_before_is_refused(cluster: FakeCluster) -> None:
+    """While the partitions are lost, the member has the identity under which it had them, and the group refuses it."""
+    heard = Heard()
+    async with member(cluster, ["t"], heard) as consumer:
+        await poll_until(lambda: consumer.assignment() == ALL, consumer)
+        before = consumer.group_metadata()
+        cluster.control(Api.JOIN_GROUP, Fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
+        cluster.control(Api.HEARTBEAT, Fail(ErrorCode.UNKNOWN_MEMBER_ID), times=1)
+        cluster.control(Api.OFFSET_COMMIT, Fail(ErrorCode.UNKNOWN_MEMBER_ID))
+        await poll_until(lambda: len(heard.calls) == 2, consumer)
+        assert consumer.group_metadata() == before
+        with pytest.raises(
+            (UnknownMember, IllegalGeneration), match=f"group g, generation 1, member {before.member_id}"
+        ):
+            await consumer.commit({T[0]: 1})
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fail(ErrorCode.NOT_COORDINATOR),
+        Fail(ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        Fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
+        Close(),
+    ],
+    ids=repr,
+)
+async def test_heartbeats_that_get_no_answer(cluster: FakeCluster, fault: Action) -> None:
+    """A coordinator that moves, loads or hangs up is asked again; no partition is given back for it."""
+    heard = Heard()
+    async with member(cluster, ["t"], heard) as consumer:
+        await poll_until(lambda: consumer.assignment() == ALL, consumer)
+        control, seen = cluster.control(Api.HEARTBEAT, fault, times=3), spy(cluster)
+        await poll_until(lambda: control.acted == 3 and len([r for r in seen if r.api is Api.HEARTBEAT]), consumer)
+        assert heard.calls == [("assigned", [0, 1, 2, 3])]
+        assert consumer.group_metadata().generation_id == 1
+
+
+async def test_the_coordinator_moves_to_another_node() -> None:
+    """When the node that coordinates the group goes away, the next one is found, and commits reach it."""
+    async with FakeCluster(3) as cluster:
+        cluster.create_topic("t", partitions=4)
+        async with member(cluster, ["t"]) as consumer:
+            await poll_until(lambda: consumer.assignment() == ALL, consumer)
+            await cluster.stop_node(cluster.coordinator("g"))
+            seen = spy(cluster)
+            await poll_until(lambda: [r for r in seen if r.api is Api.HEARTBEAT], consumer)
+            await consumer.commit({T[0]: 1})
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (ErrorCode.GROUP_AUTHORIZATION_FAILED, AuthorizationFailed),
+        (ErrorCode.INCONSISTENT_GROUP_PROTOCOL, InconsistentGroupProtocol),
+    ],
+    ids=lambda one: one.__name__ if isinstance(one, type) else "",
+)
+async def test_what_poll_raises(cluster: FakeCluster, code: ErrorCode, kind: type[Exception]) -> None:
+    """A group that does not let the member in is said by poll, with client, group and member."""
+    cluster.control(Api.JOIN_GROUP, Fail(code), times=1)
+    async with member(cluster, ["t"]) as consumer:
+        with pytest.raises(kind, match=r"JoinGroup of client .*, group g, generation -1, member .*: " + code.name):
+            await poll_until(lambda: False, consumer)
+        if kind is InconsistentGroupProtocol:  # the others may have been changed: the next poll tries again
+            await poll_until(lambda: consumer.assignment() == ALL, consumer)
+
+
+async def test_a_fenced_member(cluster: FakeCluster) -> None:
+    """Of two with one instance id the older has lost its partitions, and every poll says why."""
+    heard = Heard()
+    async with member(cluster, ["t"], heard, group_instance_id="i") as first:
+        await poll_until(lambda: first.assignment() == ALL, first)
+        async with member(cluster, ["t"], group_instance_id="i") as second:
+            await poll_until(lambda: second.assignment() == ALL, second)
+            for _ in range(2):
+                with pytest.raises(FencedInstanceId, match=r"group g, .*, instance i: FENCED_INSTANCE_ID"):
+                    await poll_until(lambda: False, first)
+            await poll_until(lambda: "lost" in names(heard), second)
+            assert first.assignment() == frozenset()
+    assert names(heard) == ["assigned", "lost"]
+
+
+async def test_cooperative_members_hand_over_what_moves_alone(cluster: FakeCluster) -> None:
+    """Only partitions that move are revoked; of the others nothing is read twice."""
+    await fill(cluster, 50)
+    one, two = Heard(), Heard()
+    settings = {"partition_assignment_strategy": "cooperative-sticky"}
+    async with member(cluster, ["t"], one, **settings) as first:
+        found = await poll_until(lambda: first.assignment() == ALL, first)
+        async with member(cluster, ["t"], two, **settings) as second:
+            found += await poll_until(
+                lambda: len(second.assignment()) == 2 and len(first.assignment()) == 2, first, second
+            )
+            kept, moved = first.assignment(), second.assignment()
+            assert kept | moved == ALL
+            for tp in sorted(ALL):  # all of it has been read by whoever has it
+                owner = first if tp in kept else second
+                while await owner.position(tp) < 50:
+                    found += await poll_until(lambda: True, first, second)
+                    found += [(tp.partition, o) for tp, c in (await owner.poll(20)).items() for o in c.offsets.tolist()]
+        found += await poll_until(lambda: first.assignment() == ALL, first)
+    what_moved = sorted(tp.partition for tp in moved)
+    told = [call for call in one.calls if call[1]]  # a rebalance without a change is told of as well
+    assert told[:3] == [("assigned", [0, 1, 2, 3]), ("revoked", what_moved), ("assigned", what_moved)]
+    assert [call for call in two.calls if call[1]] == [("assigned", what_moved), ("revoked", what_moved)]
+    read = [at for at in found if TopicPartition("t", at[0]) in kept]
+    assert sorted(read) == [(tp.partition, offset) for tp in sorted(kept) for offset in range(50)]
+
+
+async def test_what_went_to_another_is_committed_no_more(cluster: FakeCluster) -> None:
+    """What a poll had returned of a partition that was then given back is not committed by the polls after it."""
+    await fill(cluster, 5)
+    settings = {"partition_assignment_strategy": "cooperative-sticky", "commit_strategy": "async"}
+    async with member(cluster, ["t"], **settings) as first:
+        found: list[tuple[int, int]] = []
+        while len(found) < 20:
+            found += [(tp.partition, o) for tp, c in (await first.poll(500)).items() for o in c.offsets.tolist()]
+        async with member(cluster, ["t"], partition_assignment_strategy="cooperative-sticky") as second:
+            await poll_until(lambda: len(second.assignment()) == 2, second)
+            seen = spy(cluster)  # the first has not polled since: what it has returned counts as processed only now
+            await poll_until(lambda: count(seen, Api.OFFSET_COMMIT), first, second)
+            committed = {tp for r in seen if r.api is Api.OFFSET_COMMIT for tp in r.partitions()}
+            assert committed == first.assignment()
+            assert not committed & second.assignment()
+
+
+async def test_a_commit_does_not_wait_for_a_rebalance(cluster: FakeCluster) -> None:
+    """While a cooperative member waits for the others to join, what it keeps is read and committed."""
+    gate = asyncio.Event()
+
+    async def hold(_: Request) -> Action | None:
+        await gate.wait()
+        return None
+
+    async with member(cluster, ["t"], partition_assignment_strategy="cooperative-sticky") as consumer:
+        await poll_until(lambda: consumer.assignment() == ALL, consumer)
+        seen = spy(cluster)
+        cluster.control(Api.JOIN_GROUP, hold)
+        consumer.enforce_rebalance()
+        await poll_until(lambda: [r for r in seen if r.api is Api.JOIN_GROUP], consumer)
+        await fill(cluster, 1)
+        found: list[tuple[int, int]] = []
+        while len(found) < 4:
+            for tp, columns in (await consumer.poll(100)).items():
+                found += [(tp.partition, offset) for offset in columns.offsets.tolist()]
+        await consumer.commit(timeout_ms=2_000)
+        gate.set()
+        await poll_until(lambda: consumer.group_metadata().generation_id == 2, consumer)
+    assert {tp: committed.offset for tp, committed in cluster.committed("g").items()} == dict.fromkeys(T, 1)
+
+
+async def test_an_eager_member_gives_everything_back(cluster: FakeCluster) -> None:
+    """An enforced rebalance revokes and assigns all, under the next generation."""
+    heard = Heard()
+    async with member(cluster, ["t"], heard) as consumer:
+        await poll_until(lambda: consumer.assignment() == ALL, consumer)
+        consumer.enforce_rebalance()
+        await poll_until(lambda: consumer.group_metadata().generation_id == 2, consumer)
+    assert names(heard) == ["assigned", "revoked", "assigned", "revoked"]
+
+
+@pytest.mark.parametrize("assignor", ["range", "roundrobin", "sticky", "cooperative-sticky"])
+async def test_new_partitions_are_shared_out(cluster: FakeCluster, assignor: str) -> None:
+    """The leader has the group assign anew when a topic that a pattern matches comes up."""
+    async with (
+        member(cluster, re.compile("t"), partition_assignment_strategy=assignor) as first,
+        member(cluster, re.compile("t"), partition_assignment_strategy=assignor) as second,
+    ):
+        await poll_until(lambda: first.assignment() | second.assignment() == ALL, first, second)
+        cluster.create_topic("t2", partitions=2)
+        more = ALL | {TopicPartition("t2", 0), TopicPartition("t2", 1)}
+        await poll_until(
+            lambda: (
+                (first.assignment() | second.assignment()) == more
+                and len(first.assignment()) == len(second.assignment()) == 3
+            ),
+            first,
+            second,
+        )
+        assert not first.assignment() & second.assignment()
+
+
+async def test_a_static_leader_that_came_back(cluster: FakeCluster) -> None:
+    """It is not told that it leads; it has the group assign anew all the same when a topic comes up."""
+    for _ in range(2):
+        async with member(cluster, ["t", "later"], group_instance_id="i") as consumer:
+            await poll_until(lambda: consumer.assignment() == ALL, consumer)
+    async with member(cluster, ["t", "later"], group_instance_id="i") as consumer:
+        await poll_until(lambda: consumer.assignment() == ALL, consumer)
+        assert consumer.group_metadata().generation_id == 1
+        cluster.create_topic("later", partitions=1)
+        await poll_until(lambda: TopicPartition("later", 0) in consumer.assignment(), consumer)
+
+
+async def test_close_while_the_group_does_not_answer(cluster: FakeCluster) -> None:
+    """A close with a deadline ends in time, whatever the member waits for."""
+    cluster.control(Api.SYNC_GROUP, Drop())
+    kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+    consumer = Consumer(kafka, ConsumerSettings(group_id="g"))
+    await consumer.start()
+    consumer.subscribe(["t"])
+    seen = spy(cluster)
+    await poll_until(lambda: [r for r in seen if r.api is Api.JOIN_GROUP and r.body.member_id], consumer)
+    async with asyncio.timeout(5):
+        await consumer.close(timeout_ms=1_000)

@@ -1,0 +1,499 @@
+"""A member's way through its group: what it does next, and what it makes of every answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.clients.consumer.assignors import ASSIGNORS
+from shared.clients.consumer.group_protocol import (
+    Assignment,
+    Subscription,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
+from shared.clients.consumer.group_state import GroupState
+from shared.clients.consumer.group_steps import (
+    Complete,
+    Gather,
+    Join,
+    JoinAnswer,
+    Leave,
+    Lose,
+    Revoke,
+    Step,
+    Sync,
+    SyncAnswer,
+    Wait,
+)
+from shared.clients.consumer.member_states import TRANSITIONS, GroupConfig, MemberState
+from shared.common.errors import (
+    AuthorizationFailed,
+    BrokerError,
+    BrokerNotAvailable,
+    ConfigError,
+    FencedInstanceId,
+    GroupMaxSizeReached,
+    InconsistentGroupProtocol,
+    PenstockError,
+    SerializationError,
+)
+from shared.common.records import TopicPartition
+
+LOADING, NOT_AVAILABLE, NOT_COORDINATOR, ILLEGAL_GENERATION, INCONSISTENT = 14, 15, 16, 22, 23
+UNKNOWN_MEMBER, REBALANCING, UNAUTHORIZED, MEMBER_ID_REQUIRED, TOO_MANY, FENCED = 25, 27, 30, 79, 81, 82
+A0, A1, A2, B0 = (TopicPartition(t, p) for t, p in (("a", 0), ("a", 1), ("a", 2), ("b", 0)))
+EAGER, COOPERATIVE = "range", "cooperative-sticky"
+
+
+class Member:
+    """A state machine and the answers that it gets; `now` is the time in ms."""
+
+    def __init__(
+        self, assignor: str = EAGER, instance_id: str | None = None, topics: frozenset[str] = frozenset("a")
+    ) -> None:
+        self.state = GroupState(GroupConfig("g", "c", instance_id), ASSIGNORS[assignor])
+        self.state.subscribe(topics)
+        self.now = 1_000
+
+    def step(self, idle_ms: float = 0) -> Step:
+        return self.state.next_step(self.now, idle_ms)
+
+    def join(self, generation: int = 1, leader: str = "other", **more: object) -> None:
+        """Through JoinGroup, as a follower."""
+        assert isinstance(self.step(), Join)
+        name = self.state.assignor.name
+        self.state.on_join(JoinAnswer(0, generation, name, leader, "m", **more), self.now)  # type: ignore[arg-type]
+
+    def sync(self, *partitions: TopicPartition) -> None:
+        assert isinstance(self.step(), Sync)
+        self.state.on_sync(SyncAnswer(0, encode_assignment(Assignment(partitions))), self.now)
+
+    def complete(self) -> Complete:
+        step = self.step()
+        assert isinstance(step, Complete)
+        self.state.adopt()
+        self.state.on_completed()
+        return step
+
+    def stable(self, *partitions: TopicPartition, generation: int = 1) -> Member:
+        """In the group, with these partitions."""
+        self.join(generation)
+        self.sync(*partitions)
+        self.complete()
+        assert self.state.state is MemberState.STABLE
+        return self
+
+    def beat(self, code: int = 0) -> None:
+        self.state.on_heartbeat(self.state.on_heartbeat_sent(self.now), code, self.now)
+
+
+def sent(step: Step) -> Subscription:
+    assert isinstance(step, Join)
+    return decode_subscription(step.subscription)
+
+
+def test_the_table_knows_every_state() -> None:
+    """Every state has its row, and every state can be reached."""
+    assert set(TRANSITIONS) == set(MemberState)
+    assert set().union(*TRANSITIONS.values()) == set(MemberState)
+
+
+def test_a_member_that_follows() -> None:
+    """Join, sync, the listener, stable; then nothing until something changes."""
+    member = Member()
+    member.join(generation=4)
+    assert member.step() == Sync(4, "m", {})
+    member.sync(A0, A1)
+    assert member.complete() == Complete(frozenset({A0, A1}), frozenset({A0, A1}))
+    assert (member.state.owned, member.state.generation) == (frozenset({A0, A1}), 4)
+    assert member.step(idle_ms=1_000) == Wait(299_000)
+    assert repr(member.state) == "<GroupState stable, client c, group g, generation 4, member m, owns 2>"
+
+
+def test_a_member_that_leads() -> None:
+    """The leader finds out the partitions of all the members' topics and assigns them."""
+    member = Member(topics=frozenset("a"))
+    others = (
+        ("m", None, encode_subscription(Subscription(("a",)))),
+        ("n", None, encode_subscription(Subscription(("a", "b")))),
+    )
+    member.join(leader="m", members=others)
+    assert member.step() == Gather(frozenset("ab"))
+    member.state.on_gathered({"a": 3, "b": 1})
+    step = member.step()
+    assert isinstance(step, Sync)
+    assert {name: set(decode_assignment(data).partitions) for name, data in step.assignments.items()} == {
+        "m": {A0, A1},
+        "n": {A2, B0},
+    }
+
+
+def test_nothing_is_joined_without_topics() -> None:
+    """A member without a subscription keeps out of the group."""
+    member = Member(topics=frozenset())
+    assert member.step() == Wait(None)
+    member.state.subscribe(frozenset("a"))
+    assert isinstance(member.step(), Join)
+
+
+def test_member_id_required() -> None:
+    """The first join gets an id alone; the second, at once, uses it."""
+    member = Member()
+    assert isinstance(first := member.step(), Join)
+    assert first.member_id == ""
+    member.state.on_join(JoinAnswer(MEMBER_ID_REQUIRED, member_id="m-1"), member.now)
+    assert isinstance(second := member.step(), Join)
+    assert second.member_id == "m-1"
+
+
+def test_eager_gives_everything_back_before_it_joins() -> None:
+    """A rebalance revokes all, under the old generation, and joins with nothing owned."""
+    member = Member().stable(A0, A1, generation=3)
+    member.beat(REBALANCING)
+    assert member.step() == Revoke(frozenset({A0, A1}))
+    assert member.state.generation == 3
+    assert member.step() == Wait(None)
+    assert member.state.heartbeat_wait_ms(member.now) is not None, "the listener may take longer than the session"
+    member.state.on_revoked(frozenset({A0, A1}))
+    assert sent(member.step()).owned == ()
+    assert member.state.heartbeat_wait_ms(member.now) is None
+
+
+def test_cooperative_keeps_everything_and_gives_back_what_it_lacks() -> None:
+    """A cooperative member joins with what it owns, then lets go of what is missing, and joins again for that."""
+    member = Member(COOPERATIVE).stable(A0, A1, generation=3)
+    member.beat(REBALANCING)
+    subscription = sent(member.step())
+    assert (subscription.owned, subscription.generation) == ((A0, A1), 3)
+    member.state.on_join(JoinAnswer(0, 4, COOPERATIVE, "other", "m"), member.now)
+    member.sync(A1, A2)
+    assert member.step() == Revoke(frozenset({A0}))
+    assert member.state.generation == 4, "its last commit is under the new generation"
+    member.state.on_revoked(frozenset({A0}))
+    assert member.complete() == Complete(frozenset({A1, A2}), frozenset({A2}))
+    subscription = sent(member.step())
+    assert (subscription.owned, subscription.generation) == ((A1, A2), 4)
+
+
+def test_cooperative_without_a_change_does_not_join_again() -> None:
+    """Where nothing is to be given back, one round is enough."""
+    member = Member(COOPERATIVE).stable(A0)
+    member.state.rejoin("asked")
+    member.stable(A0, A1, generation=2)
+    assert isinstance(member.step(), Wait)
+
+
+def test_cooperative_gives_back_topics_that_it_does_not_read_any_more() -> None:
+    """After another subscription the partitions of other topics are revoked before the group is joined."""
+    member = Member(COOPERATIVE, topics=frozenset("ab")).stable(A0, B0)
+    member.state.subscribe(frozenset("a"))
+    assert member.step() == Revoke(frozenset({B0}))
+    member.state.on_revoked(frozenset({B0}))
+    assert sent(member.step()).owned == (A0,)
+
+
+@pytest.mark.parametrize("assignor", [EAGER, COOPERATIVE])
+@pytest.mark.parametrize(("code", "member_id"), [(UNKNOWN_MEMBER, ""), (ILLEGAL_GENERATION, "m")])
+def test_forgotten_by_the_group(assignor: str, code: int, member_id: str) -> None:
+    """A member the group does not know (in this generation) has lost its partitions, and joins as a new one."""
+    member = Member(assignor).stable(A0, A1)
+    member.beat(code)
+    assert member.step() == Lose(frozenset({A0, A1}))
+    member.state.on_revoked(frozenset({A0, A1}))
+    assert isinstance(step := member.step(), Join)
+    assert step.member_id == member_id
+    assert (sent(step).owned, sent(step).generation) == ((), -1)
+
+
+@pytest.mark.parametrize("code", [UNKNOWN_MEMBER, ILLEGAL_GENERATION])
+def test_forgotten_while_it_joins(code: int) -> None:
+    """A cooperative member whose join or sync shows that it was forgotten loses what it still had."""
+    for api in ("join", "sync"):
+        member = Member(COOPERATIVE).stable(A0)
+        member.state.rejoin("asked")
+        if api == "join":
+            member.step()
+            member.state.on_join(JoinAnswer(code), member.now)
+        else:
+            member.join(2)
+            member.state.on_sync(SyncAnswer(code), member.now)
+        assert member.step() == Lose(frozenset({A0})), api
+
+
+def test_forgotten_while_the_listener_gives_back() -> None:
+    """What a cooperative member kept is lost when the group forgets it while something is given back."""
+    member = Member(COOPERATIVE).stable(A0, A1)
+    member.state.rejoin("asked")
+    member.join(2)
+    member.sync(A1, A2)
+    assert member.step() == Revoke(frozenset({A0}))
+    member.beat(UNKNOWN_MEMBER)
+    member.state.on_revoked(frozenset({A0}))
+    assert member.step() == Lose(frozenset({A1}))
+    member.state.on_revoked(frozenset({A1}))
+    assert isinstance(member.step(), Join)
+
+
+def test_forgotten_while_the_listener_is_told_of_an_assignment() -> None:
+    """An assignment that is lost again while the listener hears of it is lost right after."""
+    member = Member()
+    member.join()
+    member.sync(A0)
+    member.step()
+    member.state.adopt()
+    member.beat(UNKNOWN_MEMBER)
+    member.state.on_completed()
+    assert member.step() == Lose(frozenset({A0}))
+
+
+def test_a_rebalance_before_the_assignment_came() -> None:
+    """REBALANCE_IN_PROGRESS in answer to a sync: the member joins again at once, with its id and what it owns."""
+    member = Member(COOPERATIVE).stable(A0)
+    member.state.rejoin("asked")
+    member.join(2)
+    member.state.on_sync(SyncAnswer(REBALANCING), member.now)
+    assert isinstance(step := member.step(), Join)
+    assert (step.member_id, sent(step).owned) == ("m", (A0,))
+
+
+@pytest.mark.parametrize("code", [NOT_AVAILABLE, NOT_COORDINATOR, LOADING])
+def test_a_coordinator_that_moves_or_loads(code: int) -> None:
+    """Join and sync are tried again after a while, at the new coordinator; nothing is lost."""
+    member = Member(COOPERATIVE).stable(A0)
+    member.state.rejoin("asked")
+    member.step()
+    member.state.on_join(JoinAnswer(code), member.now)
+    assert member.state.forget_coordinator == (code != LOADING)
+    assert member.step() == Wait(100)
+    member.now += 100
+    member.join(2)
+    member.state.on_sync(SyncAnswer(code), member.now)
+    assert member.step() == Wait(200), "failures in a row wait longer"
+    member.now += 200
+    assert sent(member.step()).owned == (A0,)
+
+
+def test_back_off_has_an_end() -> None:
+    """However many attempts fail, the next one is at most a second away; a success starts anew."""
+    member = Member()
+    for _ in range(20):
+        member.step()
+        member.state.on_failure(BrokerNotAvailable("away"), member.now)
+        waited = member.step()
+        assert isinstance(waited, Wait)
+        assert waited.ms is not None
+        member.now += int(waited.ms)
+    assert waited == Wait(1_000)
+    member.stable(A0)
+    member.state.rejoin("asked")
+    member.step()
+    member.state.on_revoked(frozenset({A0}))
+    member.step()
+    member.state.on_failure(BrokerNotAvailable("away"), member.now)
+    assert member.step() == Wait(100)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (UNAUTHORIZED, AuthorizationFailed),
+        (INCONSISTENT, InconsistentGroupProtocol),
+        (TOO_MANY, GroupMaxSizeReached),
+        (FENCED, FencedInstanceId),
+        (26, ConfigError),
+        (-1, BrokerError),
+    ],
+)
+def test_what_keeps_a_member_out(code: int, kind: type[PenstockError]) -> None:
+    """Other errors are for the user, with client, group, generation and member; fatal ones stay."""
+    member = Member(instance_id="i")
+    member.step()
+    member.state.on_join(JoinAnswer(code), member.now)
+    assert member.step() == Wait(None)
+    error = member.state.take_error()
+    assert isinstance(error, kind)
+    assert str(error).startswith("JoinGroup of client c, group g, generation -1, member , instance i: ")
+    if kind in (FencedInstanceId, AuthorizationFailed):
+        assert member.state.take_error() is error
+        assert member.step() == Wait(None)
+    else:
+        assert member.state.take_error() is None
+        assert isinstance(member.step(), Join)
+
+
+def test_fenced_while_stable() -> None:
+    """A heartbeat that says another has the instance id: the partitions are lost, the error stays."""
+    member = Member(COOPERATIVE, instance_id="i").stable(A0, generation=7)
+    member.beat(FENCED)
+    assert member.step() == Lose(frozenset({A0}))
+    member.state.on_revoked(frozenset({A0}))
+    assert member.step() == Wait(None)
+    assert "Heartbeat of client c, group g, generation 7, member m, instance i: FENCED" in str(
+        member.state.take_error()
+    )
+
+
+def test_fenced_while_the_listener_is_told() -> None:
+    """An error that comes during a listener's call does not make the member stable."""
+    member = Member(instance_id="i")
+    member.join()
+    member.sync(A0)
+    member.step()
+    member.state.adopt()
+    member.beat(FENCED)
+    member.state.on_completed()
+    assert member.step() == Lose(frozenset({A0}))
+
+
+def test_heartbeats_have_their_interval() -> None:
+    """One is due an interval after the coordinator was heard of last; none outside of a generation."""
+    member = Member()
+    assert member.state.heartbeat_wait_ms(member.now) is None
+    member.stable(A0)
+    assert member.state.heartbeat_wait_ms(member.now) == 3_000
+    member.now += 3_500
+    assert member.state.heartbeat_wait_ms(member.now) == 0
+    member.beat()
+    assert member.state.heartbeat_wait_ms(member.now) == 3_000
+
+
+@pytest.mark.parametrize("code", [NOT_AVAILABLE, NOT_COORDINATOR, LOADING])
+def test_heartbeats_of_a_coordinator_that_moves(code: int) -> None:
+    """A coordinator that is elsewhere or loads is asked again soon; the member keeps its place."""
+    member = Member().stable(A0)
+    member.beat(code)
+    assert member.state.forget_coordinator == (code != LOADING)
+    assert member.state.heartbeat_wait_ms(member.now) == 100
+    assert isinstance(member.step(), Wait)
+
+
+def test_a_silent_coordinator() -> None:
+    """Once a session timeout has gone by without an answer, the coordinator is looked up again."""
+    member = Member().stable(A0)
+    member.now += 44_999
+    member.state.on_heartbeat_lost(member.now)
+    assert not member.state.forget_coordinator
+    member.now += 1
+    member.state.on_heartbeat_lost(member.now)
+    assert member.state.forget_coordinator
+
+
+def test_an_answer_to_an_old_heartbeat() -> None:
+    """What the group says of a generation that is over says nothing of the present one."""
+    member = Member(COOPERATIVE).stable(A0)
+    sent_as = member.state.on_heartbeat_sent(member.now)
+    member.state.rejoin("asked")
+    member.step()
+    member.state.on_heartbeat(sent_as, UNKNOWN_MEMBER, member.now)
+    member.state.on_join(JoinAnswer(0, 2, COOPERATIVE, "other", "m"), member.now)
+    member.state.on_heartbeat(sent_as, ILLEGAL_GENERATION, member.now)
+    member.sync(A0)
+    member.complete()
+    assert member.state.owned == frozenset({A0})
+    assert isinstance(member.step(), Wait)
+
+
+@pytest.mark.parametrize(("instance_id", "told"), [(None, True), ("i", False)])
+def test_nobody_polls(instance_id: str | None, told: bool) -> None:
+    """After max_poll_interval_ms without a poll the member leaves and loses all; a static one leaves it to the session.
+
+    The next poll brings it back.
+    """
+    member = Member(instance_id=instance_id).stable(A0)
+    assert member.step(idle_ms=299_999) == Wait(1)
+    assert member.step(idle_ms=300_000) == (Leave("m") if told else Wait(0))
+    assert member.state.heartbeat_wait_ms(member.now) is None
+    assert member.step(idle_ms=300_001) == Lose(frozenset({A0}))
+    member.state.on_revoked(frozenset({A0}))
+    assert member.step(idle_ms=300_002) == Wait(None)
+    member.state.polled()
+    assert isinstance(step := member.step(), Join)
+    assert step.member_id == ""
+
+
+def test_who_leaves_for_good() -> None:
+    """A dynamic member tells the group that it goes; a static one does not, and keeps its place for its next start."""
+    assert Member().stable(A0).state.leave() == "m"
+    assert Member(instance_id="i").stable(A0).state.leave() == ""
+
+
+def test_a_pending_member_leaves() -> None:
+    """One that has got its id and has not joined with it yet would be waited for: it leaves too."""
+    member = Member()
+    member.step()
+    member.state.on_join(JoinAnswer(MEMBER_ID_REQUIRED, member_id="m-1"), member.now)
+    assert member.state.leave() == "m-1"
+
+
+def test_partitions_that_come_later() -> None:
+    """The leader has the group assign anew when a topic of any member gets partitions, appears or goes."""
+    member = Member()
+    member.join(leader="m", members=(("m", None, encode_subscription(Subscription(("a", "b")))),))
+    member.step()
+    member.state.on_gathered({"a": 1})
+    member.sync(A0)
+    member.complete()
+    for same in ({"a": 1}, {"a": 1, "unrelated": 4}):
+        member.state.metadata(same)
+        assert isinstance(member.step(), Wait)
+    member.state.metadata({"a": 1, "b": 1})
+    assert isinstance(member.step(), Revoke)
+
+
+def test_a_follower_leaves_partitions_to_the_leader() -> None:
+    """Partitions that come later are none of a follower's business."""
+    member = Member().stable(A0)
+    member.state.metadata({"a": 1})
+    member.state.metadata({"a": 2})
+    assert isinstance(member.step(), Wait)
+
+
+def test_a_static_member_that_came_back() -> None:
+    """It may be the leader without being told: it watches its topics, from what they have at its return."""
+    member = Member(instance_id="i").stable(A0)
+    member.state.metadata({"a": 1})
+    assert isinstance(member.step(), Wait)
+    member.state.metadata({"a": 2})
+    assert isinstance(member.step(), Revoke)
+
+
+def test_another_subscription_while_it_joins() -> None:
+    """Topics that change on the way: an assignment of the old ones is not taken, the group is joined with the new."""
+    member = Member()
+    member.join()
+    member.state.subscribe(frozenset("b"))
+    member.sync(A0)
+    assert member.state.owned == frozenset()
+    assert sent(member.step()).topics == ("b",)
+
+    member = Member()
+    member.join()
+    member.state.subscribe(frozenset("ab"))
+    member.sync(A0)
+    member.complete()
+    assert isinstance(member.step(), Revoke)
+
+
+def test_bytes_that_are_none() -> None:
+    """A member's subscription or an assignment that cannot be read is an error that names the member."""
+    member = Member()
+    member.join(leader="m", members=(("n", None, b"\x00"),))
+    assert isinstance(error := member.state.take_error(), SerializationError)
+    assert "member n: subscription" in str(error)
+    member.join()
+    member.step()
+    member.state.on_sync(SyncAnswer(0, b"\x00"), member.now)
+    assert isinstance(member.state.take_error(), SerializationError)
+
+
+def test_sticky_remembers_its_last_assignment() -> None:
+    """The eager sticky assignor is told what the member had last, and in which generation."""
+    member = Member("sticky").stable(A0, A2, generation=5)
+    member.state.rejoin("asked")
+    member.step()
+    member.state.on_revoked(frozenset({A0, A2}))
+    subscription = sent(member.step())
+    assert subscription.owned == ()
+    assert subscription.user_data == ASSIGNORS["sticky"].user_data([A0, A2], 5)

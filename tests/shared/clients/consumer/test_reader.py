@@ -1,0 +1,266 @@
+"""Reading from a cluster where things go wrong: every record comes once, in order, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.clients.producer import Producer
+from shared.common.errors import AuthorizationFailed, BrokerNotAvailable, CorruptRecord, PenstockError
+from shared.common.records import ProducerRecord, TopicPartition
+from shared.common.settings import KafkaSettings
+from shared.testing.fake_broker import Action, Api, Close, Drop, ErrorCode, Fail, FakeCluster, Message, Request, Respond
+
+TOPIC = "t"
+T0, T1 = TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)
+EARLIEST = ConsumerSettings(auto_offset_reset="earliest", fetch_max_wait_ms=50)
+
+
+def settings_of(cluster: FakeCluster, request_timeout_ms: int = 5_000) -> KafkaSettings:
+    return KafkaSettings(
+        bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=request_timeout_ms, retry_backoff_ms=10
+    )
+
+
+async def fill(cluster: FakeCluster, count: int, partitions: int = 2) -> None:
+    """So many records in each partition, ten a batch."""
+    cluster.create_topic(TOPIC, partitions=partitions)
+    async with Producer(settings_of(cluster)) as producer:
+        for start in range(0, count, 10):
+            batch = [
+                ProducerRecord(TOPIC, b"%d" % i, partition=p, timestamp=1_000 + i)
+                for p in range(partitions)
+                for i in range(start, min(start + 10, count))
+            ]
+            assert await (await producer.send_many(batch)).first_error() is None
+
+
+async def read(consumer: Consumer, count: int, limit: int | None = None) -> dict[TopicPartition, list[int]]:
+    """Polls until so many records have come."""
+    found: dict[TopicPartition, list[int]] = {}
+    async with asyncio.timeout(20):
+        while sum(map(len, found.values())) < count:
+            for tp, columns in (await consumer.poll(100, limit)).items():
+                assert columns.values == [b"%d" % offset for offset in columns.offsets.tolist()]
+                found.setdefault(tp, []).extend(columns.offsets.tolist())
+    return found
+
+
+async def read_on(consumer: Consumer, found: dict[TopicPartition, list[int]]) -> None:
+    """Polls until one raises."""
+    async with asyncio.timeout(20):
+        while True:
+            for tp, columns in (await consumer.poll(100)).items():
+                found.setdefault(tp, []).extend(columns.offsets.tolist())
+
+
+async def write(cluster: FakeCluster, value: bytes) -> None:
+    async with Producer(settings_of(cluster)) as producer:
+        assert await (await producer.send_many([ProducerRecord(TOPIC, value, partition=0)])).first_error() is None
+
+
+FAULTS = {
+    "not leader": Fail(ErrorCode.NOT_LEADER_OR_FOLLOWER),
+    "unknown topic": Fail(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+    "no leader": Fail(ErrorCode.LEADER_NOT_AVAILABLE),
+    "unknown error": Fail(ErrorCode.UNKNOWN_SERVER_ERROR),
+    "one partition": Fail(ErrorCode.NOT_LEADER_OR_FOLLOWER, [T0]),
+    "closed": Close(),
+    "closed afterwards": Close(handled=True),
+    "lost": Drop(),
+    "answer lost": Drop(handled=True),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=list(FAULTS))
+async def test_faults_pass(fault: Action) -> None:
+    """An error, a connection that closes and an answer that never comes cost time and nothing else."""
+    async with FakeCluster(nodes=2) as cluster:
+        await fill(cluster, 50)
+        faults = itertools.cycle([None, fault])
+        control = cluster.control(Api.FETCH, lambda _: next(faults) if control.acted < 3 else None)
+        async with Consumer(settings_of(cluster, 500), EARLIEST) as consumer:
+            consumer.assign([T0, T1])
+            found = await read(consumer, 60, limit=7)
+            while control.acted < 3:
+                found_more = await consumer.poll(50, 7)
+                for tp, columns in found_more.items():
+                    found[tp] += columns.offsets.tolist()
+            for tp, offsets in (await read(consumer, 100 - sum(map(len, found.values())))).items():
+                found[tp] += offsets
+        assert found == {T0: list(range(50)), T1: list(range(50))}
+
+
+async def test_leaders_move() -> None:
+    """A partition is read on at its new leader, while others go on."""
+    async with FakeCluster(nodes=3) as cluster:
+        await fill(cluster, 100)
+
+        def move(request: Request) -> None:
+            if T0 in request.partitions() and moved.acted < 1 and request.node == cluster.leader(*T0):
+                cluster.move_leader(T0, request.node % 3 + 1)
+
+        moved = cluster.control(Api.FETCH, move)
+        async with Consumer(settings_of(cluster), EARLIEST) as consumer:
+            consumer.assign([T0, T1])
+            found = await read(consumer, 50, limit=9)
+            cluster.move_leader(T1, cluster.leader(*T1) % 3 + 1)
+            moved.remove()
+            for tp, offsets in (await read(consumer, 200 - sum(map(len, found.values())))).items():
+                found.setdefault(tp, []).extend(offsets)
+        assert found == {T0: list(range(100)), T1: list(range(100))}
+
+
+async def test_a_node_stops() -> None:
+    """Its partitions are read on at the next leader."""
+    async with FakeCluster(nodes=2) as cluster:
+        await fill(cluster, 40)
+        async with Consumer(settings_of(cluster, 1_000), EARLIEST) as consumer:
+            consumer.assign([T0, T1])
+            found = await read(consumer, 10, limit=5)
+            await cluster.stop_node(cluster.leader(*T0))
+            async with Producer(settings_of(cluster)) as producer:
+                assert (
+                    await (await producer.send_many([ProducerRecord(TOPIC, b"40", partition=0)])).first_error() is None
+                )
+            for tp, offsets in (await read(consumer, 81 - sum(map(len, found.values())))).items():
+                found.setdefault(tp, []).extend(offsets)
+        assert found == {T0: list(range(41)), T1: list(range(40))}
+
+
+async def test_a_corrupt_batch() -> None:
+    """It is named by its place; what is before it and other partitions come, what is after it does not until a seek."""
+    async with FakeCluster() as cluster:
+        await fill(cluster, 30)
+
+        def corrupt(request: Request) -> Action | None:
+            rows = {row.partition: row for topic in request.body.topics for row in topic.partitions}
+            if 0 not in rows or rows[0].fetch_offset > 10:
+                return None
+            records = bytearray(log_of(cluster, T0))
+            records[len(records) // 3 + 100] ^= 0xFF  # within the second of three batches
+            answer = Message(
+                partition=0, error_code=0, high_watermark=30, last_stable_offset=30, records=bytes(records)
+            )
+            return Respond(Message(topics=[Message(name=TOPIC, partitions=[answer])]))
+
+        control = cluster.control(Api.FETCH, corrupt)
+        async with Consumer(settings_of(cluster), EARLIEST) as consumer:
+            consumer.assign([T0, T1])
+            found: dict[TopicPartition, list[int]] = {}
+            with pytest.raises(CorruptRecord, match="t-0 at offset 10: a batch fails its checksum"):
+                await read_on(consumer, found)
+            assert found[T0] == list(range(10))
+            assert await consumer.position(T0) == 10
+            control.remove()
+            consumer.pause(T0)
+            if left := 30 - len(found.get(T1, [])):
+                assert (await read(consumer, left)).keys() == {T1}
+            consumer.resume(T0)
+            with pytest.raises(CorruptRecord, match="t-0 at offset 10"):
+                await consumer.poll(100)
+            consumer.seek(T0, 20)
+            assert (await read(consumer, 10)) == {T0: list(range(20, 30))}
+
+
+def log_of(cluster: FakeCluster, tp: TopicPartition) -> bytes:
+    found: bytes = (
+        cluster._state.led(cluster.leader(*tp), tp).log.fetch(0, 1 << 20, committed=False, at_least_one=True).data
+    )
+    return found
+
+
+async def test_what_may_not_be_read_is_said() -> None:
+    """An authorization error is raised by poll and names the partition."""
+    async with FakeCluster() as cluster:
+        await fill(cluster, 10)
+        cluster.control(Api.FETCH, Fail(ErrorCode.TOPIC_AUTHORIZATION_FAILED, [T0]))
+        async with Consumer(settings_of(cluster), EARLIEST) as consumer:
+            consumer.assign([T0, T1])
+            with pytest.raises(AuthorizationFailed, match="t-0: TOPIC_AUTHORIZATION_FAILED"):
+                await read_on(consumer, {})
+
+
+@pytest.mark.parametrize(
+    ("policy", "first"), [("earliest", 0), ("by_duration:PT100000000H", 0), ("by_duration:1ms", 20)]
+)
+async def test_out_of_range(policy: str, first: int) -> None:
+    """The policy says where reading goes on; a duration that no record is as young as leads to the end."""
+    async with FakeCluster() as cluster:
+        await fill(cluster, 20, partitions=1)
+        settings = EARLIEST.model_copy(update={"auto_offset_reset": policy})
+        async with Consumer(settings_of(cluster), settings) as consumer:
+            consumer.assign([T0])
+            consumer.seek(T0, 99)
+            async with asyncio.timeout(10):
+                while await consumer.position(T0) == 99:
+                    if columns := (await consumer.poll(20, 1)).get(T0):
+                        assert columns.offsets.tolist() == [first]
+                        break
+            assert await consumer.position(T0) == (first + 1 if first < 20 else 20)
+
+
+async def test_prefetched_while_others_are_paused() -> None:
+    """A paused partition keeps what is buffered without being asked for; the other one is served meanwhile."""
+    async with FakeCluster() as cluster:
+        await fill(cluster, 30)
+        asked: list[frozenset[TopicPartition]] = []
+        cluster.control(Api.FETCH, lambda request: asked.append(frozenset(request.partitions())))
+        async with Consumer(settings_of(cluster), EARLIEST) as consumer:
+            consumer.assign([T0, T1])
+            first = await read(consumer, 1, limit=1)
+            paused = next(iter(first))
+            other = T1 if paused == T0 else T0
+            consumer.pause(paused)
+            assert (await read(consumer, 30 - len(first.get(other, [])))).keys() == {other}
+            del asked[:]
+            await consumer.poll(120)
+            assert asked
+            assert all(paused not in partitions for partitions in asked[1:])
+            await cluster.close_connections()
+            cluster.control(Api.FETCH, Close())
+            consumer.resume(paused)
+            columns = (await consumer.poll(0))[paused]
+            assert columns.offsets.tolist() == list(range(1, 30))
+
+
+async def test_no_broker_at_all() -> None:
+    """Without a cluster a consumer cannot start; one that loses its cluster gives nothing and goes on trying."""
+    async with FakeCluster() as cluster:
+        await fill(cluster, 5)
+        consumer = Consumer(settings_of(cluster, 500), EARLIEST)
+        await consumer.start()
+        consumer.assign([T0])
+        assert len((await read(consumer, 5))[T0]) == 5
+        await cluster.stop_node(1)
+        assert await consumer.poll(300) == {}
+        await cluster.start_node(1)
+        await write(cluster, b"5")
+        assert (await read(consumer, 1)) == {T0: [5]}
+        gone = settings_of(cluster, 300)
+        await consumer.close()
+    with pytest.raises(BrokerNotAvailable):
+        await Consumer(gone, EARLIEST).start()
+    with pytest.raises(PenstockError):
+        await consumer.poll(0)
+
+
+async def test_fetches_are_measured() -> None:
+    """Requests by result, bytes and what is buffered are in the metrics."""
+    registry = CollectorRegistry()
+    async with FakeCluster() as cluster:
+        await fill(cluster, 20, partitions=1)
+        cluster.control(Api.FETCH, Close(), times=1)
+        async with Consumer(settings_of(cluster), EARLIEST, registry=registry) as consumer:
+            consumer.assign([T0])
+            await read(consumer, 20)
+        size = len(log_of(cluster, T0))
+    group = {"group": ""}
+    assert registry.get_sample_value("penstock_consumer_fetched_bytes_total", group) == size
+    assert registry.get_sample_value("penstock_consumer_fetches_total", group | {"result": "failed"}) == 1
+    assert (registry.get_sample_value("penstock_consumer_fetches_total", group | {"result": "ok"}) or 0) >= 1
+    assert registry.get_sample_value("penstock_consumer_buffered_bytes", group) is not None
