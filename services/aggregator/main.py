@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import sys
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -84,15 +85,18 @@ class Aggregator:
         await self.server.start()
         self.compaction.warn_if_off()
         await self.worker.startup()
-        self._beside = [
-            asyncio.create_task(self.compaction.run(), name="compaction"),
-            asyncio.create_task(self._backlog.run(), name="backlog"),
-            asyncio.create_task(self._contact.run(), name="contact"),
-        ]
+        self.run_beside(
+            {"compaction": self.compaction.run(), "backlog": self._backlog.run(), "contact": self._contact.run()}
+        )
+
+    def run_beside(self, work: Mapping[str, Coroutine[Any, Any, None]]) -> None:
+        """Start what runs beside the worker, by name; where one of them ends, so does `main_loop`."""
+        self._beside += [asyncio.create_task(one, name=name) for name, one in work.items()]
 
     async def main_loop(self) -> None:
         while True:
             self._turned_ms = SYSTEM_CLOCK.monotonic_ms()
+            daemon.require_running(self._beside)
             await self.worker.run_once()
 
     async def shutdown(self) -> None:

@@ -13,8 +13,8 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 from shared.common.errors import ConfigError, IllegalState, PenstockError
 from shared.common.log import configure, get_logger
@@ -68,6 +68,21 @@ def serve(
     except ConfigError as e:  # of `make`: nothing was started yet
         print(f"{program}: {e}", file=sys.stderr)
         return WRONG_SETTING
+
+
+def require_running(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Raise what ended one of the tasks that are to run as long as the service does, after a line that names it.
+
+    IllegalState where it just returned, or ended with what is no Exception.
+    """
+    for task in tasks:
+        if not task.done():
+            continue
+        error = None if task.cancelled() else task.exception()
+        log.error("a background task has ended", task=task.get_name())
+        if isinstance(error, Exception):
+            raise error
+        raise IllegalState(f"the background task {task.get_name()!r} has ended, though nobody asked for it") from error
 
 
 async def run(daemon: Daemon, shutdown_timeout_ms: int) -> int:

@@ -18,11 +18,14 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.schema import StructType
 
-from shared.common.errors import FatalError, RetriableError
+from shared.common.errors import ConfigError, FatalError, RetriableError
 
 PROGRESS_COLUMNS = ("partition", "changelog_offset", "epoch", "commit", "progress", "topic_id")
 WINDOW_KEY = ("key", "start_ms", "end_ms")
+READ_ERRORS = (DeltaError, OSError, ValueError, RuntimeError, pa.ArrowException)
+"""What deltalake raises: its own class, or whatever stands in Python for an error of Arrow, JSON or the storage."""
 HISTORY_VERSIONS_MAX = 20  # how far back the newest MERGE is looked for; only upkeep can lie between
 
 
@@ -53,8 +56,11 @@ class Snapshot(NamedTuple):
 
 
 def table_uri(lake: str, application: str, *table: str) -> str:
-    """Where a table of an application is: a URI as it is, a folder as an absolute path."""
-    root = lake if "://" in lake else str(Path(lake).expanduser().resolve())
+    """Where a table of an application is: a URI as it is, a folder as an absolute path. ConfigError for no path."""
+    try:
+        root = lake if "://" in lake else str(Path(lake).expanduser().resolve())
+    except (ValueError, RuntimeError) as e:  # a null byte; a home folder that is nobody's
+        raise ConfigError(f"lake {lake!r}: {e}") from None
     return "/".join((root.rstrip("/"), application, *table))
 
 
@@ -72,17 +78,7 @@ def read_snapshot(
         where = f"row = 'progress' AND partition IN ({', '.join(map(str, chosen))})"
         batches = _query(table, f"SELECT {', '.join(map(_name, PROGRESS_COLUMNS))} FROM t WHERE {where}")
         rows = [row for batch in batches for row in batch.to_pylist()]
-    covered = {
-        row["partition"]: PartitionSnapshot(
-            row["partition"],
-            row["changelog_offset"],
-            row["epoch"],
-            row["commit"],
-            row["progress"].encode(),
-            row["topic_id"],
-        )
-        for row in rows
-    }
+    covered = {row["partition"]: _covered(table, row) for row in rows}
     return Snapshot(int(table.version()), dict(sorted(covered.items())))
 
 
@@ -106,6 +102,8 @@ def read_windows(
     fields = _fields(table)
     if store not in fields:
         return
+    if not isinstance(fields[store].type, StructType):
+        raise NotASnapshot(f"{table.table_uri}: the column {store!r} holds no states")
     known = {f.name for f in fields[store].type.fields}
     if missing := [c for c in columns if c not in known]:
         raise NotASnapshot(f"{table.table_uri}: store {store!r} has no column {', '.join(missing)}")
@@ -144,10 +142,18 @@ def compacted_at_ms(lake: str, application: str, storage_options: Mapping[str, s
     return None if state is None else _merged_at_ms(state)
 
 
+def _covered(table: DeltaTable, row: Mapping[str, Any]) -> PartitionSnapshot:
+    partition, offset, epoch, commit, progress, topic_id = (row[name] for name in PROGRESS_COLUMNS)
+    numbers = all(isinstance(number, int) for number in (offset, epoch, commit))
+    if not numbers or not isinstance(progress, str) or not isinstance(topic_id, str | None):
+        raise NotASnapshot(f"{table.table_uri} is no snapshot: the progress of partition {partition} is not readable")
+    return PartitionSnapshot(partition, offset, epoch, commit, progress.encode(), topic_id)
+
+
 def _merged_at_ms(state: DeltaTable) -> int | None:
     try:
         history = state.history(limit=HISTORY_VERSIONS_MAX)
-    except (DeltaError, OSError) as e:
+    except READ_ERRORS as e:
         raise LakeUnavailable(f"{state.table_uri} cannot be read: {e}") from e
     # Upkeep writes versions too, but no snapshot.
     return max((int(entry["timestamp"]) for entry in history if entry.get("operation") == "MERGE"), default=None)
@@ -158,7 +164,7 @@ def _open(uri: str, version: int | None, storage_options: Mapping[str, str] | No
         return DeltaTable(uri, version=version, storage_options=dict(storage_options) if storage_options else None)
     except TableNotFoundError:
         return None
-    except (DeltaError, OSError) as e:
+    except READ_ERRORS as e:
         at = "" if version is None else f" at version {version}"
         raise LakeUnavailable(f"{uri}{at} cannot be read: {e}") from e
 
@@ -170,7 +176,7 @@ def _query(table: DeltaTable, query: str) -> Iterator[pa.RecordBatch]:
         schema = pa.schema([pa.field(f.name, _plain(f.type)) for f in answer.schema])
         for batch in answer:
             yield batch.cast(schema)
-    except (DeltaError, OSError, pa.ArrowException) as e:
+    except READ_ERRORS as e:
         raise LakeUnavailable(f"{table.table_uri} at version {table.version()} cannot be read: {e}") from e
 
 

@@ -96,6 +96,7 @@ class ChangelogPartition:
         partition: int,
         instance: str,
         clock: Clock = SYSTEM_CLOCK,
+        refusal_bytes_max: int = 0,
     ) -> None:
         self._kafka, self._settings, self._instance, self._clock = kafka, settings, instance, clock
         self.topic_partition = TopicPartition(settings.changelog_topic, partition)
@@ -106,7 +107,8 @@ class ChangelogPartition:
             ProducerSettings(
                 transactional_id=transactional,
                 transaction_timeout_ms=settings.transaction_timeout_ms,
-                max_request_size=settings.max_request_size + REFUSAL_BYTES_MAX,
+                # Results are held to max_request_size at their sinks; a refused record must fit as it came.
+                max_request_size=max(settings.max_request_size + REFUSAL_BYTES_MAX, refusal_bytes_max),
                 batch_size=PRODUCER_BATCH_BYTES,
                 linger_ms=0,
             ),

@@ -40,11 +40,11 @@ class OwnedTask:
             await self.changelog.close(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000)
 
     def describe(self, partition: int) -> dict[str, Any]:
-        """The task as plain values."""
+        """The task as plain values; its counts are of what it has committed."""
         task, report = self.task, self.report
         if task is None:
             return {"partition": partition, "state": "restoring"}
-        metrics = task.metrics
+        done = task.metrics.committed
         return {
             "partition": partition,
             "state": "running",
@@ -52,11 +52,11 @@ class OwnedTask:
             "sources": dict(task.sources),
             "stream_time_ms": task.stream_time_ms,
             "open_sessions": sum(map(len, task.stores.values())),
-            "records": metrics.records_total,
-            "closed_sessions": metrics.closed_total,
-            "late_records": metrics.late_total,
-            "dead_letters": metrics.dead_letters_total,
-            "skipped_records": metrics.skipped_total,
+            "records": done.records,
+            "closed_sessions": done.closed,
+            "late_records": done.late,
+            "dead_letters": done.dead_letters,
+            "skipped_records": done.skipped,
             "restore_ms": report.milliseconds,
             "restored_windows": report.snapshot_windows,
             "restored_changelog_records": report.changelog_records,

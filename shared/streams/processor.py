@@ -64,6 +64,11 @@ class ProcessorContext(Protocol):
         ...
 
     @property
+    def key_bytes_max(self) -> int:
+        """What a windowed key may take in a result, as `window_limits` measures it; a larger one refuses the record."""
+        ...
+
+    @property
     def record_metadata(self) -> RecordMetadata | None:
         """The source record being processed; None in a wall-clock punctuation."""
         ...

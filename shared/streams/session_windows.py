@@ -22,11 +22,13 @@ from shared.common.errors import ConfigError, RecordTooLarge
 from shared.streams.aggregations import Aggregation
 from shared.streams.processor import Processor, ProcessorContext, Record
 from shared.streams.state.session_store import InMemorySessionStore, Session
+from shared.streams.window_limits import check_key, name_window
 
 Emit = Literal["on_close", "on_update"]
 
 NO_TIME = -1
-STATE_BYTES_SPARE = 16 * 1024  # of a changelog entry, for its key, its envelope and the other aggregations
+FIXED_COLUMN_BYTES = 8
+STATE_BYTES_SPARE = 16 * 1024  # of a changelog entry, for its envelope and what changes its state in place
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ class SessionAggregate(Processor):
         self.names = tuple(aggregations)
         self.aggregations = tuple(aggregations.values())
         # What changes its state in place goes last, so that an error in another leaves the session as it was.
-        self._add_order = sorted(range(len(self.names)), key=lambda i: self.aggregations[i].in_place)
+        self._first = tuple(i for i, a in enumerate(self.aggregations) if not a.in_place)
+        self._last = tuple(i for i, a in enumerate(self.aggregations) if a.in_place)
         self._check_first = tuple(a for a in self.aggregations if a.in_place)[1:]  # of several, the others beforehand
         self.stream_time_ms = NO_TIME
         self._updates: dict[WindowKey, tuple[list[Any] | None, bool]] = {}
@@ -87,7 +90,7 @@ class SessionAggregate(Processor):
     def init(self, context: ProcessorContext) -> None:
         super().init(context)
         self._store = context.store(self.store_name)
-        self._state_bytes_max = context.state_bytes_max
+        self._state_bytes_max, self._key_bytes_max = context.state_bytes_max, context.key_bytes_max
 
     def process(self, record: Record) -> None:
         if record.key is None:
@@ -116,7 +119,7 @@ class SessionAggregate(Processor):
     def commit(self) -> None:
         for at, (states, shown) in self._updates.items():
             if states is not None or shown:
-                self.context.forward(Record(at, None if states is None else self._result(at, states), at.end))
+                self._forward(at, states)
         self._updates.clear()
 
     def results(self, states: list[Any]) -> dict[str, Any]:
@@ -124,16 +127,19 @@ class SessionAggregate(Processor):
         return {n: a.result(s) for n, a, s in zip(self.names, self.aggregations, states, strict=True)}
 
     def _merge(self, record: Record, found: list[Session], start: int, end: int) -> None:
+        if not found:  # what the store has was checked when it came
+            check_key(record.key, self.store_name, self._key_bytes_max)
         states = list(found[0].states) if found else [a.initial() for a in self.aggregations]
         for other in found[1:]:
             states = [a.merge(x, y) for a, x, y in zip(self.aggregations, states, other.states, strict=True)]
-        checked = self._state_bytes_max is not None
         for aggregation in self._check_first:
             aggregation.check(record.value)
-        for i in self._add_order:
+        for i in self._first:
             states[i] = self.aggregations[i].add(states[i], record.value)
-            if checked and not self.aggregations[i].in_place:
-                self._check_state(self.aggregations[i], states[i])
+        if self._state_bytes_max is not None:
+            self._check_entry(record.key, states, self._state_bytes_max)
+        for i in self._last:
+            states[i] = self.aggregations[i].add(states[i], record.value)
         before = [WindowKey(s.key, s.start, s.end) for s in found] if self.emit == "on_update" else []
         for other in found[1:]:
             self._store.remove(other)
@@ -144,12 +150,14 @@ class SessionAggregate(Processor):
         if self.emit == "on_update":  # only now: what refuses the result must find that the store took the record
             self._update(WindowKey(record.key, start, end), before, states, retract=(start != end))
 
-    def _check_state(self, aggregation: Aggregation[Any], state: Any) -> None:
-        bytes_max = self._state_bytes_max
-        assert bytes_max is not None
-        size = sum(len(column) for column in aggregation.to_columns(state) if isinstance(column, bytes))
+    def _check_entry(self, key: str | bytes, states: list[Any], bytes_max: int) -> None:
+        columns = [c for a, s in zip(self.aggregations, states, strict=True) for c in a.to_columns(s)]
+        size = len(key if isinstance(key, bytes) else key.encode())
+        size += sum(len(column) if isinstance(column, bytes) else FIXED_COLUMN_BYTES for column in columns)
         if size > bytes_max - STATE_BYTES_SPARE:
-            raise RecordTooLarge(f"store {self.store_name!r}: a state of {size} bytes; max_request_size={bytes_max}")
+            raise RecordTooLarge(
+                f"store {self.store_name!r}: a key and a state of {size} bytes; max_request_size={bytes_max}"
+            )
 
     def _update(self, at: WindowKey, found: list[WindowKey], states: list[Any], retract: bool) -> None:
         if not self.context.deduplicate_updates:
@@ -165,14 +173,19 @@ class SessionAggregate(Processor):
 
     def _forward_update(self, at: WindowKey, retracted: list[WindowKey], states: list[Any]) -> None:
         for old in retracted:
-            self.context.forward(Record(old, None, old.end))
-        self.context.forward(Record(at, self._result(at, states), at.end))
+            self._forward(old, None)
+        self._forward(at, states)
 
     def _close(self, close_time: int) -> None:
         for closed in self._store.close_before(close_time, self.stream_time_ms):
             if self.emit == "on_close":
-                at = WindowKey(closed.key, closed.start, closed.end)
-                self.context.forward(Record(at, self._result(at, closed.states), closed.end))
+                self._forward(WindowKey(closed.key, closed.start, closed.end), closed.states)
 
-    def _result(self, at: WindowKey, states: list[Any]) -> WindowResult:
-        return WindowResult(at.key, at.start, at.end, self.results(states))
+    def _forward(self, at: WindowKey, states: list[Any] | None) -> None:
+        """Hand a window's result on, or None that it is retracted. Whose result an error is about, its note says."""
+        try:
+            result = None if states is None else WindowResult(at.key, at.start, at.end, self.results(states))
+            self.context.forward(Record(at, result, at.end))
+        except Exception as e:
+            e.add_note(f"the result of {name_window(self.store_name, *at)}")
+            raise

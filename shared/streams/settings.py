@@ -45,6 +45,9 @@ class StreamsSettings(Section):
     max_request_size: Annotated[int, Field(gt=0)] = Field(
         1024 * 1024, description="bytes of a result or a changelog entry; the topic's max.message.bytes must fit"
     )
+    key_bytes_max: Annotated[int, Field(gt=0)] | None = Field(
+        None, description="bytes of a windowed key, twice as JSON; more: dead letter; unset: max_request_size - 16 KiB"
+    )
     start_from_group_offsets: bool = Field(
         False, description="start with empty state at the group's offsets, where the changelog holds no progress"
     )
@@ -62,11 +65,15 @@ class StreamsSettings(Section):
     lake_options: dict[str, str] = Field({}, description="object store options for the lake, as deltalake takes them")
 
     @model_validator(mode="after")
-    def _heartbeats_fit(self) -> Self:
+    def _limits_fit(self) -> Self:
         if self.heartbeat_interval_ms >= self.session_timeout_ms:
             raise ValueError(
                 f"heartbeat_interval_ms={self.heartbeat_interval_ms} must be below "
                 f"session_timeout_ms={self.session_timeout_ms}"
+            )
+        if self.key_bytes_max is not None and self.key_bytes_max >= self.max_request_size:
+            raise ValueError(
+                f"key_bytes_max={self.key_bytes_max} must be below max_request_size={self.max_request_size}"
             )
         return self
 

@@ -13,7 +13,7 @@ store has it, the task fails and is never committed again: what it holds is betw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
@@ -32,18 +32,16 @@ from shared.common.serialization import string_deserializer
 from shared.streams.changelog_format import (
     Progress,
     StateCodec,
-    encode_deleted,
-    encode_final,
-    encode_live,
     encode_progress,
 )
 from shared.streams.late_records import late_record
 from shared.streams.processor import ProcessingFailed, Record, RecordMetadata, StateRefused, interval_ms
 from shared.streams.punctuation import PunctuationQueue, PunctuationType, Punctuator, Schedule
-from shared.streams.session_windows import NO_TIME, SessionAggregate
-from shared.streams.state.session_store import ClosedSession, Session
+from shared.streams.session_windows import NO_TIME, SessionAggregate, WindowKey
+from shared.streams.store_entries import StoreEntries
 from shared.streams.task_metrics import TaskMetrics
 from shared.streams.topology import ProcessorNode, SourceNode, Topology
+from shared.streams.window_limits import default_key_bytes_max
 from shared.streams.wiring import NodeContext, Wiring
 
 Guarantee = Literal["exactly_once", "at_least_once"]
@@ -60,7 +58,8 @@ class TaskCommit(NamedTuple):
     """What one commit writes: `outputs` to their topics, `changelog` (in order) to the task's changelog partition.
 
     `sources` are the next offsets to read by source topic, `commit` is its number within the owner's epoch; `origins`
-    are the source records of `outputs`, one for one, None for what no record in hand brought about.
+    are the source records of `outputs`, one for one, None for what no record in hand brought about, and `windows` the
+    windows whose results they are.
     """
 
     outputs: list[ProducerRecord]
@@ -69,6 +68,7 @@ class TaskCommit(NamedTuple):
     epoch: int
     commit: int
     origins: list[RecordMetadata | None]
+    windows: Sequence[WindowKey | None] = ()
 
 
 class StreamTask:
@@ -90,6 +90,7 @@ class StreamTask:
         deduplicate_updates: bool = True,
         processing_exception_handler: ProcessingExceptionHandler = "dead_letter",
         record_bytes_max: int = RECORD_BYTES_MAX,
+        key_bytes_max: int | None = None,
         refused: Refusals | None = None,
         check_states: bool = False,
         registry: CollectorRegistry | None = None,
@@ -110,10 +111,12 @@ class StreamTask:
         self._grids_ms: dict[str, int] = {}
         self._outputs: list[ProducerRecord] = []
         self._origins: list[RecordMetadata | None] = []
-        self._late = 0
+        self._windows: list[WindowKey | None] = []
+        self._late = self._closing = 0
         self._source_record: ConsumerRecord | None = None
         self._handler, self._refused = processing_exception_handler, refused
         self.check_states, self.record_bytes_max = check_states, record_bytes_max
+        self.key_bytes_max = key_bytes_max or default_key_bytes_max(record_bytes_max)
         self._wiring = Wiring(topology, record_bytes_max, self._output)
         self._processors = self._wiring.processors
         self._routes = {s.topic: (s, self._wiring.forward_to(s.name)) for s in topology.sources()}
@@ -221,7 +224,7 @@ class StreamTask:
         except Exception as e:
             if any(store.touched for store in self.stores.values()):
                 raise self._fail(f"{_place(record)}, which a store had taken,", e) from e
-            del self._outputs[outputs:], self._origins[outputs:]
+            del self._outputs[outputs:], self._origins[outputs:], self._windows[outputs:]
             self._late = late
             self._refuse(source, record, stage, e)
 
@@ -241,7 +244,8 @@ class StreamTask:
         where = self._wiring.node_of(error) or node
         kind = "" if isinstance(error, ProcessingFailed) else f"{type(error).__name__}: "
         make = StateRefused if isinstance(error, StateRefused) else ProcessingFailed
-        return make(f"{f'node {where!r}: ' if where else ''}{what} cannot be processed: {kind}{error}")
+        about = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
+        return make(f"{f'node {where!r}: ' if where else ''}{what} cannot be processed: {about}{kind}{error}")
 
     def _fail(self, what: str, error: Exception) -> ProcessingFailed:
         """The task holds half of something: it must not be committed, and takes nothing more."""
@@ -307,42 +311,35 @@ class StreamTask:
             for processor in self._processors.values():
                 processor.commit()
             self.commit_number += 1
+            self._closing = 0
             changelog = [entry for n, name in enumerate(self.stores) for entry in self._store_entries(n, name)]
         except Exception as e:
             sources = ", ".join(f"{topic}-{self.partition}@{at}" for topic, at in sorted(self.sources.items()))
             raise self._fail(f"the commit of what lies before {sources}", e) from e
         changelog.append((None, encode_progress(self.epoch, self.commit_number, self._progress(now_ms))))
         return TaskCommit(
-            self._outputs, changelog, dict(self.sources), self.epoch, self.commit_number, list(self._origins)
+            self._outputs,
+            changelog,
+            dict(self.sources),
+            self.epoch,
+            self.commit_number,
+            list(self._origins),
+            list(self._windows),
         )
 
     def commit_succeeded(self) -> None:
         """What `prepare_commit` gave is durable."""
-        self._outputs, self._origins = [], []
+        self._outputs, self._origins, self._windows = [], [], []
         self.needs_commit = False
+        self.metrics.commit_succeeded(self._closing)
         for store in self.stores.values():
             store.committed()
 
     def _store_entries(self, number: int, name: str) -> list[tuple[bytes | None, bytes]]:
-        changes, epoch, commit = self.stores[name].changes(), self.epoch, self.commit_number
-        pack, aggregations = self._codecs[name].pack, self._operator_of(name).aggregations
-
-        def state(window: Session | ClosedSession) -> bytes:
-            try:
-                return pack([v for a, s in zip(aggregations, window.states, strict=True) for v in a.to_columns(s)])
-            except Exception as e:
-                where = f"store {name!r}: the state of key {window.key!r}, window {window.start} to {window.end}"
-                raise StateRefused(f"{where}, cannot be encoded: {type(e).__name__}: {e}") from e
-
-        entries: list[tuple[bytes | None, bytes]] = [
-            (_key_to_bytes(f.key), encode_final(number, epoch, commit, f.start, f.end, f.closed_at, state(f)))
-            for f in changes.finals
-        ]
-        entries += [(_key_to_bytes(k), encode_deleted(number, epoch, commit, start)) for k, start in changes.deleted]
-        entries += [
-            (_key_to_bytes(s.key), encode_live(number, epoch, commit, s.start, s.end, state(s))) for s in changes.live
-        ]
-        self.metrics.committed(len(changes.finals))
+        changes = self.stores[name].changes()
+        encoder = StoreEntries(name, number, self._codecs[name], self._operator_of(name).aggregations)
+        entries = encoder.encode(changes, self.epoch, self.commit_number)
+        self._closing += len(changes.finals)
         return entries
 
     def _progress(self, now_ms: int) -> Progress:
@@ -372,9 +369,10 @@ class StreamTask:
     def _key_from_bytes(self, store: str, key: bytes) -> str | bytes:
         return key.decode() if self.topology.stores[store].schema.key == "string" else key
 
-    def _output(self, record: ProducerRecord) -> None:
+    def _output(self, record: ProducerRecord, window: WindowKey | None = None) -> None:
         self._outputs.append(record)
         self._origins.append(self.record_metadata)
+        self._windows.append(window)
 
     def emit_late(self, close_time_ms: int, operator_time_ms: int, store: str) -> None:
         """Send the record in hand to its source's late topic and count it; `store` is whose window it missed."""
@@ -394,7 +392,3 @@ class StreamTask:
 
 def _place(record: ConsumerRecord) -> str:
     return f"{record.topic}-{record.partition}@{record.offset}"
-
-
-def _key_to_bytes(key: Any) -> bytes:
-    return key if isinstance(key, bytes) else key.encode()

@@ -83,6 +83,7 @@ class StreamWorker(RebalanceListener):
         self._commits = TaskCommits(settings, clock, self._registry)
         self._committing: asyncio.Task[None] | None = None
         self._leaving = False
+        self._refusal_bytes_max = 0
 
     # --- life ---
 
@@ -91,7 +92,7 @@ class StreamWorker(RebalanceListener):
 
         Raises UnknownTopicOrPartition naming the source topics that did not appear in time.
         """
-        await prepare_topics(self._kafka, self._settings, self.topology, self._clock)
+        self._refusal_bytes_max = await prepare_topics(self._kafka, self._settings, self.topology, self._clock)
         await self._join()
 
     async def run_once(self) -> None:
@@ -214,6 +215,7 @@ class StreamWorker(RebalanceListener):
             auto_offset_reset="none",
             isolation_level="read_committed",
             commit_strategy="none",
+            partition_assignment_strategy="range",  # of several topics, the same numbers to the same member
         )
         return Consumer(self._kafka, settings, registry=self._registry)
 
@@ -282,7 +284,8 @@ class StreamWorker(RebalanceListener):
         for at in self._partitions_of(partition):
             self._consumer.pause(at)
             self._consumer.seek(at, 0)  # without any position the consumer would look for one, and may reset none
-        owned = OwnedTask(ChangelogPartition(self._kafka, self._settings, partition, self.instance, self._clock))
+        of = (self._kafka, self._settings, partition, self.instance, self._clock, self._refusal_bytes_max)
+        owned = OwnedTask(ChangelogPartition(*of))
         self._owned[partition] = owned
         owned.restoring = asyncio.create_task(self._restore(partition, owned), name=f"restore-{partition}")
 
@@ -318,6 +321,7 @@ class StreamWorker(RebalanceListener):
             guarantee=self._settings.processing_guarantee,
             processing_exception_handler=self._settings.processing_exception_handler,
             record_bytes_max=self._settings.max_request_size,
+            key_bytes_max=self._settings.key_bytes_max,
             refused=self._commits.refused(partition),
             check_states=self._commits.checks_states(partition),
             registry=self._registry,

@@ -24,6 +24,7 @@ from shared.streams.owned_task import OwnedTask
 from shared.streams.processor import ProcessingFailed, RecordMetadata, StateRefused
 from shared.streams.settings import StreamsSettings
 from shared.streams.stream_task import Refusals, StreamTask, TaskCommit
+from shared.streams.window_limits import name_window
 
 log = get_logger(__name__)
 
@@ -131,6 +132,8 @@ class TaskCommits:
             is_entry = at is None and isinstance(error.__cause__, RecordTooLarge)
             return self._look_for_record(task, failed) if is_entry else failed
         known[origin] = error
+        if at is not None and (window := commit.windows[at]) is not None:
+            error.add_note(f"the result of {name_window(None, *window)}")
         place = f"{origin.topic}-{origin.partition}@{origin.offset}"
         return SourceRefused(f"{place}: what came of it was refused: {error}")
 

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from prometheus_client import CollectorRegistry
 
 from shared.common.metrics import counter, gauge
+
+
+class Totals(NamedTuple):
+    """What a task did since it was restored."""
+
+    records: int
+    closed: int
+    late: int
+    dead_letters: int
+    skipped: int
 
 
 class TaskMetrics:
@@ -22,6 +34,8 @@ class TaskMetrics:
         self._time = gauge(registry, "streams_stream_time_ms", "Highest event time seen.", "partition").labels(**own)
         self._open = gauge(registry, "streams_open_windows", "Live windows in the stores.", "partition").labels(**own)
         self._own = own
+        self.committed = Totals(0, 0, 0, 0, 0)
+        """The totals as of the last commit: what came since may be done again, by another task."""
         self.refused_at: dict[str, str] = {}
         """Where the last late, dead-lettered and skipped record was read (topic-partition@offset)."""
 
@@ -44,6 +58,9 @@ class TaskMetrics:
         self.skipped_total += 1
         self._skipped.labels(reason=reason, **self._own).inc()
 
-    def committed(self, closed_windows: int) -> None:
+    def commit_succeeded(self, closed_windows: int) -> None:
         self.closed_total += closed_windows
         self._closed.inc(closed_windows)
+        self.committed = Totals(
+            self.records_total, self.closed_total, self.late_total, self.dead_letters_total, self.skipped_total
+        )

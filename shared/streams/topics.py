@@ -33,11 +33,14 @@ RETENTION_CONFIGS = ("retention.ms", "retention.bytes")
 Configs = Mapping[str, str | None]
 
 
-async def prepare_topics(kafka: KafkaSettings, settings: StreamsSettings, topology: Topology, clock: Clock) -> None:
+async def prepare_topics(kafka: KafkaSettings, settings: StreamsSettings, topology: Topology, clock: Clock) -> int:
     """Wait for the source topics, then create result, late, dead-letter and changelog topics with as many partitions.
 
+    Returns the bytes of the largest dead letter or late record that there may be: that of a source's largest record.
+
     Raises UnknownTopicOrPartition naming the source topics that did not appear within `topic_wait_ms`, and ConfigError
-    where the changelog is there and would lose state; warns where a result or late topic would lose old event times.
+    where their numbers of partitions differ, or where the changelog is there and would lose state; warns where a result
+    or late topic would lose old event times.
     """
     sources = topology.source_topics()
     async with Admin(kafka) as admin:
@@ -48,13 +51,14 @@ async def prepare_topics(kafka: KafkaSettings, settings: StreamsSettings, topolo
                 raise UnknownTopicOrPartition(f"no topic {names} after {settings.topic_wait_ms} ms; create it first")
             await asyncio.sleep(TOPIC_CHECK_INTERVAL_MS / 1000)
         described = await admin.describe_topics(sources)
-        partitions = max(len(topic.partitions) for topic in described.values())
+        partitions = require_same_partitions({name: len(topic.partitions) for name, topic in described.items()})
         replication = settings.replication_factor
         outputs = topology.output_topics()
         changelog = NewTopic(settings.changelog_topic, partitions, replication, CHANGELOG_CONFIGS)
         # A dead letter or late record is a source record with headers: it must fit where that one did.
         limits = [int((await admin.describe_configs(name)).get("max.message.bytes") or 0) for name in sources]
-        larger = {"max.message.bytes": str(max(limits) + REFUSAL_BYTES_MAX)}
+        refusal_bytes_max = max(limits) + REFUSAL_BYTES_MAX
+        larger = {"max.message.bytes": str(refusal_bytes_max)}
         refusals = {name for source in topology.sources() for name in (source.dead_letters, source.late)}
         new = [
             event_time_topic(name, partitions, replication_factor=replication, **larger if name in refusals else {})
@@ -69,6 +73,22 @@ async def prepare_topics(kafka: KafkaSettings, settings: StreamsSettings, topolo
             # A dead letter carries the time of its writing; a retention deletes it when it is old, as is meant.
             if name not in dead_letters:
                 warn_of_retention(name, await admin.describe_configs(name))
+    return refusal_bytes_max
+
+
+def require_same_partitions(counts: Mapping[str, int]) -> int:
+    """How many partitions each source topic has; ConfigError, with all counts, where they differ.
+
+    A task takes one partition of every source topic. The group's assignor deals out each topic by itself: only with
+    equal counts does a partition's number come to the same instance from all of them.
+    """
+    if len(set(counts.values())) > 1:
+        found = ", ".join(f"{name}: {number}" for name, number in sorted(counts.items()))
+        raise ConfigError(
+            f"the source topics have different numbers of partitions ({found}), and a task takes the same partition of "
+            "each. Give them the same number, or run their streams as applications of their own."
+        )
+    return next(iter(counts.values()))
 
 
 def require_changelog(wanted: NewTopic, partitions: int, configs: Configs, bootstrap_servers: str) -> None:

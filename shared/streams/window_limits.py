@@ -43,7 +43,7 @@ def key_bytes(key: str | bytes) -> int:
 
 
 def check_key(key: Any, store: str, key_bytes_max: int) -> None:
-    """Refuse what a store could not give back: DataError for what is no key, RecordTooLarge for one that is too large."""
+    """Refuse what a store could not give back: DataError for what is no key, RecordTooLarge for too large a one."""
     if not isinstance(key, str | bytes):
         raise DataError(f"store {store!r}: a key must be text or bytes, got {type(key).__name__}")
     if isinstance(key, bytes) or key.isascii():
@@ -53,7 +53,8 @@ def check_key(key: Any, store: str, key_bytes_max: int) -> None:
         try:
             key.encode()
         except UnicodeEncodeError as e:
-            raise DataError(f"store {store!r}: the key {shown_key(key)} is not encodable as UTF-8: {e.reason}") from None
+            said = f"store {store!r}: the key {shown_key(key)} is not encodable as UTF-8: {e.reason}"
+            raise DataError(said) from None
     if (size := key_bytes(key)) > key_bytes_max:
         raise RecordTooLarge(
             f"store {store!r}: the key {shown_key(key)} takes {size} bytes in a result, where it stands twice as JSON; "
@@ -73,6 +74,6 @@ def shown_key(key: Any) -> str:
     return f"{key[:KEY_SHOWN_MAX]!r}... ({len(key)} {'bytes' if isinstance(key, bytes) else 'characters'})"
 
 
-def name_window(store: str, key: Any, start: int, end: int) -> str:
+def name_window(store: str | None, key: Any, start: int, end: int) -> str:
     """A window in words."""
-    return f"store {store!r}, key {shown_key(key)}, window {start} to {end}"
+    return f"{f'store {store!r}, ' if store is not None else ''}key {shown_key(key)}, window {start} to {end}"

@@ -17,6 +17,7 @@ from shared.common.errors import ConfigError, RecordTooLarge
 from shared.common.records import ProducerRecord
 from shared.streams.processor import Processor, Record, RecordMetadata
 from shared.streams.punctuation import PunctuationType, Punctuator, Schedule
+from shared.streams.session_windows import WindowKey
 from shared.streams.state.session_store import InMemorySessionStore
 from shared.streams.topology import ProcessorNode, SinkNode, Topology
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from shared.streams.stream_task import StreamTask
 
 Forward = Callable[[Record], None]
-Output = Callable[[ProducerRecord], None]
+Output = Callable[[ProducerRecord, WindowKey | None], None]
+"""Takes a record for a topic, and the window whose result it is."""
 
 
 class SinkWriter:
@@ -39,7 +41,8 @@ class SinkWriter:
         if size > self._record_bytes_max:
             topic, limit = self._node.topic, self._record_bytes_max
             raise RecordTooLarge(f"topic {topic}: a record of {size} bytes; max_request_size={limit}")
-        self._output(ProducerRecord(self._node.topic, value, key, record.headers, None, record.timestamp))
+        window = record.key if isinstance(record.key, WindowKey) else None
+        self._output(ProducerRecord(self._node.topic, value, key, record.headers, None, record.timestamp), window)
 
 
 class Wiring:
@@ -100,6 +103,10 @@ class NodeContext:
     @property
     def state_bytes_max(self) -> int | None:
         return self._task.record_bytes_max if self._task.check_states else None
+
+    @property
+    def key_bytes_max(self) -> int:
+        return self._task.key_bytes_max
 
     @property
     def record_metadata(self) -> RecordMetadata | None:

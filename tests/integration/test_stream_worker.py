@@ -487,7 +487,10 @@ async def test_a_result_of_state_that_the_broker_refuses_ends_the_worker(kafka: 
             for at in (0, 1, 1_000, 1_001):
                 value = b'"%s"' % (b"x" * 6_000)
                 await (await producer.send(topic_name, value, key=b"k", partition=0, timestamp=at))
-        said = rf"{topic_name}-0@2, which a store had taken, .*topic {topic_name}-out: the record of key b'k'"
+        said = (
+            rf"{topic_name}-0@2, which a store had taken, .*: the result of key 'k', window 0 to 1: .*"
+            rf"topic {topic_name}-out: the record of key b'k'"
+        )
         for _ in range(2):
             with pytest.raises(ProcessingFailed, match=said):
                 async with running(chain.worker(builder.build())) as loop:

@@ -16,6 +16,7 @@ SECRETS = {
     "PENSTOCK_KAFKA__SECURITY_PROTOCOL": "SASL_SSL",
     "PENSTOCK_KAFKA__SASL_MECHANISM": "PLAIN",
     "PENSTOCK_KAFKA__SASL_USERNAME": "me",
+    "PENSTOCK_KAFKA__SSL_CERTFILE": "client.pem",
     "PENSTOCK_KAFKA__SSL_KEY_PASSWORD": "hunter3",
     "PENSTOCK_COMPACTION__SPARK_CONF": '{"spark.hadoop.fs.s3a.secret.key":"hunter4,x=y"}',
 }

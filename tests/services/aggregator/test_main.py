@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import structlog
 
-from services.aggregator.main import load_topology, main
+from services.aggregator.main import Aggregator, load_topology, main
+from services.aggregator.settings import AggregatorSettings
+from shared.common import daemon, log
 from shared.common.errors import ConfigError
+from shared.common.settings import LogSettings
 
 MODULE = """
 from shared.streams.dsl import StreamsBuilder
@@ -69,6 +74,37 @@ def test_what_is_wrong_with_a_topology(name: str, options: dict[str, str], said:
     with pytest.raises(ConfigError, match="topology: ") as raised:
         load_topology(name, options)
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(("ends", "logged"), [("raises", "ZeroDivisionError"), ("returns", "'backlog' has ended")])
+async def test_a_background_task_that_ends_takes_the_service_along(
+    ends: str, logged: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A service without its compactions or measurements does not go on as if it had them: exit status 1, and a line."""
+    log.configure(LogSettings(format="json"), "test")
+    aggregator = Aggregator(AggregatorSettings.load(["--topology=my_topologies:build"], environ={}))
+
+    async def beside() -> None:
+        if ends == "raises":
+            raise ZeroDivisionError
+
+    class Alone:
+        """The aggregator without what needs Kafka to start and stop."""
+
+        main_loop = aggregator.main_loop
+
+        async def startup(self) -> None:
+            aggregator.run_beside({"backlog": beside()})
+            await asyncio.sleep(0)
+
+        async def shutdown(self) -> None:
+            pass
+
+    assert await daemon.run(Alone(), 1_000) == 1
+    said = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines()]
+    assert {"level": "error", "event": "a background task has ended", "task": "backlog"}.items() <= said[0].items()
+    assert said[1]["event"] == "failed"
+    assert logged in str(said[1])
 
 
 def test_main_says_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

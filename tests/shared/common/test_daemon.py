@@ -69,6 +69,31 @@ def run(service: Service) -> int:
     return asyncio.run(daemon.run(service, LIMIT_MS))
 
 
+async def _odd() -> None:
+    raise BaseExceptionGroup("of a library", [GeneratorExit()])
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (_refused, "BrokerNotAvailable: no broker at localhost:1"),
+        (_broken, "ZeroDivisionError: "),
+        (_nothing, "IllegalState: the background task 'beside' has ended"),
+        (_odd, "IllegalState: the background task 'beside' has ended"),
+    ],
+)
+async def test_a_background_task_that_ended_is_seen(step: Step, said: str) -> None:
+    """However a task beside the main loop ends by itself, the loop raises it; while all run, nothing is raised."""
+    other = asyncio.create_task(_for_ever(), name="other")
+    task = asyncio.create_task(step(), name="beside")  # type: ignore[arg-type]
+    daemon.require_running([other, task])
+    await asyncio.wait({task})
+    with pytest.raises(Exception) as raised:
+        daemon.require_running([other, task])
+    other.cancel()
+    assert f"{type(raised.value).__name__}: {raised.value}".startswith(said)
+
+
 def test_work_that_is_done() -> None:
     """A main loop that returns is a success; each step ran once, in order."""
     service = Service()

@@ -10,6 +10,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from shared.common import lake
+from shared.common.errors import ConfigError
 
 STATE = pa.struct([("n", pa.int64()), ("it's", pa.binary())])
 SCHEMA = pa.schema(
@@ -75,6 +76,42 @@ def test_what_the_snapshot_does_not_know(tmp_path: Path) -> None:
     write_deltalake(str(tmp_path / "other" / "state"), pa.table({"x": [1]}))
     with pytest.raises(lake.NotASnapshot, match="no column row"):
         lake.read_snapshot(str(tmp_path), "other", [0])
+
+
+@pytest.mark.parametrize("odd", [{"progress": None}, {"progress": 5}, {"changelog_offset": None}, {"epoch": "two"}])
+def test_progress_that_is_none_is_refused(tmp_path: Path, odd: dict[str, Any]) -> None:
+    """A row whose progress is missing or of another type is named as it is, not stumbled over."""
+    row = {"row": "progress", "partition": 3, "changelog_offset": 1, "epoch": 1, "commit": 1, "progress": "{}"}
+    table = pa.Table.from_pylist([row | {"topic_id": "id"} | odd])
+    null = pa.schema([pa.field(f.name, pa.string() if pa.types.is_null(f.type) else f.type) for f in table.schema])
+    write_deltalake(str(tmp_path / "app" / "state"), table.cast(null))
+    with pytest.raises(lake.NotASnapshot, match="the progress of partition 3 is not readable"):
+        lake.read_snapshot(str(tmp_path), "app", [3])
+
+
+def test_a_store_that_is_none_is_refused(tmp_path: Path) -> None:
+    """A column of a store's name that holds something else is no store."""
+    write_deltalake(str(tmp_path / "app" / "state"), pa.table({"n": [1]}))
+    with pytest.raises(lake.NotASnapshot, match="the column 'n' holds no states"):
+        list(lake.read_windows(str(tmp_path), "app", 0, "n", 0, ["x"]))
+
+
+@pytest.mark.parametrize(("path", "said"), [("/lake\0", "null byte"), ("~nobody-of-that-name/lake", "home directory")])
+def test_a_path_that_is_none_is_a_wrong_setting(path: str, said: str) -> None:
+    """What cannot be a folder is refused as a setting, by its value."""
+    with pytest.raises(ConfigError, match=f"^lake .*{said}"):
+        lake.read_snapshot(path, "app", [0])
+
+
+def test_a_log_that_is_none_is_unavailable(tmp_path: Path) -> None:
+    """A table whose log was damaged cannot be read, by any of the ways in."""
+    write(tmp_path, 10, [(0, b"a")])
+    (log,) = (tmp_path / "app" / "state" / "_delta_log").glob("*.json")
+    for text in ("nonsense", "", log.read_text().replace('"minReaderVersion":1', '"minReaderVersion":99')):
+        log.write_text(text)
+        for read in (lake.compacted_at_ms, lake.describe, lambda *where: lake.read_snapshot(*where, [0])):
+            with pytest.raises(lake.LakeUnavailable, match="cannot be read"):
+                read(str(tmp_path), "app")
 
 
 def test_a_version_that_is_gone_can_be_tried_again(tmp_path: Path) -> None:

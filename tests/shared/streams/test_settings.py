@@ -24,6 +24,14 @@ def test_a_place_that_is_none_is_refused(given: str) -> None:
         StreamsSettings(skip_changelog_records=given)
 
 
+def test_a_key_must_leave_room_for_the_rest() -> None:
+    """A key as large as a whole result is refused as a setting; by default there is no setting of its own."""
+    assert StreamsSettings().key_bytes_max is None
+    assert StreamsSettings(key_bytes_max=1_000, max_request_size=1_001).key_bytes_max == 1_000
+    with pytest.raises(ValidationError, match="key_bytes_max=1000 must be below max_request_size=1000"):
+        StreamsSettings(key_bytes_max=1_000, max_request_size=1_000)
+
+
 def test_missing_source_offsets_stop_unless_told_otherwise() -> None:
     """Nothing is left out of what was counted on without being asked for."""
     assert StreamsSettings().on_missing_source_offsets == "fail"

@@ -299,6 +299,84 @@ def test_a_result_that_is_too_large_is_refused_at_its_sink() -> None:
         task.process(columns("in", (0, b"k", large, 0), (1, b"k", large, 1), (2, b"k", b"0", 100)), 0)
 
 
+LARGE_KEY = b"\x01" * 800  # much larger in a result: twice six bytes of JSON a character
+
+
+@pytest.mark.parametrize("emit", ["on_close", "on_update"])
+@pytest.mark.parametrize("key", ["string", "bytes"])
+def test_a_key_that_no_result_could_hold_is_refused_before_the_store(emit: str, key: Any) -> None:
+    """A record whose key cannot be written twice is a dead letter, and the partition goes on.
+
+    The largest key that is taken is given back as well: its result and its changelog entry are written.
+    """
+    builder = StreamsBuilder()
+    windows = builder.stream("in", key=key).group_by_key().session_window(10).aggregate("s", n=Count())
+    getattr(windows, emit)().to("out")
+    one = 2 if key == "string" else 4 / 3 * 2
+    fits = b"k" * int((2_000 - 8) / one)
+    task = task_of(builder.build(), record_bytes_max=4_000)
+    records = [(fits, 0), (fits + b"k" * 10, 0), (fits, 5), (b"k", 100), (LARGE_KEY, 101), (b"k", 200)]
+    task.process(columns("in", *((i, k, b"{}", at) for i, (k, at) in enumerate(records))), 0)
+    commit = task.prepare_commit(0)
+    letters = [parse_dead_letter(as_consumed(record)) for record in commit.outputs if record.topic == "in-dlq"]
+    assert [(letter.record.offset, letter.stage) for letter in letters] == [(1, "process"), (4, "process")]
+    assert {letter.exception for letter in letters} == {"shared.common.errors.RecordTooLarge"}
+    assert all("store 's': the key " in letter.message for letter in letters)
+    assert all("stands twice as JSON; key_bytes_max=2000" in letter.message for letter in letters)
+    assert all(len(letter.message) < 700 for letter in letters)
+    results = [record for record in commit.outputs if record.topic == "out"]
+    assert max(len(record.key or b"") + len(record.value or b"") for record in results) > 2 * len(fits)
+    assert sum(len(key or b"") == len(fits) for key, _ in commit.changelog) == 1
+
+
+def test_a_setting_may_leave_less_to_a_key() -> None:
+    """Where results are large by themselves, `key_bytes_max` says what is left for the key."""
+    task = task_of(sessions(), key_bytes_max=20)
+    task.process(columns("in", (0, b"12345678", b"{}", 0), (1, b"123456789", b"{}", 0)), 0)
+    (dead,) = task.prepare_commit(0).outputs
+    assert parse_dead_letter(as_consumed(dead)).record.offset == 1
+
+
+def test_what_a_store_cannot_write_as_a_key_is_refused_before() -> None:
+    """A processor's key that is neither bytes nor text in UTF-8 costs its record, not every commit from then on."""
+
+    class Keyed(Processor):
+        def process(self, record: Record) -> None:
+            self.context.forward(record._replace(key=(7, "\ud800", "k")[record.value]))
+
+    builder, stream = plain()
+    stream.process(Keyed).group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    task = task_of(builder.build())
+    task.process(columns("in", (0, b"k", b"0", 0), (1, b"k", b"1", 0), (2, b"k", b"2", 0)), 0)
+    letters = [parse_dead_letter(as_consumed(record)) for record in task.prepare_commit(0).outputs]
+    assert [(letter.record.offset, letter.message) for letter in letters] == [
+        (0, "store 's': a key must be text or bytes, got int"),
+        (1, "store 's': the key '\\ud800' is not encodable as UTF-8: surrogates not allowed"),
+    ]
+
+
+@pytest.mark.parametrize(("emit", "time_moves"), [("on_close", 100), ("on_update", 2)])
+def test_a_result_that_cannot_be_written_is_told_by_its_window(emit: str, time_moves: int) -> None:
+    """The error of a result is about its window, by key and bounds, and not only about the record that moved time."""
+    builder, stream = plain()
+    every = Aggregate(list, lambda state, value: [*state, value], lambda a, b: a + b)
+    windows = stream.group_by_key().session_window(10).aggregate("s", all=every)
+    getattr(windows, emit)().to("out")
+    task = task_of(builder.build(), record_bytes_max=2_000)
+    key, large = b"k" * 120, b'"%s"' % (b"x" * 950)
+    shown = f"'{'k' * 100}'... (120 characters)"
+    records = columns("in", (0, key, large, 0), (1, key, large, 1), (2, b"a", b"0", time_moves))
+    if emit == "on_update":
+        task.process(records, 0)
+    with pytest.raises(ProcessingFailed) as raised:
+        task.prepare_commit(0) if emit == "on_update" else task.process(records, 0)
+    said = str(raised.value)
+    assert (
+        f"cannot be processed: the result of store 's', key {shown}, window 0 to 1: RecordTooLarge: topic out" in said
+    )
+    assert "max_request_size=2000" in said
+
+
 def test_a_record_whose_result_the_broker_refused_becomes_a_dead_letter() -> None:
     """What a commit could not write is told to the next task, which refuses the source record at stage `produce`."""
     refused = {RecordMetadata("in", 0, 1): RecordTooLarge("too much")}
@@ -322,7 +400,7 @@ def test_a_state_that_cannot_be_encoded_names_store_key_and_window() -> None:
     stream.group_by_key().session_window(10).aggregate("s", odd=odd).on_close().to("out")
     task = task_of(builder.build())
     task.process(columns("in", (0, b"k", b"{}", 5)), 0)
-    said = "before in-0@1 cannot be processed: store 's': the state of key 'k', window 5 to 5, cannot be encoded: TypeE"
+    said = "before in-0@1 cannot be processed: store 's', key 'k', window 5 to 5: the state cannot be encoded: TypeE"
     for _ in range(2):
         with pytest.raises(ProcessingFailed, match=said):
             task.prepare_commit(0)
@@ -577,12 +655,27 @@ def test_needs_commit_from_a_record_until_it_succeeded() -> None:
 
 
 def test_closed_windows_are_counted_with_their_commit() -> None:
-    """The count of closed windows is of those that a commit wrote."""
+    """The count of closed windows is of those that a commit wrote: one that failed counts for nothing."""
     task = task_of(sessions())
     task.process(columns("in", (0, b"a", b"{}", 0), (1, b"a", b"{}", 100)), 0)
-    assert task.metrics.closed_total == 0
-    task.prepare_commit(0)
+    for _ in range(2):
+        task.prepare_commit(0)
+        assert task.metrics.closed_total == 0
+    task.commit_succeeded()
     assert task.metrics.closed_total == 1
+
+
+def test_committed_totals_are_those_of_the_last_commit() -> None:
+    """What is taken and not committed may be taken again by another task: it is in no committed total."""
+    task = task_of(sessions())
+    task.process(columns("in", (0, b"a", b"{}", 100), (1, b"a", b"{", 100), (2, b"a", b"{}", 0), (3, None, b"", 0)), 0)
+    assert not any(task.metrics.committed)
+    task.prepare_commit(0)
+    assert not any(task.metrics.committed)
+    task.commit_succeeded()
+    assert task.metrics.committed == (4, 0, 1, 2, 0)
+    task.process(columns("in", (4, b"a", b"{}", 0)), 0)
+    assert (task.metrics.late_total, task.metrics.committed.late) == (2, 1)
 
 
 # --- crash and restore ---

@@ -6,12 +6,22 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shared.clients.admin import NewTopic
+from shared.clients.consumer.assignors import ASSIGNORS, GroupMember
+from shared.clients.consumer.group_protocol import Subscription
 from shared.common import log
 from shared.common.errors import ConfigError
 from shared.common.settings import LogSettings
-from shared.streams.topics import CHANGELOG_CONFIGS, loses_old_times, require_changelog, warn_of_retention
+from shared.streams.topics import (
+    CHANGELOG_CONFIGS,
+    loses_old_times,
+    require_changelog,
+    require_same_partitions,
+    warn_of_retention,
+)
 
 WANTED = NewTopic("app-changelog", 4, -1, CHANGELOG_CONFIGS)
 ALTER = "kafka-configs.sh --bootstrap-server host:1 --alter --entity-type topics --entity-name app-changelog"
@@ -48,6 +58,26 @@ def test_a_changelog_that_would_lose_state_is_refused(given: dict[str, str], has
     said = str(refused.value)
     assert said.startswith(f"the changelog topic app-changelog has {has}: Kafka would delete state")
     assert said.endswith(f"{ALTER} --add-config {mended}")
+
+
+def test_source_topics_must_have_as_many_partitions_each() -> None:
+    """Different numbers are refused with every topic's own; equal ones, and a single topic's, are taken."""
+    assert require_same_partitions({"in": 3}) == 3
+    assert require_same_partitions({"a": 4, "b": 4}) == 4
+    with pytest.raises(ConfigError, match=r"different numbers of partitions \(a: 4, b: 2, c: 4\)"):
+        require_same_partitions({"c": 4, "a": 4, "b": 2})
+
+
+@given(members=st.integers(1, 5), partitions=st.integers(1, 9), static=st.sets(st.integers(0, 4)))
+def test_the_assignor_gives_equal_numbers_to_one_instance(members: int, partitions: int, static: set[int]) -> None:
+    """Of topics with as many partitions each, a number goes to the same member from all, whoever is in the group."""
+    topics = ("ta", "tb", "tc")
+    group = {f"m{i}": GroupMember(Subscription(topics), f"i{i}" if i in static else None) for i in range(members)}
+    owners: dict[int, set[str]] = {}
+    for member, assigned in ASSIGNORS["range"].assign(dict.fromkeys(topics, partitions), group).items():
+        for at in assigned:
+            owners.setdefault(at.partition, set()).add(member)
+    assert {number: len(who) for number, who in owners.items()} == dict.fromkeys(range(partitions), 1)
 
 
 def test_a_changelog_with_too_few_partitions_is_refused() -> None:

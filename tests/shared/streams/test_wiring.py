@@ -9,6 +9,7 @@ from shared.common.errors import RecordTooLarge
 from shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from shared.streams.dsl import StreamsBuilder, encode_json
 from shared.streams.processor import ProcessingFailed, Record
+from shared.streams.session_windows import WindowKey
 from shared.streams.stream_task import StreamTask
 from shared.streams.topology import SinkNode
 from shared.streams.wiring import SinkWriter, Wiring
@@ -30,16 +31,20 @@ def test_an_error_from_elsewhere_is_of_no_node() -> None:
     """An error that was raised outside of the nodes names none."""
     builder = StreamsBuilder()
     builder.stream("in").to("out")
-    assert Wiring(builder.build(), 1_000, lambda record: None).node_of(KeyError()) is None
+    assert Wiring(builder.build(), 1_000, lambda record, window: None).node_of(KeyError()) is None
 
 
 def test_a_sink_takes_what_the_producer_takes() -> None:
     """The limit is the producer's own measure of a record, headers included."""
     headers = (("trace", b"1" * 50),)
     size = record_size(b"k", b"12", list(headers))
-    written: list[ProducerRecord] = []
+    written: list[tuple[ProducerRecord, WindowKey | None]] = []
+    sink = SinkWriter(SinkNode("sink", "out", encode_json), size, lambda *given: written.append(given))
     record = Record("k", 12, 7, headers)
-    SinkWriter(SinkNode("sink", "out", encode_json), size, written.append).process(record)
-    assert written == [ProducerRecord("out", b"12", b"k", headers, None, 7)]
+    sink.process(record)
+    windowed = record._replace(key=WindowKey("k", 5, 7))
+    sink.process(windowed)
+    expected = ProducerRecord("out", b"12", b"k", headers, None, 7)
+    assert written == [(expected, None), (expected, WindowKey("k", 5, 7))]
     with pytest.raises(RecordTooLarge, match=f"topic out: a record of {size} bytes; max_request_size={size - 1}"):
-        SinkWriter(SinkNode("sink", "out", encode_json), size - 1, written.append).process(record)
+        SinkWriter(SinkNode("sink", "out", encode_json), size - 1, lambda *given: None).process(record)

@@ -1,0 +1,119 @@
+"""The stream worker where something is too large, or the source topics do not belong together."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin, event_time_topic
+from shared.clients.consumer.dead_letters import parse_dead_letter
+from shared.clients.producer import Producer, ProducerSettings
+from shared.common.errors import ConfigError
+from shared.common.settings import KafkaSettings
+from shared.streams.aggregations import Aggregate, Count, CountDistinct, Mean
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.processor import ProcessingFailed
+from shared.streams.stream_worker import StreamWorker
+from shared.streams.topology import Topology
+from tests.integration.test_stream_worker import (
+    GAP_MS,
+    WAIT_SECONDS,
+    Chain,
+    chain_of,
+    running,
+    settings_of,
+    until_position,
+)
+
+LARGE_KEY = b"k" * 600_000
+LARGEST_KEY = b"k" * ((1024 * 1024 - 16 * 1024) // 2 - 2)  # twice as JSON, with quotes
+WIDE = ProducerSettings(linger_ms=0, max_request_size=2 * 1024 * 1024)
+
+
+def visits(topic: str, emit: str) -> Topology:
+    builder = StreamsBuilder()
+    windows = builder.stream(topic).group_by_key().session_window(GAP_MS)
+    table = windows.aggregate("visits", n=Count(), ms=Mean("ms"), pages=CountDistinct("page"))
+    getattr(table, emit)().to(f"{topic}-out")
+    return builder.build()
+
+
+@pytest.mark.parametrize("emit", ["on_close", "on_update"])
+async def test_a_key_that_is_too_large_stops_nothing(kafka: EmbeddedKafka, topic_name: str, emit: str) -> None:
+    """A key that no result could hold is a dead letter; the largest that is taken comes back from a restore, closed."""
+    build = visits(topic_name, emit)
+    async with chain_of(kafka, topic_name, 1) as chain:
+        async with Producer(chain.kafka, WIDE) as producer:
+            for key, at in ((LARGE_KEY, 0), (LARGEST_KEY + b"k", 1), (LARGEST_KEY, 2), (b"ann", 3)):
+                await (await producer.send(topic_name, b'{"ms":5,"page":"/"}', key=key, partition=0, timestamp=at))
+            async with running(worker := chain.worker(build)):
+                await until_position(worker, chain, 4)
+            await (await producer.send(topic_name, b'{"ms":5,"page":"/"}', key=b"bob", partition=0, timestamp=10_000))
+            async with running(worker := chain.worker(build)):
+                await until_position(worker, chain, 5)
+        letters = [parse_dead_letter(record) for record in await chain.read(f"{topic_name}-dlq")]
+        assert [(letter.record.offset, letter.record.key, letter.stage) for letter in letters] == [
+            (0, LARGE_KEY, "process"),
+            (1, LARGEST_KEY + b"k", "process"),
+        ]
+        assert "takes 1200004 bytes in a result" in letters[0].message
+        assert "key_bytes_max=1032192" in letters[0].message
+        expected = b'{"key":"%s","start":2,"end":2,"n":1,"ms":5.0,"pages":1}' % LARGEST_KEY
+        assert expected in await chain.values("out")
+
+
+async def test_a_topic_may_take_larger_records_than_results_are(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """What cannot be decoded, or is late, is written as it came, also where it is larger than `max_request_size`."""
+    async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
+        wide = {"max.message.bytes": str(3 * 1024 * 1024)}
+        await admin.create_topics([event_time_topic(topic_name, 1, **wide)])
+    chain = Chain(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers), topic_name, 1)
+    broken, late = b"{" * 2_500_000, b'{"ms":5,"page":"%s"}' % (b"/" * 2_500_000)
+    async with Producer(chain.kafka, ProducerSettings(linger_ms=0, max_request_size=3 * 1024 * 1024)) as producer:
+        for value, at in ((b'{"ms":5,"page":"/"}', 10_000), (broken, 10_001), (late, 0)):
+            await (await producer.send(topic_name, value, key=b"k", partition=0, timestamp=at))
+    async with running(worker := chain.worker(visits(topic_name, "on_close"))):
+        await until_position(worker, chain, 3)
+    assert [record.value for record in await chain.read(f"{topic_name}-dlq")] == [broken]
+    assert [record.value for record in await chain.read(f"{topic_name}-late")] == [late]
+
+
+async def test_a_state_beyond_all_limits_is_told_and_let_out(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A window whose result has grown too large is named, and with a larger limit it is written as it should be."""
+    builder = StreamsBuilder()
+    every = Aggregate(str, lambda state, value: state + value, lambda a, b: a + b)
+    windows = builder.stream(topic_name).group_by_key().session_window(GAP_MS).aggregate("s", all=every)
+    windows.on_close().map_values(lambda result: result.results["all"] * 3).to(f"{topic_name}-out")
+    async with chain_of(kafka, topic_name, 1) as chain:
+        async with Producer(chain.kafka) as producer:
+            for key, at, value in ((b"large", 0, b"x" * 200), (b"large", 7, b"x" * 200), (b"innocent", 1_000, b"y")):
+                await (await producer.send(topic_name, b'"%s"' % value, key=key, partition=0, timestamp=at))
+        said = (
+            rf"{topic_name}-0@2, which a store had taken, cannot be processed: the result of store 's', "
+            r"key 'large', window 0 to 7: RecordTooLarge: .*max_request_size=1050"
+        )
+        for _ in range(2):
+            with pytest.raises(ProcessingFailed, match=said):
+                async with running(chain.worker(builder.build(), max_request_size=1_050)) as loop:
+                    await asyncio.wait_for(loop, WAIT_SECONDS)
+        async with running(worker := chain.worker(builder.build(), max_request_size=10_000)):
+            await until_position(worker, chain, 3)
+        assert await chain.values("out") == [b'"%s"' % (b"x" * 1_200)]
+
+
+async def test_sources_of_different_sizes_are_refused_at_the_start(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Two source topics whose partitions cannot be dealt out in pairs end the start-up with both names and numbers."""
+    builder = StreamsBuilder()
+    first, second = f"{topic_name}-a", f"{topic_name}-b"
+    builder.stream(first).merge(builder.stream(second)).to(f"{topic_name}-out")
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    async with Admin(settings) as admin:
+        await admin.create_topics([event_time_topic(first, 4), event_time_topic(second, 2)])
+    worker = StreamWorker(settings, settings_of(topic_name), builder.build())
+    with pytest.raises(ConfigError, match=rf"\({first}: 4, {second}: 2\)"):
+        async with running(worker):
+            pass
+    async with Admin(settings) as admin:
+        assert f"{topic_name}-out" not in await admin.list_topics()
