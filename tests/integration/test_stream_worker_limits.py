@@ -67,8 +67,8 @@ async def test_a_key_that_is_too_large_stops_nothing(kafka: EmbeddedKafka, topic
 async def test_a_topic_may_take_larger_records_than_results_are(kafka: EmbeddedKafka, topic_name: str) -> None:
     """What cannot be decoded, or is late, is written as it came, also where it is larger than `max_request_size`."""
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
-        wide = {"max.message.bytes": str(3 * 1024 * 1024)}
-        await admin.create_topics([event_time_topic(topic_name, 1, **wide)])
+        wide = str(3 * 1024 * 1024)
+        await admin.create_topics([event_time_topic(topic_name, 1, max_message_bytes=wide)])
     chain = Chain(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers), topic_name, 1)
     broken, late = b"{" * 2_500_000, b'{"ms":5,"page":"%s"}' % (b"/" * 2_500_000)
     async with Producer(chain.kafka, ProducerSettings(linger_ms=0, max_request_size=3 * 1024 * 1024)) as producer:

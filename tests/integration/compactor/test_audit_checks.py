@@ -247,7 +247,7 @@ def test_the_command_fails_on_a_stream_that_was_tampered_with(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`penstock audit` ends with status 1 and names the checks that each way contradicts, and no others of its input."""
+    """`penstock audit` ends with status 1 and names the checks that each way contradicts, and none of its input."""
     simulation = new_simulation(topic_name, 1)
     simulation.feed(150, seed=7, commit_every=math.inf)
     (task,) = simulation.tasks

@@ -85,7 +85,11 @@ async def _odd() -> None:
 async def test_a_background_task_that_ended_is_seen(step: Step, said: str) -> None:
     """However a task beside the main loop ends by itself, the loop raises it; while all run, nothing is raised."""
     other = asyncio.create_task(_for_ever(), name="other")
-    task = asyncio.create_task(step(), name="beside")  # type: ignore[arg-type]
+
+    async def beside() -> None:
+        await step()
+
+    task = asyncio.create_task(beside(), name="beside")
     daemon.require_running([other, task])
     await asyncio.wait({task})
     with pytest.raises(Exception) as raised:

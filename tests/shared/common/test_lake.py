@@ -109,7 +109,7 @@ def test_a_log_that_is_none_is_unavailable(tmp_path: Path) -> None:
     (log,) = (tmp_path / "app" / "state" / "_delta_log").glob("*.json")
     for text in ("nonsense", "", log.read_text().replace('"minReaderVersion":1', '"minReaderVersion":99')):
         log.write_text(text)
-        for read in (lake.compacted_at_ms, lake.describe, lambda *where: lake.read_snapshot(*where, [0])):
+        for read in (lake.compacted_at_ms, lake.describe, lambda root, app: lake.read_snapshot(root, app, [0])):
             with pytest.raises(lake.LakeUnavailable, match="cannot be read"):
                 read(str(tmp_path), "app")
 

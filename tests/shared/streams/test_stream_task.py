@@ -329,6 +329,20 @@ def test_a_key_that_no_result_could_hold_is_refused_before_the_store(emit: str, 
     assert sum(len(key or b"") == len(fits) for key, _ in commit.changelog) == 1
 
 
+def test_the_entry_that_is_looked_for_is_the_whole_of_it() -> None:
+    """What spoils a changelog entry may be small in itself: key and all states together are held to the limit."""
+    builder, stream = plain()
+    add = Aggregate(str, lambda state, value: state + value, lambda a, b: a + b)
+    stream.group_by_key().session_window(10).aggregate("s", a=add, b=add).on_close().to("out")
+    task = task_of(builder.build(), check_states=True, record_bytes_max=50_000)
+    key, value = b"k" * 15_000, b'"%s"' % (b"x" * 10_000)
+    task.process(columns("in", (0, key, value, 0), (1, key[1:], b'"x"', 0), (2, b"k", value, 0)), 0)
+    (dead,) = task.prepare_commit(0).outputs
+    letter = parse_dead_letter(as_consumed(dead))
+    assert (letter.record.offset, letter.stage) == (0, "process")
+    assert letter.message == "store 's': a key and a state of 35004 bytes; max_request_size=50000"
+
+
 def test_a_setting_may_leave_less_to_a_key() -> None:
     """Where results are large by themselves, `key_bytes_max` says what is left for the key."""
     task = task_of(sessions(), key_bytes_max=20)
