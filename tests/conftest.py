@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog
@@ -14,6 +15,9 @@ from hypothesis import settings
 settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
 
+QUIETED = ("aiokafka", "httpx", "httpcore", "uvicorn.access", "py4j")
+"""What a service's logging keeps quiet."""
+
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
@@ -21,11 +25,18 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(autouse=True)
-def _logging_as_it_was() -> Iterator[None]:
-    root = logging.getLogger()
+def _logging_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    root, configure = logging.getLogger(), structlog.configure
+
+    def configure_for_one_test(**given: Any) -> None:
+        configure(**{**given, "cache_logger_on_first_use": False})  # or a logger keeps what it was used with first
+
+    monkeypatch.setattr(structlog, "configure", configure_for_one_test)
     handlers, level = root.handlers[:], root.level
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+    for name in QUIETED:
+        logging.getLogger(name).setLevel(logging.NOTSET)
     structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()

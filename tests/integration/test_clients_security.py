@@ -214,6 +214,7 @@ async def test_each_way_in(secured: Secured, topic_name: str, way: str, caplog: 
     """Admin, producer and consumer come in over each mechanism, and the log at DEBUG has none of their secrets."""
     listener, more = WAYS_IN[way]
     caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, logger="aiokafka")  # a service's logging, configured before, keeps it quiet
     assert await written_and_read(secured.settings(listener, **more), topic_name) == [b"v"]
     assert "SaslAuthenticateRequest" in caplog.text
     assert_no_secret(caplog.text)
@@ -265,6 +266,7 @@ async def test_wrong_credentials(secured: Secured, case: str, caplog: pytest.Log
     """Wrong credentials are AuthenticationFailed at once, with the broker's reason, and tried once alone."""
     more, reason = REFUSED[case]
     caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, logger="aiokafka")  # a service's logging, configured before, keeps it quiet
     for error in await refusals(secured.settings("TLS", **more)):
         assert isinstance(error, AuthenticationFailed)
         error.add_note("as the broker says")

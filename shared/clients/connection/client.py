@@ -28,6 +28,7 @@ from shared.common.errors import (
     AuthenticationFailed,
     BrokerNotAvailable,
     CoordinatorNotAvailable,
+    IllegalState,
     KafkaTimeout,
     NotLeaderOrFollower,
     PenstockError,
@@ -149,6 +150,8 @@ class Connection:
 
     @property
     def cluster(self) -> Any:
+        if self._client is None:
+            raise IllegalState(f"client {self.client_id}: not open")
         return self._client.cluster
 
     def nodes(self) -> list[int]:
@@ -214,6 +217,8 @@ class Connection:
 
     def refresh_metadata(self) -> Awaitable[bool]:
         """Ask for fresh metadata; the future ends when the attempt is over."""
+        if self._client is None:
+            raise IllegalState(f"client {self.client_id}: not open")
         update: Awaitable[bool] = self._client.force_metadata_update()
         return update
 

@@ -80,8 +80,9 @@ CODES: dict[int, tuple[str, type[e.PenstockError]]] = {
 }
 
 DUPLICATE_SEQUENCE_NUMBER = 46
-MAYBE_APPENDED = frozenset({-1, 7, 20})
-"""Codes after which a produced batch may be in the log all the same."""
+MAYBE_APPENDED = frozenset({-1, 3, 5, 6, 7, 20, 56})
+"""Codes after which a produced batch may be in the log all the same: a leader that appended it and then lost the
+partition, or its disk, before the followers had it answers as if it had never led."""
 
 # From the special to the general: the first class that fits decides.
 CLASSES: tuple[tuple[type[BaseException], type[e.PenstockError]], ...] = (

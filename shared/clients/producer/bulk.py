@@ -71,7 +71,7 @@ class Bulk:
                 batch.count = index + 1
                 places(batch)
                 indices(index)
-        except TypeError:
+        except (TypeError, OverflowError):
             return record  # not bytes: the record's own way says so
         return None
 
@@ -81,7 +81,7 @@ class Bulk:
             return self._exhausted
         return self._unknown.get(record.topic)
 
-    def failed(self, record: ProducerRecord, error: PenstockError) -> None:
+    def failed(self, record: ProducerRecord, error: Exception) -> None:
         """The next record was not taken."""
         if isinstance(error, BufferExhausted):
             self._exhausted = error

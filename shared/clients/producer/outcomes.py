@@ -202,6 +202,13 @@ class Outcomes:
         if error.maybe_written is not maybe_written:
             error = copy.copy(error)  # one error may end several batches, each with its own fate
             error.maybe_written = maybe_written
+        log.warning(
+            "records given up",
+            topic_partition=str(batch.tp),
+            records=batch.count,
+            maybe_written=maybe_written,
+            reason=str(error),
+        )
         batch.fail(error)
         self._metrics.failed(batch.tp.topic, batch.count)
         self._done(batch)

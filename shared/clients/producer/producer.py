@@ -173,8 +173,8 @@ class Producer(TransactionalCalls):
                         if on_delivery is not None:
                             batch.callbacks.append(Callback(index, at, key_size, value_size, on_delivery))
                         return Delivery(batch, index, at, key_size, value_size)
-            except TypeError:
-                pass  # not bytes: the long way says so
+            except (TypeError, OverflowError):
+                pass  # not bytes, or no timestamp: the long way says so
         return await self._take(ProducerRecord(topic, value, key, headers, partition, timestamp), on_delivery)
 
     async def send_many(self, records: Iterable[ProducerRecord]) -> Deliveries:
@@ -187,8 +187,12 @@ class Producer(TransactionalCalls):
         self._check_open()
         records = records if isinstance(records, list) else list(records)
         bulk = Bulk(records, time_ns() // 1_000_000)
-        while (record := bulk.fill(self._direct)) is not None:
-            await self._take_one(bulk, record)
+        try:
+            while (record := bulk.fill(self._direct)) is not None:
+                await self._take_one(bulk, record)
+        except asyncio.CancelledError:
+            bulk.deliveries().cancel()  # nobody will have them
+            raise
         return bulk.deliveries()
 
     async def _take_one(self, bulk: Bulk, record: ProducerRecord) -> None:
@@ -200,7 +204,7 @@ class Producer(TransactionalCalls):
             delivery = await self._take(record, None)
         except IllegalState:
             raise
-        except PenstockError as e:
+        except Exception as e:  # of a partitioner or serializer as well
             bulk.failed(record, e)
             self._metrics.failed(record.topic, 1)
         else:
@@ -212,8 +216,15 @@ class Producer(TransactionalCalls):
         await self._flush()
 
     def abort_pending(self) -> int:
-        """End every record that is not in a request with SendCancelled; gives how many batches that were."""
-        return self._sender.fail_all(SendCancelled("abort_pending was called before the record was sent"), out=False)
+        """End every record that is not in a request with SendCancelled; gives how many batches that were.
+
+        A transaction that loses records so can only be aborted.
+        """
+        error = SendCancelled("abort_pending was called before the record was acknowledged")
+        failed = self._sender.fail_all(error, out=False)
+        if self._transaction is not None and failed:
+            self._sender.fail_transaction(error)
+        return failed
 
     async def partitions_for(self, topic: str) -> list[int]:
         """The topic's partitions; UnknownTopicOrPartition after `max_block_ms`."""
@@ -259,8 +270,10 @@ class Producer(TransactionalCalls):
         if self._known(record.topic) is None:
             await self._connection.wait_for_topic(record.topic, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
         topic = record.topic
-        if record.timestamp is not None and record.timestamp < 0:
-            raise InvalidTimestamp(f"topic {topic}: timestamp {record.timestamp} is below 0")
+        if record.timestamp is not None and not (type(record.timestamp) is int and 0 <= record.timestamp < 2**63):
+            raise InvalidTimestamp(
+                f"topic {topic}: timestamp {record.timestamp!r} is not from 0 to 2^63 - 1"
+            )
         key, value = self._key_serializer(topic, record.key), self._value_serializer(topic, record.value)
         headers = list(record.headers) if record.headers else NO_HEADERS
         size = self._checked_size(topic, key, value, headers)
@@ -302,6 +315,7 @@ class Producer(TransactionalCalls):
         appended = batch.append(0, *fields)
         assert appended is not None, "the first record of a batch always fits"
         self._sender.batches_since_turn += 1
+        self._metrics.buffer_available.set(self._memory.available)
         self._sender.wake()
         return batch
 

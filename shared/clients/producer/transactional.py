@@ -42,6 +42,7 @@ class TransactionalCalls:
 
         Raises KafkaTimeout after `max_block_ms` (may be called again), ProducerFenced.
         """
+        self._check_usable()
         txn = self._transactional()
         if txn.state is not TxnState.UNINITIALIZED:
             raise IllegalState(f"transactional id {txn.transactional_id}: init_transactions was called before")
@@ -51,20 +52,32 @@ class TransactionalCalls:
 
     async def begin_transaction(self) -> None:
         """Open a transaction; IllegalState where one is open or `init_transactions` is missing."""
+        self._check_usable()
         self._transactional().begin()
 
     async def commit_transaction(self) -> None:
-        """Flush, then commit.
+        """Flush, which takes up to `delivery_timeout_ms`, then commit.
 
         Raises TransactionAborted where a record or offset failed (abort, then do the work again), ProducerFenced,
-        KafkaTimeout after `max_block_ms`: whether it is committed is then unknown, and the call may be made again.
+        KafkaTimeout `max_block_ms` after the flush: whether it is committed is then unknown, and the call may be made
+        again. Cancelled during the flush it leaves the transaction open, to be aborted or committed.
         """
+        self._check_usable()
+        await self._commit()
+
+    async def _commit(self) -> None:
         txn = self._transactional()
-        if txn.state is not TxnState.COMMITTING:
+        again = txn.state is TxnState.COMMITTING
+        if not again:
             txn.check_open("commit")
         txn.move(TxnState.COMMITTING)
-        await self._flush()
-        await self._sender.until_prepared()
+        try:
+            await self._flush()
+            await self._sender.until_prepared()
+        except BaseException:
+            if not again:
+                txn.not_committed()
+            raise
         txn.check_fatal()
         if txn.state is TxnState.ABORTABLE_ERROR:
             raise TransactionAborted(
@@ -98,7 +111,10 @@ class TransactionalCalls:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
-        """Begin; commit at the end, abort where the block raises. A failed commit is aborted before it is raised."""
+        """Begin; commit at the end, abort where the block raises.
+
+        A commit that failed is aborted before that is raised, unless its outcome is unknown: then `close` asks again.
+        """
         await self.begin_transaction()
         txn = self._transactional()
         try:
@@ -122,6 +138,7 @@ class TransactionalCalls:
 
         Raises IllegalGeneration, UnknownMember (the transaction must be aborted), FencedInstanceId, ProducerFenced.
         """
+        self._check_usable()
         txn = self._transactional()
         txn.check_open("send_offsets_to_transaction")
         if not offsets:
@@ -138,6 +155,11 @@ class TransactionalCalls:
                 await self.abort_transaction()
             except PenstockError as e:
                 log.warning("abort on close failed", transactional_id=txn.transactional_id, reason=str(e))
+        elif txn.state is TxnState.COMMITTING:  # the commit was asked for; its answer is not known
+            try:
+                await self._commit()
+            except PenstockError as e:
+                log.warning("commit on close failed", transactional_id=txn.transactional_id, reason=str(e))
 
     def _transactional(self) -> Transaction:
         if self._transaction is None:

@@ -93,6 +93,11 @@ class Transaction:
         elif self.state in (TxnState.IN_TRANSACTION, TxnState.COMMITTING):
             self.state, self.error = TxnState.ABORTABLE_ERROR, error
 
+    def not_committed(self) -> None:
+        """The commit was given up before the coordinator was asked: the transaction is open as before."""
+        if self.state is TxnState.COMMITTING:
+            self.state = TxnState.IN_TRANSACTION
+
     def muted(self, tp: TopicPartition) -> bool:
         """Whether a partition must not be written yet, as the coordinator does not know that it takes part."""
         return tp not in self.added
