@@ -131,6 +131,7 @@ async def test_a_freeze_shorter_than_the_delivery_timeout(own_kafka: EmbeddedKaf
     assert retries > 0
 
 
+@pytest.mark.soak
 async def test_a_freeze_longer_than_the_delivery_timeout(own_kafka: EmbeddedKafka, topic_name: str) -> None:
     """Records end in DeliveryTimeout, most as not written and a few in doubt; the rest is there, in order, once."""
     settings = ProducerSettings(delivery_timeout_ms=1_500)
@@ -140,6 +141,7 @@ async def test_a_freeze_longer_than_the_delivery_timeout(own_kafka: EmbeddedKafk
     assert counts["acknowledged"] > RECORDS // 4
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("crash", [False, True], ids=["SIGTERM", "SIGKILL"])
 async def test_a_restart_in_mid_load(own_kafka: EmbeddedKafka, topic_name: str, crash: bool) -> None:
     """The broker goes and comes back on its data while records are sent: all are there once, in order."""

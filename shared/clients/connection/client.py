@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import os
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
@@ -98,6 +99,7 @@ class Connection:
         self._answered_ms: float | None = None
         self._moved: dict[TopicPartition, int] = {}
         self._on_metadata: list[Callable[[], None]] = []
+        self._waited_for: Counter[str] = Counter()
         self._watches_all = False
 
     def __repr__(self) -> str:
@@ -215,11 +217,11 @@ class Connection:
             raise refusal
         return False
 
-    def refresh_metadata(self) -> Awaitable[bool]:
+    def refresh_metadata(self) -> asyncio.Future[bool]:
         """Ask for fresh metadata; the future ends when the attempt is over."""
         if self._client is None:
             raise IllegalState(f"client {self.client_id}: not open")
-        update: Awaitable[bool] = self._client.force_metadata_update()
+        update: asyncio.Future[bool] = self._client.force_metadata_update()
         return update
 
     def watch(self, topic: str) -> None:
@@ -243,16 +245,18 @@ class Connection:
     async def wait_for_topic(self, topic: str, timeout_ms: float) -> list[int]:
         """The topic's partitions, as soon as they are known.
 
-        Raises UnknownTopicOrPartition naming the topic once `timeout_ms` has passed.
+        Raises UnknownTopicOrPartition naming the topic once `timeout_ms` has passed, IllegalState once it is closed.
         """
         if (known := self.partitions(topic)) is not None:
             return known
         self.watch(topic)
+        self._waited_for[topic] += 1
         backoff_ms = float(self.settings.retry_backoff_ms)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while True:
-                    await self.refresh_metadata()
+                    # A refresh does not end when the sockets are closed meanwhile; asking anew says so.
+                    await asyncio.wait([self.refresh_metadata()], timeout=BACKOFF_MAX_MS / 1000)
                     if (known := self.partitions(topic)) is not None:
                         return known
                     if topic in self.cluster.unauthorized_topics:
@@ -260,10 +264,13 @@ class Connection:
                     await asyncio.sleep(backoff_ms / 1000)
                     backoff_ms = min(backoff_ms * 2, BACKOFF_MAX_MS)
         except TimeoutError:
-            self._client._topics.discard(topic)  # or every later metadata request would ask for it
+            if self._client is not None and self._waited_for[topic] == 1 and self.partitions(topic) is None:
+                self._client._topics.discard(topic)  # or every later metadata request would ask for it
             raise UnknownTopicOrPartition(
                 f"topic {topic}: not known to the cluster after {timeout_ms:.0f} ms"
             ) from None
+        finally:
+            self._waited_for[topic] -= 1
 
     async def send(
         self, node: int, request: Any, where: str, *, coordination: bool = False, waits_ms: float | None = None

@@ -41,7 +41,6 @@ from shared.common.errors import (
     ConfigError,
     IllegalState,
     InvalidTimestamp,
-    PenstockError,
     RecordTooLarge,
     SendCancelled,
     UnknownTopicOrPartition,
@@ -271,9 +270,7 @@ class Producer(TransactionalCalls):
             await self._connection.wait_for_topic(record.topic, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
         topic = record.topic
         if record.timestamp is not None and not (type(record.timestamp) is int and 0 <= record.timestamp < 2**63):
-            raise InvalidTimestamp(
-                f"topic {topic}: timestamp {record.timestamp!r} is not from 0 to 2^63 - 1"
-            )
+            raise InvalidTimestamp(f"topic {topic}: timestamp {record.timestamp!r} is not from 0 to 2^63 - 1")
         key, value = self._key_serializer(topic, record.key), self._value_serializer(topic, record.value)
         headers = list(record.headers) if record.headers else NO_HEADERS
         size = self._checked_size(topic, key, value, headers)

@@ -235,6 +235,7 @@ def _one_session(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     logging.root.handlers[:], logging.root.level = before
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("_one_session")
 @pytest.mark.parametrize("tamper", WHOLE_WAY, ids=lambda tamper: tamper.__name__)
 def test_the_command_fails_on_a_stream_that_was_tampered_with(

@@ -175,6 +175,7 @@ def data_files(table: Path) -> int:
     return sum(1 for file in table.rglob("*.parquet") if "_delta_log" not in file.parts)
 
 
+@pytest.mark.soak
 def test_many_runs_leave_few_files(simulate: Any, topics: Any, job: Any, spark: Any, tmp_path: Path) -> None:
     """A partition never has more files than the policy says, rows stay what they were, and old files go when due."""
     simulation = simulate(1)
@@ -198,6 +199,7 @@ def test_many_runs_leave_few_files(simulate: Any, topics: Any, job: Any, spark: 
     assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation)
 
 
+@pytest.mark.soak
 def test_an_idle_application_writes_nothing(
     simulate: Any, topics: Any, job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,3 +141,36 @@ def test_a_refusal_by_number_clears_up_an_earlier_loss() -> None:
     core.answer(batch, OUT_OF_ORDER)
     core.turn()
     assert "was not written" in str(record.fate)
+
+
+@pytest.mark.parametrize("code", [3, 5, NOT_LEADER, TIMED_OUT, 20, 56])
+def test_a_leader_that_lost_the_partition_may_have_appended(code: int) -> None:
+    """A batch that expires after such an answer leaves its number unused: the next one is under a new epoch."""
+    core = warm(delivery_timeout_ms=1_000)
+    record = core.send(value=b"x" * 60)
+    (batch,) = core.turn()
+    core.answer(batch, code)
+    core.down = {1}
+    core.after(1_000)
+    core.turn()
+    assert isinstance(record.fate, DeliveryTimeout)
+    assert record.fate.maybe_written
+    core.down = set()
+    core.send()
+    assert core.state(core.turn_one()) == (1, 0)
+
+
+def test_what_was_refused_before_it_was_appended_costs_no_epoch() -> None:
+    """Too few replicas are counted before the append: the number is handed out again."""
+    core = warm(delivery_timeout_ms=1_000)
+    record = core.send(value=b"x" * 60)
+    (batch,) = core.turn()
+    core.answer(batch, NOT_ENOUGH_REPLICAS)
+    core.down = {1}
+    core.after(1_000)
+    core.turn()
+    assert isinstance(record.fate, DeliveryTimeout)
+    assert not record.fate.maybe_written
+    core.down = set()
+    core.send()
+    assert core.state(core.turn_one()) == (0, 1)

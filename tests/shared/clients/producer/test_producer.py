@@ -1,0 +1,144 @@
+"""The producer's calls where they are given up half-way, against a broker in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from shared.clients.producer import Producer, ProducerSettings
+from shared.common.errors import IllegalState, InvalidTimestamp, SendCancelled, TransactionAborted
+from shared.common.records import ProducerRecord, RecordMetadata
+from shared.common.settings import KafkaSettings
+from shared.testing.fake_broker import Api, Drop, FakeCluster
+
+
+@asynccontextmanager
+async def producing(cluster: FakeCluster, **settings: Any) -> AsyncIterator[Producer]:
+    """A producer of the topic `t`, which has one partition."""
+    cluster.create_topic("t", partitions=1)
+    kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=1_000)
+    async with Producer(kafka, ProducerSettings(linger_ms=0, delivery_timeout_ms=5_000, **settings)) as producer:
+        yield producer
+
+
+def values(cluster: FakeCluster) -> list[bytes | None]:
+    return [record.value for record in cluster.records("t")]
+
+
+@pytest.mark.parametrize("timestamp", [-1, 2**63, 1.5, "now"])
+async def test_an_odd_timestamp_leaves_nothing_behind(timestamp: Any) -> None:
+    """It is refused before anything is enqueued, and the next record of the partition goes its way."""
+    async with FakeCluster() as cluster, producing(cluster) as producer:
+        with pytest.raises(InvalidTimestamp):
+            await producer.send("t", b"odd", timestamp=timestamp)
+        async with asyncio.timeout(5):
+            await (await producer.send("t", b"good"))
+        assert values(cluster) == [b"good"]
+        assert producer.metrics()["buffer_available_bytes"] == ProducerSettings().buffer_memory
+
+
+async def test_abort_pending_spoils_a_transaction() -> None:
+    """Records that were dropped cannot be left out of a commit without a word."""
+    async with FakeCluster() as cluster, producing(cluster, transactional_id="x") as producer:
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        cluster.control(Api.PRODUCE, Drop(handled=True), times=1)
+        delivery = await producer.send("t", b"lost answer")
+        await asyncio.sleep(0)
+        while not producer.abort_pending():
+            await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0))])
+        with pytest.raises((SendCancelled, TransactionAborted)):
+            await delivery
+        with pytest.raises(TransactionAborted):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+        async with producer.transaction():
+            await producer.send("t", b"after")
+        assert values(cluster) == [b"after"]
+
+
+async def test_a_commit_cancelled_before_the_coordinator_was_asked_is_aborted() -> None:
+    """The transaction ends, and the producer takes the next one."""
+    async with FakeCluster() as cluster, producing(cluster, transactional_id="x") as producer:
+        await producer.init_transactions()
+        gate = asyncio.Event()
+
+        async def hold(_: Any) -> None:
+            await gate.wait()
+
+        control = cluster.control(Api.PRODUCE, hold)
+        committing = asyncio.Event()
+
+        async def work() -> None:
+            async with producer.transaction():
+                await producer.send("t", b"cancelled")
+                committing.set()
+
+        task = asyncio.ensure_future(work())
+        await committing.wait()
+        await asyncio.sleep(0)
+        task.cancel()
+        gate.set()
+        control.remove()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+        async with producer.transaction():
+            await producer.send("t", b"next")
+        assert values(cluster) == [b"next"]
+
+
+async def test_a_bulk_that_is_cancelled_is_taken_back() -> None:
+    """Nobody would have its records' fates, so what is not under way is not sent."""
+    async with FakeCluster() as cluster, producing(cluster, buffer_memory=2_000, batch_size=1_000) as producer:
+        gate = asyncio.Event()
+
+        async def hold(_: Any) -> None:
+            await gate.wait()
+
+        control = cluster.control(Api.PRODUCE, hold)
+        first = await producer.send("t", b"first")
+        records = [ProducerRecord("t", b"x" * 300) for _ in range(50)]
+        bulk = asyncio.ensure_future(producer.send_many(records))
+        while not producer.metrics()["buffer_waiting"]:
+            await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0))])
+        bulk.cancel()
+        await asyncio.gather(bulk, return_exceptions=True)
+        gate.set()
+        control.remove()
+        await first
+        await producer.flush()
+        assert len(values(cluster)) < 5
+        assert producer.metrics()["buffer_available_bytes"] == 2_000
+
+
+async def test_a_partitioner_that_raises_is_that_records_result() -> None:
+    """The others of the bulk are sent."""
+
+    def partitioner(topic: str, key: bytes | None, value: bytes | None, partitions: Any) -> int | None:
+        if value == b"bad":
+            raise ValueError("no partition for it")
+        return None
+
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t", partitions=1)
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with Producer(kafka, partitioner=partitioner) as producer:
+            bulk = [ProducerRecord("t", value) for value in (b"a", b"bad", b"c")]
+            results = await (await producer.send_many(bulk))
+        assert [type(result) for result in results] == [RecordMetadata, ValueError, RecordMetadata]
+
+
+async def test_closed_while_a_send_waits_for_metadata() -> None:
+    """The waiting send, and every later call, ends in IllegalState."""
+    async with FakeCluster() as cluster, producing(cluster) as producer:
+        waiting = asyncio.ensure_future(producer.send("not there", b"v"))
+        await asyncio.sleep(0)
+        await producer.close()
+        with pytest.raises(IllegalState):
+            await waiting
+        with pytest.raises(IllegalState):
+            await producer.send("t", b"v")
