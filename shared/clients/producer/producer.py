@@ -30,7 +30,7 @@ from shared.clients.producer.delivery import Deliveries, Delivery, size_of
 from shared.clients.producer.interceptors import Interceptors, ProducerInterceptor
 from shared.clients.producer.metrics import ProducerMetrics
 from shared.clients.producer.partitioner import Partitioner
-from shared.clients.producer.routing import RoutedTopic, Routes
+from shared.clients.producer.routing import RoutedTopic, Routes, check_topic_name
 from shared.clients.producer.sender import Sender
 from shared.clients.producer.settings import ProducerSettings
 from shared.clients.producer.transactional import TransactionalCalls
@@ -267,6 +267,7 @@ class Producer(TransactionalCalls):
     async def _enqueue(self, record: ProducerRecord, on_delivery: OnDelivery | None) -> Delivery:
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + self._settings.max_block_ms
         if self._known(record.topic) is None:
+            check_topic_name(record.topic)
             await self._connection.wait_for_topic(record.topic, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
         topic = record.topic
         if record.timestamp is not None and not (type(record.timestamp) is int and 0 <= record.timestamp < 2**63):

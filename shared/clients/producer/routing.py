@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from shared.clients.connection import Connection
@@ -9,10 +10,24 @@ from shared.clients.producer.accumulator import PartitionQueue, RecordAccumulato
 from shared.clients.producer.batch import Batch
 from shared.clients.producer.partitioner import Partitioner, StickyPartition, for_key
 from shared.clients.producer.settings import ProducerSettings
+from shared.common.errors import InvalidTopic
 from shared.common.records import ProducerRecord, TopicPartition
 
 KEY_CACHE_MAX = 65_536
 """Keys of a topic whose partition is remembered, which is cheaper than hashing. Full, the cache starts anew."""
+
+CACHED_KEY_BYTES_MAX = 128
+"""A longer key is hashed each time, so that the cache of a topic stays below some 16 MiB."""
+
+
+TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
+"""What Kafka allows (org.apache.kafka.common.internals.Topic)."""
+
+
+def check_topic_name(topic: object) -> None:
+    """InvalidTopic for what no topic can be called, so that it is not looked for."""
+    if not (isinstance(topic, str) and TOPIC_NAME.fullmatch(topic)):
+        raise InvalidTopic(f"topic {topic!r}: a name has 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-'")
 
 
 class RoutedTopic:
@@ -32,9 +47,11 @@ class RoutedTopic:
         """The queue of a key's partition."""
         queue = self.by_key.get(key)
         if queue is None:
-            if len(self.by_key) >= KEY_CACHE_MAX:
-                self.by_key.clear()
-            queue = self.by_key[key] = self.queues[self.numbers[for_key(key, len(self.numbers))]]
+            queue = self.queues[self.numbers[for_key(key, len(self.numbers))]]
+            if len(key) <= CACHED_KEY_BYTES_MAX:
+                if len(self.by_key) >= KEY_CACHE_MAX:
+                    self.by_key.clear()
+                self.by_key[key] = queue
         return queue
 
 

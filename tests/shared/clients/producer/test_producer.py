@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shared.clients.producer import Producer, ProducerSettings
-from shared.common.errors import IllegalState, InvalidTimestamp, SendCancelled, TransactionAborted
+from shared.common.errors import IllegalState, InvalidTimestamp, InvalidTopic, SendCancelled, TransactionAborted
 from shared.common.records import ProducerRecord, RecordMetadata
 from shared.common.settings import KafkaSettings
 from shared.testing.fake_broker import Api, Drop, FakeCluster
@@ -135,10 +135,19 @@ async def test_a_partitioner_that_raises_is_that_records_result() -> None:
 async def test_closed_while_a_send_waits_for_metadata() -> None:
     """The waiting send, and every later call, ends in IllegalState."""
     async with FakeCluster() as cluster, producing(cluster) as producer:
-        waiting = asyncio.ensure_future(producer.send("not there", b"v"))
+        waiting = asyncio.ensure_future(producer.send("not-there", b"v"))
         await asyncio.sleep(0)
         await producer.close()
         with pytest.raises(IllegalState):
             await waiting
         with pytest.raises(IllegalState):
             await producer.send("t", b"v")
+
+
+@pytest.mark.parametrize("topic", ["bad name!", "", ".", "..", "x" * 250, None])
+async def test_a_name_that_no_topic_can_have(topic: Any) -> None:
+    """It is refused at once, not looked for."""
+    async with FakeCluster() as cluster, producing(cluster) as producer:
+        async with asyncio.timeout(1):
+            with pytest.raises(InvalidTopic):
+                await producer.send(topic, b"v")
