@@ -14,7 +14,7 @@ from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin, NewTopic
 from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.clients.producer import Producer, ProducerInterceptor, ProducerSettings
-from shared.common.errors import RecordTooLarge
+from shared.common.errors import InvalidTimestamp, RecordTooLarge
 from shared.common.records import ProducerRecord, TopicPartition
 from shared.common.settings import KafkaSettings
 
@@ -34,7 +34,7 @@ async def test_spans_of_every_fate(kafka: EmbeddedKafka, topic_name: str) -> Non
         await (await producer.send_many([ProducerRecord(topic_name, value) for value in (b"two", b"three")]))
         with pytest.raises(RecordTooLarge):
             await producer.send(topic_name, b"x" * 20_000)
-        with pytest.raises(TypeError):
+        with pytest.raises(InvalidTimestamp):
             await producer.send(topic_name, b"v", timestamp="now")  # type: ignore[arg-type]
         (await producer.send(topic_name, b"taken back")).cancel()
         waiting = asyncio.ensure_future(producer.send("a-topic-that-is-not-there", b"v"))
@@ -44,7 +44,7 @@ async def test_spans_of_every_fate(kafka: EmbeddedKafka, topic_name: str) -> Non
         assert repr(interceptor) == "<OpenTelemetryInterceptor 0 spans open>"
     spans = exporter.get_finished_spans()
     fates = [(s.attributes or {}).get("error.type", (s.attributes or {}).get("messaging.kafka.offset")) for s in spans]
-    assert fates == [0, 1, 2, "RecordTooLarge", "TypeError", "SendCancelled", "SendCancelled"]
+    assert fates == [0, 1, 2, "RecordTooLarge", "InvalidTimestamp", "SendCancelled", "SendCancelled"]
     contexts = [b"%032x-%016x" % (s.context.trace_id, s.context.span_id) for s in spans if s.context is not None]
     async with Consumer(settings, ConsumerSettings(auto_offset_reset="earliest")) as consumer:
         consumer.assign([TopicPartition(topic_name, 0)])
