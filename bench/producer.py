@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench._side_by_side import Figures, best_of, report
 from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin, NewTopic
 from shared.clients.producer import Deliveries, Producer, ProducerSettings
@@ -151,7 +151,7 @@ def confluent(servers: str, keys: list[bytes], values: list[bytes], latencies: T
     return seconds
 
 
-def run_one(contestant: str, servers: str, count: int) -> dict[str, float]:
+def run_one(contestant: str, servers: str, count: int) -> Figures:
     """One round of one contestant, in this process."""
     keys, values = payloads(count)
     latencies: Times = []
@@ -171,25 +171,14 @@ def run_one(contestant: str, servers: str, count: int) -> dict[str, float]:
     }
 
 
-async def run(count: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Every contestant, `rounds` times in turns; the best round of each."""
-    best: dict[str, dict[str, float]] = {}
+async def run(count: int, rounds: int) -> dict[str, Figures]:
+    """Every contestant on one broker, `rounds` times in turns."""
     with tempfile.TemporaryDirectory() as folder:
         async with EmbeddedKafka(Path(folder)) as kafka:
             async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
                 await admin.create_topics([NewTopic(TOPIC, PARTITIONS)])
-            for _ in range(rounds):
-                for contestant in CONTESTANTS:
-                    child = [sys.executable, "-m", "bench.producer", "--one", contestant]
-                    arguments = ["--servers", kafka.bootstrap_servers, "--records", str(count)]
-                    done = await asyncio.to_thread(
-                        subprocess.run, [*child, *arguments], stdout=subprocess.PIPE, check=True, text=True
-                    )
-                    figures = json.loads(done.stdout.splitlines()[-1])
-                    known = best.get(contestant)
-                    if known is None or figures["records_per_second"] > known["records_per_second"]:
-                        best[contestant] = figures
-    return best
+            arguments = ["--servers", kafka.bootstrap_servers, "--records", str(count)]
+            return await best_of("bench.producer", CONTESTANTS, arguments, rounds)
 
 
 def main() -> int:
@@ -205,22 +194,7 @@ def main() -> int:
         print(json.dumps(run_one(given.one, given.servers, given.records)))
         return 0
     figures = asyncio.run(run(given.records, given.rounds))
-    print(f"{given.records:,} records, best of {given.rounds}")
-    for contestant, of in figures.items():
-        print(
-            f"  {contestant:<24} {of['records_per_second']:>11,.0f} records/s  "
-            f"{of['cpu_us_per_record']:5.2f} µs CPU a record  p99 {of['p99_ms']:7.1f} ms"
-        )
-    missed = 0
-    ratios = {}
-    for ours, theirs, wanted in WANTED:
-        ratio = figures[ours]["records_per_second"] / figures[theirs]["records_per_second"]
-        ratios[f"{ours} / {theirs}"] = ratio
-        missed += ratio < wanted
-        print(f"  {ours} / {theirs}: {ratio:.2f} (asked for: {wanted})")
-    if given.json:
-        print(json.dumps({"figures": figures, "ratios": ratios}))
-    return 1 if missed else 0
+    return report(f"{given.records:,} records, best of {given.rounds}", figures, WANTED, as_json=given.json)
 
 
 if __name__ == "__main__":

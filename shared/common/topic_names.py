@@ -1,4 +1,5 @@
-"""The names of topics that Penstock writes itself, decided here for those who make them and for those who guard them.
+"""The names of topics: which Kafka allows, and which Penstock writes itself, decided here for those who make topics and
+for those who guard them.
 
 >>> changelog_topic("app"), late_topic("clicks"), dead_letter_topic("clicks")
 ('app-changelog', 'clicks-late', 'clicks-dlq')
@@ -8,10 +9,33 @@
 
 from __future__ import annotations
 
+import re
+
+from shared.common.errors import InvalidTopic
+
 CHANGELOG_SUFFIX = "-changelog"
 LATE_SUFFIX = "-late"
 DEAD_LETTER_SUFFIX = "-dlq"
 KAFKA_PREFIX = "__"
+TOPIC_NAME_MAX = 249
+_NAME = re.compile(rf"(?!\.{{1,2}}$)[a-zA-Z0-9._-]{{1,{TOPIC_NAME_MAX}}}")
+
+
+def is_topic_name(name: object) -> bool:
+    """Whether a topic can be called so (org.apache.kafka.common.internals.Topic).
+
+    >>> is_topic_name("flights-late"), is_topic_name("a/b"), is_topic_name(".."), is_topic_name(b"flights")
+    (True, False, False, False)
+    """
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
+def check_topic_name(name: object) -> None:
+    """InvalidTopic for what no topic can be called, so that it is not looked for."""
+    if not is_topic_name(name):
+        raise InvalidTopic(
+            f"topic {repr(name)[:TOPIC_NAME_MAX]}: a name has 1 to {TOPIC_NAME_MAX} of a-z, A-Z, 0-9, '.', '_' and '-'"
+        )
 
 
 def changelog_topic(application: str) -> str:

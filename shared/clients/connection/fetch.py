@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import struct
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from aiokafka.protocol.api import RequestHeader_v2, ResponseHeader_v1
-
+from shared.clients.connection.flexible import NO_TAGS, FlexibleStruct, Reader, leader_in, text, uvarint
 from shared.common.errors import UnsupportedVersion
 
 API_KEY = 1
@@ -37,8 +36,6 @@ _head = struct.Struct(">ihi")
 _partition = struct.Struct(">ihqqq")
 """Partition, error code, high watermark, last stable offset, log start offset."""
 _aborted = struct.Struct(">qq")
-_leader = struct.Struct(">ii")
-NO_TAGS = b"\x00"
 
 Wanted = list[tuple[str, list[tuple[int, int, int]]]]
 """`[(topic, [(partition, offset, max bytes)])]`."""
@@ -73,21 +70,21 @@ class FetchResponse:
     @classmethod
     def decode(cls, data: BytesIO) -> FetchResponse:
         """From the bytes after the header."""
-        return cls._read(_Reader(memoryview(data.getvalue()), data.tell()))
+        return cls._read(Reader(memoryview(data.getvalue()), data.tell()))
 
     @classmethod
     def decode_frame(cls, frame: bytearray) -> FetchResponse:
         """From a whole frame, which is the response's own from now on."""
-        reader = _Reader(memoryview(frame), CORRELATION_BYTES)
+        reader = Reader(memoryview(frame), CORRELATION_BYTES)
         reader.tags()
         return cls._read(reader)
 
     @classmethod
-    def _read(cls, reader: _Reader) -> FetchResponse:
+    def _read(cls, reader: Reader) -> FetchResponse:
         throttle_ms, error_code, _ = reader.take(_head)
         answers: dict[tuple[str, int], FetchedPartition] = {}
         for _ in range(reader.uvarint() - 1):
-            topic = str(reader.data(), "utf-8")
+            topic = reader.text() or ""
             for _ in range(reader.uvarint() - 1):
                 partition, answer = _read_partition(reader)
                 answers[topic, partition] = answer
@@ -95,7 +92,7 @@ class FetchResponse:
         return cls(answers, error_code, throttle_ms)
 
 
-def _read_partition(reader: _Reader) -> tuple[int, FetchedPartition]:
+def _read_partition(reader: Reader) -> tuple[int, FetchedPartition]:
     partition, code, high_watermark, stable, start = reader.take(_partition)
     aborted = []
     for _ in range(reader.uvarint() - 1):
@@ -105,54 +102,12 @@ def _read_partition(reader: _Reader) -> tuple[int, FetchedPartition]:
     records: bytes | memoryview = reader.data()
     if len(records) * SHARED_BY_MAX < reader.size:
         records = bytes(records)
-    leader = None
-    if (tagged := reader.tags().get(LEADER_TAG)) is not None and code:
-        node = _leader.unpack_from(tagged)[0]
-        leader = node if node >= 0 else None
+    tags = reader.tags()
+    leader = leader_in(tags, LEADER_TAG) if code else None
     return partition, FetchedPartition(code, high_watermark, stable, start, tuple(aborted), records, leader)
 
 
-class _Reader:
-    """Kafka's flexible encoding, from the front."""
-
-    __slots__ = ("_at", "_data")
-
-    def __init__(self, data: memoryview, at: int) -> None:
-        self._data, self._at = data, at
-
-    @property
-    def size(self) -> int:
-        return len(self._data)
-
-    def take(self, shape: struct.Struct) -> tuple[Any, ...]:
-        values = shape.unpack_from(self._data, self._at)
-        self._at += shape.size
-        return values
-
-    def uvarint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self._data[self._at]
-            self._at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
-
-    def data(self) -> memoryview:
-        return self._raw(max(0, self.uvarint() - 1))
-
-    def tags(self) -> dict[int, memoryview]:
-        return {self.uvarint(): self._raw(self.uvarint()) for _ in range(self.uvarint())}
-
-    def _raw(self, size: int) -> memoryview:
-        at, self._at = self._at, self._at + size
-        if self._at > len(self._data):
-            raise ValueError(f"the response ends at {len(self._data)}, its field at {self._at}")
-        return self._data[at : self._at]
-
-
-class _FetchStruct:
+class _FetchStruct(FlexibleStruct):
     """The request as aiokafka's connection wants it."""
 
     API_KEY = API_KEY
@@ -163,12 +118,6 @@ class _FetchStruct:
 
     def __init__(self, body: bytes, topics: int) -> None:
         self._body, self._topics = body, topics
-
-    def build_request_header(self, correlation_id: int, client_id: str) -> Any:
-        return RequestHeader_v2(self, correlation_id=correlation_id, client_id=client_id)
-
-    def parse_response_header(self, data: Any) -> Any:
-        return ResponseHeader_v1.decode(data)
 
     def encode(self) -> bytes:
         return self._body
@@ -197,11 +146,10 @@ class FetchRequest:
         level = int(self._read_committed)
         parts = [
             _request.pack(-1, self._max_wait_ms, self._min_bytes, self._max_bytes, level, 0, -1),
-            _uvarint(len(self._topics) + 1),
+            uvarint(len(self._topics) + 1),
         ]
         for topic, partitions in self._topics:
-            name = topic.encode()
-            parts += (_uvarint(len(name) + 1), name, _uvarint(len(partitions) + 1))
+            parts += (text(topic), uvarint(len(partitions) + 1))
             for partition, offset, max_bytes in partitions:
                 parts += (_wanted.pack(partition, -1, offset, -1, -1, max_bytes), NO_TAGS)
             parts.append(NO_TAGS)
@@ -210,12 +158,3 @@ class FetchRequest:
 
     def __repr__(self) -> str:
         return f"Fetch v{VERSION}"
-
-
-def _uvarint(value: int) -> bytes:
-    encoded = bytearray()
-    while value >= 0x80:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)

@@ -10,19 +10,18 @@ import struct
 from io import BytesIO
 from typing import Any, NamedTuple
 
-from aiokafka.protocol.api import RequestHeader_v2, ResponseHeader_v1
 from aiokafka.protocol.produce import ProduceRequest
 
+from shared.clients.connection.flexible import NO_TAGS, FlexibleStruct, Reader, leader_in, text, uvarint
 from shared.common.errors import UnsupportedVersion
 
 API_KEY = 0
 VERSION_MIN, VERSION_MAX = 9, 10
-LEADER_TAG = ENDPOINTS_TAG = 0
+LEADER_TAG = 0
 
-_int16, _int32 = struct.Struct(">h"), struct.Struct(">i")
+_int32 = struct.Struct(">i")
 _acks_timeout = struct.Struct(">hi")
 _partition = struct.Struct(">ihqqq")
-_leader = struct.Struct(">ii")
 
 Topics = list[tuple[str, list[tuple[int, bytes | bytearray]]]]
 """`[(topic, [(partition, record batch)])]`."""
@@ -54,7 +53,7 @@ class ProduceResponse:
     @classmethod
     def decode(cls, data: BytesIO) -> ProduceResponse:
         """From the bytes after the header."""
-        reader = _Reader(data.read())
+        reader = Reader(memoryview(data.getvalue()), data.tell())
         answers: dict[tuple[str, int], ProduceAnswer] = {}
         for _ in range(reader.uvarint() - 1):
             topic = reader.text()
@@ -65,7 +64,7 @@ class ProduceResponse:
         return cls(answers, reader.take(_int32)[0])
 
 
-def _read_partition(reader: _Reader) -> tuple[int, ProduceAnswer]:
+def _read_partition(reader: Reader) -> tuple[int, ProduceAnswer]:
     partition, code, offset, append_time, log_start = reader.take(_partition)
     refused = []
     for _ in range(reader.uvarint() - 1):
@@ -74,54 +73,13 @@ def _read_partition(reader: _Reader) -> tuple[int, ProduceAnswer]:
         refused.append(f"record {index} of the batch" + (f": {why}" if why else ""))
         reader.tags()
     message = reader.text()
-    leader = None
-    if (tagged := reader.tags().get(LEADER_TAG)) is not None and code:
-        node, _ = _leader.unpack_from(tagged)
-        leader = node if node >= 0 else None
+    tags = reader.tags()
+    leader = leader_in(tags, LEADER_TAG) if code else None
     detail = "; ".join([*([message] if message else []), *refused])
     return partition, ProduceAnswer(code, offset, append_time, log_start, detail, leader)
 
 
-class _Reader:
-    """Kafka's flexible encoding, from the front."""
-
-    __slots__ = ("_at", "_data")
-
-    def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
-
-    def take(self, shape: struct.Struct) -> tuple[Any, ...]:
-        values = shape.unpack_from(self._data, self._at)
-        self._at += shape.size
-        return values
-
-    def uvarint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self._data[self._at]
-            self._at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
-
-    def text(self) -> str | None:
-        size = self.uvarint() - 1
-        if size < 0:
-            return None
-        self._at += size
-        return self._data[self._at - size : self._at].decode()
-
-    def tags(self) -> dict[int, bytes]:
-        found = {}
-        for _ in range(self.uvarint()):
-            tag, size = self.uvarint(), self.uvarint()
-            found[tag] = self._data[self._at : self._at + size]
-            self._at += size
-        return found
-
-
-class ProduceStruct:
+class ProduceStruct(FlexibleStruct):
     """A request of one version, as aiokafka's connection wants it."""
 
     API_KEY = API_KEY
@@ -132,12 +90,6 @@ class ProduceStruct:
     def __init__(self, version: int, parts: list[bytes | bytearray]) -> None:
         self.API_VERSION = version
         self._parts = parts
-
-    def build_request_header(self, correlation_id: int, client_id: str) -> Any:
-        return RequestHeader_v2(self, correlation_id=correlation_id, client_id=client_id)
-
-    def parse_response_header(self, data: Any) -> Any:
-        return ResponseHeader_v1.decode(data)
 
     def encode(self) -> bytes:
         return b"".join(self._parts)
@@ -161,33 +113,14 @@ class Produce(ProduceRequest):  # type: ignore[misc]
             )
         transactional_id: str | None = self._transactional_id
         parts: list[bytes | bytearray] = [
-            _text(transactional_id),
+            text(transactional_id),
             _acks_timeout.pack(self._required_acks, self._timeout),
-            _uvarint(len(self._topics) + 1),
+            uvarint(len(self._topics) + 1),
         ]
         for topic, partitions in self._topics:
-            parts += (_text(topic), _uvarint(len(partitions) + 1))
+            parts += (text(topic), uvarint(len(partitions) + 1))
             for partition, data in partitions:
-                parts += (_int32.pack(partition), _uvarint(len(data) + 1), data, NO_TAGS)
+                parts += (_int32.pack(partition), uvarint(len(data) + 1), data, NO_TAGS)
             parts.append(NO_TAGS)
         parts.append(NO_TAGS)
         return ProduceStruct(version, parts)
-
-
-NO_TAGS = b"\x00"
-
-
-def _uvarint(value: int) -> bytes:
-    encoded = bytearray()
-    while value >= 0x80:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
-
-
-def _text(value: str | None) -> bytes:
-    if value is None:
-        return b"\x00"
-    data = value.encode()
-    return _uvarint(len(data) + 1) + data

@@ -30,7 +30,7 @@ from shared.clients.producer.delivery import Deliveries, Delivery, size_of
 from shared.clients.producer.interceptors import Interceptors, ProducerInterceptor
 from shared.clients.producer.metrics import ProducerMetrics
 from shared.clients.producer.partitioner import Partitioner
-from shared.clients.producer.routing import RoutedTopic, Routes, check_topic_name
+from shared.clients.producer.routing import RoutedTopic, Routes
 from shared.clients.producer.sender import Sender
 from shared.clients.producer.settings import ProducerSettings
 from shared.clients.producer.transactional import TransactionalCalls
@@ -49,6 +49,7 @@ from shared.common.log import get_logger
 from shared.common.records import Headers, ProducerRecord
 from shared.common.serialization import Serializer, bytes_serializer
 from shared.common.settings import KafkaSettings
+from shared.common.topic_names import check_topic_name
 
 log = get_logger(__name__)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from shared.clients.connection import Connection
@@ -10,7 +9,6 @@ from shared.clients.producer.accumulator import PartitionQueue, RecordAccumulato
 from shared.clients.producer.batch import Batch
 from shared.clients.producer.partitioner import Partitioner, StickyPartition, for_key
 from shared.clients.producer.settings import ProducerSettings
-from shared.common.errors import InvalidTopic
 from shared.common.records import ProducerRecord, TopicPartition
 
 KEY_CACHE_MAX = 65_536
@@ -18,16 +16,6 @@ KEY_CACHE_MAX = 65_536
 
 CACHED_KEY_BYTES_MAX = 128
 """A longer key is hashed each time, so that the cache of a topic stays below some 16 MiB."""
-
-
-TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
-"""What Kafka allows (org.apache.kafka.common.internals.Topic)."""
-
-
-def check_topic_name(topic: object) -> None:
-    """InvalidTopic for what no topic can be called, so that it is not looked for."""
-    if not (isinstance(topic, str) and TOPIC_NAME.fullmatch(topic)):
-        raise InvalidTopic(f"topic {topic!r}: a name has 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-'")
 
 
 class RoutedTopic:

@@ -13,13 +13,14 @@ from typing import Self
 
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.records import ConsumerRecord, OffsetAndMetadata, TopicPartition
+from shared.common.topic_names import is_topic_name
 from shared.testing.fake_broker.batches import records
 from shared.testing.fake_broker.cluster_state import ClusterState, Node
 from shared.testing.fake_broker.configs import wrong_topic_config
 from shared.testing.fake_broker.control import Action, Control, Hook
 from shared.testing.fake_broker.protocol import Api
 from shared.testing.fake_broker.server import NodeServer
-from shared.testing.fake_broker.topics import NO_LEADER, Partition, is_topic_name
+from shared.testing.fake_broker.topics import NO_LEADER, Partition
 
 NODES_MAX = 100
 

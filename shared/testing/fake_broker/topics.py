@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,18 +11,7 @@ from shared.testing.fake_broker.configs import TOPIC_CONFIGS
 from shared.testing.fake_broker.partition_log import PartitionLog
 
 NO_LEADER = -1
-TOPIC_NAME_MAX = 249
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
-_NAME = re.compile(r"[a-zA-Z0-9._-]+")
-
-
-def is_topic_name(name: str) -> bool:
-    """Whether Kafka takes this name for a topic's.
-
-    >>> is_topic_name("flights-late"), is_topic_name("a/b"), is_topic_name("..")
-    (True, False, False)
-    """
-    return name not in (".", "..") and len(name) <= TOPIC_NAME_MAX and _NAME.fullmatch(name) is not None
 
 
 @dataclass

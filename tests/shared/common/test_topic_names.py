@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from shared.common.topic_names import changelog_topic, dead_letter_topic, is_internal, late_topic
+from shared.common.errors import InvalidTopic
+from shared.common.topic_names import (
+    TOPIC_NAME_MAX,
+    changelog_topic,
+    check_topic_name,
+    dead_letter_topic,
+    is_internal,
+    is_topic_name,
+    late_topic,
+)
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.settings import StreamsSettings
 
@@ -23,3 +32,20 @@ def test_what_a_topology_writes_by_default_is_internal() -> None:
 def test_other_topics_are_not_internal(topic: str) -> None:
     """A name that only resembles one of ours is a user's."""
     assert not is_internal(topic)
+
+
+@pytest.mark.parametrize("name", ["a", "...", "A.b_c-9", "x" * TOPIC_NAME_MAX])
+def test_names_that_topics_have(name: str) -> None:
+    """Letters, digits, dots, dashes and underscores, up to Kafka's length."""
+    assert is_topic_name(name)
+    check_topic_name(name)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "ä", "a\n", "x" * (TOPIC_NAME_MAX + 1), b"a", None, 5])
+def test_names_that_no_topic_has(name: object) -> None:
+    """They are refused with the name, shortened where it is long."""
+    assert not is_topic_name(name)
+    with pytest.raises(InvalidTopic) as refused:
+        check_topic_name(name)
+    assert repr(name)[:TOPIC_NAME_MAX] in str(refused.value)
+    assert len(str(refused.value)) < 2 * TOPIC_NAME_MAX

@@ -23,6 +23,23 @@ from shared.common.records import RecordMetadata, TopicPartition
 
 A, B, C = (TopicPartition("t", number) for number in range(3))
 
+# What brokers answer, by Kafka's numbers.
+CORRUPT = 2
+NOT_LEADER = 6
+TIMED_OUT = 7
+TOO_LARGE = 10
+NOT_ENOUGH_REPLICAS = 19
+TOPIC_AUTHORIZATION = 29
+CLUSTER_AUTHORIZATION = 31
+OUT_OF_ORDER = 45
+DUPLICATE = 46
+OLD_EPOCH = 47
+INVALID_TXN_STATE = 48
+UNKNOWN_PRODUCER = 59
+INVALID_RECORD = 87
+FENCED = 90
+ABORTABLE = 120
+
 PRODUCER_ID = 7
 RETRY_BACKOFF_MS = 100
 
@@ -172,3 +189,19 @@ class Harness:
     @property
     def all_memory_is_back(self) -> bool:
         return self.memory.available == self.memory.size
+
+
+def warm(**settings: object) -> Harness:
+    """A producer whose partitions have acknowledged a first record each, with one record to a batch."""
+    core = Harness(**{"batch_size": 100, "delivery_timeout_ms": 10**6, **settings})
+    core.warm_up(A, B)
+    return core
+
+
+def flying(core: Harness, count: int) -> list[Batch]:
+    """So many batches of one record each, all in flight, in the order of their numbers."""
+    for i in range(count):
+        core.send(value=b"%d" % i + b"x" * 60)
+    batches = core.turn()
+    assert [core.state(batch) for batch in batches] == [(0, i + 1) for i in range(count)]
+    return batches

@@ -10,9 +10,12 @@ from shared.clients.producer.batch import BatchState
 from shared.clients.producer.settings import ProducerSettings
 from shared.common.errors import SendCancelled
 from shared.common.records import TopicPartition
-from tests.shared.clients.producer.harness import A, B, C, Harness
-
-NOT_LEADER, NOT_ENOUGH_REPLICAS = 6, 19
+from tests.shared.clients.producer.harness import (
+    A,
+    B,
+    C,
+    Harness,
+)
 
 
 def test_linger() -> None:

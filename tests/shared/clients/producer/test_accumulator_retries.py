@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from shared.common.errors import DeliveryTimeout, SendCancelled
-from tests.shared.clients.producer.harness import A, B, C, Harness
-
-NOT_LEADER, NOT_ENOUGH_REPLICAS = 6, 19
+from tests.shared.clients.producer.harness import (
+    NOT_ENOUGH_REPLICAS,
+    NOT_LEADER,
+    A,
+    B,
+    C,
+    Harness,
+)
 
 
 def test_a_retry_goes_alone() -> None:

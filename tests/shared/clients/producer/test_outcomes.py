@@ -15,9 +15,18 @@ from shared.common.errors import (
     UnsupportedVersion,
 )
 from shared.common.records import RecordMetadata
-from tests.shared.clients.producer.harness import A, B, C, Harness
-
-CORRUPT, NOT_LEADER, TIMED_OUT, TOO_LARGE, NOT_ENOUGH_REPLICAS, TOPIC_AUTHORIZATION = 2, 6, 7, 10, 19, 29
+from tests.shared.clients.producer.harness import (
+    CORRUPT,
+    NOT_ENOUGH_REPLICAS,
+    NOT_LEADER,
+    TIMED_OUT,
+    TOO_LARGE,
+    TOPIC_AUTHORIZATION,
+    A,
+    B,
+    C,
+    Harness,
+)
 
 
 def test_acknowledged() -> None:

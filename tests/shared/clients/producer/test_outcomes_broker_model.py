@@ -16,10 +16,18 @@ from shared.clients.producer.batch import Batch
 from shared.clients.producer.sequences import EPOCH_MAX
 from shared.common.errors import RecordTooLarge, SendCancelled
 from shared.common.records import RecordMetadata, TopicPartition
-from tests.shared.clients.producer.harness import A, B, Harness, Sent
+from tests.shared.clients.producer.harness import (
+    NOT_LEADER,
+    OLD_EPOCH,
+    OUT_OF_ORDER,
+    TOO_LARGE,
+    A,
+    B,
+    Harness,
+    Sent,
+)
 
 REMEMBERED = 5
-OUT_OF_ORDER, DUPLICATE, OLD_EPOCH, NOT_LEADER, TOO_LARGE = 45, 46, 47, 6, 10
 REFUSED_BEFORE_WRITING = (NOT_LEADER, 19, 56)
 ANSWERED_AFTER_WRITING = (7, 20)
 FATAL = (32, 87)

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from shared.clients.producer.batch import Batch
 from shared.clients.producer.sequences import EPOCH_MAX
 from shared.common.errors import InvalidRequest, RecordTooLarge
-from tests.shared.clients.producer.harness import A, B, Harness
-
-NOT_LEADER, TIMED_OUT, TOO_LARGE, NOT_ENOUGH_REPLICAS, INVALID_RECORD = 6, 7, 10, 19, 87
-OUT_OF_ORDER, DUPLICATE, UNKNOWN_PRODUCER = 45, 46, 59
-
-
-def warm(**settings: object) -> Harness:
-    """A producer whose partitions have acknowledged a first record each, with one record to a batch."""
-    core = Harness(**{"batch_size": 100, "delivery_timeout_ms": 10**6, **settings})
-    core.warm_up(A, B)
-    return core
-
-
-def flying(core: Harness, count: int) -> list[Batch]:
-    for i in range(count):
-        core.send(value=b"%d" % i + b"x" * 60)
-    batches = core.turn()
-    assert [core.state(batch) for batch in batches] == [(0, i + 1) for i in range(count)]
-    return batches
+from tests.shared.clients.producer.harness import (
+    DUPLICATE,
+    INVALID_RECORD,
+    NOT_LEADER,
+    OUT_OF_ORDER,
+    TIMED_OUT,
+    TOO_LARGE,
+    UNKNOWN_PRODUCER,
+    A,
+    B,
+    Harness,
+    flying,
+    warm,
+)
 
 
 def test_a_first_batch_goes_alone() -> None:

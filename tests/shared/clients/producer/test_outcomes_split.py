@@ -7,9 +7,11 @@ from shared.common.errors import (
     RecordTooLarge,
     SendCancelled,
 )
-from tests.shared.clients.producer.harness import B, Harness
-
-CORRUPT, NOT_LEADER, TIMED_OUT, TOO_LARGE, NOT_ENOUGH_REPLICAS, TOPIC_AUTHORIZATION = 2, 6, 7, 10, 19, 29
+from tests.shared.clients.producer.harness import (
+    TOO_LARGE,
+    B,
+    Harness,
+)
 
 
 def test_too_large_for_the_broker() -> None:

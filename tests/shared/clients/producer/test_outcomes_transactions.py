@@ -14,10 +14,21 @@ from shared.common.errors import (
     RecordTooLarge,
     TransactionAborted,
 )
-from tests.shared.clients.producer.harness import A, B, Harness
-
-NOT_LEADER, TOO_LARGE, CLUSTER_AUTHORIZATION, TOPIC_AUTHORIZATION = 6, 10, 31, 29
-OUT_OF_ORDER, OLD_EPOCH, INVALID_TXN_STATE, UNKNOWN_PRODUCER, FENCED, ABORTABLE = 45, 47, 48, 59, 90, 120
+from tests.shared.clients.producer.harness import (
+    ABORTABLE,
+    CLUSTER_AUTHORIZATION,
+    FENCED,
+    INVALID_TXN_STATE,
+    NOT_LEADER,
+    OLD_EPOCH,
+    OUT_OF_ORDER,
+    TOO_LARGE,
+    TOPIC_AUTHORIZATION,
+    UNKNOWN_PRODUCER,
+    A,
+    B,
+    Harness,
+)
 
 
 def open_transaction(**settings: object) -> tuple[Harness, Transaction]:

@@ -1,0 +1,48 @@
+"""Contestants side by side: each round of each in a process of its own, in turns, and the best round of each counts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+
+Figures = dict[str, float]
+Wanted = Iterable[tuple[str, str, float]]
+"""`(ours, theirs, how many times their rate ours is to be)`."""
+
+
+async def best_of(module: str, contestants: Iterable[str], arguments: Sequence[str], rounds: int) -> dict[str, Figures]:
+    """Run `python -m module --one CONTESTANT arguments`, whose last line is its figures as JSON; by contestant."""
+    best: dict[str, Figures] = {}
+    for _ in range(rounds):
+        for contestant in contestants:
+            child = [sys.executable, "-m", module, "--one", contestant, *arguments]
+            done = await asyncio.to_thread(subprocess.run, child, stdout=subprocess.PIPE, check=True, text=True)
+            figures: Figures = json.loads(done.stdout.splitlines()[-1])
+            known = best.get(contestant)
+            if known is None or figures["records_per_second"] > known["records_per_second"]:
+                best[contestant] = figures
+    return best
+
+
+def report(title: str, figures: dict[str, Figures], wanted: Wanted, *, as_json: bool) -> int:
+    """Print figures and ratios; the exit status: 1 where a ratio is missed."""
+    print(title)
+    width = max(map(len, figures))
+    for contestant, of in figures.items():
+        latency = f"  p99 {of['p99_ms']:7.1f} ms" if "p99_ms" in of else ""
+        print(
+            f"  {contestant:<{width}} {of['records_per_second']:>11,.0f} records/s  "
+            f"{of['cpu_us_per_record']:5.2f} µs CPU a record{latency}"
+        )
+    ratios, missed = {}, 0
+    for ours, theirs, least in wanted:
+        ratio = figures[ours]["records_per_second"] / figures[theirs]["records_per_second"]
+        ratios[f"{ours} / {theirs}"] = ratio
+        missed += ratio < least
+        print(f"  {ours} / {theirs}: {ratio:.2f} (asked for: {least})")
+    if as_json:
+        print(json.dumps({"figures": figures, "ratios": ratios}))
+    return 1 if missed else 0

@@ -1,0 +1,108 @@
+"""Kafka's flexible encoding, for the requests that are written and read by hand: lengths as varints, one more than they
+are, with 0 for none, and tagged fields at the end of every struct.
+
+>>> text("ab"), text(None), uvarint(300)
+(b'\\x03ab', b'\\x00', b'\\xac\\x02')
+>>> reader = Reader(memoryview(text("ab") + text(None) + NO_TAGS))
+>>> reader.text(), reader.text(), reader.tags()
+('ab', None, {})
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from aiokafka.protocol.api import RequestHeader_v2, ResponseHeader_v1
+
+NO_TAGS = b"\x00"
+_leader = struct.Struct(">ii")
+
+
+class Reader:
+    """A response from the front; IndexError or struct.error where it ends before a field does."""
+
+    __slots__ = ("_at", "_data")
+
+    def __init__(self, data: memoryview, at: int = 0) -> None:
+        self._data, self._at = data, at
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole response."""
+        return len(self._data)
+
+    def take(self, shape: struct.Struct) -> tuple[Any, ...]:
+        """Fields of a fixed shape."""
+        values = shape.unpack_from(self._data, self._at)
+        self._at += shape.size
+        return values
+
+    def uvarint(self) -> int:
+        """An unsigned varint."""
+        value = shift = 0
+        while True:
+            byte = self._data[self._at]
+            self._at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+
+    def data(self) -> memoryview:
+        """Bytes with their length in front, where they are; empty for none."""
+        return self._raw(max(0, self.uvarint() - 1))
+
+    def text(self) -> str | None:
+        """Text with its length in front."""
+        size = self.uvarint() - 1
+        return None if size < 0 else str(self._raw(size), "utf-8")
+
+    def tags(self) -> dict[int, memoryview]:
+        """The tagged fields that end a struct."""
+        return {self.uvarint(): self._raw(self.uvarint()) for _ in range(self.uvarint())}
+
+    def _raw(self, size: int) -> memoryview:
+        at, self._at = self._at, self._at + size
+        if self._at > len(self._data):
+            raise IndexError(f"the response ends at {len(self._data)}, its field at {self._at}")
+        return self._data[at : self._at]
+
+
+class FlexibleStruct:
+    """A request of one version as aiokafka's connection wants it, but for its body."""
+
+    __slots__ = ()
+
+    def build_request_header(self, correlation_id: int, client_id: str) -> Any:
+        return RequestHeader_v2(self, correlation_id=correlation_id, client_id=client_id)
+
+    def parse_response_header(self, data: Any) -> Any:
+        return ResponseHeader_v1.decode(data)
+
+
+def leader_in(tags: Mapping[int, memoryview], tag: int) -> int | None:
+    """The leader that a tagged field names (KIP-951), None where there is none."""
+    if (tagged := tags.get(tag)) is None:
+        return None
+    node: int = _leader.unpack_from(tagged)[0]
+    return node if node >= 0 else None
+
+
+def uvarint(value: int) -> bytes:
+    """An unsigned varint."""
+    encoded = bytearray()
+    while value >= 0x80:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def text(value: str | None) -> bytes:
+    """Text with its length in front."""
+    if value is None:
+        return b"\x00"
+    data = value.encode()
+    return uvarint(len(data) + 1) + data
