@@ -15,9 +15,9 @@ import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -41,19 +41,54 @@ from shared.common.setting_names import (
     variable,
 )
 
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
+
 DEFAULT_FILE = "penstock.toml"
 SASL_CREDENTIALS = ("sasl_username", "sasl_password")
 
 S = TypeVar("S", bound="CommandSettings")
+M = TypeVar("M")
 
-Port = Annotated[int, Field(ge=0, le=65535)]
+_SERVER = re.compile(r"(?:\[[0-9a-fA-F:.]+(?:%\w+)?\]|[^\s:/\[\],@]+):(?P<port>\d{1,5})")
+
+PORT_MAX = 65_535
+Port = Annotated[int, Field(ge=0, le=PORT_MAX)]
 PositiveMs = Annotated[int, Field(gt=0)]
 
 
-class Section(BaseModel):
-    """A table of settings; unknown keys are refused."""
+def _is_servers(text: str) -> str:
+    for server in text.split(","):
+        found = _SERVER.fullmatch(server.strip())
+        if found is None or not 0 < int(found["port"]) <= PORT_MAX:
+            raise ValueError(f"{server.strip()!r} is not host:port")
+    return text
+
+
+class _Refusing(ModelMetaclass):
+    """Says what is wrong with a section that is made by itself; within a command's settings, `load` does."""
+
+    def __call__(cls: type[M], *args: Any, **values: Any) -> M:  # noqa: N805 - a class of classes
+        try:
+            return cast(M, super().__call__(*args, **values))  # type: ignore[misc]
+        except ValidationError as e:
+            raise _refused(cast(type[BaseModel], cls), e) from None
+
+
+class Section(BaseModel, metaclass=_Refusing):
+    """A table of settings; ConfigError names each that is wrong, contradicts another, or is not there."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
+        """The settings of a mapping; ConfigError as if they were given by name."""
+        try:
+            return super().model_validate(obj, **options)
+        except ValidationError as e:
+            raise _refused(cls, e) from None
 
 
 class KafkaSettings(Section):
@@ -61,7 +96,9 @@ class KafkaSettings(Section):
 
     model_config = ConfigDict(hide_input_in_errors=True)  # pydantic shows a wrong section with all that is in it
 
-    bootstrap_servers: str = Field("localhost:9092", min_length=1, description="host:port, comma-separated")
+    bootstrap_servers: Annotated[str, AfterValidator(_is_servers)] = Field(
+        "localhost:9092", description="host:port, comma-separated"
+    )
     client_id: str | None = Field(None, description="default: the service's name, host and process id")
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None
@@ -230,19 +267,26 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: {e}") from None
 
 
+def _refused(cls: type[BaseModel], error: ValidationError) -> ConfigError:
+    return ConfigError(f"{cls.__name__}: " + "; ".join(_said(cls, one) for one in error.errors()))
+
+
 def _explain(cls: type[BaseModel], error: Any) -> str:
     path = [str(part) for part in error["loc"]]
-    name = ".".join(path)
-    spelled = f"{flag(path)}, {variable(path)}"
-    given = (
-        ""
-        if error["type"] == "missing" or isinstance(error["input"], dict)
-        else f", got {_shown(path, error['input'])}"
-    )
-    message = error["msg"].removeprefix("Value error, ")
+    said = _said(cls, error)
+    return said if not path or error["type"] == "extra_forbidden" else f"{said} ({flag(path)}, {variable(path)})"
+
+
+def _said(cls: type[BaseModel], error: Any) -> str:
+    """What is wrong with one setting, or with several together."""
+    path = [str(part) for part in error["loc"]]
+    name, message = ".".join(path), error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         return f"{name}: no such setting{nearest(name, ['.'.join([*path[:-1], one]) for one in siblings(cls, path)])}"
-    return f"{name or 'settings'}: {message}{given} ({spelled})" if name else message
+    if not name:
+        return str(message)
+    is_shown = error["type"] != "missing" and not isinstance(error["input"], dict | BaseModel)
+    return f"{name}: {message}" + (f", got {_shown(path, error['input'])}" if is_shown else "")
 
 
 def _shown(path: Sequence[str], value: Any) -> str:

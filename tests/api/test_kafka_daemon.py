@@ -8,13 +8,15 @@ from pathlib import Path
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
 
 from api.health import create_health_app
 from api.kafka_daemon import KafkaHttpDaemon
 from api.server import HttpServer
 from shared.clients.admin import Admin
-from shared.common.errors import ConfigError
+from shared.common.errors import AuthenticationFailed, ConfigError
 from shared.common.settings import HttpSettings, KafkaSettings
+from shared.testing.fake_broker import FakeCluster
 
 
 class Service(KafkaHttpDaemon):
@@ -52,15 +54,28 @@ async def test_http_answers_while_kafka_does_not() -> None:
         await service.close()
 
 
-async def test_what_waiting_does_not_mend_ends_it(tmp_path: Path) -> None:
-    """A certificate that is not there is no reason to try again."""
-    service = Service(KafkaSettings(security_protocol="SSL", ssl_cafile=tmp_path / "no.pem"))
-    await service.startup()
-    try:
-        with pytest.raises(ExceptionGroup) as raised:
-            await service.main_loop()
-        (error,) = raised.value.exceptions
-        assert isinstance(error, ConfigError)
-        assert "no.pem" in str(error)
-    finally:
-        await service.close()
+async def test_what_waiting_does_not_mend_ends_it() -> None:
+    """A password that the brokers refuse is no reason to try again."""
+    async with FakeCluster(users={"ali": "right"}) as cluster:
+        kafka = KafkaSettings(
+            bootstrap_servers=cluster.bootstrap_servers,
+            security_protocol="SASL_PLAINTEXT",
+            sasl_mechanism="PLAIN",
+            sasl_username="ali",
+            sasl_password=SecretStr("wrong"),
+        )
+        service = Service(kafka)
+        await service.startup()
+        try:
+            with pytest.raises(ExceptionGroup) as raised:
+                await service.main_loop()
+            (error,) = raised.value.exceptions
+            assert isinstance(error, AuthenticationFailed)
+        finally:
+            await service.close()
+
+
+def test_a_certificate_that_is_not_there(tmp_path: Path) -> None:
+    """It is found before anything listens."""
+    with pytest.raises(ConfigError, match=r"kafka\.ssl_cafile: .*no\.pem"):
+        Service(KafkaSettings(security_protocol="SSL", ssl_cafile=tmp_path / "no.pem"))

@@ -9,7 +9,7 @@ import pytest
 
 from bench._side_by_side import best_of, report
 
-CONTESTANT = '''
+CONTESTANT = """
 import json, pathlib, sys
 assert sys.argv[1] == "--one" and sys.argv[3] == "--records", sys.argv
 seen = pathlib.Path(sys.argv[4])
@@ -17,7 +17,7 @@ turn = len(seen.read_text().splitlines()) if seen.exists() else 0
 seen.write_text((seen.read_text() if turn else "") + sys.argv[2] + "\\n")
 print("something else")
 print(json.dumps({"records_per_second": [5, 6, 9, 4][turn], "cpu_us_per_record": turn}))
-'''
+"""
 
 
 async def test_the_best_round_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from aiokafka.client import ConnectionGroup, CoordinationType
 from shared.clients.connection.errors import translate
 from shared.clients.connection.fetch import FetchRequest, FetchResponse
 from shared.clients.connection.frames import read_in_place
+from shared.clients.connection.security import aiokafka_options
 from shared.clients.connection.sockets import Client
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import (
@@ -92,8 +93,10 @@ class Connection:
     """The sockets and the metadata of one client."""
 
     def __init__(self, kafka_settings: KafkaSettings) -> None:
+        """Raises ConfigError for a file or a function of the settings that is not there, or cannot be used."""
         self.settings = kafka_settings
         self.client_id = kafka_settings.client_id or default_client_id()
+        aiokafka_options(kafka_settings, self.client_id)  # read anew when it is opened: certificates are renewed
         self._client: Any = None
         self._coordinators: dict[tuple[str, str], int] = {}
         self._answered_ms: float | None = None
@@ -107,7 +110,7 @@ class Connection:
         return f"<Connection {self.client_id} to {self.settings.bootstrap_servers}, {state}>"
 
     async def open(self) -> None:
-        """Connect; see `bootstrap` for the errors, and ConfigError for files and functions that are not there."""
+        """Connect; see `bootstrap` for the errors."""
         client = Client(self.settings, self.client_id)
         try:
             await bootstrap(client, self.settings)

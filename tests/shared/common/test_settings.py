@@ -8,7 +8,7 @@ import pytest
 from pydantic import Field, SecretStr
 
 from shared.common.errors import ConfigError
-from shared.common.settings import HttpSettings, PositiveMs, Section, ServiceSettings, load_or_exit
+from shared.common.settings import HttpSettings, KafkaSettings, PositiveMs, Section, ServiceSettings, load_or_exit
 
 
 class Store(Section):
@@ -248,3 +248,52 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for flag in ("--name", "--store.path", "--kafka.bootstrap-servers", "--shutdown-timeout-ms"):
         assert flag in text
+
+
+@pytest.mark.parametrize("servers", ["b:1", "a.b-c_d:9092, 10.0.0.1:65535", "[::1]:9092", "[fe80::1%eth0]:1"])
+def test_bootstrap_servers(servers: str) -> None:
+    """Names and addresses, each with its port, one or several."""
+    assert KafkaSettings(bootstrap_servers=servers).bootstrap_servers == servers
+
+
+@pytest.mark.parametrize(
+    ("servers", "wrong"),
+    [
+        ("", "''"),
+        ("kafka", "'kafka'"),
+        ("a:1,", "''"),
+        ("a:1,b", "'b'"),
+        ("a:0", "'a:0'"),
+        ("a:65536", "'a:65536'"),
+        ("kafka://a:1", "'kafka://a:1'"),
+        ("a b:1", "'a b:1'"),
+        ("::1:9092", "'::1:9092'"),
+        ("a:port", "'a:port'"),
+    ],
+)
+def test_bootstrap_servers_that_cannot_be_reached(servers: str, wrong: str) -> None:
+    """What is no host and port is refused as a setting, by its name, wherever the settings come from."""
+    with pytest.raises(ConfigError, match=r"^KafkaSettings: bootstrap_servers: ") as raised:
+        KafkaSettings(bootstrap_servers=servers)
+    assert f"{wrong} is not host:port" in str(raised.value)
+    assert f"kafka.bootstrap_servers: {wrong} is not host:port" in refused(f"--kafka.bootstrap-servers={servers}")
+
+
+def test_a_section_made_by_itself_is_refused_by_name() -> None:
+    """A section in a program says the same as one that a command loads: each setting, what is wrong, and the value."""
+    with pytest.raises(ConfigError) as raised:
+        KafkaSettings(request_timeout_ms=0, clientid="c")
+    assert str(raised.value) == (
+        "KafkaSettings: request_timeout_ms: Input should be greater than 0, got 0; "
+        "clientid: no such setting (did you mean client_id?)"
+    )
+    with pytest.raises(ConfigError, match=r"HttpSettings: port: .* less than or equal to 65535, got 70000"):
+        HttpSettings.model_validate({"port": 70000})
+
+
+def test_a_secret_of_the_wrong_kind_is_not_shown() -> None:
+    """Neither as a section's own error nor as a command's."""
+    with pytest.raises(ConfigError) as raised:
+        KafkaSettings.model_validate({"sasl_password": ["hunter2"]})
+    assert "sasl_password: " in str(raised.value)
+    assert "hunter2" not in str(raised.value) + repr(raised.value) + repr(raised.value.__cause__)

@@ -76,7 +76,7 @@ def test_secrets_reach_the_socket_and_nothing_else() -> None:
 
 def test_secrets_in_settings_that_are_refused() -> None:
     """What is refused is named without the values beside it."""
-    with pytest.raises(ValueError, match="sasl_mechanism, sasl_username") as caught:
+    with pytest.raises(ConfigError, match="sasl_mechanism, sasl_username") as caught:
         KafkaSettings(security_protocol="SASL_SSL", sasl_password=SECRET)
     assert SECRET not in str(caught.value) + repr(caught.value)
 
@@ -84,16 +84,16 @@ def test_secrets_in_settings_that_are_refused() -> None:
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 def test_each_mechanism_has_what_it_needs(mechanism: str) -> None:
     """A user without a password is refused by name, before anything is connected."""
-    with pytest.raises(ValueError, match="security_protocol=SASL_SSL also needs sasl_password"):
+    with pytest.raises(ConfigError, match="security_protocol=SASL_SSL also needs sasl_password"):
         KafkaSettings(security_protocol="SASL_SSL", sasl_mechanism=mechanism, sasl_username="ali")
     assert aiokafka_options(sasl(mechanism), "c")["sasl_mechanism"] == mechanism
 
 
 def test_oauthbearer_needs_a_token_provider_alone() -> None:
     """OAUTHBEARER takes no user and no password, but a function that gives tokens."""
-    with pytest.raises(ValueError, match="security_protocol=SASL_SSL also needs sasl_oauth_token_provider"):
+    with pytest.raises(ConfigError, match="security_protocol=SASL_SSL also needs sasl_oauth_token_provider"):
         KafkaSettings(security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER")
-    with pytest.raises(ValueError, match="sasl_oauth_token_provider"):
+    with pytest.raises(ConfigError, match="sasl_oauth_token_provider"):
         KafkaSettings(sasl_oauth_token_provider="no function")
     options = aiokafka_options(oauth("blocking"), "c")
     assert repr(options["sasl_oauth_token_provider"]) == f"<TokenProvider {HERE}:blocking>"
@@ -135,11 +135,11 @@ async def test_a_provider_without_a_token() -> None:
         (f"{HERE}:NOT_A_FUNCTION", "has no function 'NOT_A_FUNCTION'"),
     ],
 )
-async def test_a_provider_that_is_not_there(path: str, reason: str) -> None:
-    """Opening a connection names a token provider that is not there."""
+def test_a_provider_that_is_not_there(path: str, reason: str) -> None:
+    """A client cannot be made with a token provider that is not there; the error names it."""
     settings = KafkaSettings(security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER", sasl_oauth_token_provider=path)
     with pytest.raises(ConfigError, match=rf"kafka\.sasl_oauth_token_provider: .*{reason}"):
-        await Connection(settings).open()
+        Producer(settings)
 
 
 async def test_oauthbearer_is_seen_through() -> None:
@@ -173,5 +173,7 @@ def test_ssl(tmp_path: Path) -> None:
         ssl_context(KafkaSettings(security_protocol="SSL", ssl_cafile=missing))
     with pytest.raises(ConfigError, match=r"kafka\.ssl_certfile: .*missing\.pem"):
         ssl_context(KafkaSettings(security_protocol="SSL", ssl_certfile=missing))
-    with pytest.raises(ValueError, match="ssl_keyfile and ssl_key_password also need ssl_certfile"):
+    with pytest.raises(ConfigError, match=r"kafka\.ssl_cafile: .*missing\.pem"):
+        Producer(KafkaSettings(security_protocol="SSL", ssl_cafile=missing))
+    with pytest.raises(ConfigError, match="ssl_keyfile and ssl_key_password also need ssl_certfile"):
         KafkaSettings(security_protocol="SSL", ssl_keyfile=missing)

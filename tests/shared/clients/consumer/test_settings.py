@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import ValidationError
 
 from shared.clients.consumer.settings import ConsumerSettings
+from shared.common.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from shared.clients.consumer.settings import ConsumerSettings
 )
 def test_what_contradicts_is_refused(wrong: dict[str, object], message: str) -> None:
     """Settings that cannot work together are refused by name."""
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(ConfigError, match=message):
         ConsumerSettings.model_validate(wrong)
 
 

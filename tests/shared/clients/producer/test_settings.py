@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import ValidationError
 
 from shared.clients.producer.settings import ProducerSettings
+from shared.common.errors import ConfigError
 
 
 @pytest.mark.parametrize(("given", "meant"), [("all", "all"), (-1, "all"), ("-1", "all"), ("1", 1), (1, 1), (0, 0)])
@@ -20,15 +20,15 @@ def test_idempotence_and_what_contradicts_it(conflict: dict[str, int]) -> None:
     (name,) = conflict
     assert ProducerSettings().enable_idempotence
     assert not ProducerSettings.model_validate(conflict).enable_idempotence
-    with pytest.raises(ValidationError, match=f"enable_idempotence=true contradicts {name}"):
+    with pytest.raises(ConfigError, match=f"enable_idempotence=true contradicts {name}"):
         ProducerSettings.model_validate({"enable_idempotence": True, **conflict})
-    with pytest.raises(ValidationError, match=f"transactional_id needs idempotence.*{name}"):
+    with pytest.raises(ConfigError, match=f"transactional_id needs idempotence.*{name}"):
         ProducerSettings.model_validate({"transactional_id": "tx", **conflict})
 
 
 def test_transactions_without_idempotence() -> None:
     """Switching idempotence off contradicts a transactional id."""
-    with pytest.raises(ValidationError, match="switched off"):
+    with pytest.raises(ConfigError, match="switched off"):
         ProducerSettings(transactional_id="tx", enable_idempotence=False)
 
 
@@ -57,5 +57,5 @@ def test_defaults_are_javas() -> None:
 def test_what_is_out_of_range_is_refused_by_name(wrong: dict[str, object]) -> None:
     """The error names the setting."""
     (name,) = wrong
-    with pytest.raises(ValidationError, match=name):
+    with pytest.raises(ConfigError, match=name):
         ProducerSettings.model_validate(wrong)
