@@ -4,10 +4,11 @@ from shared.streams.aggregations import Aggregate, Aggregation, Count, CountDist
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.processor import Processor, ProcessorContext, Record
 from shared.streams.punctuation import PunctuationType, Schedule
-from shared.streams.session_windows import SessionWindows, WindowKey, WindowResult
+from shared.streams.session_windows import SessionWindows
 from shared.streams.settings import StreamsSettings
 from shared.streams.stream_worker import StreamWorker
 from shared.streams.topology import Topology
+from shared.streams.windowed_aggregate import WindowKey, WindowResult
 
 __all__ = [
     "Aggregate",

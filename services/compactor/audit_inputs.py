@@ -84,7 +84,12 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
 
 
 def require_auditable(store: StoreSchema) -> None:
-    """Raise NotAuditable where user code stands between the source topic and the window."""
+    """Raise NotAuditable where the windows are no sessions, or user code stands between the source topic and them."""
+    if store.kind != "session":
+        raise NotAuditable(
+            f"store {store.name!r} cannot be audited: it has {store.kind} windows, and the audit makes sessions "
+            "anew and no other windows. Nothing was compared"
+        )
     if store.upstream:
         raise NotAuditable(
             f"store {store.name!r} cannot be audited: {', '.join(store.upstream)} stands before its window and may "

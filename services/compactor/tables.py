@@ -157,6 +157,8 @@ def _result(aggregation: AggregationSchema, state: str) -> str:
     match aggregation.function:
         case "count":
             return column("n")
+        case "latest":
+            return column("ms")
         case "sum" | "min" | "max" as function:
             return f"IF({column('n')} > 0, {column(function)}, NULL)"
         case "mean":

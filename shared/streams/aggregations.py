@@ -73,6 +73,14 @@ class Aggregation(ABC, Generic[State]):
     def add(self, state: State, value: Any) -> State:
         """The state with one more record's value. DataError where it does not fit, and then `state` is unchanged."""
 
+    def add_at(self, state: State, value: Any, timestamp_ms: int) -> State:
+        """As `add`, with the record's timestamp, for the aggregations that go by it."""
+        return self.add(state, value)
+
+    def copy(self, state: State) -> State:
+        """The state for another window to go on from: one that `add` on the other does not change."""
+        return self.from_columns(self.to_columns(state)) if self.in_place else state
+
     def check(self, value: Any) -> None:
         """DataError where `add` would raise it; called only where `in_place`."""
 

@@ -63,6 +63,9 @@ BODY_BYTES_MIN = {
 }
 
 
+StoreKind = Literal["session", "tumbling", "hopping", "sliding"]
+
+
 class AggregationSchema(msgspec.Struct, frozen=True, omit_defaults=True):
     """One aggregation as readers of the changelog need it.
 
@@ -89,11 +92,12 @@ class StoreSchema(msgspec.Struct, frozen=True, omit_defaults=True):
     `key` says how the record key reads: `string` is UTF-8, `bytes` is opaque. `source` is the topic whose records
     were aggregated; `results`, `late` and `dead_letters` are the topics that closed windows, late records and records
     that could not be decoded or handled went to, None where there is none. `emit` says when results were forwarded.
-    `upstream` names the nodes above the window, the source aside, that may drop, change or add records.
+    `upstream` names the nodes above the window, the source aside, that may drop, change or add records. `gap_ms` is a
+    session's, `size_ms` and `advance_ms` are those of other windows (of a sliding one, the time difference and 0).
     """
 
     name: str
-    kind: Literal["session"]
+    kind: StoreKind
     key: Literal["string", "bytes"]
     gap_ms: int
     grace_ms: int
@@ -104,6 +108,8 @@ class StoreSchema(msgspec.Struct, frozen=True, omit_defaults=True):
     dead_letters: str | None
     aggregations: tuple[AggregationSchema, ...]
     upstream: tuple[str, ...] = ()
+    size_ms: int = 0
+    advance_ms: int = 0
 
     def state_columns(self) -> tuple[Column, ...]:
         """All aggregations' columns, each named `<aggregation>_<column>`, in the body's order of fields."""

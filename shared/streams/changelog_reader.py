@@ -133,10 +133,12 @@ def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) 
     """SchemaMismatch, naming the difference, where state that was written under `stored` cannot be read under `own`.
 
     The gap, the grace, the emission and the topics may change: they say what happens from now on. The stores' order,
-    names and keys, and the aggregations' names, functions and columns may not.
+    names and keys, the windows' kind, size and advance, and the aggregations' names, functions and columns may not; nor
+    may the grace of sliding windows, which tells those that were closed from those that are open.
     """
     for number, (old, new) in enumerate(zip(stored, own, strict=False)):
-        for what in ("name", "kind", "key", "source"):
+        fixed = ("name", "kind", "key", "source", "size_ms", "advance_ms")
+        for what in (*fixed, "grace_ms") if new.kind == "sliding" else fixed:
             if getattr(old, what) != getattr(new, what):
                 raise SchemaMismatch(
                     f"store {number}: {what} was {getattr(old, what)!r}, is now {getattr(new, what)!r}"

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable
-from datetime import timedelta
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -35,26 +35,13 @@ from shared.common.serialization import (
     Deserializer,
     bytes_deserializer,
     json_deserializer,
-    json_serializer,
     struct_deserializer,
 )
 from shared.common.topic_names import dead_letter_topic, late_topic
-from shared.streams.aggregations import Aggregation
-from shared.streams.changelog_format import AggregationSchema, StoreSchema
-from shared.streams.processor import Processor, Record, interval_ms
-from shared.streams.session_windows import Emit, SessionAggregate, SessionWindows, WindowKey, WindowResult
-from shared.streams.topology import (
-    Encoder,
-    KeyType,
-    Node,
-    ProcessorNode,
-    SinkNode,
-    SourceNode,
-    StoreBuilder,
-    Topology,
-)
-
-RESERVED_RESULTS = frozenset(("key", "start", "end"))
+from shared.streams.grouped_stream import GroupedStream
+from shared.streams.processor import Processor, Record
+from shared.streams.result_encoders import encode_json
+from shared.streams.topology import Encoder, KeyType, Node, ProcessorNode, SinkNode, SourceNode, Topology
 
 
 class StreamsBuilder:
@@ -162,10 +149,17 @@ class Stream:
         """Write to a topic: keys as UTF-8 or bytes, values as JSON, windowed results as one flat object."""
         sink = SinkNode(self._builder._name("sink"), topic, encode or self._encode)
         self._builder._add(sink, (self._node,))
+        stores = self._builder._topology.stores
+        if self._node in stores and encode is None:  # what is encoded otherwise cannot be compared
+            builder = stores[self._node]
+            stores[self._node] = replace(builder, schema=msgspec.structs.replace(builder.schema, results=topic))
 
     def group_by_key(self) -> GroupedStream:
         """The stream grouped by the key its records have."""
         return GroupedStream(self)
+
+    def _derived(self, node: str, value: Any, encode: Encoder) -> Stream:
+        return Stream(self._builder, node, self._source, value, encode)
 
     def _branch(self, earlier: tuple[Callable[[Record], bool], ...], own: Callable[[Record], bool]) -> Stream:
         return self.filter(lambda record: not any(p(record) for p in earlier) and own(record))
@@ -174,82 +168,6 @@ class Stream:
         node = ProcessorNode(self._builder._name(kind), lambda: _Each(each), passes_all=passes_all)
         self._builder._add(node, (self._node,))
         return Stream(self._builder, node.name, self._source, self._value if value is None else value, self._encode)
-
-
-class GroupedStream:
-    """A stream whose records of one key belong together."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-
-    def session_window(self, gap: timedelta | int, grace: timedelta | int = 0) -> SessionWindowedStream:
-        """Sessions that a gap of inactivity ends; `gap` and `grace` as timedelta or ms."""
-        grace_ms = interval_ms(grace) if grace else 0
-        return SessionWindowedStream(self._stream, SessionWindows(interval_ms(gap), grace_ms))
-
-
-class SessionWindowedStream:
-    """A grouped stream cut into sessions."""
-
-    def __init__(self, stream: Stream, windows: SessionWindows) -> None:
-        self._stream, self._windows = stream, windows
-
-    def aggregate(self, name: str, /, **aggregations: Aggregation[Any]) -> WindowedTable:
-        """The named results of each session, kept in a store of this name."""
-        if not aggregations:
-            raise ConfigError(f"aggregate({name!r}): at least one aggregation is needed")
-        if reserved := RESERVED_RESULTS & aggregations.keys():
-            raise ConfigError(f"aggregate({name!r}): {', '.join(sorted(reserved))}: these names are the window's own")
-        bound = {n: a.bind(self._stream._value) for n, a in aggregations.items()}
-        return WindowedTable(self._stream, name, self._windows, bound)
-
-
-class WindowedTable:
-    """Windowed results; say when they are forwarded."""
-
-    def __init__(self, stream: Stream, name: str, windows: SessionWindows, bound: dict[str, Aggregation[Any]]) -> None:
-        self._stream, self._name, self._windows, self._bound = stream, name, windows, bound
-
-    def on_close(self) -> WindowedStream:
-        """Each window once, when it is closed."""
-        return self._emit("on_close")
-
-    def on_update(self) -> WindowedStream:
-        """Each window's last result of every commit, and None for a window that was merged into another."""
-        return self._emit("on_update")
-
-    def _emit(self, emit: Emit) -> WindowedStream:
-        builder, source, name, windows = self._stream._builder, self._stream._source, self._name, self._windows
-        schema = StoreSchema(
-            name=name,
-            kind="session",
-            key=source.key,
-            gap_ms=windows.gap_ms,
-            grace_ms=windows.grace_ms,
-            emit=emit,
-            source=source.topic,
-            results=None,
-            late=source.late,
-            dead_letters=source.dead_letters,
-            aggregations=tuple(AggregationSchema.of(n, a) for n, a in self._bound.items()),
-        )
-        builder._topology.add_store(StoreBuilder(schema))
-        node = ProcessorNode(name, lambda: SessionAggregate(name, windows, self._bound, emit), (name,))
-        builder._add(node, (self._stream._node,))
-        return WindowedStream(
-            builder, name, source, WindowResult, encode_json if emit == "on_close" else encode_updates
-        )
-
-
-class WindowedStream(Stream):
-    """Results of windows: a record's key is a `WindowKey`, the value a `WindowResult` or None (retracted)."""
-
-    def to(self, topic: str, encode: Encoder | None = None) -> None:
-        super().to(topic, encode)
-        stores = self._builder._topology.stores
-        if self._node in stores and encode is None:  # what is encoded otherwise cannot be compared
-            schema = msgspec.structs.replace(stores[self._node].schema, results=topic)
-            stores[self._node] = StoreBuilder(schema)
 
 
 _EachFunction = Callable[[Record, Callable[[Record], None]], None]
@@ -263,32 +181,6 @@ class _Each(Processor):
 
     def process(self, record: Record) -> None:
         self._each(record, self.context.forward)
-
-
-def encode_json(record: Record) -> tuple[bytes | None, bytes | None]:
-    """Keys: str as UTF-8, bytes as they are, a window's as its record key. Values: JSON, None as a tombstone."""
-    key = record.key
-    return _key_bytes(key.key if isinstance(key, WindowKey) else key), _value_bytes(record.value)
-
-
-def encode_updates(record: Record) -> tuple[bytes | None, bytes | None]:
-    """As `encode_json`, but a window's key is the whole window as JSON: a retraction has no value to name it."""
-    key = record.key
-    if isinstance(key, WindowKey):
-        return msgspec.json.encode(key._asdict()), _value_bytes(record.value)
-    return _key_bytes(key), _value_bytes(record.value)
-
-
-def _value_bytes(value: Any) -> bytes | None:
-    if isinstance(value, WindowResult):
-        return value.to_json()
-    return value if isinstance(value, bytes) else json_serializer("value", value)
-
-
-def _key_bytes(key: Any) -> bytes | None:
-    if key is None or isinstance(key, bytes):
-        return key
-    return key.encode() if isinstance(key, str) else msgspec.json.encode(key)
 
 
 def _is_type(value: Any) -> bool:

@@ -107,6 +107,10 @@ class ProcessorContext(Protocol):
         """Count the record that is being processed as late and send its source record to the late topic."""
         ...
 
+    def count_missed(self, windows: int) -> None:
+        """Count windows that the record that is being processed came too late for."""
+        ...
+
     def count_skipped(self, reason: str) -> None:
         """Count the record as skipped, by reason."""
         ...

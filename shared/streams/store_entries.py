@@ -8,7 +8,7 @@ from typing import Any
 from shared.streams.aggregations import Aggregation
 from shared.streams.changelog_format import StateCodec, encode_deleted, encode_final, encode_live
 from shared.streams.processor import StateRefused
-from shared.streams.state.session_store import ClosedSession, Session, SessionChanges
+from shared.streams.state.store import Changes, LiveRow
 from shared.streams.window_limits import name_window
 
 Entries = list[tuple[bytes | None, bytes]]
@@ -21,7 +21,7 @@ class StoreEntries:
     def __init__(self, name: str, number: int, codec: StateCodec, aggregations: Sequence[Aggregation[Any]]) -> None:
         self._name, self._number, self._codec, self._aggregations = name, number, codec, aggregations
 
-    def encode(self, changes: SessionChanges, epoch: int, commit: int) -> Entries:
+    def encode(self, changes: Changes, epoch: int, commit: int) -> Entries:
         """Finals and deletions, then live windows. StateRefused names the window whose state cannot be encoded."""
         number, state = self._number, self._state
         entries: Entries = [
@@ -32,7 +32,7 @@ class StoreEntries:
         entries += [(_key(s.key), encode_live(number, epoch, commit, s.start, s.end, state(s))) for s in changes.live]
         return entries
 
-    def _state(self, window: Session | ClosedSession) -> bytes:
+    def _state(self, window: LiveRow) -> bytes:
         try:
             states = zip(self._aggregations, window.states, strict=True)
             return self._codec.pack([value for a, s in states for value in a.to_columns(s)])

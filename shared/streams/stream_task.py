@@ -37,11 +37,11 @@ from shared.streams.changelog_format import (
 from shared.streams.late_records import late_record
 from shared.streams.processor import ProcessingFailed, Record, RecordMetadata, StateRefused, interval_ms
 from shared.streams.punctuation import PunctuationQueue, PunctuationType, Punctuator, Schedule
-from shared.streams.session_windows import NO_TIME, SessionAggregate, WindowKey
 from shared.streams.store_entries import StoreEntries
 from shared.streams.task_metrics import TaskMetrics
 from shared.streams.topology import ProcessorNode, SourceNode, Topology
 from shared.streams.window_limits import default_key_bytes_max
+from shared.streams.windowed_aggregate import NO_TIME, TimedProcessor, WindowKey
 from shared.streams.wiring import NodeContext, Wiring
 
 Guarantee = Literal["exactly_once", "at_least_once"]
@@ -157,8 +157,7 @@ class StreamTask:
     def restore_window(self, store: str, key: bytes, start: int, end: int, columns: list[Any]) -> None:
         """Put one live window back from its state's column values."""
         states, at = [], 0
-        aggregations = self._operator_of(store).aggregations
-        for aggregation in aggregations:
+        for aggregation in self.topology.stores[store].aggregations:
             width = len(aggregation.state_columns)
             states.append(aggregation.from_columns(columns[at : at + width]))
             at += width
@@ -337,7 +336,7 @@ class StreamTask:
 
     def _store_entries(self, number: int, name: str) -> list[tuple[bytes | None, bytes]]:
         changes = self.stores[name].changes()
-        encoder = StoreEntries(name, number, self._codecs[name], self._operator_of(name).aggregations)
+        encoder = StoreEntries(name, number, self._codecs[name], self.topology.stores[name].aggregations)
         entries = encoder.encode(changes, self.epoch, self.commit_number)
         self._closing += len(changes.finals)
         return entries
@@ -360,11 +359,8 @@ class StreamTask:
 
     # --- inside ---
 
-    def _operators(self) -> list[SessionAggregate]:
-        return [p for p in self._processors.values() if isinstance(p, SessionAggregate)]
-
-    def _operator_of(self, store: str) -> SessionAggregate:
-        return next(o for o in self._operators() if o.store_name == store)
+    def _operators(self) -> list[TimedProcessor]:
+        return [p for p in self._processors.values() if isinstance(p, TimedProcessor)]
 
     def _key_from_bytes(self, store: str, key: bytes) -> str | bytes:
         return key.decode() if self.topology.stores[store].schema.key == "string" else key
@@ -382,6 +378,10 @@ class StreamTask:
         self._output(late_record(record, source.late, close_time_ms, operator_time_ms, store))
         self._late += 1
         self.metrics.refused_at["late"] = _place(record)
+
+    def count_missed(self, windows: int) -> None:
+        """Count windows that the record in hand came too late for."""
+        self.metrics.missed(windows)
 
     def count_skipped(self, reason: str) -> None:
         """Count the record in hand as skipped."""

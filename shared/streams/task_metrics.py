@@ -26,10 +26,13 @@ class TaskMetrics:
         registry = registry or CollectorRegistry()
         own = {"partition": str(partition)}
         self.records_total = self.late_total = self.dead_letters_total = self.skipped_total = self.closed_total = 0
+        self.missed_windows_total = 0
         self._records = counter(registry, "streams_records", "Records taken.", "partition").labels(**own)
         self._late = counter(registry, "streams_late_records", "Records that came too late.", "partition", "topic")
         self._dead = counter(registry, "streams_dead_letters", "Records refused.", "partition", "topic", "stage")
         self._skipped = counter(registry, "streams_skipped_records", "Records skipped.", "partition", "reason")
+        missed = ("streams_missed_windows", "Time windows that records came too late for.")
+        self._missed = counter(registry, *missed, "partition").labels(**own)
         self._closed = counter(registry, "streams_closed_windows", "Windows closed.", "partition").labels(**own)
         self._time = gauge(registry, "streams_stream_time_ms", "Highest event time seen.", "partition").labels(**own)
         self._open = gauge(registry, "streams_open_windows", "Live windows in the stores.", "partition").labels(**own)
@@ -53,6 +56,10 @@ class TaskMetrics:
     def dead_letter(self, topic: str, stage: str) -> None:
         self.dead_letters_total += 1
         self._dead.labels(topic=topic, stage=stage, **self._own).inc()
+
+    def missed(self, windows: int) -> None:
+        self.missed_windows_total += windows
+        self._missed.inc(windows)
 
     def skipped(self, reason: str) -> None:
         self.skipped_total += 1

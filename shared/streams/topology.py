@@ -10,9 +10,12 @@ import msgspec
 
 from shared.common.errors import ConfigError
 from shared.common.serialization import Deserializer
+from shared.streams.aggregations import Aggregation
 from shared.streams.changelog_format import STORES_MAX, StoreSchema
 from shared.streams.processor import Processor, Record
 from shared.streams.state.session_store import InMemorySessionStore
+from shared.streams.state.store import StateStore
+from shared.streams.state.window_store import InMemoryWindowStore
 
 KeyType = Literal["string", "bytes"]
 Encoder = Callable[[Record], tuple[bytes | None, bytes | None]]
@@ -63,9 +66,13 @@ class StoreBuilder:
     """A store and what readers of its changelog must know."""
 
     schema: StoreSchema
+    aggregations: tuple[Aggregation[Any], ...] = ()
+    """What the store's states are made of, bound to the stream's value type."""
 
-    def build(self) -> InMemorySessionStore:
-        return InMemorySessionStore(self.schema.name)
+    def build(self) -> StateStore:
+        if self.schema.kind == "session":
+            return InMemorySessionStore(self.schema.name)
+        return InMemoryWindowStore(self.schema.name, keeps_closed=self.schema.kind == "sliding")
 
 
 @dataclass(slots=True)

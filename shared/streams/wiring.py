@@ -17,9 +17,9 @@ from shared.common.errors import ConfigError, RecordTooLarge
 from shared.common.records import ProducerRecord
 from shared.streams.processor import Processor, Record, RecordMetadata
 from shared.streams.punctuation import PunctuationType, Punctuator, Schedule
-from shared.streams.session_windows import WindowKey
-from shared.streams.state.session_store import InMemorySessionStore
+from shared.streams.state.store import StateStore
 from shared.streams.topology import ProcessorNode, SinkNode, Topology
+from shared.streams.windowed_aggregate import WindowKey
 
 if TYPE_CHECKING:
     from shared.streams.stream_task import StreamTask
@@ -139,13 +139,16 @@ class NodeContext:
     ) -> Schedule:
         return self._task.schedule(interval, type, callback, start_ms=start_ms, name=name)
 
-    def store(self, name: str) -> InMemorySessionStore:
+    def store(self, name: str) -> StateStore:
         if name not in self._node.stores:
             raise ConfigError(f"{self._node.name!r} asks for the store {name!r}, to which it is not connected")
         return self._task.stores[name]
 
     def emit_late(self, record: Record, close_time_ms: int, operator_time_ms: int) -> None:
         self._task.emit_late(close_time_ms, operator_time_ms, next(iter(self._node.stores), self._node.name))
+
+    def count_missed(self, windows: int) -> None:
+        self._task.count_missed(windows)
 
     def count_skipped(self, reason: str) -> None:
         self._task.count_skipped(reason)

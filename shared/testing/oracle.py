@@ -1,7 +1,7 @@
 """Replays recorded cases of Kafka Streams and compares: `python -m shared.testing.oracle FILE…`.
 
 A file has one JSON case a line (plain or gzip), recorded from Kafka Streams' TopologyTestDriver: parameters, the
-records piped in, and what came out. Session windows run through the DSL, punctuation through the Processor API, both
+records piped in, and what came out. Windows run through the DSL, punctuation through the Processor API, both
 on `TopologyTestDriver`. Prints each mismatch, then `N passed, M failed`, and cases of kinds that the engine does not
 have as `K skipped`; exit status 1 if any failed.
 """
@@ -18,11 +18,13 @@ import msgspec
 
 from shared.streams.aggregations import Aggregate, Aggregation, Count, Max, Sum
 from shared.streams.dsl import StreamsBuilder
+from shared.streams.grouped_stream import GroupedStream, WindowedGroup
 from shared.streams.processor import Processor, Record
 from shared.streams.punctuation import PunctuationType, Schedule
 from shared.testing.topology_test_driver import TopologyTestDriver
 
 SOURCE, RESULTS = "input", "output"
+KINDS = ("session", "tumbling", "hopping", "sliding", "punctuation")
 
 Case = dict[str, Any]
 Output = dict[str, Any]
@@ -45,12 +47,12 @@ def read_cases(path: Path) -> Iterator[Case]:
 
 def replay(case: Case) -> str | None:
     """None where our output equals the recorded one, otherwise how it differs. KeyError for an unknown kind."""
-    return {"session": _replay_session, "punctuation": _replay_punctuation}[case["kind"]](case)
+    return _replay_punctuation(case) if case["kind"] == "punctuation" else _replay_windows(case)
 
 
 def supported(case: Case) -> bool:
     """Whether the engine has what the case is about."""
-    return case["kind"] in ("session", "punctuation")
+    return case["kind"] in KINDS
 
 
 def aggregation(name: str) -> Aggregation[Any]:
@@ -71,10 +73,24 @@ def _join(a: str, b: str) -> str:
     return f"{a},{b}" if a and b else a or b
 
 
-def _replay_session(case: Case) -> str | None:
+def _windowed(case: Case, grouped: GroupedStream) -> WindowedGroup:
+    grace = case["grace_ms"]
+    match case["kind"]:
+        case "session":
+            return grouped.session_window(case["gap_ms"], grace)
+        case "tumbling":
+            return grouped.tumbling_window(case["size_ms"], grace)
+        case "hopping":
+            return grouped.hopping_window(case["size_ms"], case["advance_ms"], grace)
+        case "sliding":
+            return grouped.sliding_window(case["size_ms"], grace)
+    raise KeyError(case["kind"])
+
+
+def _replay_windows(case: Case) -> str | None:
     builder = StreamsBuilder()
-    windows = builder.stream(SOURCE, value=Value).group_by_key().session_window(case["gap_ms"], case["grace_ms"])
-    table = windows.aggregate("sessions", result=aggregation(case["aggregate"]))
+    windows = _windowed(case, builder.stream(SOURCE, value=Value).group_by_key())
+    table = windows.aggregate("windows", result=aggregation(case["aggregate"]))
     (table.on_update() if case["emit"] == "on_update" else table.on_close()).to(RESULTS, encode=_encode)
     driver = TopologyTestDriver(builder.build())
     got: list[Output] = []
@@ -83,7 +99,9 @@ def _replay_session(case: Case) -> str | None:
         value = msgspec.json.encode({"value": record["value"]})
         driver.pipe(SOURCE, key=None if key is None else key.encode(), value=value, timestamp=record["timestamp"])
         got += [{"step": step, **msgspec.json.decode(out.key or b"{}")} for out in driver.read(RESULTS)]
-    dropped = driver.task.metrics.late_total + driver.task.metrics.skipped_total
+    metrics = driver.task.metrics
+    late = metrics.late_total if case["kind"] == "session" else metrics.missed_windows_total
+    dropped = late + metrics.skipped_total
     if dropped != case["dropped"]:
         return f"dropped {dropped}, recorded {case['dropped']}"
     return first_difference(got, case["output"])

@@ -132,6 +132,8 @@ class InMemorySessionStore:
         """The key's live sessions in order of start."""
         return list(self._sessions.get(key, ()))
 
+    rows, rows_of = sessions, sessions_of
+
     def changes(self) -> SessionChanges:
         """All changes since the last `committed()`."""
         deleted = [at for at, session in self._dirty.items() if session is None]

@@ -11,9 +11,10 @@ import pytest
 from shared.common.errors import ConfigError
 from shared.common.serialization import json_deserializer
 from shared.streams.aggregations import Count, Mean, Sum
-from shared.streams.dsl import Stream, StreamsBuilder, encode_json, encode_updates
+from shared.streams.dsl import Stream, StreamsBuilder
 from shared.streams.processor import Processor, Record
-from shared.streams.session_windows import WindowKey, WindowResult
+from shared.streams.result_encoders import encode_json, encode_updates
+from shared.streams.windowed_aggregate import WindowKey, WindowResult
 from shared.testing.topology_test_driver import TopologyTestDriver
 
 

@@ -14,7 +14,8 @@ from shared.common.errors import ConfigError
 from shared.streams.aggregations import Aggregate, Count, CountDistinct, Sum
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.late_records import CLOSE_TIME_MS, LATENESS_MS, OFFSET, PARTITION, STORE, STREAM_TIME_MS, TOPIC
-from shared.streams.session_windows import Emit, SessionAggregate, SessionWindows
+from shared.streams.session_windows import SessionAggregate, SessionWindows
+from shared.streams.windowed_aggregate import Emit
 from shared.testing.topology_test_driver import TopologyTestDriver
 
 Window = tuple[str, int, int]

@@ -22,6 +22,7 @@ from shared.streams.restore import restore_task
 from shared.streams.state.session_store import Session
 from shared.streams.stream_task import StreamTask
 from shared.streams.topology import Topology
+from shared.streams.windowed_aggregate import WindowedAggregate
 from shared.testing.topology_test_driver import TopologyTestDriver
 
 
@@ -61,7 +62,7 @@ def test_offsets_before_the_position_are_skipped() -> None:
     assert (task.sources, task.metrics.records_total) == ({"in": 6}, 2)
     task.process(columns("in", (3, b"a", b"{}", 0), (5, b"a", b"{}", 1), (6, b"a", b"{}", 2)), 0)
     assert (task.sources, task.metrics.records_total) == ({"in": 7}, 3)
-    (session,) = task.stores["s"].sessions()
+    (session,) = task.stores["s"].rows()
     assert session.states == [3]
 
 
@@ -118,7 +119,7 @@ def test_what_cannot_be_decoded_becomes_a_dead_letter(key: bytes, value: bytes, 
     assert (letter.stage, letter.attempts, letter.group) == ("deserialize", 1, "test-driver")
     assert said in letter.message
     assert (driver.task.metrics.dead_letters_total, driver.task.sources) == (1, {"in": 3})
-    (session,) = driver.task.stores["s"].sessions()
+    (session,) = driver.task.stores["s"].rows()
     assert session.states == [2]
 
 
@@ -433,7 +434,7 @@ def test_a_task_that_checks_states_refuses_the_record_that_spoils_one(value: byt
     commit = task.prepare_commit(0)
     letter = parse_dead_letter(as_consumed(commit.outputs[0]))
     assert (letter.record.offset, letter.exception.rpartition(".")[2]) == (1, exception)
-    (session,) = task.stores["s"].sessions()
+    (session,) = task.stores["s"].rows()
     assert session.states == [[1, 2], 2]
 
 
@@ -758,7 +759,9 @@ turns = st.lists(
 def observed(driver: TopologyTestDriver) -> tuple[Any, ...]:
     """Outputs in order by topic, live windows, position and times; a dead letter's stage and place, not its moment."""
     task = driver.task
-    live = {(s.key, s.start, s.end): task._operator_of("s").results(s.states) for s in task.stores["s"].sessions()}
+    (operator,) = task._operators()
+    assert isinstance(operator, WindowedAggregate)
+    live = {(s.key, s.start, s.end): operator.results(s.states) for s in task.stores["s"].rows()}
     outputs = {topic: list(driver.outputs.get(topic, ())) for topic in TOPICS}
     progress = task._progress(0)
     return outputs, live, progress.sources, progress.stream_time_ms, progress.operator_times_ms

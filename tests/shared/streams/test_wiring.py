@@ -9,9 +9,9 @@ from shared.common.errors import RecordTooLarge
 from shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from shared.streams.dsl import StreamsBuilder, encode_json
 from shared.streams.processor import ProcessingFailed, Record
-from shared.streams.session_windows import WindowKey
 from shared.streams.stream_task import StreamTask
 from shared.streams.topology import SinkNode
+from shared.streams.windowed_aggregate import WindowKey
 from shared.streams.wiring import SinkWriter, Wiring
 
 

@@ -1,0 +1,142 @@
+"""The DSL's windows: what a grouped stream can be cut into, and when the results go out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shared.common.errors import ConfigError
+from shared.streams.aggregations import Aggregation
+from shared.streams.changelog_format import AggregationSchema, StoreKind, StoreSchema
+from shared.streams.processor import interval_ms
+from shared.streams.result_encoders import encode_json, encode_updates
+from shared.streams.session_windows import SessionAggregate, SessionWindows
+from shared.streams.sliding_windows import SlidingWindowAggregate, SlidingWindows
+from shared.streams.time_windows import LATEST, Latest, TimeWindowAggregate, TimeWindows
+from shared.streams.topology import ProcessorNode, StoreBuilder
+from shared.streams.windowed_aggregate import Emit, WindowedAggregate, WindowResult
+
+if TYPE_CHECKING:
+    from shared.streams.dsl import Stream
+
+RESERVED_RESULTS = frozenset(("key", "start", "end", LATEST))
+
+
+class GroupedStream:
+    """A stream whose records of one key belong together; durations are timedelta or ms."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def session_window(self, gap: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup:
+        """Sessions that a gap of inactivity ends."""
+        return WindowedGroup(self._stream, SessionWindows(interval_ms(gap), _ms_or_0(grace)))
+
+    def tumbling_window(self, size: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup:
+        """Windows of one size, each beginning where the one before ends."""
+        size_ms = interval_ms(size)
+        return WindowedGroup(self._stream, TimeWindows(size_ms, size_ms, _ms_or_0(grace)))
+
+    def hopping_window(
+        self, size: timedelta | int, advance: timedelta | int, grace: timedelta | int = 0
+    ) -> WindowedGroup:
+        """Windows of one size that begin every `advance`, and so overlap."""
+        return WindowedGroup(self._stream, TimeWindows(interval_ms(size), interval_ms(advance), _ms_or_0(grace)))
+
+    def sliding_window(self, difference: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup:
+        """Windows that hold records no further apart than `difference`; see `sliding_windows`."""
+        return WindowedGroup(self._stream, SlidingWindows(_ms_or_0(difference), _ms_or_0(grace)))
+
+
+def _ms_or_0(duration: timedelta | int) -> int:
+    return interval_ms(duration) if duration else 0
+
+
+Windows = SessionWindows | TimeWindows | SlidingWindows
+Bound = Mapping[str, Aggregation[Any]]
+
+
+class _Shape(NamedTuple):
+    """A kind of windows as the changelog's readers know it."""
+
+    kind: StoreKind
+    gap_ms: int = 0
+    size_ms: int = 0
+    advance_ms: int = 0
+
+
+def _shape(windows: Windows) -> _Shape:
+    match windows:
+        case SessionWindows(gap_ms=gap):
+            return _Shape("session", gap)
+        case SlidingWindows(difference_ms=difference):
+            return _Shape("sliding", size_ms=difference)
+        case TimeWindows(size_ms=size, advance_ms=advance):
+            return _Shape("tumbling" if size == advance else "hopping", size_ms=size, advance_ms=advance)
+
+
+def _operator(name: str, windows: Windows, bound: Bound, emit: Emit) -> WindowedAggregate:
+    match windows:
+        case SessionWindows():
+            return SessionAggregate(name, windows, bound, emit)
+        case SlidingWindows():
+            return SlidingWindowAggregate(name, windows, bound, emit)
+        case TimeWindows():
+            return TimeWindowAggregate(name, windows, bound, emit)
+
+
+class WindowedGroup:
+    """A grouped stream cut into windows."""
+
+    def __init__(self, stream: Stream, windows: Windows) -> None:
+        self._stream, self._windows = stream, windows
+
+    def aggregate(self, name: str, /, **aggregations: Aggregation[Any]) -> WindowedTable:
+        """The named results of each window, kept in a store of this name."""
+        if not aggregations:
+            raise ConfigError(f"aggregate({name!r}): at least one aggregation is needed")
+        if reserved := RESERVED_RESULTS & aggregations.keys():
+            raise ConfigError(f"aggregate({name!r}): {', '.join(sorted(reserved))}: these names are the window's own")
+        bound = {n: a.bind(self._stream._value) for n, a in aggregations.items()}
+        if not isinstance(self._windows, SessionWindows):
+            bound = {LATEST: Latest(), **bound}
+        return WindowedTable(self._stream, name, self._windows, bound)
+
+
+class WindowedTable:
+    """Windowed results; say when they are forwarded."""
+
+    def __init__(self, stream: Stream, name: str, windows: Windows, bound: Bound) -> None:
+        self._stream, self._name, self._windows, self._bound = stream, name, windows, bound
+
+    def on_close(self) -> Stream:
+        """Each window once, when it is closed: a record's key is a `WindowKey`, its value a `WindowResult`."""
+        return self._emit("on_close")
+
+    def on_update(self) -> Stream:
+        """Each window's last result of every commit, and None for a window that was merged into another."""
+        return self._emit("on_update")
+
+    def _emit(self, emit: Emit) -> Stream:
+        stream, name, windows, bound = self._stream, self._name, self._windows, self._bound
+        builder, source, shape = stream._builder, stream._source, _shape(windows)
+        schema = StoreSchema(
+            name=name,
+            kind=shape.kind,
+            key=source.key,
+            gap_ms=shape.gap_ms,
+            grace_ms=windows.grace_ms,
+            emit=emit,
+            source=source.topic,
+            results=None,
+            late=source.late,
+            dead_letters=source.dead_letters,
+            aggregations=tuple(AggregationSchema.of(n, a) for n, a in bound.items()),
+            size_ms=shape.size_ms,
+            advance_ms=shape.advance_ms,
+        )
+        builder._topology.add_store(StoreBuilder(schema, tuple(bound.values())))
+        node = ProcessorNode(name, lambda: _operator(name, windows, bound, emit), (name,))
+        builder._add(node, (stream._node,))
+        return stream._derived(name, WindowResult, encode_json if emit == "on_close" else encode_updates)

@@ -1,0 +1,37 @@
+"""How records become bytes at a sink: what `to()` writes unless it is given an encoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from shared.common.serialization import json_serializer
+from shared.streams.processor import Record
+from shared.streams.windowed_aggregate import WindowKey, WindowResult
+
+
+def encode_json(record: Record) -> tuple[bytes | None, bytes | None]:
+    """Keys: str as UTF-8, bytes as they are, a window's as its record key. Values: JSON, None as a tombstone."""
+    key = record.key
+    return _key_bytes(key.key if isinstance(key, WindowKey) else key), _value_bytes(record.value)
+
+
+def encode_updates(record: Record) -> tuple[bytes | None, bytes | None]:
+    """As `encode_json`, but a window's key is the whole window as JSON: a retraction has no value to name it."""
+    key = record.key
+    if isinstance(key, WindowKey):
+        return msgspec.json.encode(key._asdict()), _value_bytes(record.value)
+    return _key_bytes(key), _value_bytes(record.value)
+
+
+def _value_bytes(value: Any) -> bytes | None:
+    if isinstance(value, WindowResult):
+        return value.to_json()
+    return value if isinstance(value, bytes) else json_serializer("value", value)
+
+
+def _key_bytes(key: Any) -> bytes | None:
+    if key is None or isinstance(key, bytes):
+        return key
+    return key.encode() if isinstance(key, str) else msgspec.json.encode(key)

@@ -1,0 +1,199 @@
+"""Sliding windows: the rule case by case, then against their definition."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.common.errors import ConfigError, SchemaMismatch
+from shared.streams.aggregations import Aggregate, Count, CountDistinct
+from shared.streams.changelog_reader import check_schema
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.sliding_windows import SlidingWindows
+from shared.streams.topology import Topology
+from shared.streams.windowed_aggregate import Emit
+from shared.testing.topology_test_driver import TopologyTestDriver
+
+Window = tuple[str, int, int]
+
+
+class Value(msgspec.Struct):
+    """An input value: a number that tells records apart."""
+
+    id: int
+
+
+def topology_of(difference: int, grace: int = 0, emit: Emit = "on_close") -> Topology:
+    builder = StreamsBuilder()
+    grouped = builder.stream("in", value=Value).group_by_key()
+    ids = Aggregate(list, lambda ids, value: [*ids, value.id], lambda a, b: a + b)
+    table = grouped.sliding_window(difference, grace).aggregate("w", ids=ids, n=Count(), who=CountDistinct("id"))
+    (table.on_close() if emit == "on_close" else table.on_update()).to("out")
+    return builder.build()
+
+
+def driver_of(difference: int, grace: int = 0, emit: Emit = "on_close") -> TopologyTestDriver:
+    """Windows with the ids of their records, and how many there are."""
+    return TopologyTestDriver(topology_of(difference, grace, emit))
+
+
+def pipe(driver: TopologyTestDriver, *records: tuple[str | None, int]) -> None:
+    """Pipe (key, timestamp) records; each record's id is its offset."""
+    for key, timestamp in records:
+        value = msgspec.json.encode({"id": len(driver.source_log["in"])})
+        driver.pipe("in", key=None if key is None else key.encode(), value=value, timestamp=timestamp)
+
+
+def out(driver: TopologyTestDriver) -> list[tuple[Window, list[int], int]]:
+    """What was emitted since the last look: the window, its records' ids, the timestamp."""
+    found = []
+    for record in driver.read("out"):
+        result = msgspec.json.decode(record.value or b"")
+        assert result["n"] == len(result["ids"]) == result["who"]
+        found.append(((result["key"], result["start"], result["end"]), result["ids"], record.timestamp or 0))
+    return found
+
+
+def rows(driver: TopologyTestDriver) -> dict[Window, list[int]]:
+    """All windows of the store, open and kept."""
+    return {(w.key, w.start, w.end): w.states[1] for w in driver.task.stores["w"].rows()}
+
+
+def test_a_window_ends_at_each_record_and_one_starts_after_it() -> None:
+    """The example of the module: two records within reach make three windows."""
+    driver = driver_of(10, 100)
+    pipe(driver, ("a", 20), ("a", 25))
+    assert rows(driver) == {("a", 10, 20): [0], ("a", 21, 31): [1], ("a", 15, 25): [0, 1]}
+
+
+def test_an_earlier_record_makes_the_window_after_it_from_what_is_there() -> None:
+    """A record that comes out of order gets a right window with the later record, and its left one."""
+    driver = driver_of(10, 100)
+    pipe(driver, ("a", 25), ("a", 20))
+    assert rows(driver) == {("a", 15, 25): [0, 1], ("a", 10, 20): [1], ("a", 21, 31): [0]}
+
+
+def test_records_near_zero_share_their_left_window() -> None:
+    """No window starts before 0: [0, difference] takes every record that is nearer to it."""
+    driver = driver_of(10, 100)
+    pipe(driver, ("a", 6), ("a", 3), ("a", 9))
+    assert rows(driver) == {("a", 0, 10): [0, 1, 2], ("a", 4, 14): [0, 2], ("a", 7, 17): [2]}
+
+
+def test_two_records_of_one_moment_make_no_new_window() -> None:
+    """The second record of a moment goes into the windows that the first has made."""
+    driver = driver_of(10, 100)
+    pipe(driver, ("a", 20), ("a", 20))
+    assert rows(driver) == {("a", 10, 20): [0, 1]}
+
+
+def test_a_difference_of_zero() -> None:
+    """With no difference each moment is a window of its own."""
+    driver = driver_of(0)
+    pipe(driver, ("a", 5), ("a", 5), ("a", 6))
+    assert out(driver) == [(("a", 5, 5), [0, 1], 5)]
+
+
+def test_a_closed_window_still_lends_what_it_holds() -> None:
+    """A window that was closed is kept for as long as one to its right can be made from it, over a crash too."""
+    driver = driver_of(10)
+    pipe(driver, ("a", 20), ("a", 27))
+    assert [w for w, _, _ in out(driver)] == [("a", 10, 20)]
+    driver.crash()
+    driver.restore()
+    pipe(driver, ("a", 30))
+    assert rows(driver)[("a", 20, 30)] == [0, 1, 2]
+    assert [w for w, _, _ in out(driver)] == [("a", 17, 27)]
+    pipe(driver, ("a", 200), ("a", 210))
+    assert {w for w in rows(driver) if w[1] < 190} == set()
+    driver.crash()
+    driver.restore()
+    assert {w for w in rows(driver) if w[1] < 190} == set()
+
+
+def test_late_only_where_no_window_takes_it() -> None:
+    """A record behind the close time still counts in windows that end after it; beyond their reach it is late."""
+    driver = driver_of(10)
+    pipe(driver, ("a", 30), ("a", 25))
+    assert driver.read("in-late") == []
+    assert (rows(driver)[("a", 20, 30)], driver.task.metrics.missed_windows_total) == ([0, 1], 1)
+    pipe(driver, ("a", 18))
+    assert len(driver.read("in-late")) == 1
+    assert (driver.task.metrics.missed_windows_total, driver.task.metrics.late_total) == (2, 1)
+
+
+def test_null_keys_and_time_moved_by_hand() -> None:
+    """A record without a key moves nothing; time that is moved on closes windows."""
+    driver = driver_of(10)
+    pipe(driver, ("a", 20), (None, 500))
+    (operator,) = driver.task._operators()
+    operator.advance_time(20)
+    assert driver.task.stores["w"].changes().finals == []
+    operator.advance_time(21)
+    operator.advance_time(3)
+    assert [(f.start, f.closed_at) for f in driver.task.stores["w"].changes().finals] == [(10, 21)]
+
+
+@pytest.mark.parametrize(("difference", "grace", "named"), [(-1, 0, "difference"), (1, -1, "grace")])
+def test_windows_refuse_what_is_no_duration(difference: int, grace: int, named: str) -> None:
+    """Neither may be negative."""
+    with pytest.raises(ConfigError, match=named):
+        SlidingWindows(difference, grace)
+
+
+def test_their_grace_may_not_change() -> None:
+    """Which windows are closed is told by the grace: state that was written under another is refused."""
+    stored = topology_of(10, 5).schemas()
+    check_schema(stored, topology_of(10, 5, "on_update").schemas())
+    with pytest.raises(SchemaMismatch, match="grace_ms was 5, is now 6"):
+        check_schema(stored, topology_of(10, 6).schemas())
+    with pytest.raises(SchemaMismatch, match="size_ms was 10, is now 11"):
+        check_schema(stored, topology_of(11, 5).schemas())
+
+
+@st.composite
+def within_grace(draw: st.DrawFn) -> tuple[int, list[tuple[str, int]]]:
+    """A grace, and records none of which comes later than that after a later one."""
+    grace = draw(st.sampled_from([0, 5, 30]))
+    time, found = 0, []
+    for key, step, back in draw(
+        st.lists(st.tuples(st.sampled_from("aab"), st.integers(0, 12), st.integers(0, grace)), max_size=40)
+    ):
+        time += step
+        found.append((key, max(0, time - back)))
+    return grace, found
+
+
+def definition(difference: int, given_: list[tuple[str, int]]) -> dict[Window, set[int]]:
+    """Every window that ends at a record or starts just after one, and holds something."""
+    found: dict[Window, set[int]] = {}
+    for key, at in given_:
+        for start in (max(0, at - difference), at + 1):
+            end = start + difference
+            if ids := {i for i, (k, t) in enumerate(given_) if k == key and start <= t <= end}:
+                found[(key, start, end)] = ids
+    return found
+
+
+@given(st.sampled_from([0, 1, 7, 20]), within_grace(), st.lists(st.integers(0, 39), max_size=3))
+def test_equals_the_definition_over_crashes(
+    difference: int, given_: tuple[int, list[tuple[str, int]]], crashes: list[int]
+) -> None:
+    """Where nothing is late the windows are those of the definition, each is closed once, and none is lost."""
+    grace, records = given_
+    driver = driver_of(difference, grace)
+    for i, record in enumerate(records):
+        if i in crashes:
+            driver.crash()
+            driver.restore()
+        pipe(driver, record)
+    wanted, time = definition(difference, records), max([-1, *(at for _, at in records)])
+    results = out(driver)
+    assert driver.read("in-late") == []
+    assert len(results) == len({w for w, _, _ in results})
+    assert {w: set(ids) for w, ids, _ in results} == {w: i for w, i in wanted.items() if w[2] < time - grace}
+    assert all(timestamp == max(records[i][1] for i in ids) for _, ids, timestamp in results)
+    opened = {w: set(ids) for w, ids in rows(driver).items() if w[2] >= time - grace}
+    assert opened == {w: i for w, i in wanted.items() if w[2] >= time - grace}
