@@ -1,0 +1,39 @@
+"""The Connect runtime: connectors in Python under Kafka Connect's names, settings and guarantees.
+
+What a connector's author needs is here; the runtime itself is in the modules.
+"""
+
+from shared.connect.config_def import NO_DEFAULT, ConfigDef, ConfigKey, Importance, Type, Width
+from shared.connect.connector import Connector, ConnectorContext, SinkConnector, SourceConnector
+from shared.connect.errors import ConnectError, DataError, RetriableError
+from shared.connect.record import ConnectRecord, Header, SinkRecord, SourceRecord
+from shared.connect.schema import Field, Schema, SchemaType
+from shared.connect.task import ErrantRecordReporter, SinkTask, SinkTaskContext, SourceTask, SourceTaskContext
+
+__all__ = [
+    "NO_DEFAULT",
+    "ConfigDef",
+    "ConfigKey",
+    "ConnectError",
+    "ConnectRecord",
+    "Connector",
+    "ConnectorContext",
+    "DataError",
+    "ErrantRecordReporter",
+    "Field",
+    "Header",
+    "Importance",
+    "RetriableError",
+    "Schema",
+    "SchemaType",
+    "SinkConnector",
+    "SinkRecord",
+    "SinkTask",
+    "SinkTaskContext",
+    "SourceConnector",
+    "SourceRecord",
+    "SourceTask",
+    "SourceTaskContext",
+    "Type",
+    "Width",
+]

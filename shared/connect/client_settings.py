@@ -1,0 +1,72 @@
+"""The Java clients' properties, as worker and connector configurations hold them, to the settings of our clients.
+
+`security.protocol` is `security_protocol`, and so on; `sasl.jaas.config` gives user and password; a truststore must be
+PEM. What our clients have no counterpart for is left out and named, to be logged once.
+
+>>> kafka, unknown = kafka_settings({"bootstrap.servers": "a:9092", "send.buffer.bytes": "1"})
+>>> kafka.bootstrap_servers, unknown
+('a:9092', ['send.buffer.bytes'])
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from shared.clients.consumer import ConsumerSettings
+from shared.clients.producer import ProducerSettings
+from shared.common.settings import KafkaSettings, Section
+
+S = TypeVar("S", bound=Section)
+
+RENAMED = {
+    "reconnect.backoff.max.ms": "reconnect_backoff_max_ms",
+    "ssl.truststore.location": "ssl_cafile",
+    "ssl.keystore.location": "ssl_keyfile",
+    "ssl.keystore.certificate.chain": "ssl_certfile",
+    "ssl.key.password": "ssl_key_password",
+    "metadata.max.age.ms": "metadata_max_age_ms",
+}
+WITHOUT_COUNTERPART = {
+    *("key.serializer", "value.serializer", "key.deserializer", "value.deserializer", "enable.auto.commit"),
+    *("ssl.truststore.type", "ssl.keystore.type", "sasl.jaas.config", "client.dns.lookup", "allow.auto.create.topics"),
+}
+"""Properties that need no warning: they do nothing here, or are read in another way."""
+JAAS = re.compile(r'(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;]+))')
+
+
+def kafka_settings(props: Mapping[str, Any]) -> tuple[KafkaSettings, list[str]]:
+    """How to reach Kafka, and the properties that are nothing to it. Raises ConfigError that names the setting."""
+    fields = {}
+    if jaas := props.get("sasl.jaas.config"):
+        given = {name: quoted or plain for name, quoted, plain in JAAS.findall(str(jaas))}
+        fields = {f"sasl_{name}": given[name] for name in ("username", "password") if name in given}
+    return _settings(KafkaSettings, props, fields)
+
+
+def producer_settings(props: Mapping[str, Any], **fixed: Any) -> ProducerSettings:
+    """A producer's settings; `fixed` ones outweigh the properties."""
+    return _settings(ProducerSettings, props, fixed)[0]
+
+
+def consumer_settings(props: Mapping[str, Any], **fixed: Any) -> ConsumerSettings:
+    """A consumer's settings; `fixed` ones outweigh the properties."""
+    return _settings(ConsumerSettings, props, fixed)[0]
+
+
+def unknown_properties(props: Mapping[str, Any]) -> list[str]:
+    """Those that neither the connection nor the producer nor the consumer has a setting for."""
+    known = {*KafkaSettings.model_fields, *ProducerSettings.model_fields, *ConsumerSettings.model_fields}
+    return [name for name in props if _field(name) not in known and name not in WITHOUT_COUNTERPART]
+
+
+def _field(name: str) -> str:
+    return RENAMED.get(name, name.replace(".", "_"))
+
+
+def _settings(section: type[S], props: Mapping[str, Any], fixed: Mapping[str, Any]) -> tuple[S, list[str]]:
+    given = {_field(name): value for name, value in props.items() if value is not None}
+    values = {name: value for name, value in given.items() if name in section.model_fields} | dict(fixed)
+    unknown = [name for name in props if _field(name) not in section.model_fields]
+    return section(**values), [name for name in unknown if name not in WITHOUT_COUNTERPART]

@@ -1,0 +1,139 @@
+"""Secrets and other values from outside of a configuration: `${env:NAME}`, `${file:PATH:KEY}`, `${dir:PATH:FILE}`.
+
+What is kept and shown is the configuration with its `${…}`; it is resolved where a connector or task is started, and
+what comes back from a connector is unresolved again, so that no secret reaches the config topic. A variable that no
+provider knows stays as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from shared.common.errors import ConfigError
+from shared.connect.properties import parse_properties
+
+VARIABLE = re.compile(r"\$\{([^}:]+):(?:([^}]*):)?([^}:]*)\}")
+FILE_BYTES_MAX = 1 << 20
+"""A larger file is not one of secrets."""
+
+
+class ConfigProvider(ABC):
+    """Gives values by path and key; ConfigError where it cannot."""
+
+    def configure(self, params: Mapping[str, str]) -> None:
+        """Its settings: config.providers.<name>.param.*"""
+
+    @abstractmethod
+    def get(self, path: str, key: str) -> str | None:
+        """The value; None where there is none of that key."""
+
+
+class EnvVarConfigProvider(ConfigProvider):
+    """The process's environment, all of it or what `allowlist.pattern` matches; the path is not used."""
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self._environ = os.environ if environ is None else environ
+        self._allowed: re.Pattern[str] | None = None
+
+    def configure(self, params: Mapping[str, str]) -> None:
+        if pattern := params.get("allowlist.pattern"):
+            self._allowed = re.compile(pattern)
+
+    def get(self, path: str, key: str) -> str | None:
+        if self._allowed is not None and not self._allowed.fullmatch(key):
+            return None
+        return self._environ.get(key)
+
+
+class _PathConfigProvider(ConfigProvider):
+    def __init__(self) -> None:
+        self._allowed: list[Path] | None = None
+
+    def configure(self, params: Mapping[str, str]) -> None:
+        if allowed := params.get("allowed.paths"):
+            self._allowed = [Path(path.strip()).resolve() for path in allowed.split(",")]
+
+    def _read(self, path: Path) -> str:
+        resolved = path.resolve()
+        if self._allowed is not None and not any(resolved.is_relative_to(allowed) for allowed in self._allowed):
+            raise ConfigError(f"{path} is outside of allowed.paths")
+        try:
+            with resolved.open("rb") as file:
+                data = file.read(FILE_BYTES_MAX + 1)
+            if len(data) > FILE_BYTES_MAX:
+                raise ConfigError(f"{path} has more than {FILE_BYTES_MAX} bytes")
+            return data.decode()
+        except OSError as e:
+            raise ConfigError(f"{path}: {e.strerror}") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"{path}: no UTF-8") from None
+
+
+class FileConfigProvider(_PathConfigProvider):
+    """The properties of a file; the path names it."""
+
+    def get(self, path: str, key: str) -> str | None:
+        return parse_properties(self._read(Path(path))).get(key) if path else None
+
+
+class DirectoryConfigProvider(_PathConfigProvider):
+    """The files of a folder, each a value; the key is the file's name."""
+
+    def get(self, path: str, key: str) -> str | None:
+        if not path or not key or Path(key).name != key:
+            return None
+        file = Path(path) / key
+        return self._read(file) if file.is_file() else None
+
+
+PROVIDERS: dict[str, type[ConfigProvider]] = {
+    "env": EnvVarConfigProvider,
+    "file": FileConfigProvider,
+    "dir": DirectoryConfigProvider,
+    "org.apache.kafka.common.config.provider.EnvVarConfigProvider": EnvVarConfigProvider,
+    "org.apache.kafka.common.config.provider.FileConfigProvider": FileConfigProvider,
+    "org.apache.kafka.common.config.provider.DirectoryConfigProvider": DirectoryConfigProvider,
+}
+
+
+class ConfigTransformer:
+    """Resolves variables in configurations."""
+
+    def __init__(self, providers: Mapping[str, ConfigProvider]) -> None:
+        self._providers = dict(providers)
+
+    @classmethod
+    def of_worker(cls, names: Sequence[str], props: Mapping[str, str]) -> ConfigTransformer:
+        """Those that `config.providers` names; each one's class is `config.providers.<name>.class`, by default ours."""
+        providers = {}
+        for name in names:
+            path = props.get(f"config.providers.{name}.class", name)
+            if path not in PROVIDERS:
+                raise ConfigError(f"config.providers.{name}.class: there is no config provider {path}")
+            prefix = f"config.providers.{name}.param."
+            providers[name] = PROVIDERS[path]()
+            providers[name].configure({key[len(prefix) :]: props[key] for key in props if key.startswith(prefix)})
+        return cls(providers)
+
+    def resolve(self, props: Mapping[str, str]) -> dict[str, str]:
+        """The configuration with values in place of variables; ConfigError where a provider fails."""
+        return {name: self._resolved(value) if "${" in value else value for name, value in props.items()}
+
+    def unresolve(self, made: Mapping[str, str], raw: Mapping[str, str]) -> dict[str, str]:
+        """What a connector made of its configuration, with the variables again where it only passed values on."""
+        resolved = self.resolve({name: value for name, value in raw.items() if "${" in value})
+        return {
+            name: raw[name] if name in resolved and resolved[name] == value else value for name, value in made.items()
+        }
+
+    def _resolved(self, text: str) -> str:
+        def one(match: re.Match[str]) -> str:
+            provider = self._providers.get(match[1])
+            value = provider.get(match[2] or "", match[3]) if provider is not None else None
+            return match[0] if value is None else value
+
+        return VARIABLE.sub(one, text)

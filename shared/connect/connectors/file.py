@@ -1,0 +1,203 @@
+"""FileStreamSource and FileStreamSink: lines of a file to a topic, and records to lines of a file.
+
+They do what Kafka Connect's own do, under the same names, settings and source offsets: a line's record has the string
+schema and no key, the offset is the byte after the line's end. A line without an end is not a record yet. A source
+whose file does not exist waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least
+from shared.connect.config_types import non_empty
+from shared.connect.connector import ExactlyOnceSupport, Props, SinkConnector, SourceConnector
+from shared.connect.errors import ConnectError
+from shared.connect.record import Offset, Partition, SinkRecord, SourceRecord
+from shared.connect.schema import STRING
+from shared.connect.task import Offsets, SinkTask, SourceTask
+
+READ_BYTES = 1 << 18
+LINE_BYTES_MAX = 64 << 20
+"""A longer line fails the task before it takes all memory."""
+IDLE_MS = 1_000
+"""How long a poll waits where there is nothing to read."""
+
+
+class FileStreamSourceTask(SourceTask):
+    kafka_class = "org.apache.kafka.connect.file.FileStreamSourceTask"
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        self._buffer = b""
+        self._position: int | None = None
+
+    async def start(self, props: Mapping[str, str]) -> None:
+        self._path = props.get("file") or None
+        self._topic = props["topic"]
+        self._batch_size = int(props.get("batch.size", "2000"))
+        self._partition = {"filename": self._path}
+
+    async def poll(self) -> list[SourceRecord] | None:
+        if self._file is None and not await self._open():
+            await asyncio.sleep(IDLE_MS / 1000)
+            return None
+        lines = self._lines()
+        if not lines:
+            file = self._file
+            assert file is not None
+            data = await asyncio.to_thread(file.read1 if file is sys.stdin.buffer else file.read, READ_BYTES)  # type: ignore[union-attr]
+            self._buffer += data
+            if len(self._buffer) > LINE_BYTES_MAX:
+                raise ConnectError(f"{self._path}: a line has more than {LINE_BYTES_MAX} bytes")
+            lines = self._lines()
+            if not lines:
+                await asyncio.sleep(0 if data else IDLE_MS / 1000)
+                return None
+        return [self._record(line, size) for line, size in lines]
+
+    async def _open(self) -> bool:
+        if self._path is None:
+            self._file = sys.stdin.buffer
+            return True
+        try:
+            self._file = await asyncio.to_thread(Path(self._path).open, "rb")
+        except FileNotFoundError:
+            return False
+        stored = await self.context.offset_storage_reader.offset(self._partition)
+        position = 0 if stored is None else stored.get("position", 0)
+        if type(position) is not int or position < 0:
+            raise ConnectError(f"{self._path}: the stored position {position!r} is no byte offset")
+        self._position = position
+        await asyncio.to_thread(self._file.seek, position)
+        return True
+
+    def _lines(self) -> list[tuple[bytes, int]]:
+        """Whole lines of the buffer, each with the bytes it takes in the file; \\n, \\r\\n and \\r end one."""
+        found: list[tuple[bytes, int]] = []
+        lines = self._buffer.splitlines(keepends=True) if self._buffer else []
+        used = 0
+        for at, whole in enumerate(lines):
+            last = at == len(lines) - 1
+            if len(found) == self._batch_size or (last and not whole.endswith(b"\n")):
+                break  # a \r at the buffer's end may be half of \r\n
+            found.append((whole.rstrip(b"\r\n") if whole.strip(b"\r\n") else b"", len(whole)))
+            used += len(whole)
+        self._buffer = self._buffer[used:]
+        return found
+
+    def _record(self, line: bytes, size: int) -> SourceRecord:
+        offset = None
+        if self._position is not None:
+            self._position += size
+            offset = {"position": self._position}
+        return SourceRecord(
+            self._topic, None, None, None, STRING, line.decode(errors="replace"),
+            source_partition=self._partition, source_offset=offset or {},
+        )  # fmt: skip
+
+    async def stop(self) -> None:
+        if self._file is not None and self._file is not sys.stdin.buffer:
+            self._file.close()
+
+
+class FileStreamSourceConnector(SourceConnector):
+    """Reads a file line by line, and goes on as it grows."""
+
+    kafka_class = "org.apache.kafka.connect.file.FileStreamSourceConnector"
+    task_class = FileStreamSourceTask
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return (
+            ConfigDef()
+            .define("file", Type.STRING, None, Importance.HIGH, "The file to read; not given: standard input.")
+            .define("topic", Type.STRING, NO_DEFAULT, Importance.HIGH, "The topic to write to.", non_empty)
+            .define("batch.size", Type.INT, 2000, Importance.LOW, "The most records of one poll.", at_least(1))
+        )
+
+    async def start(self, props: Props) -> None:
+        self._props = dict(props)
+
+    async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
+        return [self._props]
+
+    def exactly_once_support(self, props: Props) -> ExactlyOnceSupport:
+        return ExactlyOnceSupport.SUPPORTED if props.get("file") else ExactlyOnceSupport.UNSUPPORTED
+
+    async def alter_offsets(self, props: Props, offsets: list[tuple[Partition, Offset | None]]) -> bool:
+        if not props.get("file"):
+            raise ConnectError("Offsets cannot be modified if the 'file' configuration is unspecified: standard input")
+        for partition, offset in offsets:
+            if offset is None:
+                continue
+            if set(partition) != {"filename"}:
+                raise ConnectError("Partition objects should contain the key 'filename' alone")
+            position = offset.get("position")
+            if type(position) is not int or position < 0:
+                raise ConnectError(f"The value of 'position' must be a non-negative number, not {position!r}")
+        return True
+
+
+class FileStreamSinkTask(SinkTask):
+    kafka_class = "org.apache.kafka.connect.file.FileStreamSinkTask"
+
+    def __init__(self) -> None:
+        self._file: IO[str] | None = None
+
+    async def start(self, props: Mapping[str, str]) -> None:
+        path = props.get("file") or None
+        try:
+            self._file = sys.stdout if path is None else await asyncio.to_thread(_appending, Path(path))
+        except OSError as e:
+            raise ConnectError(f"Couldn't find or create file '{path}' for FileStreamSinkTask: {e.strerror}") from e
+
+    async def put(self, records: list[SinkRecord]) -> None:
+        if records and self._file is not None:
+            values = [record.value for record in records]
+            lines = [value if type(value) is str else _shown(value) for value in values]
+            lines.append("")
+            self._file.write("\n".join(lines))
+
+    async def flush(self, offsets: Offsets) -> None:
+        if self._file is not None:
+            await asyncio.to_thread(self._file.flush)
+
+    async def stop(self) -> None:
+        if self._file is not None and self._file is not sys.stdout:
+            self._file.close()
+
+
+def _appending(path: Path) -> IO[str]:
+    return path.open("a", encoding="utf-8", newline="")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "null" if value is None else str(value)
+
+
+class FileStreamSinkConnector(SinkConnector):
+    """Writes each record's value as a line at a file's end."""
+
+    kafka_class = "org.apache.kafka.connect.file.FileStreamSinkConnector"
+    task_class = FileStreamSinkTask
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        says = "The file to write to; not given: standard output."
+        return ConfigDef().define("file", Type.STRING, None, Importance.HIGH, says)
+
+    async def start(self, props: Props) -> None:
+        self._props = dict(props)
+
+    async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
+        return [self._props for _ in range(max_tasks)]
+
+    async def alter_offsets(self, props: Props, offsets: object) -> bool:
+        return True

@@ -1,0 +1,185 @@
+"""Which connectors, converters, transforms and predicates there are, and how they are called.
+
+A plugin is found by its class's path, by the name of Kafka's class that it stands for, by its entry point's name (group
+`penstock.connectors`), and by its class's plain name, of a connector also without `Connector` at its end. REST shows
+Kafka's name where there is one, so that what reads configurations goes on working.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, cast
+
+from shared.common.log import get_logger
+from shared.connect.builtin import BUILTIN
+from shared.connect.connector import Connector, SinkConnector, SourceConnector
+from shared.connect.converter import Converter, HeaderConverter
+from shared.connect.errors import ConfigError, ConnectorNotFound
+from shared.connect.transform import Predicate, Transformation
+
+log = get_logger(__name__)
+
+ENTRY_POINT_GROUP = "penstock.connectors"
+
+KINDS: dict[str, type] = {
+    "sink": SinkConnector,
+    "source": SourceConnector,
+    "transformation": Transformation,
+    "predicate": Predicate,
+    "converter": Converter,
+    "header_converter": HeaderConverter,
+}
+"""The types of plugins in REST's words, in the order in which REST lists them."""
+CONNECTOR_KINDS = ("sink", "source")
+
+
+@dataclass(frozen=True)
+class PluginDesc:
+    """One plugin as REST lists it; a class that is of two kinds is listed twice."""
+
+    name: str
+    kind: str
+    version: str
+    plugin: type[Any]
+
+    def listed(self) -> dict[str, str]:
+        return {"class": self.name, "type": self.kind, "version": self.version}
+
+
+def class_name(plugin: type) -> str:
+    """What a plugin (or a task) is called in configurations: Kafka's name for it where there is one."""
+    kafka: str | None = plugin.__dict__.get("kafka_class")
+    return kafka or f"{plugin.__module__}.{plugin.__qualname__}"
+
+
+def kinds_of(plugin: object) -> list[str]:
+    """Which kinds a class is of; none where it is abstract or no class."""
+    if not isinstance(plugin, type) or inspect.isabstract(plugin):
+        return []
+    return [kind for kind, base in KINDS.items() if issubclass(plugin, base)]
+
+
+class Plugins:
+    """The plugins of a worker."""
+
+    def __init__(self, plugins: Iterable[tuple[str | None, type]]) -> None:
+        """Of pairs: a name of its own, such as an entry point's, and the class."""
+        self._descs: list[PluginDesc] = []
+        self._by_name: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
+        for name, plugin in plugins:
+            self.add(plugin, name)
+
+    def __repr__(self) -> str:
+        return f"<Plugins {', '.join(desc.name for desc in self._descs)}>"
+
+    @classmethod
+    def installed(cls) -> Plugins:
+        """Those that ship with Penstock, and those of installed distributions.
+
+        One that cannot be imported is left out and logged: it must not keep the worker from starting.
+        """
+        return cls([*_builtin(), *_entry_points()])
+
+    def add(self, plugin: type, name: str | None = None) -> None:
+        """One more; a name that is taken keeps its first owner."""
+        for kind in kinds_of(plugin):
+            version = str(cast(Any, plugin).version(object.__new__(plugin)))
+            if not any(desc.plugin is plugin and desc.kind == kind for desc in self._descs):
+                self._descs.append(PluginDesc(class_name(plugin), kind, version, plugin))
+            for known in _names(plugin, kind, name):
+                self._by_name[kind].setdefault(known, plugin)
+
+    def listed(self, *, connectors_only: bool = True) -> list[dict[str, str]]:
+        """As `GET /connector-plugins` answers: by kind, then by name."""
+        order = list(KINDS)
+        shown = [desc for desc in self._descs if not connectors_only or desc.kind in CONNECTOR_KINDS]
+        return [desc.listed() for desc in sorted(shown, key=lambda desc: (order.index(desc.kind), desc.name))]
+
+    def of_kind(self, kind: str) -> list[PluginDesc]:
+        return sorted((desc for desc in self._descs if desc.kind == kind), key=lambda desc: desc.name)
+
+    def find(self, kind: str, name: str) -> type | None:
+        """A plugin of a kind by any of its names, or by a class path that can be imported."""
+        found = self._by_name[kind].get(name)
+        return found or _imported(name, KINDS[kind])
+
+    def any_kind(self, name: str) -> type | None:
+        """A plugin of whatever kind, for `GET /connector-plugins/{name}/config`."""
+        return next((found for kind in KINDS if (found := self.find(kind, name)) is not None), None)
+
+    def connector_class(self, name: str) -> type[Connector]:
+        """A connector by name; ConfigError that lists those there are."""
+        found = next((found for kind in CONNECTOR_KINDS if (found := self.find(kind, name)) is not None), None)
+        if found is None:
+            there = ", ".join(desc.name for kind in CONNECTOR_KINDS for desc in self.of_kind(kind))
+            raise ConfigError(
+                f"Failed to find any class that implements Connector and which name matches {name}, "
+                f"available connectors are: {there}"
+            )
+        return cast(type[Connector], found)
+
+    def config_of(self, name: str) -> tuple[type, str]:
+        """A plugin with its first kind; ConnectorNotFound in REST's words."""
+        found = self.any_kind(name)
+        if found is None:
+            raise ConnectorNotFound(f"Unknown plugin {name}.")
+        return found, kinds_of(found)[0]
+
+    def make(self, kind: str, name: str) -> Any:
+        """A new instance; ConfigError where there is no such plugin."""
+        found = self.find(kind, name)
+        if found is None:
+            raise ConfigError(f"Class {name} could not be found.")
+        return found()
+
+
+def connector_type(plugin: type[Connector]) -> str:
+    """`source` or `sink`."""
+    return "source" if issubclass(plugin, SourceConnector) else "sink"
+
+
+def _names(plugin: type, kind: str, name: str | None) -> Iterator[str]:
+    if name is not None:
+        yield name
+    yield f"{plugin.__module__}.{plugin.__qualname__}"
+    full = class_name(plugin)
+    for known in {full: None, full.rpartition(".")[2]: None, plugin.__name__: None}:
+        yield known
+        if kind in CONNECTOR_KINDS and known.endswith("Connector"):
+            yield known.removesuffix("Connector").rpartition(".")[2]
+
+
+def _imported(path: str, base: type) -> type | None:
+    module, _, name = path.replace(":", ".").rpartition(".")
+    if not module or not all(part.isidentifier() for part in (*module.split("."), name)):
+        return None
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except Exception as e:  # whatever a module raises on import
+        if not isinstance(e, ModuleNotFoundError):
+            log.warning("a plugin's module cannot be imported", module=module, error=str(e))
+        return None
+    return found if isinstance(found, type) and issubclass(found, base) and not inspect.isabstract(found) else None
+
+
+def _builtin() -> Iterator[tuple[str | None, type]]:
+    for path in BUILTIN:
+        module, _, name = path.rpartition(".")
+        yield None, getattr(importlib.import_module(f"shared.connect.{module}"), name)
+
+
+def _entry_points() -> Iterator[tuple[str | None, type]]:
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        try:
+            plugin = entry.load()
+        except Exception as e:  # a stranger's module
+            log.warning("a plugin cannot be loaded", plugin=entry.name, error=f"{type(e).__name__}: {e}")
+            continue
+        if kinds_of(plugin):
+            yield entry.name, plugin
+        else:
+            log.warning("no plugin: neither connector, converter, transform nor predicate", entry_point=entry.name)

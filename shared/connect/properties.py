@@ -1,0 +1,55 @@
+"""Java's properties files, as worker and connector configurations are written.
+
+>>> parse_properties("# a worker\\nkey.converter = x.Y\\ntopics: a,\\\\\\n   b\\nempty\\n")
+{'key.converter': 'x.Y', 'topics': 'a,b', 'empty': ''}
+"""
+
+from __future__ import annotations
+
+import re
+
+from shared.common.errors import ConfigError
+
+_ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_SEPARATOR = re.compile(r"(?<!\\)(?:\\\\)*(\s*[=:]\s*|\s+)")
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """The properties, the last of a name counting; ConfigError where an escape is none."""
+    found = {}
+    for line in _logical_lines(text):
+        match = _SEPARATOR.search(line)
+        name, value = (line, "") if match is None else (line[: match.start(1)], line[match.end(1) :])
+        found[_unescaped(name)] = _unescaped(value)
+    return found
+
+
+def _logical_lines(text: str) -> list[str]:
+    lines: list[str] = []
+    open_line = ""
+    for natural in re.split(r"\r\n|\n|\r", text):
+        line = natural.lstrip(" \t\f")
+        if not open_line and (not line or line[0] in "#!"):
+            continue
+        backslashes = len(line) - len(line.rstrip("\\"))
+        if backslashes % 2:
+            open_line += line[:-1]
+            continue
+        lines.append(open_line + line)
+        open_line = ""
+    return lines + ([open_line] if open_line else [])
+
+
+def _unescaped(text: str) -> str:
+    if "\\" not in text:
+        return text
+
+    def one(match: re.Match[str]) -> str:
+        if match[1] is not None:
+            return chr(int(match[1], 16))
+        char = match[2]
+        if char == "u":
+            raise ConfigError(f"Malformed \\uxxxx encoding in {text!r:.100}")
+        return _ESCAPED.get(char, char)
+
+    return re.sub(r"\\(?:u([0-9a-fA-F]{4})|(.))", one, text, flags=re.DOTALL)

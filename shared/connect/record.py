@@ -1,0 +1,82 @@
+"""Records on their way through Connect: decoded keys and values, each with a schema or without.
+
+>>> record = SinkRecord("clicks", 0, None, "ann", None, {"n": 1}, timestamp=1_000, kafka_offset=7)
+>>> record.with_value(None, {"n": 2}).value, record.kafka_offset
+({'n': 2}, 7)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import msgspec
+
+from shared.connect.schema import Schema
+
+Partition = Mapping[str, Any]
+"""What names one part of a source (a file, a table): JSON values."""
+Offset = Mapping[str, Any]
+"""How far a part of a source was read: JSON values."""
+
+
+class Header(msgspec.Struct, frozen=True, gc=False):
+    """One header: names may occur more than once."""
+
+    name: str
+    value: Any
+    schema: Schema | None = None
+
+
+class ConnectRecord(msgspec.Struct, frozen=True):
+    """What source and sink records share. `timestamp` is ms since the epoch or None; the partition None means any."""
+
+    topic: str
+    partition: int | None
+    key_schema: Schema | None
+    key: Any
+    value_schema: Schema | None
+    value: Any
+
+    def with_key(self, schema: Schema | None, key: Any) -> Self:
+        return msgspec.structs.replace(self, key_schema=schema, key=key)
+
+    def with_value(self, schema: Schema | None, value: Any) -> Self:
+        return msgspec.structs.replace(self, value_schema=schema, value=value)
+
+    def with_topic(self, topic: str) -> Self:
+        return msgspec.structs.replace(self, topic=topic)
+
+    def replaced(self, **fields: Any) -> Self:
+        """The record with other fields."""
+        return msgspec.structs.replace(self, **fields)
+
+
+class SinkRecord(ConnectRecord, frozen=True, kw_only=True):
+    """A record read from Kafka, as a sink task gets it.
+
+    `original_topic`, `original_partition` and `original_offset` are where it was read, whatever transforms made of the
+    topic; the offset is the one to name in `pre_commit`.
+    """
+
+    timestamp: int | None = None
+    headers: tuple[Header, ...] = ()
+    kafka_offset: int
+    original_topic: str = ""
+    original_partition: int = -1
+
+    @property
+    def original(self) -> tuple[str, int, int]:
+        """Topic, partition and offset it was read at."""
+        if self.original_topic:
+            return self.original_topic, self.original_partition, self.kafka_offset
+        return self.topic, -1 if self.partition is None else self.partition, self.kafka_offset
+
+
+class SourceRecord(ConnectRecord, frozen=True, kw_only=True):
+    """A record for Kafka, with the place in the source that it was read from and how far that place then is read."""
+
+    source_partition: Partition
+    source_offset: Offset
+    timestamp: int | None = None
+    headers: tuple[Header, ...] = ()

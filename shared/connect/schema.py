@@ -1,0 +1,221 @@
+"""What a value is: Kafka Connect's schemas, over plain Python values.
+
+A STRUCT and a MAP are a `dict`, an ARRAY a `list`, BYTES are `bytes`; the logical types are Decimal
+(`decimal.Decimal`), Date (`datetime.date`), Time (`datetime.time`) and Timestamp (`datetime.datetime` with a time
+zone). A value may also come without a schema (JSON without an envelope): then it is what it is.
+
+>>> user = Schema.struct("User", Field("id", INT64), Field("name", OPTIONAL_STRING))
+>>> user.validate({"id": 7, "name": None})
+>>> user.validate({"id": "7"})
+Traceback (most recent call last):
+    ...
+shared.common.errors.DataError: User.id: '7' is no INT64
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from enum import Enum
+from typing import Any
+
+from shared.common.errors import DataError
+
+
+class SchemaType(Enum):
+    """Kafka Connect's types; the value is the name that JSON and Avro envelopes use."""
+
+    INT8 = "int8"
+    INT16 = "int16"
+    INT32 = "int32"
+    INT64 = "int64"
+    FLOAT32 = "float"
+    FLOAT64 = "double"
+    BOOLEAN = "boolean"
+    STRING = "string"
+    BYTES = "bytes"
+    ARRAY = "array"
+    MAP = "map"
+    STRUCT = "struct"
+
+
+INTEGER_BITS = {SchemaType.INT8: 8, SchemaType.INT16: 16, SchemaType.INT32: 32, SchemaType.INT64: 64}
+FLOATS = (SchemaType.FLOAT32, SchemaType.FLOAT64)
+
+DECIMAL = "org.apache.kafka.connect.data.Decimal"
+DATE = "org.apache.kafka.connect.data.Date"
+TIME = "org.apache.kafka.connect.data.Time"
+TIMESTAMP = "org.apache.kafka.connect.data.Timestamp"
+LOGICAL: dict[str, tuple[SchemaType, type]] = {
+    DECIMAL: (SchemaType.BYTES, Decimal),
+    DATE: (SchemaType.INT32, dt.date),
+    TIME: (SchemaType.INT32, dt.time),
+    TIMESTAMP: (SchemaType.INT64, dt.datetime),
+}
+"""A logical type's name, what carries it, and its Python type."""
+
+
+class _NoDefault(Enum):
+    NO_DEFAULT = "no default"
+
+
+NO_DEFAULT = _NoDefault.NO_DEFAULT
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a struct."""
+
+    name: str
+    schema: Schema
+
+
+@dataclass(frozen=True)
+class Schema:
+    """A type with what is known beyond it; `fields` of a STRUCT, `value_schema` of an ARRAY, both schemas of a MAP."""
+
+    type: SchemaType
+    optional: bool = False
+    name: str | None = None
+    version: int | None = None
+    doc: str | None = None
+    default: Any = NO_DEFAULT
+    parameters: tuple[tuple[str, str], ...] = ()
+    fields: tuple[Field, ...] = ()
+    key_schema: Schema | None = None
+    value_schema: Schema | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_name", {field.name: field for field in self.fields})
+
+    @classmethod
+    def struct(cls, name: str | None, *fields: Field, **more: Any) -> Schema:
+        return cls(SchemaType.STRUCT, name=name, fields=fields, **more)
+
+    @classmethod
+    def array(cls, items: Schema, **more: Any) -> Schema:
+        return cls(SchemaType.ARRAY, value_schema=items, **more)
+
+    @classmethod
+    def map(cls, keys: Schema, values: Schema, **more: Any) -> Schema:
+        return cls(SchemaType.MAP, key_schema=keys, value_schema=values, **more)
+
+    def field(self, name: str) -> Field | None:
+        """The struct's field of that name."""
+        found: dict[str, Field] = self.__dict__["_by_name"]
+        return found.get(name)
+
+    @property
+    def has_default(self) -> bool:
+        return self.default is not NO_DEFAULT
+
+    def parameter(self, name: str) -> str | None:
+        return dict(self.parameters).get(name)
+
+    def as_optional(self) -> Schema:
+        return self if self.optional else replace(self, optional=True)
+
+    def validate(self, value: Any, where: str = "") -> None:
+        """DataError, with the place, where the value is not of this schema."""
+        where = where or self.name or "value"
+        if value is None:
+            if not self.optional and not self.has_default:
+                raise DataError(f"{where}: null, and not optional")
+            return
+        if self.name in LOGICAL:
+            if not isinstance(value, LOGICAL[self.name][1]):
+                raise DataError(f"{where}: {value!r} is no {self.name.rpartition('.')[2]}")
+        elif self.type is SchemaType.STRUCT:
+            self._validate_struct(value, where)
+        elif self.type is SchemaType.ARRAY:
+            self._check(isinstance(value, list | tuple), value, where)
+            for index, item in enumerate(value):
+                if self.value_schema is not None:
+                    self.value_schema.validate(item, f"{where}[{index}]")
+        elif self.type is SchemaType.MAP:
+            self._check(isinstance(value, Mapping), value, where)
+            for key, item in value.items():
+                if self.key_schema is not None and self.value_schema is not None:
+                    self.key_schema.validate(key, f"{where} key")
+                    self.value_schema.validate(item, f"{where}[{key!r}]")
+        else:
+            self._check(_is_primitive(self.type, value), value, where)
+
+    def _validate_struct(self, value: Any, where: str) -> None:
+        self._check(isinstance(value, Mapping), value, where)
+        unknown = [key for key in value if self.field(key) is None]
+        if unknown:
+            raise DataError(f"{where}: no field {unknown[0]!r}")
+        for field in self.fields:
+            field.schema.validate(value.get(field.name), f"{where}.{field.name}")
+
+    def _check(self, fits: bool, value: Any, where: str) -> None:
+        if not fits:
+            raise DataError(f"{where}: {value!r:.200} is no {self.type.name}")
+
+
+def _is_primitive(kind: SchemaType, value: Any) -> bool:
+    if bits := INTEGER_BITS.get(kind):
+        return type(value) is int and -(1 << bits - 1) <= value < 1 << bits - 1
+    if kind in FLOATS:
+        return type(value) in (float, int)
+    if kind is SchemaType.BOOLEAN:
+        return type(value) is bool
+    return isinstance(value, str) if kind is SchemaType.STRING else isinstance(value, bytes | bytearray | memoryview)
+
+
+INT8, OPTIONAL_INT8 = Schema(SchemaType.INT8), Schema(SchemaType.INT8, optional=True)
+INT16, OPTIONAL_INT16 = Schema(SchemaType.INT16), Schema(SchemaType.INT16, optional=True)
+INT32, OPTIONAL_INT32 = Schema(SchemaType.INT32), Schema(SchemaType.INT32, optional=True)
+INT64, OPTIONAL_INT64 = Schema(SchemaType.INT64), Schema(SchemaType.INT64, optional=True)
+FLOAT32, OPTIONAL_FLOAT32 = Schema(SchemaType.FLOAT32), Schema(SchemaType.FLOAT32, optional=True)
+FLOAT64, OPTIONAL_FLOAT64 = Schema(SchemaType.FLOAT64), Schema(SchemaType.FLOAT64, optional=True)
+BOOLEAN, OPTIONAL_BOOLEAN = Schema(SchemaType.BOOLEAN), Schema(SchemaType.BOOLEAN, optional=True)
+STRING, OPTIONAL_STRING = Schema(SchemaType.STRING), Schema(SchemaType.STRING, optional=True)
+BYTES, OPTIONAL_BYTES = Schema(SchemaType.BYTES), Schema(SchemaType.BYTES, optional=True)
+
+
+def decimal_schema(scale: int, **more: Any) -> Schema:
+    """Decimal with `scale` digits after the point."""
+    return Schema(SchemaType.BYTES, name=DECIMAL, version=1, parameters=(("scale", str(scale)),), **more)
+
+
+def date_schema(**more: Any) -> Schema:
+    return Schema(SchemaType.INT32, name=DATE, version=1, **more)
+
+
+def time_schema(**more: Any) -> Schema:
+    return Schema(SchemaType.INT32, name=TIME, version=1, **more)
+
+
+def timestamp_schema(**more: Any) -> Schema:
+    return Schema(SchemaType.INT64, name=TIMESTAMP, version=1, **more)
+
+
+def infer_schema(value: Any) -> Schema | None:
+    """The optional schema that a plain scalar speaks for; None for null and for what only its owner could say.
+
+    >>> infer_schema(1.5).type
+    <SchemaType.FLOAT64: 'double'>
+    """
+    if isinstance(value, bool):
+        return OPTIONAL_BOOLEAN
+    if isinstance(value, int):
+        return OPTIONAL_INT64
+    if isinstance(value, float):
+        return OPTIONAL_FLOAT64
+    if isinstance(value, str):
+        return OPTIONAL_STRING
+    if isinstance(value, bytes):
+        return OPTIONAL_BYTES
+    if isinstance(value, dt.datetime):
+        return timestamp_schema(optional=True)
+    if isinstance(value, dt.date):
+        return date_schema(optional=True)
+    if isinstance(value, dt.time):
+        return time_schema(optional=True)
+    if isinstance(value, Decimal):
+        return decimal_schema(max(0, -int(value.as_tuple().exponent)), optional=True)
+    return None

@@ -1,0 +1,90 @@
+"""The life of a connector or task, as one table.
+
+    UNASSIGNED ── startup ──> RUNNING <── resume ──> PAUSED
+        │                        │  \\──── stop ──> STOPPED (connectors only)
+        └── failure ──> FAILED <─┘
+    any ── restart ──> RESTARTING ── startup ──> RUNNING
+    any ── shutdown ──> UNASSIGNED; any ── deletion ──> DESTROYED
+
+The names are those of Kafka Connect's status topic and REST. The target state is what a person wants; the state is what
+is so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from shared.common.errors import IllegalState
+
+
+class State(Enum):
+    """What a connector or task is doing."""
+
+    UNASSIGNED = "UNASSIGNED"
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+    STOPPED = "STOPPED"
+    FAILED = "FAILED"
+    RESTARTING = "RESTARTING"
+    DESTROYED = "DESTROYED"
+
+
+class TargetState(Enum):
+    """What a connector is to do: run, pause (its tasks keep what they hold), or stop (it has no tasks then)."""
+
+    STARTED = "STARTED"
+    PAUSED = "PAUSED"
+    STOPPED = "STOPPED"
+
+
+class Event(Enum):
+    """What happens to a connector or task; each is a method of the status listener."""
+
+    STARTUP = "startup"
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPED = "stopped"
+    FAILURE = "failure"
+    SHUTDOWN = "shutdown"
+    RESTART = "restart"
+    DELETION = "deletion"
+
+
+ALIVE = (State.UNASSIGNED, State.RUNNING, State.PAUSED, State.STOPPED, State.RESTARTING)
+ALL = (*ALIVE, State.FAILED)
+
+TRANSITIONS: dict[Event, tuple[tuple[State, ...], State]] = {
+    Event.STARTUP: ((State.UNASSIGNED, State.RESTARTING, State.FAILED), State.RUNNING),
+    Event.RUNNING: ((State.UNASSIGNED, State.PAUSED, State.STOPPED, State.RUNNING, State.RESTARTING), State.RUNNING),
+    Event.PAUSED: ((State.UNASSIGNED, State.RUNNING, State.PAUSED, State.STOPPED, State.RESTARTING), State.PAUSED),
+    Event.STOPPED: ((State.UNASSIGNED, State.RUNNING, State.PAUSED, State.STOPPED, State.RESTARTING), State.STOPPED),
+    Event.FAILURE: (ALL, State.FAILED),
+    Event.SHUTDOWN: (ALL, State.UNASSIGNED),
+    Event.RESTART: (ALL, State.RESTARTING),
+    Event.DELETION: (ALL, State.DESTROYED),
+}
+"""For each event, the states in which it may happen, and the one that follows."""
+
+
+def after(state: State, event: Event) -> State:
+    """The state that follows; IllegalState where the event cannot happen.
+
+    >>> after(State.PAUSED, Event.RUNNING)
+    <State.RUNNING: 'RUNNING'>
+    """
+    froms, to = TRANSITIONS[event]
+    if state not in froms:
+        raise IllegalState(f"{event.value} cannot happen to what is {state.name}")
+    return to
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class ConnectorTaskId:
+    """A task of a connector, counted from 0."""
+
+    connector: str
+    task: int
+
+    def __str__(self) -> str:
+        return f"{self.connector}-{self.task}"

@@ -1,0 +1,224 @@
+"""The worker: runs connectors and tasks and knows nothing of who decided that it should.
+
+A herder tells it what to start and stop, and hears through a StatusListener what becomes of each. Connectors and tasks
+are kept apart by name: one that fails or hangs ends by itself, and the worker goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+
+from shared.common.clock import SYSTEM_CLOCK, Clock
+from shared.common.log import get_logger
+from shared.connect.config_provider import ConfigTransformer
+from shared.connect.connector import Props, SinkConnector, task_class
+from shared.connect.errors import ConnectError, ConnectorNotFound
+from shared.connect.offset_store import OffsetBackingStore
+from shared.connect.plugins import Plugins, class_name
+from shared.connect.restarts import Restarts
+from shared.connect.states import ConnectorTaskId, State, TargetState
+from shared.connect.status_listener import Id, StatusListener
+from shared.connect.worker_config import WorkerConfig
+from shared.connect.worker_connector import WorkerConnector, trace_of
+from shared.connect.worker_task import TaskSpec, WorkerTask
+
+log = get_logger(__name__)
+
+TaskMaker = Callable[[TaskSpec, StatusListener], WorkerTask]
+"""Makes a task ready to start; ConfigError and ConnectError where the configuration does not allow it."""
+
+
+class Worker:
+    """Runs connectors and tasks, in one event loop."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        plugins: Plugins,
+        offsets: OffsetBackingStore,
+        make_task: TaskMaker,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.config, self.plugins, self.offsets = config, plugins, offsets
+        self.transformer = ConfigTransformer.of_worker(config["config.providers"], config.props)
+        self._make_task = make_task
+        self._clock = clock
+        self._connectors: dict[str, WorkerConnector] = {}
+        self._tasks: dict[ConnectorTaskId, WorkerTask] = {}
+        self._specs: dict[ConnectorTaskId, tuple[TaskSpec, StatusListener]] = {}
+        self._targets: dict[str, TargetState] = {}
+        self._restarts = Restarts(config)
+        self._watchers: dict[ConnectorTaskId, asyncio.Task[None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Worker {len(self._connectors)} connectors, {len(self._tasks)} tasks>"
+
+    async def startup(self) -> None:
+        """Open the offset store."""
+        await self.offsets.start()
+
+    async def shutdown(self) -> None:
+        """Stop all tasks, then all connectors, then the offset store."""
+        await self.stop_tasks(tuple(self._tasks))
+        await self.stop_connectors(tuple(self._connectors))
+        await self.offsets.stop()
+
+    @property
+    def graceful_timeout_ms(self) -> int:
+        timeout_ms: int = self.config["task.shutdown.graceful.timeout.ms"]
+        return timeout_ms
+
+    def connector_names(self) -> frozenset[str]:
+        """The connectors here, running or not."""
+        return frozenset(self._connectors)
+
+    def task_ids(self) -> frozenset[ConnectorTaskId]:
+        """The tasks here, running or not."""
+        return frozenset(self._tasks)
+
+    def state(self, id: Id) -> State | None:
+        """What a connector or task here is doing; None where it is not here."""
+        found = self._connectors.get(id) if isinstance(id, str) else self._tasks.get(id)
+        return None if found is None else found.state
+
+    def stalled_ms(self, id: ConnectorTaskId) -> int:
+        """For how long a task has been inside one call of its connector's code; 0 where it is not."""
+        task = self._tasks.get(id)
+        return 0 if task is None else task.stalled_ms(self._clock.monotonic_ms())
+
+    async def start_connector(
+        self,
+        name: str,
+        config: Props,
+        target: TargetState,
+        listener: StatusListener,
+        on_reconfiguration: Callable[[str], None] = lambda _name: None,
+    ) -> State:
+        """Start a connector and bring it to its target state; gives the state it came to.
+
+        `config` is as it is kept, with its `${…}`. What goes wrong is reported as its failure and not raised.
+        `on_reconfiguration` is called when the connector asks for its tasks to be configured anew.
+        """
+        if name in self._connectors:
+            raise ConnectError(f"Connector with name {name} already exists")
+        try:
+            props = self.transformer.resolve(config)
+            plugin = self.plugins.connector_class(props.get("connector.class", ""))
+            connector = WorkerConnector(name, plugin(), props, listener, on_reconfiguration)
+        except Exception as e:  # of the connector's constructor too
+            log.error("connector cannot be made", connector=name, error=str(e))
+            listener.on_failure(name, trace_of(e))
+            return State.FAILED
+        self._connectors[name] = connector
+        self._targets[name] = target
+        return await connector.transition_to(target)
+
+    async def stop_connector(self, name: str) -> None:
+        """Stop a connector, for at most the graceful timeout; nothing where it is not here."""
+        connector = self._connectors.pop(name, None)
+        if connector is not None:
+            await connector.shutdown(self.graceful_timeout_ms)
+
+    async def stop_connectors(self, names: Iterable[str]) -> None:
+        """Stop connectors, all at once."""
+        await asyncio.gather(*(self.stop_connector(name) for name in names))
+
+    async def connector_task_configs(self, name: str, config: Props) -> list[dict[str, str]]:
+        """The tasks that a running connector divides its work into, as they are to be kept: with `${…}` unresolved.
+
+        Raises ConnectorNotFound, ConnectError where there are more than tasks.max, and what the connector raises.
+        """
+        connector = self._connectors.get(name)
+        if connector is None:
+            raise ConnectorNotFound(f"Connector {name} is not on this worker")
+        props = connector.props
+        tasks_max = int(props.get("tasks.max", "1"))
+        made = await connector.connector.task_configs(tasks_max)
+        if len(made) > tasks_max and props.get("tasks.max.enforce", "true").lower() == "true":
+            raise ConnectError(
+                f"The connector {name} has generated {len(made)} tasks, which is greater than {tasks_max}, the maximum "
+                "number of tasks it is configured to create (tasks.max)"
+            )
+        plugin = type(connector.connector)
+        added = {"task.class": class_name(task_class(plugin))}
+        if issubclass(plugin, SinkConnector):
+            added |= {key: props[key] for key in ("topics", "topics.regex") if key in props}
+        return [self.transformer.unresolve({**task, **added}, config) for task in made]
+
+    async def start_task(self, spec: TaskSpec, target: TargetState, listener: StatusListener) -> bool:
+        """Start a task; False, reported as its failure, where it cannot even be made.
+
+        A task that fails later is restarted by itself, after a back-off, where `task.restart.enable` says so.
+        """
+        if spec.id in self._tasks:
+            raise ConnectError(f"Task already exists in this worker: {spec.id}")
+        self._targets[spec.id.connector] = target
+        self._specs[spec.id] = (spec, listener)
+        return self._begin(spec, listener, target)
+
+    def _begin(self, spec: TaskSpec, listener: StatusListener, target: TargetState) -> bool:
+        try:
+            self._check_tasks_max(spec)
+            task = self._make_task(spec, listener)
+        except Exception as e:  # of the connector's constructor too
+            log.error("task cannot be made", task=str(spec.id), error=str(e))
+            self._specs.pop(spec.id, None)
+            listener.on_failure(spec.id, trace_of(e))
+            return False
+        self._tasks[spec.id] = task
+        self._restarts.started(spec.id, self._clock.monotonic_ms())
+        running = task.start(target)
+        self._watchers[spec.id] = asyncio.create_task(self._watch(task, running), name=f"watch-{spec.id}")
+        return True
+
+    def _check_tasks_max(self, spec: TaskSpec) -> None:
+        tasks_max = int(spec.connector_config.get("tasks.max", "1"))
+        if spec.tasks > tasks_max and spec.connector_config.get("tasks.max.enforce", "true").lower() == "true":
+            raise ConnectError(
+                f"The connector {spec.id.connector} has {spec.tasks} tasks, which is greater than {tasks_max}, the "
+                "maximum number of tasks it is configured to create (tasks.max)"
+            )
+
+    async def _watch(self, task: WorkerTask, running: asyncio.Task[None]) -> None:
+        """Restart a task that failed."""
+        await asyncio.wait([running])
+        wait_ms = self._restarts.failed(task.id, self._clock.monotonic_ms()) if task.state is State.FAILED else None
+        if wait_ms is None or task.stopping:
+            return
+        log.warning("task will be restarted", task=str(task.id), in_ms=wait_ms)
+        await asyncio.sleep(wait_ms / 1000)
+        spec, listener = self._specs[task.id]
+        listener.on_restart(task.id)
+        self._begin(spec, listener, self._targets[task.id.connector])
+
+    async def stop_tasks(self, ids: Iterable[ConnectorTaskId]) -> None:
+        """Stop tasks, all at once; those that run on after the graceful timeout are cancelled and abandoned."""
+        for id in (ids := tuple(ids)):
+            self._specs.pop(id, None)
+            self._restarts.forget(id)
+            if (watcher := self._watchers.pop(id, None)) is not None:
+                watcher.cancel()
+        tasks = [task for id in ids if (task := self._tasks.pop(id, None)) is not None]
+        for task in tasks:
+            task.stop()
+        await asyncio.gather(*(self._until_stopped(task) for task in tasks))
+
+    async def _until_stopped(self, task: WorkerTask) -> None:
+        if not await task.until_stopped(self.graceful_timeout_ms):
+            log.error("task did not stop in time and is abandoned", task=str(task.id))
+            task.cancel()
+
+    async def set_target_state(self, name: str, target: TargetState) -> None:
+        """Bring a connector and its tasks here to a target state."""
+        self._targets[name] = target
+        for id, task in self._tasks.items():
+            if id.connector == name:
+                task.transition_to(target)
+        if (connector := self._connectors.get(name)) is not None:
+            await connector.transition_to(target)
+
+    def resolve(self, config: Mapping[str, str]) -> dict[str, str]:
+        """A configuration with its `${…}` resolved, to be validated and never kept."""
+        return self.transformer.resolve(config)

@@ -1,0 +1,84 @@
+"""Config providers: values from outside, which never come to be kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shared.common.errors import ConfigError
+from shared.connect.config_provider import (
+    ConfigTransformer,
+    DirectoryConfigProvider,
+    EnvVarConfigProvider,
+    FileConfigProvider,
+)
+
+
+def transformer() -> ConfigTransformer:
+    environ = {"USER_NAME": "ann", "PASS": "s3cret"}
+    providers = {"env": EnvVarConfigProvider(environ), "file": FileConfigProvider(), "dir": DirectoryConfigProvider()}
+    return ConfigTransformer(providers)
+
+
+def test_variables_are_resolved(tmp_path: Path) -> None:
+    """Each provider gives its values, also several within one text; what nobody knows stays."""
+    (tmp_path / "secrets.properties").write_text("password = p:w\n")
+    (tmp_path / "token").write_text("t0ken")
+    resolved = transformer().resolve(
+        {
+            "a": "${env:USER_NAME}/${env::PASS}",
+            "b": f"${{file:{tmp_path}/secrets.properties:password}}",
+            "c": f"${{dir:{tmp_path}:token}}",
+            "d": "${nobody:x} ${env:MISSING} ${env:USER_NAME",
+            "e": "plain",
+        }
+    )
+    assert resolved == {
+        "a": "ann/s3cret",
+        "b": "p:w",
+        "c": "t0ken",
+        "d": "${nobody:x} ${env:MISSING} ${env:USER_NAME",
+        "e": "plain",
+    }
+
+
+def test_what_a_connector_passes_on_is_unresolved_again() -> None:
+    """A task's configuration has the variable where the connector only copied the value."""
+    raw = {"password": "${env:PASS}", "topic": "t"}
+    made = {"password": "s3cret", "topic": "t", "copy": "s3cret"}
+    assert transformer().unresolve(made, raw) == {"password": "${env:PASS}", "topic": "t", "copy": "s3cret"}
+    assert transformer().unresolve({"password": "changed"}, raw) == {"password": "changed"}
+
+
+def test_files_outside_of_the_allowed_paths_are_refused(tmp_path: Path) -> None:
+    """`allowed.paths` and `allowlist.pattern` say what may be read."""
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    for folder in (inside, outside):
+        folder.mkdir()
+        (folder / "x").write_text("v")
+    provider = DirectoryConfigProvider()
+    provider.configure({"allowed.paths": str(inside)})
+    assert provider.get(str(inside), "x") == "v"
+    assert provider.get(str(inside), "../out/x") is None
+    with pytest.raises(ConfigError, match=r"outside of allowed\.paths"):
+        provider.get(str(outside), "x")
+    environment = EnvVarConfigProvider({"A": "1", "B": "2"})
+    environment.configure({"allowlist.pattern": "A"})
+    assert (environment.get("", "A"), environment.get("", "B")) == ("1", None)
+
+
+def test_a_worker_names_its_providers(tmp_path: Path) -> None:
+    """`config.providers` names them, Kafka's classes or ours; an unknown one is refused."""
+    props = {"config.providers.f.class": "org.apache.kafka.common.config.provider.FileConfigProvider"}
+    file = tmp_path / "p"
+    file.write_text("k=v")
+    assert ConfigTransformer.of_worker(["f"], props).resolve({"x": f"${{f:{file}:k}}"}) == {"x": "v"}
+    with pytest.raises(ConfigError, match="there is no config provider vault"):
+        ConfigTransformer.of_worker(["vault"], {})
+
+
+def test_an_unreadable_file_is_said(tmp_path: Path) -> None:
+    """A file that is not there is an error with its path, not an empty value."""
+    with pytest.raises(ConfigError, match="No such file"):
+        transformer().resolve({"x": f"${{file:{tmp_path}/none:k}}"})

@@ -1,0 +1,89 @@
+"""Types of settings: what is taken and what is refused, in Kafka's words."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.common.errors import ConfigError
+from shared.connect.config_types import (
+    Password,
+    Type,
+    as_text,
+    between,
+    list_of,
+    non_empty_without_control_characters,
+    one_of,
+    parse,
+    regex,
+    unique_items,
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (Type.INT, "-2147483648", -(1 << 31)),
+        (Type.SHORT, "32767", 32767),
+        (Type.LONG, "9223372036854775807", (1 << 63) - 1),
+        (Type.DOUBLE, "1.5", 1.5),
+        (Type.BOOLEAN, "TRUE", True),
+        (Type.LIST, "a , b", ["a", "b"]),
+        (Type.LIST, "", []),
+        (Type.STRING, " x ", "x"),
+        (Type.CLASS, "a.B", "a.B"),
+    ],
+)
+def test_text_becomes_a_value(kind: Type, text: str, value: object) -> None:
+    """Each type reads its text."""
+    assert parse("x", kind, text) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        (Type.INT, "2147483648", "Not a number of type INT"),
+        (Type.SHORT, "32768", "Not a number of type SHORT"),
+        (Type.LONG, "1.0", "Not a number of type LONG"),
+        (Type.DOUBLE, "much", "Not a number of type DOUBLE"),
+        (Type.BOOLEAN, "yes", "Expected value to be either true or false"),
+    ],
+)
+def test_what_is_no_value_is_refused(kind: Type, text: str, said: str) -> None:
+    """The refusal names the value, the setting and the reason."""
+    with pytest.raises(ConfigError, match=f"^Invalid value {text} for configuration x: {said}$"):
+        parse("x", kind, text)
+
+
+def test_classes_must_exist() -> None:
+    """A class that the resolver does not find is refused."""
+    with pytest.raises(ConfigError, match=r"Class a\.B could not be found"):
+        parse("x", Type.CLASS, "a.B", lambda _name: None)
+
+
+def test_values_as_text() -> None:
+    """Values are shown as Java shows them, secrets not at all."""
+    assert [as_text(v, None) for v in (True, None, ["a", 1], 5)] == ["true", None, "a,1", "5"]
+    assert as_text("x", Type.PASSWORD) == as_text(Password("x"), None) == "[hidden]"
+    assert f"{Password('x')!r}{Password('x')}" == "[hidden][hidden]"
+
+
+def test_validators_refuse() -> None:
+    """Each validator takes what it should and refuses what it should not."""
+    between(1, 3)("x", 3)
+    one_of("a", "b", ignore_case=True)("x", "A")
+    list_of("a")("x", ["a"])
+    non_empty_without_control_characters("x", None)
+    regex("x", "a.*")
+    unique_items("x", ["a", "b"])
+    for validator, value, said in (
+        (between(1, 3), 4, "no more than 3"),
+        (between(1, 3), None, "non-null"),
+        (one_of("a", "b"), "A", "String must be one of: a, b"),
+        (list_of("a"), ["b"], "must be one of"),
+        (non_empty_without_control_characters, "", "may not be empty"),
+        (non_empty_without_control_characters, "a\x00", "control sequences"),
+        (regex, "(", "no regular expression"),
+        (unique_items, ["a", "a"], "Duplicate alias"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            validator("x", value)
