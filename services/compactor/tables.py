@@ -165,8 +165,10 @@ def _result(aggregation: AggregationSchema, state: str) -> str:
             return f"IF({column('n')} > 0, CAST({column('sum')} AS DOUBLE) / {column('n')}, NULL)"
         case "count_distinct":
             return f"hll_sketch_estimate({column('hll')})"
-        case "aggregate":
+        case "aggregate" | "collect_list" | "collect_set" | "quantiles":
             return f"CAST({column('json')} AS STRING)"
+        case "first" | "last":
+            return f"NULLIF(CAST({column('json')} AS STRING), '')"
     raise SchemaMismatch(
         f"aggregation {aggregation.name!r}: this release does not know the function {aggregation.function!r}"
     )

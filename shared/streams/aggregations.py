@@ -127,7 +127,7 @@ class Count(Aggregation[int]):
         return state
 
 
-class _OfField(Aggregation[State]):
+class OfField(Aggregation[State]):
     """An aggregation over one field of the value."""
 
     def __init__(self, field: str) -> None:
@@ -168,7 +168,7 @@ Number = tuple[float | int, int]
 """A number and how many values it was made of."""
 
 
-class _OfNumber(_OfField[Number]):
+class _OfNumber(OfField[Number]):
     """State: a number and the count of values in it, 0 meaning that the number says nothing."""
 
     def __init__(self, field: str) -> None:
@@ -276,7 +276,7 @@ class Mean(Sum):
         return state[0] / state[1] if state[1] else None
 
 
-class CountDistinct(_OfField["datasketches.hll_sketch"]):
+class CountDistinct(OfField["datasketches.hll_sketch"]):
     """An estimate of how many different values a field had, the empty string aside: an HLL sketch of DataSketches.
 
     Spark's `hll_sketch_estimate` and `hll_union` read the same state. Strings, numbers and booleans count by value.
@@ -350,6 +350,9 @@ class Aggregate(Aggregation[Any]):
 
     def merge(self, earlier: Any, later: Any) -> Any:
         return self._merger(earlier, later)
+
+    def copy(self, state: Any) -> Any:
+        return self.from_columns(self.to_columns(state))  # the aggregator may change what it is given
 
     def to_columns(self, state: Any) -> tuple[ColumnValue, ...]:
         return (msgspec.json.encode(state),)
