@@ -23,11 +23,18 @@ OUT_PER_PARTITION_MAX = 5
 """The broker remembers an idempotent producer's last five batches of a partition; more could not be told apart."""
 
 
+HELD_UP_MS = 100
+"""A partition whose oldest batch has waited for its node, or for an answer, for longer does not get on."""
+
+
 class PartitionQueue:
     """One partition's batches: `queued` in the order of their records, `open` the last of them if it takes records,
-    `out` those in a request."""
+    `out` those in a request; `held` are the bytes of buffer memory that all of them hold.
 
-    __slots__ = ("batches", "open", "out", "queued", "ready_since_ms", "tp")
+    `batches` counts all there ever were, `batches_at_ack` those at the time of the last acknowledgement.
+    """
+
+    __slots__ = ("batches", "batches_at_ack", "held", "open", "out", "queued", "ready_since_ms", "tp", "unreachable")
 
     def __init__(self, tp: TopicPartition) -> None:
         self.tp = tp
@@ -35,7 +42,8 @@ class PartitionQueue:
         self.open: Batch | None = None
         self.out: list[Batch] = []
         self.ready_since_ms: int | None = None
-        self.batches = 0
+        self.unreachable = False
+        self.batches = self.batches_at_ack = self.held = 0
 
     def __repr__(self) -> str:
         return f"<PartitionQueue {self.tp}, {len(self.queued)} queued, {len(self.out)} out>"
@@ -47,9 +55,21 @@ class PartitionQueue:
             return None
         return first if first.attempts > (1 if self.out else 0) else None
 
-    def held(self) -> int:
-        """Bytes of buffer memory that the partition's batches hold."""
-        return sum(batch.memory for batch in (*self.out, *self.queued))
+    def is_held_up(self, now_ms: int) -> bool:
+        """Whether the partition does not get on, as far as is known.
+
+        It is retried, its leader is out of reach or silent, or it has more batches than may be in flight, of which the
+        oldest was handed over after the last acknowledgement.
+        """
+        if self.unreachable or self.retried() is not None:
+            return True
+        if len(self.out) + len(self.queued) > OUT_PER_PARTITION_MAX:
+            oldest = self.out[0] if self.out else self.queued[0]
+            if oldest.order[0] >= self.batches_at_ack:
+                return True
+        if self.out and now_ms - self.out[0].sent_ms > HELD_UP_MS:
+            return True
+        return self.ready_since_ms is not None and now_ms - self.ready_since_ms > HELD_UP_MS
 
     def earlier_pending(self, batch: Batch) -> bool:
         """Whether a batch that got its number before this one still has its fate before it."""
@@ -100,6 +120,7 @@ class RecordAccumulator:
         """A new batch at the end of a queue, to be filled by whoever asked; it holds `memory` bytes of the buffer."""
         batch = Batch(queue.tp, self.batch_size, self._compression, self._transactional, now_ms)
         batch.memory = memory
+        queue.held += memory
         batch.order = (queue.batches, 0)
         queue.batches += 1
         queue.queued.append(batch)
@@ -107,6 +128,14 @@ class RecordAccumulator:
         self._active[queue] = None
         self.incomplete[batch] = None
         return batch
+
+    def freed(self, batch: Batch) -> None:
+        """The batch's memory was given back."""
+        self._queues[batch.tp].held -= batch.memory
+
+    def held_up_bytes(self, now_ms: int) -> int:
+        """What all partitions together hold that do not get on."""
+        return sum(queue.held for queue in self._queues.values() if queue.held and queue.is_held_up(now_ms))
 
     def queued(self) -> Iterable[TopicPartition]:
         """The partitions that have something queued."""
@@ -122,14 +151,16 @@ class RecordAccumulator:
         now_ms: int,
         node_for: Callable[[TopicPartition], int | None],
         usable: Callable[[int], bool],
+        reachable: Callable[[int], bool],
         may_send: Callable[[PartitionQueue], bool],
         hurry: bool,
     ) -> Drained:
         """One request for each node: its due batches, one of each partition.
 
-        `usable` says which nodes take another request, `may_send` which partitions. One node's batches share a request
-        up to `max_request_size`; partitions take turns in being first, so that the bound starves none. The batches
-        given are marked as out. The first retry does not wait for its backoff where another node leads by now.
+        `usable` says which nodes take another request, `reachable` which take any, `may_send` which partitions. One
+        node's batches share a request up to `max_request_size`; partitions take turns in being first, so that the bound
+        starves none. The batches given are marked as out. The first retry does not wait for its backoff where another
+        node leads by now.
         """
         requests: dict[int, list[Batch]] = {}
         sizes: dict[int, int] = {}
@@ -146,12 +177,13 @@ class RecordAccumulator:
                 continue
             if not self._free(queue) or not may_send(queue):
                 continue
+            if queue.ready_since_ms is None:
+                queue.ready_since_ms = now_ms
             node = node_for(queue.tp)
+            queue.unreachable = node is None or not reachable(node)
             if node is None:
                 leaderless.add(queue.tp.topic)
                 continue
-            if queue.ready_since_ms is None:
-                queue.ready_since_ms = now_ms
             size = sizes.get(node, 0) + batch.size()
             if not usable(node) or (node in requests and size > self._settings.max_request_size):
                 continue
@@ -222,7 +254,7 @@ class RecordAccumulator:
         queue = self._queues[batch.tp]
         if batch in queue.queued:
             queue.queued.remove(batch)
-            queue.ready_since_ms = None
+            queue.ready_since_ms, queue.unreachable = None, False
             if queue.open is batch:
                 queue.open = None
             if not queue.queued:

@@ -96,6 +96,7 @@ class Batch:
         "producer_state",
         "removed",
         "retry_at_ms",
+        "sent_ms",
         "state",
         "tp",
         "transactional",
@@ -117,7 +118,7 @@ class Batch:
         self.parts: list[tuple[int, Batch]] = []
         self.producer_state = NO_STATE
         self.attempts = 0
-        self.retry_at_ms = 0
+        self.retry_at_ms = self.sent_ms = 0
         self.fate_unknown = False
         self.base_offset = -1
         self.log_append_time = NO_TIMESTAMP

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from shared.common.errors import BufferExhausted, IllegalState
@@ -18,6 +18,8 @@ class BufferMemory:
         self.available = size
         self._waiters: deque[tuple[asyncio.Future[None], int]] = deque()
         self._gathering = False
+        self.on_freed: Callable[[], None] | None = None
+        """Told after bytes were given back and those who wait for them were served."""
 
     def __repr__(self) -> str:
         return f"<BufferMemory {self.available} of {self.size} bytes free, {len(self._waiters)} waiting>"
@@ -80,13 +82,15 @@ class BufferMemory:
                 future.set_exception(IllegalState("the producer was closed while a send waited for buffer memory"))
 
     def _grant(self) -> None:
-        while self._waiters and not self._gathering:
+        if self._gathering:
+            return
+        while self._waiters:
             future, size = self._waiters[0]
-            if future.done():
-                self._waiters.popleft()
-            elif size <= self.available:
-                self._waiters.popleft()
+            if not future.done():
+                if size > self.available:
+                    break
                 self.available -= size
                 future.set_result(None)
-            else:
-                return
+            self._waiters.popleft()
+        if self.on_freed is not None:
+            self.on_freed()

@@ -105,6 +105,7 @@ class Outcomes:
         if batch.attempts == 0:
             self._metrics.drained(now_ms - batch.created_ms)
         batch.attempts += 1
+        batch.sent_ms = now_ms
         return batch.data(self._stamp(batch))
 
     def _stamp(self, batch: Batch) -> ProducerState:
@@ -214,10 +215,12 @@ class Outcomes:
         self._done(batch)
 
     def _acknowledged(self, batch: Batch, answer: ProduceAnswer, now_ms: int) -> None:
+        queue = self._accumulator.queue(batch.tp)
+        queue.batches_at_ack = queue.batches
         if batch.sequenced:
             self.ledger.acknowledged(batch.tp, batch.producer_state, batch.count)
         if batch.state is BatchState.DONE:
-            self._memory.release(batch.memory)
+            self._release(batch)
             log.warning(
                 "a batch was written after its delivery timeout",
                 topic_partition=str(batch.tp),
@@ -232,7 +235,7 @@ class Outcomes:
         """Whether the batch was given up while its request was out."""
         if batch.state is not BatchState.DONE:
             return False
-        self._memory.release(batch.memory)
+        self._release(batch)
         if batch.sequenced:
             self._given_up(batch)
         return True
@@ -268,10 +271,14 @@ class Outcomes:
         backoff_ms = min(self._retry_backoff_ms << min(attempts - 1, 16), self._settings.retry_backoff_max_ms)
         return round(backoff_ms * self._random.uniform(1 - RETRY_BACKOFF_JITTER, 1 + RETRY_BACKOFF_JITTER))
 
+    def _release(self, batch: Batch) -> None:
+        self._accumulator.freed(batch)
+        self._memory.release(batch.memory)
+
     def _done(self, batch: Batch) -> None:
         self._accumulator.forget(batch)
         if not self._accumulator.is_out(batch):
-            self._memory.release(batch.memory)
+            self._release(batch)
         self._metrics.buffer_available.set(self._memory.available)
         callbacks, batch.callbacks = batch.callbacks, []
         for callback in callbacks:

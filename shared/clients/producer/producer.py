@@ -27,6 +27,7 @@ from shared.clients.producer.batch import Batch, Callback, OnDelivery
 from shared.clients.producer.buffer_memory import BufferMemory
 from shared.clients.producer.bulk import NO_HEADERS, Bulk
 from shared.clients.producer.delivery import Deliveries, Delivery, size_of
+from shared.clients.producer.held_up_share import HeldUpShare
 from shared.clients.producer.interceptors import Interceptors, ProducerInterceptor
 from shared.clients.producer.metrics import ProducerMetrics
 from shared.clients.producer.partitioner import Partitioner
@@ -37,7 +38,6 @@ from shared.clients.producer.transactional import TransactionalCalls
 from shared.clients.producer.transactions import Transaction, TxnState
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import (
-    BufferExhausted,
     ConfigError,
     IllegalState,
     InvalidTimestamp,
@@ -55,9 +55,6 @@ log = get_logger(__name__)
 
 YIELD_EVERY_BATCHES = 32
 """New batches that sends may open before the event loop must have had a turn: a loop of sends starves nobody."""
-
-RETRIED_SHARE_MAX = 0.5
-"""Of `buffer_memory`, for a partition whose first batch is retried: one bad partition does not stop the others."""
 
 
 class Producer(TransactionalCalls):
@@ -82,6 +79,7 @@ class Producer(TransactionalCalls):
         self._memory = BufferMemory(settings.buffer_memory)
         self._metrics.buffer_available.set(settings.buffer_memory)
         self._accumulator = RecordAccumulator(settings)
+        self._held_up = HeldUpShare(self._accumulator, self._memory, SYSTEM_CLOCK.monotonic_ms)
         self._transaction = Transaction(settings.transactional_id) if settings.transactional_id is not None else None
         self._sender = Sender(
             self._connection, self._accumulator, self._memory, settings, self._transaction, self._metrics, SYSTEM_CLOCK
@@ -119,6 +117,7 @@ class Producer(TransactionalCalls):
         broken, self._state = self._state == "broken", "closed"
         self._direct = {}
         self._memory.close()
+        self._held_up.close()
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
                 if self._transaction is not None and not broken:
@@ -236,7 +235,7 @@ class Producer(TransactionalCalls):
         return {
             **self._metrics.totals,
             "buffer_available_bytes": float(self._memory.available),
-            "buffer_waiting": float(self._memory.waiting),
+            "buffer_waiting": float(self._memory.waiting + self._held_up.waiting),
             "batches_incomplete": float(len(self._accumulator.incomplete)),
         }
 
@@ -296,8 +295,8 @@ class Producer(TransactionalCalls):
         memory = max(self._accumulator.batch_size, size)
         if self._sender.batches_since_turn >= YIELD_EVERY_BATCHES:
             await asyncio.sleep(0)
-        if queue.queued and self._accumulator.partitions > 1:
-            await self._share_of(queue, deadline_ms)
+        if self._held_up.must_wait(queue, memory):
+            await self._held_up.wait(queue, memory, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
         if not self._memory.try_acquire(memory):
             self._sender.wake()
             await self._memory.acquire(memory, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
@@ -317,20 +316,6 @@ class Producer(TransactionalCalls):
         self._metrics.buffer_available.set(self._memory.available)
         self._sender.wake()
         return batch
-
-    async def _share_of(self, queue: PartitionQueue, deadline_ms: float) -> None:
-        """Wait while a partition whose first batch is retried holds its share of the buffer."""
-        limit = self._settings.buffer_memory * RETRIED_SHARE_MAX
-        while (retried := queue.retried()) is not None and queue.held() > limit:
-            try:
-                async with asyncio.timeout(max(0.0, deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000):
-                    await retried.wait()
-            except TimeoutError:
-                raise BufferExhausted(
-                    f"{queue.tp}: {queue.held()} of buffer_memory={self._settings.buffer_memory} bytes wait behind "
-                    f"a batch that is retried; none became free within max_block_ms: {retried.last_error}"
-                ) from None
-            self._check_open()
 
     def _checked_size(self, topic: str, key: bytes | None, value: bytes | None, headers: Any) -> int:
         size = record_size(key, value, headers)
@@ -374,6 +359,7 @@ class Producer(TransactionalCalls):
         log.error("the sender ended", client_id=self._connection.client_id, exc_info=error)
         self._state, self._direct = "broken", {}
         self._memory.close()
+        self._held_up.close()
         self._sender.fail_all(IllegalState(f"the producer's sender ended: {error!r}"), out=True)
 
     def _check_usable(self) -> None:

@@ -132,6 +132,7 @@ class Sender:
                 now_ms,
                 self._connection.leader,
                 lambda node: self._usable(node, now_ms),
+                self._connection.connected,
                 self.outcomes.may_send,
                 hurry=self._memory.waiting > 0,
             )

@@ -25,7 +25,11 @@ class ProducerSettings(Section):
     enable_idempotence: bool = True
     linger_ms: int = Field(5, ge=0)
     batch_size: int = Field(16_384, gt=0, description="bytes of one batch before compression")
-    buffer_memory: int = Field(32 * 1024 * 1024, gt=0, description="bytes of records not yet acknowledged")
+    buffer_memory: int = Field(
+        32 * 1024 * 1024,
+        gt=0,
+        description="bytes of records not yet acknowledged; partitions that do not get on share half of them",
+    )
     max_block_ms: int = Field(60_000, ge=0, description="for metadata and buffer memory together")
     delivery_timeout_ms: PositiveMs = Field(120_000, description="from being handed over to being acknowledged")
     max_request_size: int = Field(1024 * 1024, gt=0, description="bytes")

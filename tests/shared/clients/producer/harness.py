@@ -68,7 +68,8 @@ class Sent:
 
 
 class Harness:
-    """One producer's core; partitions are led by node 1 unless `leaders` says otherwise, nodes `down` take nothing."""
+    """One producer's core; partitions are led by node 1 unless `leaders` says otherwise, nodes `down` take nothing,
+    those that are `busy` nothing more for now."""
 
     def __init__(self, **settings: object) -> None:
         given = {"linger_ms": 0, "delivery_timeout_ms": 10_000, **settings}
@@ -90,6 +91,7 @@ class Harness:
         self.now_ms = 0
         self.leaders: dict[TopicPartition, int | None] = {}
         self.down: set[int] = set()
+        self.busy: set[int] = set()
         self.requests: list[tuple[int, list[Batch]]] = []
         self.bytes: dict[Batch, bytes] = {}
         self.leaderless: set[str] = set()
@@ -130,6 +132,7 @@ class Harness:
             drained = self.accumulator.drain(
                 self.now_ms,
                 lambda tp: self.leaders.get(tp, 1),
+                lambda node: node not in self.down | self.busy,
                 lambda node: node not in self.down,
                 self.outcomes.may_send,
                 hurry,
@@ -188,7 +191,8 @@ class Harness:
 
     @property
     def all_memory_is_back(self) -> bool:
-        return self.memory.available == self.memory.size
+        held = sum(self.accumulator.queue(tp).held for tp in (A, B, C))
+        return held == 0 and self.memory.available == self.memory.size
 
 
 def warm(**settings: object) -> Harness:

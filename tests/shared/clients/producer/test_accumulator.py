@@ -111,7 +111,7 @@ def test_turns_of_partitions_go_round() -> None:
 
     def one_request_each() -> list[TopicPartition]:
         drained = core.accumulator.drain(
-            0, lambda tp: core.leaders[tp], lambda _: True, core.outcomes.may_send, hurry=False
+            0, lambda tp: core.leaders[tp], *[lambda _: True] * 2, core.outcomes.may_send, hurry=False
         )
         batches = [batch for of in drained.requests.values() for batch in of]
         for batch in batches:

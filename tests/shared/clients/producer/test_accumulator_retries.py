@@ -225,16 +225,16 @@ def test_what_keeps_a_partition_from_going_on() -> None:
     """The first batch once it is to be sent again, in backoff or out, and not when it was given up."""
     core = Harness(batch_size=100, delivery_timeout_ms=5_000)
     queue = core.accumulator.queue(A)
-    assert (queue.retried(), queue.held()) == (None, 0)
+    assert (queue.retried(), queue.held) == (None, 0)
     record = core.send()
     batch = core.turn_one()
-    assert (queue.retried(), queue.held()) == (None, batch.memory)
+    assert (queue.retried(), queue.held) == (None, batch.memory)
     core.answer(batch, NOT_ENOUGH_REPLICAS)
     assert queue.retried() is batch
     core.after_backoff()
     assert queue.retried() is batch
     second = core.send()
-    assert queue.held() == batch.memory + second.batch.memory
+    assert queue.held == batch.memory + second.batch.memory
     core.after(5_000)
     assert record.fate is not None
     assert queue.retried() is None

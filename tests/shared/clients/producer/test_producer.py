@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,9 +11,9 @@ import pytest
 
 from shared.clients.producer import Producer, ProducerSettings
 from shared.common.errors import IllegalState, InvalidTimestamp, InvalidTopic, SendCancelled, TransactionAborted
-from shared.common.records import ProducerRecord, RecordMetadata
+from shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
 from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import Api, Drop, FakeCluster
+from shared.testing.fake_broker import Api, Drop, ErrorCode, Fail, FakeCluster
 
 
 @asynccontextmanager
@@ -151,3 +151,59 @@ async def test_a_name_that_no_topic_can_have(topic: Any) -> None:
         async with asyncio.timeout(1):
             with pytest.raises(InvalidTopic):
                 await producer.send(topic, b"v")
+
+
+async def refuse_two(cluster: FakeCluster) -> None:
+    """Two partitions of four are refused, again and again."""
+    refused = [TopicPartition("u", 0), TopicPartition("u", 1)]
+    cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS, partitions=refused))
+
+
+async def stop_a_node(cluster: FakeCluster) -> None:
+    """The node of two partitions of four is gone, and nobody leads them in its place."""
+    await cluster.stop_node(cluster.leader("u", 0))
+
+
+async def pause_a_node(cluster: FakeCluster) -> None:
+    """The node of two partitions of four takes requests and answers none."""
+    cluster.pause_node(cluster.leader("u", 0))
+
+
+@pytest.mark.parametrize("fault", [refuse_two, stop_a_node, pause_a_node])
+async def test_what_does_not_get_on_stops_nobody_else(fault: Callable[[FakeCluster], Awaitable[None]]) -> None:
+    """Two partitions of four that take as much of the buffer as they get leave the others half of it, which goes on."""
+    async with FakeCluster(nodes=2) as cluster:
+        cluster.create_topic("u", partitions=4, replication_factor=1)
+        bad = [p for p in range(4) if cluster.leader("u", p) == cluster.leader("u", 0)]
+        bad = [0, 1] if fault is refuse_two else bad
+        good = [p for p in range(4) if p not in bad]
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        settings = ProducerSettings(linger_ms=0, batch_size=1_000, buffer_memory=40_000)
+        producer = Producer(kafka, settings)
+        await producer.start()
+        for partition in range(4):
+            await (await producer.send("u", b"first", partition=partition))
+        await fault(cluster)
+
+        async def flood(partition: int) -> None:
+            while True:
+                await producer.send("u", b"x" * 900, partition=partition)
+
+        floods = [asyncio.ensure_future(flood(partition)) for partition in bad for _ in range(3)]
+        try:
+            async with asyncio.timeout(20):
+                while producer.metrics()["buffer_waiting"] < len(floods):
+                    await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0))])
+                for number in range(200):
+                    for partition in good:
+                        delivery = await producer.send("u", b"%d" % number + b"x" * 900, partition=partition)
+                await delivery
+                await producer.close(timeout_ms=0)
+        finally:
+            for task in floods:
+                task.cancel()
+            ended = await asyncio.gather(*floods, return_exceptions=True)
+        assert all(isinstance(error, IllegalState) for error in ended)
+        for partition in good:
+            values = [record.value for record in cluster.records("u", partition)][1:]
+            assert [int((value or b"").partition(b"x")[0]) for value in values] == list(range(200))

@@ -119,7 +119,7 @@ async def test_no_fractional_batches_when_lingering() -> None:
     for now_ms in range(10, 110, 10):
         batches = {table.put(size=20) for _ in range(12)}
         assert len(batches) == 1
-        drained = table.accumulator.drain(now_ms, lambda _: 1, lambda _: True, lambda _: True, hurry=False)
+        drained = table.accumulator.drain(now_ms, lambda _: 1, *[lambda _: True] * 3, hurry=False)
         ((batch,),) = drained.requests.values()
         assert 256 < batch.size() < 512
         table.accumulator.landed(batch)
@@ -166,7 +166,7 @@ async def test_a_topic_that_comes_back_with_other_partitions() -> None:
     assert new.queues[0] is old.queues[0]
     assert table.put(partition=4) is None
     assert {batch.tp.partition for batch in (table.put(size=150) for _ in range(40)) if batch} == {0, 1}
-    drained = table.accumulator.drain(10, table.connection.leader, lambda _: True, lambda _: True, hurry=True)
+    drained = table.accumulator.drain(10, table.connection.leader, *[lambda _: True] * 3, hurry=True)
     assert drained.leaderless == {"t"}
     assert lost is not None
     assert lost in table.accumulator.incomplete

@@ -1,0 +1,108 @@
+"""What partitions that do not get on may hold of the buffer: half of it, all of them together.
+
+The other half goes round among those that do, so that one bad partition, several, or a dead node cannot stop them: not
+before the buffer is half empty of what is good. A send to a partition that is held up waits here while they are over
+their share. Those who wait are served in the order they came, except that a partition that gets on again is not held
+up by the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
+from shared.clients.producer.buffer_memory import BufferMemory
+from shared.common.errors import BufferExhausted, IllegalState
+
+HELD_UP_SHARE = 0.5
+"""Of `buffer_memory`."""
+
+
+class _Waiter(NamedTuple):
+    future: asyncio.Future[None]
+    queue: PartitionQueue
+    size: int
+
+
+class HeldUpShare:
+    """Lets sends wait while partitions that are held up have their share; there is none where only one partition is."""
+
+    def __init__(self, accumulator: RecordAccumulator, memory: BufferMemory, now_ms: Callable[[], int]) -> None:
+        self._accumulator, self._memory, self._now_ms = accumulator, memory, now_ms
+        self._limit = int(memory.size * HELD_UP_SHARE)
+        self._waiters: deque[_Waiter] = deque()
+        self._granted = 0
+        memory.on_freed = self._serve
+
+    def __repr__(self) -> str:
+        held = self._accumulator.held_up_bytes(self._now_ms())
+        return f"<HeldUpShare {held} of {self._limit} bytes, {len(self._waiters)} waiting>"
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiters)
+
+    def must_wait(self, queue: PartitionQueue, size: int) -> bool:
+        """Whether `size` more bytes of a partition are not to be asked for now."""
+        if not queue.held or self._accumulator.partitions == 1:
+            return False
+        if any(waiter.queue is queue for waiter in self._waiters):
+            return True  # nobody overtakes
+        return self._is_over(queue, size, self._now_ms())
+
+    def _is_over(self, queue: PartitionQueue, size: int, now_ms: int) -> bool:
+        if self._memory.size - self._memory.available + self._granted + size <= self._limit:
+            return False  # all partitions together are not
+        if not queue.is_held_up(now_ms):
+            return False
+        return self._accumulator.held_up_bytes(now_ms) + self._granted + size > self._limit
+
+    async def wait(self, queue: PartitionQueue, size: int, timeout_ms: float) -> None:
+        """Until `size` bytes may be asked for; BufferExhausted once `timeout_ms` has passed."""
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), queue, size)
+        self._waiters.append(waiter)
+        try:
+            async with asyncio.timeout(max(0.0, timeout_ms) / 1000):
+                await waiter.future
+        except BaseException as e:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            elif not waiter.future.cancelled() and waiter.future.exception() is None:
+                self._granted -= size
+                self._serve()
+            if not isinstance(e, TimeoutError):
+                raise
+            retried = queue.retried()
+            why = f": {retried.last_error}" if retried is not None and retried.last_error is not None else ""
+            raise BufferExhausted(
+                f"{queue.tp}: does not get on, and partitions that do not hold {HELD_UP_SHARE:.0%} of "
+                f"buffer_memory={self._memory.size}; nothing became free within max_block_ms{why}"
+            ) from None
+        self._granted -= size  # it is asked for now
+
+    def close(self) -> None:
+        """Fail whoever waits with IllegalState."""
+        while self._waiters:
+            future = self._waiters.popleft().future
+            if not future.done():
+                future.set_exception(IllegalState("the producer was closed while a send waited for buffer memory"))
+
+    def _serve(self) -> None:
+        if not self._waiters:
+            return
+        now_ms, still = self._now_ms(), deque[_Waiter]()
+        passed_over: set[PartitionQueue] = set()
+        for waiter in self._waiters:
+            future, queue, size = waiter
+            if future.done():
+                continue
+            if queue in passed_over or self._is_over(queue, size, now_ms):
+                passed_over.add(queue)
+                still.append(waiter)
+            else:
+                self._granted += size
+                future.set_result(None)
+        self._waiters = still
