@@ -1,0 +1,227 @@
+"""What the workers of a Connect group write to each other: their state to the leader, an assignment back from it.
+
+These are the bytes of Kafka Connect's protocols `eager` (version 0), `compatible` (1) and `sessioned` (2), so that
+Kafka's tools read a group of ours, and a worker of either kind finds its way around the other's. All three have the
+protocol type `connect`; a member offers what it knows, newest first, and the coordinator picks what all of them offer.
+
+    State      => version url config_offset allocation(1+)      allocation: an Assignment, or nothing
+    Assignment => version error leader leader_url config_offset assignment revoked(1+) delay(1+)
+    assignment, revoked => [connector [task]]                   task -1: the connector itself
+
+An assignment of version 0 is all that the worker is to run; from version 1 on, what it is to run in addition to what it
+has, and what it is to give up. In the state's allocation the field `assignment` is all that the worker runs.
+
+>>> held = Work({"orders"}, {ConnectorTaskId("orders", 0)})
+>>> state = decode_state(encode_state(WorkerState("http://a:8083/", 7, held), SESSIONED))
+>>> state.url, state.config_offset, state.held == held
+('http://a:8083/', 7, True)
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from shared.common.errors import SerializationError
+from shared.connect.states import ConnectorTaskId
+
+PROTOCOL_TYPE = "connect"
+EAGER, COMPATIBLE, SESSIONED = 0, 1, 2
+PROTOCOL_NAMES = {EAGER: "default", COMPATIBLE: "compatible", SESSIONED: "sessioned"}
+"""As members offer them to the coordinator: the first one is called `eager` in settings alone."""
+SETTINGS_NAMES = {"eager": EAGER, "compatible": COMPATIBLE, "sessioned": SESSIONED}
+
+NO_ERROR, CONFIG_MISMATCH = 0, 1
+CONNECTOR_ITSELF = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Connectors and tasks."""
+
+    connectors: frozenset[str] = frozenset()
+    tasks: frozenset[ConnectorTaskId] = frozenset()
+
+    def __init__(self, connectors: Iterable[str] = (), tasks: Iterable[ConnectorTaskId] = ()) -> None:
+        object.__setattr__(self, "connectors", frozenset(connectors))
+        object.__setattr__(self, "tasks", frozenset(tasks))
+
+    def __bool__(self) -> bool:
+        return bool(self.connectors or self.tasks)
+
+    def __len__(self) -> int:
+        return len(self.connectors) + len(self.tasks)
+
+    def __repr__(self) -> str:
+        return f"Work({', '.join([*sorted(self.connectors), *map(str, sorted(self.tasks))])})"
+
+    def __or__(self, other: Work) -> Work:
+        return Work(self.connectors | other.connectors, self.tasks | other.tasks)
+
+    def __sub__(self, other: Work) -> Work:
+        return Work(self.connectors - other.connectors, self.tasks - other.tasks)
+
+    def __and__(self, other: Work) -> Work:
+        return Work(self.connectors & other.connectors, self.tasks & other.tasks)
+
+
+NOTHING = Work()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """What a worker tells the leader: where its REST is, how far it has read the configs, and what it runs."""
+
+    url: str
+    config_offset: int
+    held: Work = NOTHING
+    version: int = SESSIONED
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What the leader tells a worker; see the module for what `work` is. `delay_ms`: join again after so long."""
+
+    leader: str
+    leader_url: str
+    config_offset: int
+    work: Work = NOTHING
+    revoked: Work = NOTHING
+    delay_ms: int = 0
+    error: int = NO_ERROR
+    version: int = field(default=SESSIONED, compare=False)
+
+    @property
+    def failed(self) -> bool:
+        """The leader could not assign, since it has not read the configs as far as somebody else."""
+        return self.error != NO_ERROR
+
+
+def encode_state(state: WorkerState, version: int, last: Assignment | None = None) -> bytes:
+    """The bytes of a worker's state; `last` is the assignment that what it holds came with."""
+    data = struct.pack(">h", version) + _text(state.url) + struct.pack(">q", state.config_offset)
+    if version == EAGER:
+        return data
+    if last is None:
+        last = Assignment("", "", state.config_offset)
+    allocation = Assignment(last.leader, last.leader_url, last.config_offset, state.held)
+    return data + _bytes(encode_assignment(allocation, version))
+
+
+def decode_state(data: bytes) -> WorkerState:
+    """The state in these bytes; SerializationError where they are none."""
+    read = _Reader(data, "worker state")
+    version, url, offset = read.version(), read.text(), read.int64()
+    if version == EAGER:
+        return WorkerState(url, offset, NOTHING, EAGER)
+    allocation = None if read.at_end else read.blob()
+    if allocation is None:
+        return WorkerState(url, offset, NOTHING, version)
+    held = decode_assignment(allocation)
+    return WorkerState(url, offset, held.work, held.version)
+
+
+def encode_assignment(assignment: Assignment, version: int) -> bytes:
+    """The bytes of an assignment."""
+    data = struct.pack(">hh", version, assignment.error)
+    data += _text(assignment.leader) + _text(assignment.leader_url) + struct.pack(">q", assignment.config_offset)
+    data += _work(assignment.work)
+    return data if version == EAGER else data + _work(assignment.revoked) + struct.pack(">i", assignment.delay_ms)
+
+
+def decode_assignment(data: bytes) -> Assignment:
+    """The assignment in these bytes; SerializationError where they are none."""
+    read = _Reader(data, "assignment")
+    version, error = read.version(), read.int16()
+    leader, leader_url, offset, work = read.text(), read.text(), read.int64(), read.work()
+    if version == EAGER or read.at_end:
+        return Assignment(leader, leader_url, offset, work, error=error, version=version)
+    revoked = read.work()
+    delay_ms = 0 if read.at_end else read.int32()
+    return Assignment(leader, leader_url, offset, work, revoked, delay_ms, error, version)
+
+
+def _text(value: str) -> bytes:
+    data = value.encode()
+    return struct.pack(">h", len(data)) + data
+
+
+def _bytes(value: bytes) -> bytes:
+    return struct.pack(">i", len(value)) + value
+
+
+def _work(work: Work) -> bytes:
+    numbers: dict[str, list[int]] = {connector: [CONNECTOR_ITSELF] for connector in sorted(work.connectors)}
+    for task in sorted(work.tasks):
+        numbers.setdefault(task.connector, []).append(task.task)
+    rows = [
+        _text(name) + struct.pack(f">i{len(found)}i", len(found), *found) for name, found in sorted(numbers.items())
+    ]
+    return struct.pack(">i", len(rows)) + b"".join(rows)
+
+
+class _Reader:
+    """Takes fields from the front; whatever does not fit is a SerializationError with the place."""
+
+    def __init__(self, data: bytes, what: str) -> None:
+        self._data, self._at, self._what = data, 0, what
+
+    @property
+    def at_end(self) -> bool:
+        return self._at >= len(self._data)
+
+    def version(self) -> int:
+        version = self.int16()
+        if version < 0:
+            raise SerializationError(f"{self._what}: version {version}")
+        return version
+
+    def int16(self) -> int:
+        return self._number(">h", 2)
+
+    def int32(self) -> int:
+        return self._number(">i", 4)
+
+    def int64(self) -> int:
+        return self._number(">q", 8)
+
+    def text(self) -> str:
+        length = self.int16()
+        try:
+            return self._take(max(0, length)).decode()
+        except UnicodeDecodeError as e:
+            raise SerializationError(f"{self._what}: no UTF-8 before byte {self._at}") from e
+
+    def blob(self) -> bytes | None:
+        length = self.int32()
+        return None if length < 0 else self._take(length)
+
+    def work(self) -> Work:
+        connectors: set[str] = set()
+        tasks: set[ConnectorTaskId] = set()
+        for _ in range(self._count()):
+            name = self.text()
+            for _ in range(self._count()):
+                number = self.int32()
+                if number == CONNECTOR_ITSELF:
+                    connectors.add(name)
+                else:
+                    tasks.add(ConnectorTaskId(name, number))
+        return Work(connectors, tasks)
+
+    def _count(self) -> int:
+        count = self.int32()
+        if count > len(self._data):
+            raise SerializationError(f"{self._what}: an array of {count} at byte {self._at - 4}")
+        return max(0, count)
+
+    def _number(self, form: str, size: int) -> int:
+        return int(struct.unpack(form, self._take(size))[0])
+
+    def _take(self, size: int) -> bytes:
+        end = self._at + size
+        if end > len(self._data):
+            raise SerializationError(f"{self._what}: ends at byte {len(self._data)}, within a field")
+        taken, self._at = self._data[self._at : end], end
+        return taken

@@ -1,0 +1,178 @@
+"""Reading, altering and resetting a connector's offsets (an edge): a source's in the store, a sink's in its group.
+
+Offsets are changed only while the connector is STOPPED, which the herder checks; a group that still has members, or a
+task that still writes, is fenced first. The connector itself is asked whether the offsets make sense to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from shared.clients.admin import Admin
+from shared.common.errors import GroupNotEmpty, GroupNotFound
+from shared.common.records import TopicPartition
+from shared.connect.connector import SinkConnector, SourceConnector
+from shared.connect.errors import ConnectError
+from shared.connect.herder.errors import BadRequest
+from shared.connect.offset_store import (
+    OffsetBackingStore,
+    offset_key,
+    offset_value,
+    parse_offset_key,
+    parse_offset_value,
+)
+from shared.connect.storage.config_records import Config
+
+Json = dict[str, Any]
+Row = tuple[Json, Json | None]
+"""A partition and its offset, as REST has them."""
+
+TOPIC, PARTITION, OFFSET = "kafka_topic", "kafka_partition", "kafka_offset"
+ALTERED = "The offsets for this connector have been altered successfully"
+RESET = "The offsets for this connector have been reset successfully"
+MAYBE_ALTERED = (
+    "The Connect framework-managed offsets for this connector have been altered successfully. "
+    "However, if this connector manages offsets externally, they will need to be manually altered in the system "
+    "that the connector uses."
+)
+MAYBE_RESET = MAYBE_ALTERED.replace("altered", "reset")
+
+
+def rows_of(body: object) -> list[Row]:
+    """The rows of a request to alter offsets; BadRequest where there are none or they are malformed."""
+    rows = body.get("offsets") if isinstance(body, dict) else None
+    if not rows:
+        raise BadRequest("Partitions / offsets need to be provided for an alter offsets request")
+    if not isinstance(rows, list):
+        raise BadRequest("'offsets' must be a list of partitions with their offsets")
+    found: list[Row] = []
+    for row in rows:
+        partition, offset = (row.get("partition"), row.get("offset")) if isinstance(row, dict) else (None, None)
+        if not isinstance(partition, dict) or not (offset is None or isinstance(offset, dict)):
+            raise BadRequest("Each of 'offsets' needs an object 'partition' and an object or null as 'offset'")
+        found.append((partition, offset))
+    return found
+
+
+def sink_offsets(rows: Sequence[Row]) -> dict[TopicPartition, int | None]:
+    """A sink's offsets by partition; BadRequest in Kafka Connect's words where a row is none."""
+    found: dict[TopicPartition, int | None] = {}
+    for partition, offset in rows:
+        if partition.get(TOPIC) is None or partition.get(PARTITION) is None:
+            raise BadRequest(
+                f"The partition for a sink connector offset must contain the keys '{TOPIC}' and '{PARTITION}'"
+            )
+        number = _number(partition[PARTITION])
+        if number is None:
+            raise BadRequest(
+                f"Failed to parse the following Kafka partition value in the provided offsets: "
+                f"'{partition[PARTITION]}'. Partition values for sink connectors need to be integers."
+            )
+        tp = TopicPartition(str(partition[TOPIC]), number)
+        if offset is None:
+            found[tp] = None
+            continue
+        if OFFSET not in offset:
+            raise BadRequest(f"The offset for a sink connector should either be null or contain the key '{OFFSET}'")
+        at = _number(offset[OFFSET])
+        if at is None:
+            raise BadRequest(
+                f"Failed to parse the following Kafka offset value in the provided offsets: '{offset[OFFSET]}'. "
+                "Offset values for sink connectors need to be integers."
+            )
+        found[tp] = at
+    return found
+
+
+def group_of_sink(name: str, config: Config) -> str:
+    """The group that a sink's tasks read in."""
+    return config.get("consumer.override.group.id", f"connect-{name}")
+
+
+class ConnectorOffsets:
+    """Offsets of all connectors of a worker."""
+
+    def __init__(self, admin: Admin, offsets: OffsetBackingStore) -> None:
+        self._admin, self._offsets = admin, offsets
+
+    async def read(self, name: str, config: Config, *, is_sink: bool) -> Json:
+        """Where a connector is, as REST shows it."""
+        if is_sink:
+            committed = await self._admin.group_offsets(group_of_sink(name, config), require_stable=True)
+            return {
+                "offsets": [
+                    {"partition": {TOPIC: tp.topic, PARTITION: tp.partition}, "offset": {OFFSET: at.offset}}
+                    for tp, at in sorted(committed.items())
+                ]
+            }
+        rows = []
+        for key, value in (await self._offsets.connector_offsets(name)).items():
+            if (parsed := parse_offset_key(key)) is not None:
+                rows.append({"partition": dict(parsed[1]), "offset": parse_offset_value(value)})
+        return {"offsets": rows}
+
+    async def alter_sink(self, name: str, connector: SinkConnector, config: Config, rows: Sequence[Row] | None) -> str:
+        """Alter a sink's offsets, or reset all of them (None); gives REST's message."""
+        group = group_of_sink(name, config)
+        if rows is None:
+            wanted: dict[TopicPartition, int | None] = dict.fromkeys(await self._admin.group_offsets(group))
+        else:
+            wanted = sink_offsets(rows)
+        taken = await connector.alter_offsets(config, wanted)
+        try:
+            if rows is None:
+                await self._admin.delete_group(group)
+            else:
+                await self._alter_group(group, wanted)
+        except GroupNotFound:
+            pass  # nothing was ever committed: nothing is to be forgotten
+        except GroupNotEmpty as e:
+            raise ConnectError(
+                f"Failed to {'reset' if rows is None else 'alter'} the offsets of sink connector {name}: its consumer "
+                f"group still has members, since tasks may not have stopped yet: {e}"
+            ) from None
+        return _said(rows, taken)
+
+    async def _alter_group(self, group: str, wanted: Mapping[TopicPartition, int | None]) -> None:
+        forgotten = [tp for tp, at in wanted.items() if at is None]
+        if forgotten:
+            # Kafka has a request for this; a group that is empty can as well be made anew without them.
+            kept = {tp: at for tp, at in (await self._admin.group_offsets(group)).items() if tp not in forgotten}
+            await self._admin.delete_group(group)
+            if kept:
+                await self._admin.alter_group_offsets(group, kept)
+        moved = {tp: at for tp, at in wanted.items() if at is not None}
+        if moved:
+            await self._admin.alter_group_offsets(group, moved)
+
+    async def alter_source(
+        self, name: str, connector: SourceConnector, config: Config, rows: Sequence[Row] | None
+    ) -> str:
+        """Alter a source's offsets, or reset all of them (None); gives REST's message."""
+        if rows is None:
+            known = await self._offsets.connector_offsets(name)
+            parsed = [found for key in known if (found := parse_offset_key(key)) is not None]
+            wanted: list[Row] = [(cast(Json, dict(partition)), None) for _, partition in parsed]
+        else:
+            wanted = list(rows)
+        taken = await connector.alter_offsets(config, cast(Any, wanted))
+        await self._offsets.set({offset_key(name, partition): offset_value(offset) for partition, offset in wanted})
+        return _said(rows, taken)
+
+
+def _said(rows: Sequence[Row] | None, taken: bool) -> str:
+    if taken:
+        return RESET if rows is None else ALTERED
+    return MAYBE_RESET if rows is None else MAYBE_ALTERED
+
+
+def _number(value: object) -> int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    try:
+        return int(str(value))
+    except ValueError:
+        return None

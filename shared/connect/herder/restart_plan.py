@@ -1,0 +1,36 @@
+"""What a restart request restarts: decided from the statuses alone, so that every worker comes to the same answer.
+
+>>> connector = ConnectorStatus("orders", State.RUNNING, "a:8083", 1)
+>>> states = (State.FAILED, State.RUNNING)
+>>> tasks = [TaskStatus(ConnectorTaskId("orders", n), state, "a:8083", 1) for n, state in enumerate(states)]
+>>> plan_restart(RestartRequest("orders", only_failed=True, include_tasks=True), connector, tasks)
+RestartPlan(connector=False, tasks=(ConnectorTaskId(connector='orders', task=0),))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.connect.states import ConnectorTaskId, State
+from shared.connect.storage.config_records import RestartRequest
+from shared.connect.storage.status_records import ConnectorStatus, TaskStatus
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPlan:
+    """Whether the connector is restarted, and which of its tasks."""
+
+    connector: bool
+    tasks: tuple[ConnectorTaskId, ...]
+
+    def __bool__(self) -> bool:
+        return self.connector or bool(self.tasks)
+
+
+def plan_restart(request: RestartRequest, connector: ConnectorStatus, tasks: Sequence[TaskStatus]) -> RestartPlan:
+    """What a request restarts, given what everything is doing."""
+    chosen = [t for t in tasks if request.include_tasks and (not request.only_failed or t.state is State.FAILED)]
+    return RestartPlan(
+        not request.only_failed or connector.state is State.FAILED, tuple(status.task for status in chosen)
+    )

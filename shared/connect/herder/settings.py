@@ -1,0 +1,127 @@
+"""The settings of distributed and standalone workers: Kafka Connect's names and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shared.common.errors import ConfigError
+from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, one_of
+from shared.connect.group.connect_protocol import EAGER, SETTINGS_NAMES
+from shared.connect.herder.session_keys import HASHES
+from shared.connect.storage.kafka_based_log import LogTopic
+from shared.connect.worker_config import WorkerConfig, with_prefix, worker_config
+
+HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
+
+MANAGED_TOPIC_CONFIGS = ("cleanup.policy", "partitions", "replication.factor")
+"""What `<store>.storage.<config>` may not say, since the worker decides it or it has a setting of its own."""
+ANY_REPLICAS = -1
+
+
+def distributed_config() -> ConfigDef:
+    """A distributed worker's settings (org.apache.kafka.connect.runtime.distributed.DistributedConfig)."""
+    definition = (
+        worker_config()
+        .define("group.id", Type.STRING, NO_DEFAULT, HIGH, "The workers that share connectors have the same one.")
+        .define("session.timeout.ms", Type.INT, 10_000, HIGH,
+                "A worker that is not heard of for so long is gone.", at_least(1))
+        .define("rebalance.timeout.ms", Type.INT, 60_000, HIGH,
+                "How long the workers have to join when the group assigns anew.", at_least(1))
+        .define("heartbeat.interval.ms", Type.INT, 3_000, HIGH, "How often a worker is heard of.", at_least(1))
+        .define("connect.protocol", Type.STRING, "sessioned", LOW, "How work is assigned.",
+                one_of(*SETTINGS_NAMES, ignore_case=True))
+        .define("scheduled.rebalance.max.delay.ms", Type.INT, 300_000, LOW,
+                "How long the work of a worker that is gone waits for it to come back.", at_least(0))
+        .define("worker.sync.timeout.ms", Type.INT, 3_000, MEDIUM,
+                "How long a worker that is behind may take to read the configs.", at_least(1))
+        .define("worker.unsync.backoff.ms", Type.INT, 300_000, MEDIUM,
+                "How long a worker stays out of the group that could not read the configs.", at_least(0))
+        .define("inter.worker.key.generation.algorithm", Type.STRING, "HmacSHA256", LOW,
+                "The algorithm of the key that workers sign with.", one_of(*HASHES))
+        .define("inter.worker.key.size", Type.INT, None, LOW, "Taken for compatibility: keys have 256 bits.")
+        .define("inter.worker.key.ttl.ms", Type.INT, 3_600_000, LOW, "How old that key gets.", at_least(1))
+        .define("inter.worker.signature.algorithm", Type.STRING, "HmacSHA256", LOW,
+                "The algorithm of the signatures.", one_of(*HASHES))
+        .define("inter.worker.verification.algorithms", Type.LIST, "HmacSHA256", LOW,
+                "The algorithms of signatures that are accepted.")
+    )  # fmt: skip
+    for store, partitions in (("config", None), ("offset", 25), ("status", 5)):
+        definition.define(f"{store}.storage.topic", Type.STRING, NO_DEFAULT, HIGH, f"The topic of {store} records.")
+        definition.define(
+            f"{store}.storage.replication.factor", Type.SHORT, 3, LOW, "Its replicas, -1: the broker's default."
+        )
+        if partitions is not None:
+            definition.define(f"{store}.storage.partitions", Type.INT, partitions, LOW, "Its partitions.", at_least(-1))
+    return definition
+
+
+def standalone_config() -> ConfigDef:
+    """A standalone worker's settings."""
+    return worker_config().define(
+        "offset.storage.file.filename", Type.STRING, NO_DEFAULT, HIGH, "The file that offsets are kept in."
+    )
+
+
+class DistributedConfig(WorkerConfig):
+    """A distributed worker's settings; ConfigError names each that is wrong."""
+
+    def __init__(self, props: Mapping[str, str]) -> None:
+        super().__init__(props, distributed_config())
+        if self["heartbeat.interval.ms"] >= self["session.timeout.ms"]:
+            raise ConfigError(
+                f"heartbeat.interval.ms={self['heartbeat.interval.ms']} must be below "
+                f"session.timeout.ms={self['session.timeout.ms']}"
+            )
+        topics = [self[f"{store}.storage.topic"] for store in ("config", "offset", "status")]
+        if len(set(topics)) != len(topics):
+            raise ConfigError(f"config, offset and status storage need topics of their own, not {', '.join(topics)}")
+
+    @property
+    def exactly_once(self) -> bool:
+        """Whether source tasks write in transactions and older generations of them are fenced."""
+        return bool(self["exactly.once.source.support"].lower() == "enabled")
+
+    @property
+    def transactional_leader(self) -> bool:
+        """Whether the leader writes configs in transactions: also in the roll-out before exactly-once."""
+        return bool(self["exactly.once.source.support"].lower() != "disabled")
+
+    @property
+    def offered_versions(self) -> tuple[int, ...]:
+        """The versions of the group's protocol that this worker offers, newest first."""
+        return tuple(range(SETTINGS_NAMES[self["connect.protocol"].lower()], EAGER - 1, -1))
+
+    def topic(self, store: str) -> LogTopic:
+        """The topic of a store: `config`, `offset` or `status`."""
+        prefix = f"{store}.storage."
+        given = with_prefix(self.props, prefix)
+        configs = {
+            name: value
+            for name, value in given.items()
+            if name not in ("topic", *MANAGED_TOPIC_CONFIGS) and f"{prefix}{name}" not in self.definition
+        }
+        is_single = store == "config"
+        partitions = 1 if is_single else int(self[f"{prefix}partitions"])
+        return LogTopic(
+            self[f"{prefix}topic"], partitions, int(self[f"{prefix}replication.factor"]), configs, is_single=is_single
+        )
+
+    def source_transactional_id(self, connector: str, task: int) -> str:
+        """The transactional id of a source task's producer: Kafka Connect's, so that either fences the other's."""
+        return f"{self['group.id']}-{connector}-{task}"
+
+    @property
+    def leader_transactional_id(self) -> str:
+        """The transactional id of the leader's producer."""
+        return f"connect-cluster-{self['group.id']}"
+
+
+class StandaloneConfig(WorkerConfig):
+    """A standalone worker's settings; ConfigError names each that is wrong."""
+
+    def __init__(self, props: Mapping[str, str]) -> None:
+        super().__init__(props, standalone_config())
+
+    @property
+    def exactly_once(self) -> bool:
+        return False

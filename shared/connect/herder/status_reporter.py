@@ -1,0 +1,108 @@
+"""What a worker says of its connectors and tasks, written down as statuses (the herder's StatusListener).
+
+What a task says of its end or failure is written only where nobody has said anything of it in a later generation: the
+task may be another worker's by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from shared.common.clock import Clock
+from shared.common.log import get_logger
+from shared.connect.states import ConnectorTaskId, State
+from shared.connect.status_listener import Id
+from shared.connect.storage.status_cache import StatusCache
+from shared.connect.storage.status_records import ConnectorStatus, Forgotten, StatusRecord, TaskStatus, TopicStatus
+
+log = get_logger(__name__)
+
+
+class Statuses(Protocol):
+    """Where statuses are written."""
+
+    cache: StatusCache
+
+    def put(self, status: StatusRecord) -> None: ...
+
+    def put_safe(self, status: ConnectorStatus | TaskStatus) -> None: ...
+
+
+class StatusReporter:
+    """Reports for one worker; `generation` gives the group's at the time, `version` a connector's plugin's."""
+
+    def __init__(
+        self,
+        statuses: Statuses,
+        worker_id: str,
+        clock: Clock,
+        *,
+        generation: Callable[[], int],
+        version: Callable[[str], str | None],
+        tracks_topics: bool = True,
+    ) -> None:
+        self._statuses, self._worker_id, self._clock = statuses, worker_id, clock
+        self._generation, self._version, self._tracks_topics = generation, version, tracks_topics
+        self._topics: set[tuple[str, str]] = set()
+
+    def __repr__(self) -> str:
+        return f"<StatusReporter {self._worker_id}>"
+
+    def on_startup(self, id: Id) -> None:
+        self._put(id, State.RUNNING)
+
+    def on_running(self, id: Id) -> None:
+        self._put(id, State.RUNNING)
+
+    def on_paused(self, id: Id) -> None:
+        self._put(id, State.PAUSED)
+
+    def on_stopped(self, id: Id) -> None:
+        self._put(id, State.STOPPED)
+
+    def on_restart(self, id: Id) -> None:
+        self._put(id, State.RESTARTING)
+
+    def on_failure(self, id: Id, trace: str) -> None:
+        self._statuses.put_safe(self._status(id, State.FAILED, trace))
+
+    def on_shutdown(self, id: Id) -> None:
+        self._statuses.put_safe(self._status(id, State.UNASSIGNED))
+
+    def on_deletion(self, id: Id) -> None:
+        self._statuses.put(Forgotten(id))
+
+    def on_topic_used(self, id: ConnectorTaskId, topic: str) -> None:
+        """Noted once: again only when somebody has emptied the list."""
+        seen = (id.connector, topic)
+        if not self._tracks_topics or (
+            seen in self._topics and self._statuses.cache.topic(id.connector, topic) is not None
+        ):
+            return
+        known = self._statuses.cache.topic(id.connector, topic)
+        self._topics.add(seen)
+        if known is None:
+            self._statuses.put(TopicStatus(topic, id.connector, id.task, self._clock.now_ms()))
+
+    def forget_connector(self, name: str) -> None:
+        """A connector is gone: so is all that was said of it, its tasks and its topics."""
+        for task in self._statuses.cache.tasks(name):
+            self.on_deletion(task.task)
+        self.forget_topics(name)
+        self.on_deletion(name)
+
+    def forget_topics(self, name: str) -> None:
+        """The list of a connector's topics is empty again."""
+        for topic in self._statuses.cache.topics(name):
+            self._statuses.put(Forgotten((topic.topic, name)))
+        self._topics = {seen for seen in self._topics if seen[0] != name}
+
+    def _put(self, id: Id, state: State) -> None:
+        self._statuses.put(self._status(id, state))
+
+    def _status(self, id: Id, state: State, trace: str | None = None) -> ConnectorStatus | TaskStatus:
+        if isinstance(id, ConnectorTaskId):
+            version = self._version(id.connector)
+            return TaskStatus(id, state, self._worker_id, self._generation(), version, trace)
+        return ConnectorStatus(id, state, self._worker_id, self._generation(), self._version(id), trace)

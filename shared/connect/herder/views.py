@@ -1,0 +1,100 @@
+"""What REST shows of connectors, as plain values: made from configs and statuses, without waiting for anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shared.connect.errors import ConnectorNotFound
+from shared.connect.herder.restart_plan import RestartPlan
+from shared.connect.plugins import Plugins, connector_type
+from shared.connect.states import ConnectorTaskId, State
+from shared.connect.storage.config_records import Config
+from shared.connect.storage.config_state import ConfigSnapshot
+from shared.connect.storage.status_cache import StatusCache
+from shared.connect.storage.status_records import ConnectorStatus, TaskStatus
+
+Json = dict[str, Any]
+
+
+def kind_of_connector(plugins: Plugins, config: Config | None) -> str:
+    """`source`, `sink`, or `unknown` where the class is not installed here."""
+    found = None if config is None else plugins.any_kind(config.get("connector.class", ""))
+    try:
+        return "unknown" if found is None else connector_type(found)
+    except TypeError:
+        return "unknown"
+
+
+def config_of(snapshot: ConfigSnapshot, name: str) -> Config:
+    """A connector's config; ConnectorNotFound."""
+    config = snapshot.configs.get(name)
+    if config is None:
+        raise ConnectorNotFound(f"Connector {name} not found")
+    return config
+
+
+def connector_info(snapshot: ConfigSnapshot, plugins: Plugins, name: str) -> Json:
+    """A connector with its config and its tasks' ids; ConnectorNotFound."""
+    config = config_of(snapshot, name)
+    return {
+        "name": name,
+        "config": dict(config),
+        "tasks": [_task_id(task) for task in snapshot.tasks(name)],
+        "type": kind_of_connector(plugins, config),
+    }
+
+
+def task_infos(snapshot: ConfigSnapshot, name: str) -> list[Json]:
+    """The tasks of a connector with their configs; ConnectorNotFound."""
+    config_of(snapshot, name)
+    return [{"id": _task_id(task), "config": dict(snapshot.task_configs[task])} for task in snapshot.tasks(name)]
+
+
+def connector_status(
+    snapshot: ConfigSnapshot, statuses: StatusCache, plugins: Plugins, name: str, restarting: RestartPlan | None = None
+) -> Json:
+    """What a connector and its tasks are doing; ConnectorNotFound where nothing is known.
+
+    Of what `restarting` names it says RESTARTING.
+    """
+    status = statuses.connector(name)
+    if status is None or name not in snapshot.configs:
+        raise ConnectorNotFound(f"No status found for connector {name}")
+    plan = restarting or RestartPlan(False, ())
+    return {
+        "name": name,
+        "connector": _shown(status, restarting=plan.connector),
+        "tasks": [
+            {"id": task.task.task, **_shown(task, restarting=task.task in plan.tasks)} for task in statuses.tasks(name)
+        ],
+        "type": kind_of_connector(plugins, snapshot.configs.get(name)),
+    }
+
+
+def task_status(statuses: StatusCache, task: ConnectorTaskId) -> Json:
+    """What one task is doing; ConnectorNotFound where nothing is known."""
+    status = statuses.task(task)
+    if status is None:
+        raise ConnectorNotFound(f"No status found for task {task}")
+    return {"id": task.task, **_shown(status, restarting=False)}
+
+
+def active_topics(statuses: StatusCache, name: str) -> Json:
+    """The topics that a connector has used since it was made or the list was emptied."""
+    return {name: {"topics": [status.topic for status in statuses.topics(name)]}}
+
+
+def _shown(status: ConnectorStatus | TaskStatus, *, restarting: bool) -> Json:
+    shown: Json = {
+        "state": State.RESTARTING.value if restarting else status.state.value,
+        "worker_id": status.worker_id,
+    }
+    if status.version is not None:
+        shown["version"] = status.version
+    if status.trace and not restarting:
+        shown["trace"] = status.trace
+    return shown
+
+
+def _task_id(task: ConnectorTaskId) -> Json:
+    return {"connector": task.connector, "task": task.task}

@@ -1,0 +1,1 @@
+"""What a Connect cluster remembers: configs, statuses and offsets, in three compacted topics or one process."""

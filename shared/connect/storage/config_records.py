@@ -1,0 +1,247 @@
+"""The records of the config topic: what each key means, and its value as JSON, as Kafka Connect writes them.
+
+    connector-<name>          {"properties": {…}}; a tombstone removes the connector
+    task-<name>-<n>           {"properties": {…}}; counts only from the next commit on
+    commit-<name>             {"tasks": n}: the n task configs written before it are whole
+    target-state-<name>       {"state": …, "state.v2": …}; the first has no STOPPED, for workers that do not know it
+    tasks-fencing-<name>      {"task-count": n}: producers of n tasks have been fenced
+    restart-connector-<name>  {"include-tasks": …, "only-failed": …}
+    session-key               {"key": base64, "algorithm": …, "creation-timestamp": ms}
+    logger-cluster-<name>     {"level": …}
+
+>>> encode(TargetStateRecord("orders", TargetState.STOPPED))
+(b'target-state-orders', b'{"state":"PAUSED","state.v2":"STOPPED"}')
+>>> decode(b"commit-orders", b'{"tasks":2}')
+TaskCommitRecord(connector='orders', tasks=2)
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from shared.common.errors import SerializationError
+from shared.connect.states import ConnectorTaskId, TargetState
+
+Config = Mapping[str, str]
+"""The settings of a connector or task: names and values are texts."""
+
+SESSION_KEY = "session-key"
+CONNECTOR, TASK, COMMIT, TARGET_STATE = "connector-", "task-", "commit-", "target-state-"
+FENCING, RESTART, LOGGER = "tasks-fencing-", "restart-connector-", "logger-cluster-"
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorRecord:
+    """A connector's config; None where the connector is removed."""
+
+    connector: str
+    config: Config | None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRecord:
+    """One task's config, to count from the next commit on."""
+
+    task: ConnectorTaskId
+    config: Config
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCommitRecord:
+    """The connector has so many tasks, whose configs stand before this."""
+
+    connector: str
+    tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStateRecord:
+    """What a connector is to do; None where that is forgotten."""
+
+    connector: str
+    state: TargetState | None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCountRecord:
+    """The transactional producers of so many tasks of the connector were fenced; None: forgotten."""
+
+    connector: str
+    tasks: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RestartRequest:
+    """Somebody asked for a restart of a connector, perhaps with its tasks, perhaps of what failed alone."""
+
+    connector: str
+    only_failed: bool
+    include_tasks: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKey:
+    """What workers sign their requests to each other with; `created_ms` is the epoch's."""
+
+    key: bytes
+    algorithm: str
+    created_ms: int
+
+    def __repr__(self) -> str:
+        return f"SessionKey({self.algorithm}, created_ms={self.created_ms})"
+
+
+@dataclass(frozen=True, slots=True)
+class LoggerLevel:
+    """A logger's level on every worker of the cluster."""
+
+    logger: str
+    level: str
+
+
+ConfigRecord = (
+    ConnectorRecord
+    | TaskRecord
+    | TaskCommitRecord
+    | TargetStateRecord
+    | TaskCountRecord
+    | RestartRequest
+    | SessionKey
+    | LoggerLevel
+)
+
+
+def parse_task(text: str) -> ConnectorTaskId:
+    """The task in `<connector>-<number>`; SerializationError where there is none.
+
+    >>> parse_task("two-part-name-7")
+    ConnectorTaskId(connector='two-part-name', task=7)
+    """
+    connector, dash, task = text.rpartition("-")
+    if not dash or not connector or not (task.isascii() and task.isdigit()):
+        raise SerializationError(f"{text!r} names no task of a connector")
+    return ConnectorTaskId(connector, int(task))
+
+
+def encode(record: ConfigRecord) -> tuple[bytes, bytes | None]:
+    """A record's key and value; the value is None for a tombstone."""
+    match record:
+        case ConnectorRecord(connector, config):
+            return _pair(f"{CONNECTOR}{connector}", None if config is None else {"properties": dict(config)})
+        case TaskRecord(task, config):
+            return _pair(f"{TASK}{task}", {"properties": dict(config)})
+        case TaskCommitRecord(connector, tasks):
+            return _pair(f"{COMMIT}{connector}", {"tasks": tasks})
+        case TargetStateRecord(connector, state):
+            # Workers that know no STOPPED keep such a connector paused.
+            older = TargetState.PAUSED if state is TargetState.STOPPED else state
+            return _pair(f"{TARGET_STATE}{connector}", state and {"state": older, "state.v2": state})
+        case TaskCountRecord(connector, count):
+            return _pair(f"{FENCING}{connector}", None if count is None else {"task-count": count})
+        case RestartRequest(connector, only_failed, include_tasks):
+            return _pair(f"{RESTART}{connector}", {"include-tasks": include_tasks, "only-failed": only_failed})
+        case SessionKey(key, algorithm, created_ms):
+            text = base64.b64encode(key).decode()
+            return _pair(SESSION_KEY, {"key": text, "algorithm": algorithm, "creation-timestamp": created_ms})
+        case LoggerLevel(logger, level):
+            return _pair(f"{LOGGER}{logger}", {"level": level})
+
+
+def decode(key: bytes | None, value: bytes | None) -> ConfigRecord | None:
+    """What a record says; None for a key that is not known here, SerializationError for a value that cannot be."""
+    name = (key or b"").decode(errors="replace")
+    if name == SESSION_KEY:
+        return _session_key(_fields(name, value)) if value is not None else None
+    for prefix, read in _READERS:
+        if name.startswith(prefix) and len(name) > len(prefix):
+            fields = None if value is None else _fields(name, value)
+            try:
+                return read(name[len(prefix) :], fields)
+            except (KeyError, TypeError, ValueError) as e:
+                raise SerializationError(f"{name}: {type(e).__name__}: {e}") from None
+    return None
+
+
+def _connector(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord:
+    return ConnectorRecord(name, None if fields is None else _properties(fields))
+
+
+def _task(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord | None:
+    # A task's config goes with its connector's; a tombstone of its own says nothing more.
+    return None if fields is None else TaskRecord(parse_task(name), _properties(fields))
+
+
+def _commit(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord | None:
+    return None if fields is None else TaskCommitRecord(name, _count(fields["tasks"]))
+
+
+def _target_state(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord:
+    if fields is None:
+        return TargetStateRecord(name, None)
+    return TargetStateRecord(name, TargetState(fields.get("state.v2") or fields["state"]))
+
+
+def _task_count(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord:
+    return TaskCountRecord(name, None if fields is None else _count(fields["task-count"]))
+
+
+def _restart(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord | None:
+    if fields is None:
+        return None
+    return RestartRequest(name, bool(fields.get("only-failed", False)), bool(fields.get("include-tasks", False)))
+
+
+def _logger(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord | None:
+    return None if fields is None else LoggerLevel(name, str(fields["level"]))
+
+
+_READERS: tuple[tuple[str, Callable[[str, Mapping[str, Any] | None], ConfigRecord | None]], ...] = (
+    (CONNECTOR, _connector),
+    (TASK, _task),
+    (COMMIT, _commit),
+    (TARGET_STATE, _target_state),
+    (FENCING, _task_count),
+    (RESTART, _restart),
+    (LOGGER, _logger),
+)
+
+
+def _session_key(fields: Mapping[str, Any]) -> SessionKey:
+    try:
+        key = base64.b64decode(str(fields["key"]), validate=True)
+        return SessionKey(key, str(fields["algorithm"]), int(fields["creation-timestamp"]))
+    except (KeyError, TypeError, ValueError, binascii.Error) as e:
+        raise SerializationError(f"{SESSION_KEY}: {type(e).__name__}") from None  # its text would show the key
+
+
+def _properties(fields: Mapping[str, Any]) -> Config:
+    properties = fields["properties"]
+    if not isinstance(properties, Mapping):
+        raise TypeError("properties is no object")
+    return {str(name): value if isinstance(value, str) else str(value) for name, value in properties.items()}
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is no number of tasks")
+    return value
+
+
+def _fields(name: str, value: bytes | None) -> Mapping[str, Any]:
+    try:
+        fields = msgspec.json.decode(value or b"")
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise SerializationError(f"{name}: no JSON: {e}") from None
+    if not isinstance(fields, dict):
+        raise SerializationError(f"{name}: its value is no JSON object")
+    return fields
+
+
+def _pair(key: str, fields: Mapping[str, Any] | None) -> tuple[bytes, bytes | None]:
+    return key.encode(), None if fields is None else msgspec.json.encode(fields)

@@ -1,0 +1,218 @@
+"""What the config topic says: the configs in force, read record by record.
+
+A connector's task configs are several records, and compaction or a crash may leave only some of them. So they are
+kept aside until the commit record that says how many there are: if as many are there they count, all together; if not,
+the connector is `inconsistent`, has no tasks, and whoever runs it writes them anew.
+
+`apply` gives what others may want to know of a record (`ConfigChange`): who reads the topic from its start passes
+these over, who follows it acts on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from shared.connect.states import ConnectorTaskId, TargetState
+from shared.connect.storage.config_records import (
+    Config,
+    ConfigRecord,
+    ConnectorRecord,
+    LoggerLevel,
+    RestartRequest,
+    SessionKey,
+    TargetStateRecord,
+    TaskCommitRecord,
+    TaskCountRecord,
+    TaskRecord,
+)
+
+NO_OFFSET = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorChanged:
+    """A connector's config is new or other than before."""
+
+    connector: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorRemoved:
+    """A connector is gone."""
+
+    connector: str
+
+
+@dataclass(frozen=True, slots=True)
+class TasksChanged:
+    """A connector's tasks are committed; `tasks` are those it has now."""
+
+    connector: str
+    tasks: tuple[ConnectorTaskId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStateChanged:
+    """A connector is to do something else."""
+
+    connector: str
+
+
+ConfigChange = (
+    ConnectorChanged | ConnectorRemoved | TasksChanged | TargetStateChanged | SessionKey | RestartRequest | LoggerLevel
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSnapshot:
+    """The cluster's configs up to `offset`, that of the last record read."""
+
+    offset: int = NO_OFFSET
+    session_key: SessionKey | None = None
+    configs: Mapping[str, Config] = field(default_factory=dict)
+    target_states: Mapping[str, TargetState] = field(default_factory=dict)
+    task_counts: Mapping[str, int] = field(default_factory=dict)
+    task_configs: Mapping[ConnectorTaskId, Config] = field(default_factory=dict)
+    task_count_records: Mapping[str, int] = field(default_factory=dict)
+    task_generations: Mapping[str, int] = field(default_factory=dict)
+    """How often each connector's tasks were committed: a task of an older one must not start."""
+    applied_configs: Mapping[str, Config] = field(default_factory=dict)
+    """The connector's config that its tasks were made from."""
+    pending_fencing: frozenset[str] = frozenset()
+    inconsistent: frozenset[str] = frozenset()
+
+    def __repr__(self) -> str:
+        tasks = sum(len(self.tasks(connector)) for connector in self.configs)
+        return f"<ConfigSnapshot at {self.offset}: {len(self.configs)} connectors, {tasks} tasks>"
+
+    def connectors(self) -> list[str]:
+        """All connectors' names, sorted."""
+        return sorted(self.configs)
+
+    def target_state(self, connector: str) -> TargetState:
+        """What the connector is to do: STARTED unless something else is said."""
+        return self.target_states.get(connector, TargetState.STARTED)
+
+    def tasks(self, connector: str) -> tuple[ConnectorTaskId, ...]:
+        """The connector's tasks; none where their configs are not whole."""
+        if connector in self.inconsistent or connector not in self.configs:
+            return ()
+        return tuple(ConnectorTaskId(connector, n) for n in range(self.task_counts.get(connector, 0)))
+
+    def all_task_configs(self, connector: str) -> list[Config]:
+        """The configs of the connector's tasks, by number."""
+        return [self.task_configs[task] for task in self.tasks(connector)]
+
+
+class ConfigState:
+    """The reader of the config topic: feed it every record in order, ask it for a snapshot."""
+
+    def __init__(self) -> None:
+        self._offset = NO_OFFSET
+        self._session_key: SessionKey | None = None
+        self._configs: dict[str, Config] = {}
+        self._targets: dict[str, TargetState] = {}
+        self._counts: dict[str, int] = {}
+        self._tasks: dict[ConnectorTaskId, Config] = {}
+        self._deferred: dict[str, dict[int, Config]] = {}
+        self._count_records: dict[str, int] = {}
+        self._generations: dict[str, int] = {}
+        self._applied: dict[str, Config] = {}
+        self._pending_fencing: set[str] = set()
+        self._inconsistent: set[str] = set()
+        self._snapshot: ConfigSnapshot | None = None
+
+    def __repr__(self) -> str:
+        return repr(self.snapshot())
+
+    def snapshot(self) -> ConfigSnapshot:
+        """What holds now; the same value until another record is applied."""
+        if self._snapshot is None:
+            self._snapshot = ConfigSnapshot(
+                self._offset,
+                self._session_key,
+                dict(self._configs),
+                dict(self._targets),
+                dict(self._counts),
+                dict(self._tasks),
+                dict(self._count_records),
+                dict(self._generations),
+                dict(self._applied),
+                frozenset(self._pending_fencing),
+                frozenset(self._inconsistent),
+            )
+        return self._snapshot
+
+    def passed(self, offset: int) -> None:
+        """A record at this offset was read that says nothing."""
+        self._offset = offset
+        if self._snapshot is not None:
+            self._snapshot = replace(self._snapshot, offset=offset)
+
+    def apply(self, record: ConfigRecord, offset: int) -> ConfigChange | None:
+        """Take one record; gives the change that it makes, if any."""
+        self._offset, self._snapshot = offset, None
+        match record:
+            case ConnectorRecord(connector, None):
+                return self._remove(connector)
+            case ConnectorRecord(connector, config):
+                assert config is not None
+                self._configs[connector] = config
+                self._targets.setdefault(connector, TargetState.STARTED)
+                return ConnectorChanged(connector)
+            case TaskRecord(task, config):
+                self._deferred.setdefault(task.connector, {})[task.task] = config
+            case TaskCommitRecord(connector, tasks):
+                return self._commit(connector, tasks)
+            case TargetStateRecord(connector, state):
+                return self._target(connector, state)
+            case TaskCountRecord(connector, None):
+                self._count_records.pop(connector, None)
+            case TaskCountRecord(connector, count):
+                assert count is not None
+                self._count_records[connector] = count
+                self._pending_fencing.discard(connector)
+            case SessionKey():
+                self._session_key = record
+                return record
+            case RestartRequest() | LoggerLevel():
+                return record
+        return None
+
+    def _remove(self, connector: str) -> ConfigChange:
+        self._configs.pop(connector, None)
+        self._counts.pop(connector, None)
+        self._deferred.pop(connector, None)
+        self._applied.pop(connector, None)
+        self._tasks = {task: config for task, config in self._tasks.items() if task.connector != connector}
+        self._inconsistent.discard(connector)
+        self._pending_fencing.discard(connector)
+        return ConnectorRemoved(connector)
+
+    def _target(self, connector: str, state: TargetState | None) -> ConfigChange | None:
+        before = self._targets.get(connector)
+        if state is None:
+            self._targets.pop(connector, None)
+            return None
+        self._targets[connector] = state
+        # Of a connector that is not there yet (made stopped, say) nothing changes: its config comes next.
+        return TargetStateChanged(connector) if before is not state and connector in self._configs else None
+
+    def _commit(self, connector: str, count: int) -> ConfigChange | None:
+        deferred = self._deferred.pop(connector, {})
+        if connector not in self._configs:  # removed meanwhile: its tasks are nobody's
+            return None
+        self._counts[connector] = count
+        if not all(number in deferred for number in range(count)):
+            self._inconsistent.add(connector)
+            return None
+        self._inconsistent.discard(connector)
+        for task in [task for task in self._tasks if task.connector == connector]:
+            del self._tasks[task]
+        # More than the commit says may be left of an older set; compaction decides which, so they do not count.
+        self._tasks |= {ConnectorTaskId(connector, number): deferred[number] for number in range(count)}
+        self._generations[connector] = self._generations.get(connector, 0) + 1
+        self._applied[connector] = self._configs[connector]
+        self._pending_fencing.add(connector)
+        return TasksChanged(connector, tuple(ConnectorTaskId(connector, number) for number in range(count)))

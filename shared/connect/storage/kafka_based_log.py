@@ -1,0 +1,173 @@
+"""A compacted topic that every worker reads from its start and follows to its end (an edge).
+
+`start` makes the topic where it is missing, and returns when everything in it was read once. From then on records are
+handed to `on_record` as they come, one after another. `read_to_end` returns when all that was in the topic at the time
+of the call has been handed over: who has written something and then calls it sees its own write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shared.clients.admin import Admin, NewTopic
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.clients.producer import Producer
+from shared.common.clock import SYSTEM_CLOCK
+from shared.common.errors import ConfigError, IllegalState, KafkaTimeout, PenstockError, RetriableError
+from shared.common.log import get_logger
+from shared.common.records import ConsumerRecord, TopicPartition
+from shared.common.settings import KafkaSettings
+
+log = get_logger(__name__)
+
+POLL_MS = 1_000
+WAITED_FOR_POLL_MS = 50
+"""How long one poll takes while somebody waits for the end: a transaction's marks wake nobody."""
+READ_TO_END_MS = 60_000
+RETRY_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class LogTopic:
+    """The topic behind a log; `partitions` None leaves an existing one unchecked."""
+
+    name: str
+    partitions: int
+    replication_factor: int = -1
+    configs: Mapping[str, str] = field(default_factory=dict)
+    is_single: bool = False
+    """Whether it must have one partition, since its records are one sequence."""
+
+
+class KafkaBasedLog:
+    """One topic, read by this process; `producer` is shared with others and not closed here."""
+
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        admin: Admin,
+        producer: Producer,
+        topic: LogTopic,
+        on_record: Callable[[ConsumerRecord], None],
+    ) -> None:
+        self._kafka, self._admin, self._producer, self._topic = kafka, admin, producer, topic
+        self._on_record = on_record
+        self._consumer: Consumer | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._partitions: list[TopicPartition] = []
+        self._waiting = 0
+        self._moved = asyncio.Condition()
+        self._broken: PenstockError | None = None
+
+    def __repr__(self) -> str:
+        return f"<KafkaBasedLog {self._topic.name}, {'following' if self._following else 'closed'}>"
+
+    async def start(self) -> None:
+        """Make the topic unless it is there, and read it to its end.
+
+        Raises ConfigError where the topic is compacted in no way or has other than one partition where it must have
+        one, and what reaching Kafka raises.
+        """
+        await self._make_topic()
+        self._consumer = Consumer(
+            self._kafka,
+            ConsumerSettings(auto_offset_reset="earliest", isolation_level="read_committed", max_poll_records=None),
+        )
+        await self._consumer.start()
+        self._consumer.assign(self._partitions)
+        self._following = asyncio.create_task(self._follow(), name=f"follow {self._topic.name}")
+        await self.read_to_end()
+
+    async def stop(self) -> None:
+        """Follow no longer."""
+        following, self._following = self._following, None
+        if following is not None:
+            following.cancel()
+            await asyncio.wait([following])
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await consumer.close(0)
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions the topic has, once it is started."""
+        return len(self._partitions)
+
+    async def send(self, key: bytes, value: bytes | None, producer: Producer | None = None) -> None:
+        """Write one record and wait until Kafka has it; raises what the producer raises."""
+        await (await (producer or self._producer).send(self._topic.name, value, key=key))
+
+    async def send_all(self, records: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """Write records together, and wait until Kafka has all of them."""
+        deliveries = [await self._producer.send(self._topic.name, value, key=key) for key, value in records]
+        for delivery in deliveries:
+            await delivery
+
+    async def read_to_end(self, timeout_ms: int = READ_TO_END_MS) -> None:
+        """Return when all that is in the topic now was handed over; KafkaTimeout, or what ended the reading."""
+        if self._consumer is None:
+            raise IllegalState(f"topic {self._topic.name}: not followed")
+        ends: dict[TopicPartition, int] = {}
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                ends = await self._consumer.end_offsets(self._partitions)
+                async with self._moved:
+                    await self._moved.wait_for(lambda: self._broken is not None or self._has_reached(ends))
+        except TimeoutError:
+            raise KafkaTimeout(f"topic {self._topic.name}: not read to its end in {timeout_ms} ms") from None
+        finally:
+            self._waiting -= 1
+        if self._broken is not None:
+            raise self._broken
+
+    def _has_reached(self, ends: Mapping[TopicPartition, int]) -> bool:
+        if self._consumer is None:
+            raise IllegalState(f"topic {self._topic.name}: not followed any more")
+        return all((self._consumer.known_position(tp) or 0) >= end for tp, end in ends.items())
+
+    async def _make_topic(self) -> None:
+        topic = self._topic
+        configs = {"cleanup.policy": "compact", **topic.configs}
+        wanted = NewTopic(topic.name, topic.partitions, topic.replication_factor, configs)
+        known = await self._admin.list_topics(internal=True)
+        if topic.name not in known:
+            await self._admin.create_topics([wanted], exist_ok=True)
+        policy = (await self._admin.describe_configs(topic.name)).get("cleanup.policy")
+        if policy != "compact":
+            raise ConfigError(
+                f"topic {topic.name}: cleanup.policy={policy}, but must be compact: records would be lost"
+            )
+        found = (await self._admin.describe_topics([topic.name]))[topic.name].partitions
+        if topic.is_single and len(found) != 1:
+            raise ConfigError(f"topic {topic.name}: has {len(found)} partitions, but must have one: order counts")
+        self._partitions = [TopicPartition(topic.name, p.partition) for p in found]
+
+    async def _follow(self) -> None:
+        assert self._consumer is not None
+        while True:
+            try:
+                await self._poll(self._consumer)
+            except RetriableError as e:
+                log.warning("a topic cannot be read, trying again", topic=self._topic.name, reason=str(e))
+                await asyncio.sleep(RETRY_MS / 1000)
+            except PenstockError as e:
+                log.error("a topic cannot be read any more", topic=self._topic.name, reason=str(e))
+                self._broken = e
+                async with self._moved:
+                    self._moved.notify_all()
+                return
+
+    async def _poll(self, consumer: Consumer) -> None:
+        started_ms = SYSTEM_CLOCK.monotonic_ms()
+        polled = await consumer.poll(WAITED_FOR_POLL_MS if self._waiting else POLL_MS)
+        for columns in polled.values():
+            for record in columns.records():
+                self._on_record(record)
+        if polled or self._waiting:
+            async with self._moved:
+                self._moved.notify_all()
+        if not polled and SYSTEM_CLOCK.monotonic_ms() == started_ms:
+            await asyncio.sleep(0)

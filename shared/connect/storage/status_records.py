@@ -1,0 +1,156 @@
+"""The records of the status topic: keys, and values as JSON, as Kafka Connect writes them.
+
+    status-connector-<name>                  {"state", "trace", "worker_id", "generation", "version"}
+    status-task-<name>-<n>                   the same
+    status-topic-<topic>:connector-<name>    {"topic": {"name", "connector", "task", "discoverTimestamp"}}
+
+A tombstone forgets what the key is about.
+
+>>> encode(ConnectorStatus("o", State.PAUSED, "a:8083", 4, "1.0"))
+(b'status-connector-o', b'{"state":"PAUSED","trace":null,"worker_id":"a:8083","generation":4,"version":"1.0"}')
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from shared.common.errors import SerializationError
+from shared.connect.states import ConnectorTaskId, State
+from shared.connect.storage.config_records import parse_task
+
+CONNECTOR, TASK, TOPIC, TOPIC_SEPARATOR = "status-connector-", "status-task-", "status-topic-", ":connector-"
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorStatus:
+    """What a connector was doing on a worker in a generation of the group; `trace` says why it failed."""
+
+    connector: str
+    state: State
+    worker_id: str
+    generation: int
+    version: str | None = None
+    trace: str | None = None
+
+    @property
+    def id(self) -> str:
+        return self.connector
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStatus:
+    """What a task was doing on a worker in a generation of the group; `trace` says why it failed."""
+
+    task: ConnectorTaskId
+    state: State
+    worker_id: str
+    generation: int
+    version: str | None = None
+    trace: str | None = None
+
+    @property
+    def id(self) -> ConnectorTaskId:
+        return self.task
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStatus:
+    """A topic that a connector has used, and which of its tasks saw it first."""
+
+    topic: str
+    connector: str
+    task: int
+    discovered_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """A tombstone of a connector's, a task's, or a connector's topic's status."""
+
+    what: str | ConnectorTaskId | tuple[str, str]
+    """The connector, the task, or (topic, connector)."""
+
+
+StatusRecord = ConnectorStatus | TaskStatus | TopicStatus | Forgotten
+
+
+def connector_key(connector: str) -> bytes:
+    """The key of a connector's status."""
+    return f"{CONNECTOR}{connector}".encode()
+
+
+def task_key(task: ConnectorTaskId) -> bytes:
+    """The key of a task's status."""
+    return f"{TASK}{task}".encode()
+
+
+def topic_key(topic: str, connector: str) -> bytes:
+    """The key of a topic that a connector uses."""
+    return f"{TOPIC}{topic}{TOPIC_SEPARATOR}{connector}".encode()
+
+
+def encode(record: StatusRecord) -> tuple[bytes, bytes | None]:
+    """A record's key and value; a status DESTROYED is a tombstone."""
+    match record:
+        case ConnectorStatus(connector):
+            return connector_key(connector), _status(record)
+        case TaskStatus(task):
+            return task_key(task), _status(record)
+        case TopicStatus(topic, connector, number, discovered_ms):
+            fields = {"name": topic, "connector": connector, "task": number, "discoverTimestamp": discovered_ms}
+            return topic_key(topic, connector), msgspec.json.encode({"topic": fields})
+        case Forgotten(ConnectorTaskId() as task):
+            return task_key(task), None
+        case Forgotten((topic, connector)):
+            return topic_key(topic, connector), None
+        case Forgotten(connector):
+            assert isinstance(connector, str)
+            return connector_key(connector), None
+
+
+def decode(key: bytes | None, value: bytes | None) -> StatusRecord | None:
+    """What a record says; None for a key that is not known here, SerializationError for one that cannot be."""
+    name = (key or b"").decode(errors="replace")
+    try:
+        if name.startswith(TOPIC):
+            topic, separator, connector = name[len(TOPIC) :].partition(TOPIC_SEPARATOR)
+            if not separator or not topic or not connector:
+                raise SerializationError(f"{name}: names no topic of a connector")
+            if value is None:
+                return Forgotten((topic, connector))
+            fields = msgspec.json.decode(value)["topic"]
+            return TopicStatus(
+                str(fields["name"]), str(fields["connector"]), int(fields["task"]), int(fields["discoverTimestamp"])
+            )
+        if name.startswith(TASK):
+            task = parse_task(name[len(TASK) :])
+            return Forgotten(task) if value is None else TaskStatus(task, *_decoded(value))
+        if name.startswith(CONNECTOR) and len(name) > len(CONNECTOR):
+            connector = name[len(CONNECTOR) :]
+            return Forgotten(connector) if value is None else ConnectorStatus(connector, *_decoded(value))
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError) as e:
+        raise SerializationError(f"{name}: {type(e).__name__}: {e}") from None
+    return None
+
+
+def _status(status: ConnectorStatus | TaskStatus) -> bytes | None:
+    if status.state is State.DESTROYED:
+        return None
+    return msgspec.json.encode(
+        {
+            "state": status.state,
+            "trace": status.trace,
+            "worker_id": status.worker_id,
+            "generation": status.generation,
+            "version": status.version,
+        }
+    )
+
+
+def _decoded(value: bytes) -> tuple[State, str, int, str | None, str | None]:
+    fields: Any = msgspec.json.decode(value)
+    state, worker, generation = State(fields["state"]), str(fields["worker_id"]), int(fields["generation"])
+    return state, worker, generation, fields.get("version"), fields.get("trace")

@@ -1,0 +1,127 @@
+"""The statuses of connectors and tasks, to be read and reported (an edge).
+
+Who reports does not wait: statuses are written one after another in the background, in the order in which they were
+reported. A report of which the newest state is not safe any more when its turn comes is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from shared.clients.admin import Admin
+from shared.clients.producer import Producer
+from shared.common.errors import PenstockError, SerializationError
+from shared.common.log import get_logger
+from shared.common.records import ConsumerRecord
+from shared.common.settings import KafkaSettings
+from shared.connect.storage.kafka_based_log import KafkaBasedLog, LogTopic
+from shared.connect.storage.status_cache import StatusCache
+from shared.connect.storage.status_records import (
+    ConnectorStatus,
+    Forgotten,
+    StatusRecord,
+    TaskStatus,
+    TopicStatus,
+    decode,
+    encode,
+)
+
+log = get_logger(__name__)
+
+REPORTS_WAITING_MAX = 100_000
+"""Reports that wait to be written; beyond it the oldest is given up, with a warning."""
+FLUSH_MS = 5_000
+"""How long `stop` waits for what was reported."""
+
+
+class StatusStore:
+    """The statuses in one process's memory; base of the one in Kafka."""
+
+    def __init__(self) -> None:
+        self.cache = StatusCache()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.cache!r}>"
+
+    async def start(self) -> None:
+        """Read what there is."""
+
+    async def stop(self) -> None:
+        """Write what was reported, then read no longer."""
+
+    async def flush(self) -> None:
+        """Return when all that was reported up to now is written."""
+
+    def put(self, status: StatusRecord) -> None:
+        """Report, whatever stands."""
+        self.cache.apply(status)
+
+    def put_safe(self, status: ConnectorStatus | TaskStatus) -> None:
+        """Report, unless a later generation of another worker has."""
+        if self.cache.may_write(status):
+            self.cache.apply(status)
+
+
+class KafkaStatusStore(StatusStore):
+    """The statuses in the status topic."""
+
+    def __init__(self, kafka: KafkaSettings, admin: Admin, producer: Producer, topic: LogTopic) -> None:
+        super().__init__()
+        self._log = KafkaBasedLog(kafka, admin, producer, topic, self._on_record)
+        self._reports: asyncio.Queue[tuple[StatusRecord, bool]] = asyncio.Queue()
+        self._writing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._log.start()
+        self._writing = asyncio.create_task(self._write(), name="write statuses")
+
+    async def stop(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await self.flush()
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.cancel()
+            await asyncio.wait([writing])
+        await self._log.stop()
+
+    async def flush(self) -> None:
+        if self._writing is not None:
+            async with asyncio.timeout(FLUSH_MS / 1000):
+                await self._reports.join()
+
+    def put(self, status: StatusRecord) -> None:
+        self._report(status, safe=False)
+
+    def put_safe(self, status: ConnectorStatus | TaskStatus) -> None:
+        self._report(status, safe=True)
+
+    def _report(self, status: StatusRecord, *, safe: bool) -> None:
+        if self._reports.qsize() >= REPORTS_WAITING_MAX:
+            lost, _ = self._reports.get_nowait()
+            self._reports.task_done()
+            log.warning("a status is given up, since too many wait to be written", status=repr(lost))
+        self._reports.put_nowait((status, safe))
+
+    async def _write(self) -> None:
+        while True:
+            status, safe = await self._reports.get()
+            try:
+                if not safe or isinstance(status, TopicStatus | Forgotten) or self.cache.may_write(status):
+                    await self._log.send(*encode(status))
+                    # Also at once, so that a worker sees its own reports before it has read them back. The topic may
+                    # hold something newer of another worker; then that is read next.
+                    self.cache.apply(status)
+            except PenstockError as e:
+                log.error("a status could not be written", status=repr(status), reason=str(e))
+            finally:
+                self._reports.task_done()
+
+    def _on_record(self, record: ConsumerRecord) -> None:
+        try:
+            decoded = decode(record.key, record.value)
+        except SerializationError as e:
+            log.error("a record of the status topic cannot be read", offset=record.offset, reason=str(e))
+            return
+        if decoded is not None:
+            self.cache.apply(decoded)

@@ -1,0 +1,82 @@
+"""The bytes that workers write to each other."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.common.errors import SerializationError
+from shared.connect.group.connect_protocol import (
+    COMPATIBLE,
+    CONFIG_MISMATCH,
+    EAGER,
+    NOTHING,
+    SESSIONED,
+    Assignment,
+    Work,
+    WorkerState,
+    decode_assignment,
+    decode_state,
+    encode_assignment,
+    encode_state,
+)
+from shared.connect.states import ConnectorTaskId
+
+NAMES = st.text(min_size=1, max_size=5)
+WORKS = st.builds(
+    Work, st.frozensets(NAMES, max_size=3), st.frozensets(st.builds(ConnectorTaskId, NAMES, st.integers(0, 9)))
+)
+
+
+@given(WORKS, WORKS, st.integers(0, 2**31 - 1), st.sampled_from((COMPATIBLE, SESSIONED)))
+def test_assignments_survive(work: Work, revoked: Work, delay_ms: int, version: int) -> None:
+    """What the leader writes is what the worker reads."""
+    assignment = Assignment("leader", "http://a:1/", 7, work, revoked, delay_ms, CONFIG_MISMATCH)
+    found = decode_assignment(encode_assignment(assignment, version))
+    assert found == assignment
+    assert found.version == version
+    assert found.failed
+
+
+@given(WORKS, st.sampled_from((COMPATIBLE, SESSIONED)))
+def test_states_survive(held: Work, version: int) -> None:
+    """What a worker holds is what the leader reads."""
+    found = decode_state(encode_state(WorkerState("http://a:1/", 7, held), version))
+    assert (found.url, found.config_offset, found.held, found.version) == ("http://a:1/", 7, held, version)
+
+
+def test_bytes_are_kafkas() -> None:
+    """Version, error, leader, its address, the offset; then each connector with -1 for itself and its tasks."""
+    work = Work({"c"}, {ConnectorTaskId("c", 1)})
+    data = encode_assignment(Assignment("L", "U", 3, work, NOTHING, 5), SESSIONED)
+    assert data == (
+        b"\x00\x02\x00\x00\x00\x01L\x00\x01U" + (3).to_bytes(8) + b"\x00\x00\x00\x01\x00\x01c\x00\x00\x00\x02"
+        b"\xff\xff\xff\xff\x00\x00\x00\x01" + b"\x00\x00\x00\x00" + b"\x00\x00\x00\x05"
+    )
+    assert encode_state(WorkerState("U", 3), EAGER) == b"\x00\x00\x00\x01U" + (3).to_bytes(8)
+
+
+def test_eager_says_less() -> None:
+    """Version 0 has neither what is held nor what is revoked nor a delay."""
+    work = Work({"c"})
+    found = decode_assignment(encode_assignment(Assignment("L", "U", 3, work, work, 5), EAGER))
+    assert (found.work, found.revoked, found.delay_ms, found.version) == (work, NOTHING, 0, EAGER)
+    assert decode_state(encode_state(WorkerState("U", 3, work), EAGER)).held == NOTHING
+
+
+def test_a_state_without_allocation_holds_nothing() -> None:
+    """A Java worker that has nothing yet writes no allocation."""
+    state = b"\x00\x02\x00\x01U" + (3).to_bytes(8)
+    assert decode_state(state + b"\xff\xff\xff\xff").held == NOTHING
+    assert decode_state(state).held == NOTHING
+
+
+def test_cut_bytes_are_refused() -> None:
+    """Bytes that end within a field, or claim more than there is, are no assignment."""
+    data = encode_assignment(Assignment("L", "U", 3, Work({"c"})), EAGER)
+    for end in range(len(data)):
+        with pytest.raises(SerializationError):
+            decode_assignment(data[:end])
+    with pytest.raises(SerializationError):
+        decode_state(b"\xff\xff")

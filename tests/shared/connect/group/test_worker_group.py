@@ -1,0 +1,230 @@
+"""A worker's way through its group: joining, leading, keeping and giving up work."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.clients.consumer.member_states import GroupConfig, MemberState
+from shared.common.errors import AuthorizationFailed, KafkaTimeout
+from shared.connect.group.assignor import IncrementalAssignor
+from shared.connect.group.connect_protocol import (
+    COMPATIBLE,
+    EAGER,
+    NOTHING,
+    SESSIONED,
+    Assignment,
+    Work,
+    WorkerState,
+    decode_assignment,
+    decode_state,
+    encode_assignment,
+    encode_state,
+)
+from shared.connect.group.worker_group import (
+    Complete,
+    GiveUp,
+    Join,
+    JoinAnswer,
+    Lead,
+    Stable,
+    Sync,
+    Wait,
+    WorkerGroup,
+)
+from shared.connect.states import ConnectorTaskId
+
+ALL = Work({"c"}, {ConnectorTaskId("c", 0), ConnectorTaskId("c", 1)})
+SESSION_MS = 10_000
+
+
+def group() -> WorkerGroup:
+    config = GroupConfig("g", "client", session_timeout_ms=SESSION_MS)
+    return WorkerGroup(config, "http://me:1/", (SESSIONED, COMPATIBLE, EAGER), IncrementalAssignor(1_000))
+
+
+def join(worker: WorkerGroup, *, now_ms: int = 0, leader: str = "me", protocol: str = "sessioned") -> None:
+    """Through JoinGroup, as the leader with the member `you`, which holds nothing."""
+    step = worker.next_step(now_ms)
+    assert isinstance(step, Join)
+    state = encode_state(WorkerState("http://you:1/", 3), SESSIONED)
+    members = (("me", dict(step.protocols)[protocol]), ("you", state)) if leader == "me" else ()
+    generation = worker.generation + 1 if worker.generation >= 0 else 1
+    worker.on_join(JoinAnswer(0, generation, protocol, leader, "me", members), now_ms)
+
+
+def complete(worker: WorkerGroup, assignment: Assignment, *, now_ms: int = 0, version: int = SESSIONED) -> list[GiveUp]:
+    """Through SyncGroup to the end; gives what had to be given up."""
+    assert isinstance(worker.next_step(now_ms), Sync)
+    worker.on_sync(0, encode_assignment(assignment, version), now_ms)
+    given_up = []
+    while not isinstance(step := worker.next_step(now_ms), Complete):
+        assert isinstance(step, GiveUp)
+        given_up.append(step)
+        worker.on_given_up(step.work)
+    worker.on_completed(step.assignment)
+    return given_up
+
+
+def settled(held: Work = ALL) -> WorkerGroup:
+    worker = group()
+    join(worker, leader="you")
+    complete(worker, Assignment("you", "http://you:1/", 3, held))
+    assert isinstance(worker.next_step(0), Stable)
+    return worker
+
+
+def test_a_worker_offers_all_protocols_newest_first() -> None:
+    """The coordinator picks the newest that all members know; what is held is in all but the oldest."""
+    worker = settled()
+    worker.rejoin("test")
+    step = worker.next_step(0)
+    assert isinstance(step, Join)
+    assert [name for name, _ in step.protocols] == ["sessioned", "compatible", "default"]
+    assert [decode_state(data).held for _, data in step.protocols] == [ALL, ALL, NOTHING]
+
+
+def test_the_leader_assigns_what_is_configured() -> None:
+    """It reads the configs as far as any member has, and deals everything out."""
+    worker = group()
+    worker.config_offset = 1
+    join(worker)
+    assert worker.next_step(0) == Lead(3)
+    worker.on_led(ALL, 3, 0)
+    step = worker.next_step(0)
+    assert isinstance(step, Sync)
+    found = {member: decode_assignment(data) for member, data in step.assignments}
+    assert found["me"].work | found["you"].work == ALL
+    assert {a.leader_url for a in found.values()} == {"http://me:1/"}
+    assert worker.urls == {"me": "http://me:1/", "you": "http://you:1/"}
+    assert worker.owners is not None
+    assert worker.owners["me"] == found["me"].work
+
+
+def test_a_leader_that_is_behind_assigns_nothing() -> None:
+    """All are told to read on and to come back; nobody gives up what it runs."""
+    worker = settled()
+    worker.rejoin("test")
+    join(worker)
+    worker.on_led(ALL, 2, 0)
+    step = worker.next_step(0)
+    assert isinstance(step, Sync)
+    mine = decode_assignment(dict(step.assignments)["me"])
+    assert mine.failed
+    assert complete(worker, mine) == []
+    assert worker.held == ALL
+    assert worker.needs_to_join
+
+
+def test_work_is_kept_and_added_to() -> None:
+    """An assignment says what is new; what was held before is held on."""
+    worker = settled(Work({"c"}))
+    worker.rejoin("test")
+    join(worker, leader="you")
+    assert complete(worker, Assignment("you", "u", 4, ALL - Work({"c"}))) == []
+    assert worker.held == ALL
+    assert worker.assignment is not None
+    assert worker.assignment.work == ALL
+
+
+def test_what_is_revoked_is_stopped_before_the_worker_joins_again() -> None:
+    """Stopped first, then asked for anew by joining at once."""
+    worker = settled()
+    worker.rejoin("test")
+    join(worker, leader="you")
+    back = Work((), {ConnectorTaskId("c", 1)})
+    assert complete(worker, Assignment("you", "u", 3, NOTHING, back)) == [GiveUp(back, lost=False)]
+    assert worker.held == ALL - back
+    assert isinstance(worker.next_step(0), Join)
+
+
+def test_eager_gives_up_everything_first() -> None:
+    """Under the old protocol all is stopped before joining, and the assignment is all there is."""
+    worker = group()
+    join(worker, leader="you", protocol="default")
+    complete(worker, Assignment("you", "u", 3, ALL), version=EAGER)
+    worker.rejoin("test")
+    assert worker.next_step(0) == GiveUp(ALL, lost=False)
+    worker.on_given_up(ALL)
+    join(worker, leader="you", protocol="default")
+    complete(worker, Assignment("you", "u", 3, Work({"c"})), version=EAGER)
+    assert worker.held == Work({"c"})
+
+
+def test_after_a_long_silence_everything_is_lost() -> None:
+    """Who was not heard for a session timeout must expect that others run its work: it stops before it joins."""
+    worker = settled()
+    worker.on_heartbeat_lost(SESSION_MS)
+    assert worker.forget_coordinator
+    assert worker.next_step(SESSION_MS) == GiveUp(ALL, lost=True)
+    worker.on_given_up(ALL)
+    assert isinstance(worker.next_step(SESSION_MS), Join)
+
+
+def test_a_short_silence_changes_nothing() -> None:
+    """A heartbeat that got no answer is sent again soon."""
+    worker = settled()
+    sent_as = worker.on_heartbeat_sent(3_000)
+    worker.on_heartbeat_lost(3_000)
+    assert not worker.needs_to_join
+    assert worker.heartbeat_wait_ms(3_000) == worker.config.retry_backoff_ms
+    worker.on_heartbeat(sent_as, 0, 3_100)
+    assert worker.heartbeat_wait_ms(3_100) == worker.config.heartbeat_interval_ms
+
+
+@pytest.mark.parametrize("code", [22, 25, 27])
+def test_a_heartbeat_that_is_refused_makes_the_worker_join(code: int) -> None:
+    """Rebalance, unknown member, old generation: it joins with what it holds."""
+    worker = settled()
+    worker.on_heartbeat(worker.on_heartbeat_sent(0), code, 0)
+    step = worker.next_step(0)
+    assert isinstance(step, Join)
+    assert decode_state(step.protocols[0][1]).held == ALL
+    assert step.member_id == ("" if code == 25 else "me")
+
+
+def test_answers_for_an_earlier_self_say_nothing() -> None:
+    """A heartbeat's answer that comes after the next rebalance is passed over."""
+    worker = settled()
+    worker.on_heartbeat((99, "me"), 25, 0)
+    assert not worker.needs_to_join
+
+
+def test_a_member_id_is_asked_for_once() -> None:
+    """The coordinator gives the id with which to join again at once."""
+    worker = group()
+    worker.next_step(0)
+    worker.on_join(JoinAnswer(79, member_id="given"), 0)
+    step = worker.next_step(0)
+    assert isinstance(step, Join)
+    assert step.member_id == "given"
+
+
+def test_passing_errors_are_tried_again_later() -> None:
+    """A coordinator that loads or does not answer is asked again after a rising wait."""
+    worker = group()
+    worker.next_step(0)
+    worker.on_join(JoinAnswer(14), 0)
+    first = worker.next_step(0)
+    assert isinstance(first, Wait)
+    worker.next_step(10_000)
+    worker.on_failure(KafkaTimeout("x"), 10_000)
+    second = worker.next_step(10_000)
+    assert isinstance(second, Wait)
+    assert second.ms > first.ms
+
+
+def test_what_trying_cannot_mend_is_raised() -> None:
+    """A principal that may not use the group is told so."""
+    worker = group()
+    worker.next_step(0)
+    worker.on_join(JoinAnswer(30), 0)
+    with pytest.raises(AuthorizationFailed):
+        worker.next_step(0)
+
+
+def test_leaving_forgets_the_place() -> None:
+    """The group is told under the id that was; there are no more heartbeats."""
+    worker = settled()
+    assert worker.leave() == "me"
+    assert worker.heartbeat_wait_ms(0) is None
+    assert worker.state is MemberState.UNJOINED

@@ -1,0 +1,62 @@
+"""What a request to change offsets must look like."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.common.records import TopicPartition
+from shared.connect.herder.connector_offsets import group_of_sink, rows_of, sink_offsets
+from shared.connect.herder.errors import BadRequest
+
+
+def sink_row(partition: object = 0, offset: object = 1) -> dict[str, object]:
+    return {"partition": {"kafka_topic": "t", "kafka_partition": partition}, "offset": {"kafka_offset": offset}}
+
+
+def test_rows_are_partitions_with_offsets() -> None:
+    """An offset of null forgets the partition."""
+    assert rows_of({"offsets": [{"partition": {"f": 1}, "offset": {"p": 2}}, {"partition": {}, "offset": None}]}) == [
+        ({"f": 1}, {"p": 2}),
+        ({}, None),
+    ]
+
+
+@pytest.mark.parametrize("body", [{}, {"offsets": []}, {"offsets": None}, [], {"offsets": [1]},
+                                  {"offsets": [{"partition": 1}]}, {"offsets": [{"partition": {}, "offset": 3}]},
+                                  {"offsets": "all"}])  # fmt: skip
+def test_requests_without_rows_are_refused(body: object) -> None:
+    """Nothing to alter, or no rows: the request is at fault."""
+    with pytest.raises(BadRequest):
+        rows_of(body)
+
+
+def test_a_sinks_rows_are_kafkas() -> None:
+    """Topic, partition and offset; numbers may come as texts."""
+    rows = rows_of({"offsets": [sink_row(), sink_row("1", "7"), {**sink_row(2), "offset": None}]})
+    assert sink_offsets(rows) == {
+        TopicPartition("t", 0): 1,
+        TopicPartition("t", 1): 7,
+        TopicPartition("t", 2): None,
+    }
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"partition": {"topic": "t"}, "offset": {"kafka_offset": 1}},
+        sink_row("first"),
+        sink_row(True),
+        sink_row(0, "now"),
+        {**sink_row(), "offset": {"position": 1}},
+    ],
+)
+def test_rows_of_another_kind_are_refused_for_a_sink(row: dict[str, object]) -> None:
+    """A source's names, or what is no number, make no offset of a sink."""
+    with pytest.raises(BadRequest):
+        sink_offsets(rows_of({"offsets": [row]}))
+
+
+def test_a_sink_reads_in_its_own_group() -> None:
+    """Named after the connector, unless its config says another."""
+    assert group_of_sink("snk", {}) == "connect-snk"
+    assert group_of_sink("snk", {"consumer.override.group.id": "g"}) == "g"

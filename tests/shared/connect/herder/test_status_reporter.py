@@ -1,0 +1,72 @@
+"""What a worker reports becomes statuses of its generation."""
+
+from __future__ import annotations
+
+from shared.connect.herder.status_reporter import StatusReporter
+from shared.connect.states import ConnectorTaskId, State
+from shared.connect.storage.status_records import ConnectorStatus, TaskStatus
+from shared.connect.storage.status_store import StatusStore
+from shared.testing.manual_clock import ManualClock
+
+TASK = ConnectorTaskId("c", 0)
+
+
+def reporter(store: StatusStore, *, generation: int = 3, tracks_topics: bool = True) -> StatusReporter:
+    return StatusReporter(
+        store, "me", ManualClock(), generation=lambda: generation, version=lambda _: "1.0", tracks_topics=tracks_topics
+    )
+
+
+def test_states_carry_worker_and_generation() -> None:
+    """Each report stands with who made it and when in the group's history."""
+    store = StatusStore()
+    reports = reporter(store)
+    for call, state in (
+        (reports.on_startup, State.RUNNING),
+        (reports.on_paused, State.PAUSED),
+        (reports.on_running, State.RUNNING),
+        (reports.on_stopped, State.STOPPED),
+        (reports.on_restart, State.RESTARTING),
+        (reports.on_shutdown, State.UNASSIGNED),
+    ):
+        call("c")
+        assert store.cache.connector("c") == ConnectorStatus("c", state, "me", 3, "1.0")
+    reports.on_failure(TASK, "why")
+    assert store.cache.task(TASK) == TaskStatus(TASK, State.FAILED, "me", 3, "1.0", "why")
+
+
+def test_a_late_end_does_not_hide_the_next_owner() -> None:
+    """UNASSIGNED and FAILED of a worker that has lost the task are not written over a later generation's RUNNING."""
+    store = StatusStore()
+    store.put(TaskStatus(TASK, State.RUNNING, "other", 4))
+    reporter(store).on_shutdown(TASK)
+    reporter(store).on_failure(TASK, "why")
+    assert store.cache.task(TASK) == TaskStatus(TASK, State.RUNNING, "other", 4)
+
+
+def test_topics_are_noted_once() -> None:
+    """A task says a topic with every batch; it is written when it is new, and again when the list was emptied."""
+    store = StatusStore()
+    reports = reporter(store)
+    reports.on_topic_used(TASK, "t")
+    first = store.cache.topic("c", "t")
+    reports.on_topic_used(ConnectorTaskId("c", 1), "t")
+    assert store.cache.topic("c", "t") is first
+    assert first is not None
+    reports.forget_topics("c")
+    assert store.cache.topics("c") == []
+    reports.on_topic_used(TASK, "t")
+    assert [status.topic for status in store.cache.topics("c")] == ["t"]
+    reporter(store, tracks_topics=False).on_topic_used(TASK, "u")
+    assert len(store.cache.topics("c")) == 1
+
+
+def test_a_connector_that_is_gone_leaves_nothing() -> None:
+    """Its own status, its tasks' and its topics' go."""
+    store = StatusStore()
+    reports = reporter(store)
+    reports.on_startup("c")
+    reports.on_startup(TASK)
+    reports.on_topic_used(TASK, "t")
+    reports.forget_connector("c")
+    assert (store.cache.connectors(), store.cache.tasks("c"), store.cache.topics("c")) == ([], [], [])

@@ -1,0 +1,81 @@
+"""What REST shows, from configs and statuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.connect.errors import ConnectorNotFound
+from shared.connect.herder.restart_plan import RestartPlan
+from shared.connect.herder.views import active_topics, connector_info, connector_status, task_infos, task_status
+from shared.connect.plugins import Plugins
+from shared.connect.states import ConnectorTaskId, State
+from shared.connect.storage.config_state import ConfigSnapshot
+from shared.connect.storage.status_cache import StatusCache
+from shared.connect.storage.status_records import ConnectorStatus, TaskStatus, TopicStatus
+
+TASK = ConnectorTaskId("src", 0)
+CONFIG = {"connector.class": "FileStreamSource", "name": "src"}
+SNAPSHOT = ConfigSnapshot(configs={"src": CONFIG}, task_counts={"src": 1}, task_configs={TASK: {"file": "x"}})
+
+
+@pytest.fixture(scope="module")
+def plugins() -> Plugins:
+    return Plugins.installed()
+
+
+@pytest.fixture
+def statuses() -> StatusCache:
+    cache = StatusCache()
+    cache.apply(ConnectorStatus("src", State.RUNNING, "w:1", 1, "4.1.1"))
+    cache.apply(TaskStatus(TASK, State.FAILED, "w:2", 1, None, "Traceback"))
+    cache.apply(TopicStatus("lines", "src", 0, 1))
+    return cache
+
+
+def test_a_connector_is_shown_with_its_tasks(plugins: Plugins) -> None:
+    """Name, config, the tasks' ids, and the kind of its class."""
+    assert connector_info(SNAPSHOT, plugins, "src") == {
+        "name": "src",
+        "config": CONFIG,
+        "tasks": [{"connector": "src", "task": 0}],
+        "type": "source",
+    }
+    assert task_infos(SNAPSHOT, "src") == [{"id": {"connector": "src", "task": 0}, "config": {"file": "x"}}]
+
+
+def test_a_class_that_is_not_installed_is_unknown(plugins: Plugins) -> None:
+    """A connector whose plugin is gone is shown all the same."""
+    snapshot = ConfigSnapshot(configs={"a": {"connector.class": "no.such"}, "b": {}})
+    assert connector_info(snapshot, plugins, "a")["type"] == "unknown"
+    assert connector_info(snapshot, plugins, "b")["type"] == "unknown"
+
+
+def test_statuses_are_shown(plugins: Plugins, statuses: StatusCache) -> None:
+    """State and worker of each, the version where it is known, the trace where it failed."""
+    assert connector_status(SNAPSHOT, statuses, plugins, "src") == {
+        "name": "src",
+        "connector": {"state": "RUNNING", "worker_id": "w:1", "version": "4.1.1"},
+        "tasks": [{"id": 0, "state": "FAILED", "worker_id": "w:2", "trace": "Traceback"}],
+        "type": "source",
+    }
+    assert task_status(statuses, TASK)["state"] == "FAILED"
+    assert active_topics(statuses, "src") == {"src": {"topics": ["lines"]}}
+
+
+def test_what_is_being_restarted_is_shown_so(plugins: Plugins, statuses: StatusCache) -> None:
+    """The answer to a restart says RESTARTING of what it concerns, and no trace of the failure before."""
+    shown = connector_status(SNAPSHOT, statuses, plugins, "src", RestartPlan(False, (TASK,)))
+    assert shown["connector"]["state"] == "RUNNING"
+    assert shown["tasks"] == [{"id": 0, "state": "RESTARTING", "worker_id": "w:2"}]
+
+
+def test_what_is_not_there_is_said(plugins: Plugins, statuses: StatusCache) -> None:
+    """In Kafka Connect's words; a connector that was deleted has no status, whatever the topic still says."""
+    with pytest.raises(ConnectorNotFound, match=r"^Connector x not found$"):
+        connector_info(SNAPSHOT, plugins, "x")
+    with pytest.raises(ConnectorNotFound, match=r"^No status found for connector x$"):
+        connector_status(SNAPSHOT, statuses, plugins, "x")
+    with pytest.raises(ConnectorNotFound, match=r"^No status found for connector src$"):
+        connector_status(ConfigSnapshot(), statuses, plugins, "src")
+    with pytest.raises(ConnectorNotFound, match=r"^No status found for task src-7$"):
+        task_status(statuses, ConnectorTaskId("src", 7))

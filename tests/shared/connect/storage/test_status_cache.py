@@ -1,0 +1,58 @@
+"""The newest statuses, and which may still be written."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.connect.states import ConnectorTaskId, State
+from shared.connect.storage.status_cache import StatusCache
+from shared.connect.storage.status_records import ConnectorStatus, Forgotten, TaskStatus, TopicStatus
+
+TASK = ConnectorTaskId("c", 1)
+
+
+def test_the_newest_counts() -> None:
+    """Each record replaces the one before it, by connector, task and topic."""
+    cache = StatusCache()
+    for record in (
+        ConnectorStatus("c", State.RUNNING, "w", 1),
+        ConnectorStatus("c", State.PAUSED, "w", 1),
+        TaskStatus(TASK, State.RUNNING, "w", 1),
+        TaskStatus(ConnectorTaskId("c", 0), State.FAILED, "v", 1, trace="why"),
+        TopicStatus("t", "c", 0, 5),
+    ):
+        cache.apply(record)
+    status = cache.connector("c")
+    assert status is not None
+    assert status.state is State.PAUSED
+    assert [t.task.task for t in cache.tasks("c")] == [0, 1]
+    assert [t.topic for t in cache.topics("c")] == ["t"]
+    assert cache.connectors() == ["c"]
+
+
+def test_what_is_forgotten_is_gone() -> None:
+    """A tombstone, or DESTROYED, takes the status away; of what never was it takes nothing."""
+    cache = StatusCache()
+    cache.apply(TaskStatus(TASK, State.RUNNING, "w", 1))
+    cache.apply(ConnectorStatus("c", State.RUNNING, "w", 1))
+    cache.apply(TopicStatus("t", "c", 0, 5))
+    for record in (
+        TaskStatus(TASK, State.DESTROYED, "w", 1),
+        Forgotten("c"),
+        Forgotten(("t", "c")),
+        Forgotten(TASK),
+        Forgotten("x"),
+    ):
+        cache.apply(record)
+    assert (cache.connector("c"), cache.task(TASK), cache.tasks("c"), cache.topics("c")) == (None, None, [], [])
+
+
+@pytest.mark.parametrize(
+    ("worker", "generation", "may"), [("me", 1, True), ("other", 1, True), ("other", 2, True), ("other", 3, False)]
+)
+def test_a_safe_status_never_overwrites_a_later_owner(worker: str, generation: int, may: bool) -> None:
+    """Written is over one's own status, or over one of no later generation."""
+    cache = StatusCache()
+    cache.apply(TaskStatus(TASK, State.RUNNING, worker, generation))
+    assert cache.may_write(TaskStatus(TASK, State.UNASSIGNED, "me", 2)) is may
+    assert cache.may_write(ConnectorStatus("c", State.UNASSIGNED, "me", 2))

@@ -1,0 +1,70 @@
+"""The status topic's records: equal to what a real Kafka Connect wrote."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from shared.common.errors import SerializationError
+from shared.connect.states import ConnectorTaskId, State
+from shared.connect.storage.status_records import (
+    ConnectorStatus,
+    Forgotten,
+    StatusRecord,
+    TaskStatus,
+    TopicStatus,
+    decode,
+    encode,
+)
+
+RECORDING = Path(__file__).parents[3] / "data" / "kafka_connect_topics.jsonl.gz"
+
+
+def test_recorded_statuses_are_read_and_written_alike() -> None:
+    """Every record of the recorded status topic is understood, and written again byte for byte."""
+    with gzip.open(RECORDING, "rt", encoding="utf-8") as lines:
+        rows = [row for row in map(json.loads, lines) if row["topic"] == "connect-status"]
+    assert len(rows) > 70
+    for row in rows:
+        key, value = row["key"].encode(), row["value"] and row["value"].encode()
+        record = decode(key, value)
+        assert record is not None
+        assert encode(record) == (key, value)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        ConnectorStatus("a-b", State.FAILED, "w", 3, None, "Traceback"),
+        TaskStatus(ConnectorTaskId("a-b", 2), State.RUNNING, "w", 3, "1.0"),
+        TopicStatus("t:x", "c", 0, 17),
+        Forgotten("a"),
+        Forgotten(ConnectorTaskId("a", 1)),
+        Forgotten(("t", "c")),
+    ],
+)
+def test_statuses_survive_the_topic(record: StatusRecord) -> None:
+    """What is written is read as what it was."""
+    assert decode(*encode(record)) == record
+
+
+def test_destroyed_is_a_tombstone() -> None:
+    """A status DESTROYED leaves nothing behind."""
+    assert encode(ConnectorStatus("a", State.DESTROYED, "w", 1)) == (b"status-connector-a", None)
+
+
+def test_malformed_statuses_are_refused() -> None:
+    """What cannot be read is said; keys of other kinds are passed over."""
+    for key, value in (
+        (b"status-task-x", b"{}"),
+        (b"status-connector-a", b"{}"),
+        (b"status-connector-a", b'{"state":"ASLEEP","worker_id":"w","generation":1}'),
+        (b"status-topic-no-connector", b"{}"),
+        (b"status-connector-a", b"\xff"),
+    ):
+        with pytest.raises(SerializationError):
+            decode(key, value)
+    assert decode(b"else", b"{}") is None
