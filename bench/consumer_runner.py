@@ -20,7 +20,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from services.consumer.daemon import DeadLetterProducer
+from services.consumer.daemon import RecordProducer
 from services.consumer.executor import Executor
 from services.consumer.handlers import Handler
 from services.consumer.runner import HandlerRunner
@@ -110,7 +110,7 @@ async def runner(
         executor = Executor(
             Handler("bench:handle", handler),
             settings.retry_policy(),
-            DeadLetterProducer(producer),
+            RecordProducer(producer),
             metrics,
             group="bench",
         )

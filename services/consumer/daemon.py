@@ -17,14 +17,16 @@ from prometheus_client import CollectorRegistry
 from api.contact import Contact
 from api.health import Check, CheckResult, create_health_app
 from api.server import HttpServer
+from services.consumer.commits import TransactionalCommits
 from services.consumer.executor import Executor
 from services.consumer.handlers import load_decoder, load_handler
 from services.consumer.runner import HandlerRunner
 from services.consumer.runner_metrics import RunnerMetrics
 from services.consumer.settings import GIVE_UP_RESERVE_MS, ConsumerServiceSettings
+from services.consumer.transactor import Transactor
 from shared.clients.admin import Admin, NewTopic
 from shared.clients.consumer import Consumer
-from shared.clients.producer import Producer
+from shared.clients.producer import Producer, ProducerSettings
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import PenstockError, RetriableError
 from shared.common.log import get_logger
@@ -38,8 +40,8 @@ DEAD_LETTER_HEADROOM_BYTES = 65_536
 CONNECT_RETRY_MS = 1_000
 
 
-class DeadLetterProducer:
-    """Writes dead letters through a Producer, acknowledged by all in-sync replicas."""
+class RecordProducer:
+    """Writes dead letters and handlers' output through a Producer, acknowledged by all in-sync replicas."""
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
@@ -80,31 +82,40 @@ class ConsumerDaemon:
         """Connect, then handle records until cancelled."""
         settings = self._settings
         largest = await self._prepare_dead_letter_topics() if settings.create_dead_letter_topics else 0
-        producer_settings = settings.producer.model_copy(
-            update={"max_request_size": max(settings.producer.max_request_size, largest)}
-        )
-        producer = Producer(settings.kafka, producer_settings, registry=self._registry)
-        await self._clients.enter_async_context(producer)
         consumer = Consumer(settings.kafka, settings.consumer_settings(), registry=self._registry)
         self._consumer = await self._clients.enter_async_context(consumer)
-        executor = Executor(
-            self._handler,
-            settings.retry_policy(),
-            DeadLetterProducer(producer),
-            self._metrics,
-            group=settings.group_id,
-            dead_letter_topic=settings.dead_letter_topic,
-            decode=self._decode,
-        )
-        scheduler = settings.scheduler(batch=self._handler.batch)
-        self.runner = HandlerRunner(
-            consumer, scheduler, executor, self._metrics, SYSTEM_CLOCK, settings.runner_options()
-        )
+        self.runner = await self._make_runner(consumer, settings.producer_settings(largest))
         self.runner.subscribe(settings.topics)
         log.info("handling", topics=settings.topics, group=settings.group_id, handler=settings.handler)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._contact.run())
             await self.runner.run()
+
+    async def _make_runner(self, consumer: Consumer, producing: ProducerSettings) -> HandlerRunner:
+        settings, metrics = self._settings, self._metrics
+
+        def make_producer() -> Producer:
+            return Producer(settings.kafka, producing, registry=self._registry)
+
+        write: RecordProducer | None = None
+        if not settings.is_exactly_once:
+            write = RecordProducer(await self._clients.enter_async_context(make_producer()))
+        executor = Executor(
+            self._handler,
+            settings.retry_policy(),
+            write,
+            metrics,
+            group=settings.group_id,
+            dead_letter_topic=settings.dead_letter_topic,
+            decode=self._decode,
+        )
+        scheduler = settings.scheduler(batch=self._handler.batch)
+        commits = None
+        if settings.is_exactly_once:
+            transactor = Transactor(make_producer, consumer.committed)
+            commits = TransactionalCommits(transactor, consumer.group_metadata, scheduler, executor.refused, metrics)
+            await transactor.start()
+        return HandlerRunner(consumer, scheduler, executor, metrics, SYSTEM_CLOCK, settings.runner_options(), commits)
 
     async def shutdown(self) -> None:
         """Drain, commit, leave, close."""

@@ -4,6 +4,10 @@ Deserializer and handler are user code: whatever either raises is the record's f
 that cannot be decoded, or whose handling is given up, is finished once its dead letter is acknowledged by
 the broker. Until then it stays unfinished: the dead letter is written again later, and the handler is not called again.
 
+What the handler returns to be written is part of the attempt: the record is finished once all of it is acknowledged. A
+write that fails is a failed attempt, at the stage `produce`. Without a writer nothing is written here: the returned
+records and the dead letters go into the outcome, for whoever commits them together with the offsets.
+
 A batch that fails says nothing about which record was at fault: its records run again one by one, and only then do
 failures count as attempts.
 """
@@ -12,17 +16,18 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from msgspec.structs import replace
 
-from services.consumer.handlers import Handler, HandlerTimeout
+from services.consumer.handlers import Handler, HandlerTimeout, Records
 from services.consumer.runner_metrics import RunnerMetrics
 from shared.clients.consumer.dead_letters import (
     STAGE_DESERIALIZE,
     STAGE_PROCESS,
+    STAGE_PRODUCE,
     DeadLetter,
     dead_letter_record,
     message_of,
@@ -36,7 +41,7 @@ from shared.common.serialization import Deserializer, bytes_deserializer
 log = get_logger(__name__)
 
 
-class DeadLetterWriter(Protocol):
+class RecordWriter(Protocol):
     """Writes with acks=all; returns None for an acknowledged record, else its error, in order; never raises for one."""
 
     async def __call__(self, records: Sequence[ProducerRecord]) -> Sequence[Exception | None]: ...
@@ -44,11 +49,15 @@ class DeadLetterWriter(Protocol):
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of an execution's records; those in `retry` run again `after_ms` from now."""
+    """What became of an execution's records; those in `retry` run again `after_ms` from now.
+
+    `outputs` are still to be written, in one transaction with the offsets of what is finished.
+    """
 
     finished: list[Work] = field(default_factory=list)
     retry: list[Work] = field(default_factory=list)
     after_ms: int = 0
+    outputs: list[ProducerRecord] = field(default_factory=list)
 
     def put_back(self, work: Work, after_ms: int) -> None:
         self.retry.append(work)
@@ -70,7 +79,7 @@ class Executor:
         self,
         handler: Handler,
         policy: RetryPolicy,
-        write: DeadLetterWriter,
+        write: RecordWriter | None,
         metrics: RunnerMetrics,
         *,
         group: str,
@@ -114,15 +123,43 @@ class Executor:
         letters: list[tuple[Work, DeadLetter]],
     ) -> None:
         started = time.perf_counter()
-        error = await self._handler.call(records, self._policy.handler_timeout_ms)
+        returned = await self._handler.call(records, self._policy.handler_timeout_ms)
         self._metrics.latency(topic).observe(time.perf_counter() - started)
+        stage = STAGE_PROCESS
+        if isinstance(returned, Exception):
+            error: Exception | None = returned
+            self._metrics.failures(topic).inc()
+            if isinstance(error, HandlerTimeout):
+                self._metrics.timeouts(topic).inc()
+        else:
+            stage, error = STAGE_PRODUCE, await self._produce(topic, returned, outcome)
         if error is None:
             self._metrics.handled(topic).inc(len(works))
             outcome.finished += works
-            return
-        self._metrics.failures(topic).inc()
-        if isinstance(error, HandlerTimeout):
-            self._metrics.timeouts(topic).inc()
+        else:
+            self._failed(topic, works, stage, error, outcome, letters)
+
+    async def _produce(self, topic: str, records: Records, outcome: Outcome) -> Exception | None:
+        """Write what the handler returned; its first error."""
+        if self._write is None:
+            outcome.outputs += records
+        elif records:
+            errors = [error for error in await self._write(records) if error is not None]
+            self._metrics.produced(topic).inc(len(records) - len(errors))
+            if errors:
+                self._metrics.produce_failures(topic).inc(len(errors))
+                return errors[0]
+        return None
+
+    def _failed(
+        self,
+        topic: str,
+        works: list[Work],
+        stage: str,
+        error: Exception,
+        outcome: Outcome,
+        letters: list[tuple[Work, DeadLetter]],
+    ) -> None:
         if len(works) > 1:
             log.warning(
                 "batch failed, its records run one by one", **_where(works[0]), records=len(works), **_why(error)
@@ -137,16 +174,39 @@ class Executor:
         decision = self._policy.decide(error, work.attempts, random.random())  # noqa: S311 - jitter, no secret
         if isinstance(decision, Retry):
             log.warning(
-                "handler failed", **_where(work), attempt=work.attempts, again_in_ms=decision.after_ms, **_why(error)
+                "handler failed",
+                **_where(work),
+                stage=stage,
+                attempt=work.attempts,
+                again_in_ms=decision.after_ms,
+                **_why(error),
             )
             self._metrics.retries(topic).inc()
             outcome.put_back(work, decision.after_ms)
         else:
-            letters.append((work, DeadLetter.of(work.record, STAGE_PROCESS, error, work.attempts, self._group)))
+            letters.append((work, DeadLetter.of(work.record, stage, error, work.attempts, self._group)))
+
+    def refused(self, works: Iterable[Work], error: Exception) -> list[ProducerRecord]:
+        """The dead letters of finished records whose output Kafka refuses."""
+        letters = []
+        for work in works:
+            letter = DeadLetter.of(work.record, STAGE_PRODUCE, error, work.attempts + 1, self._group)
+            letters.append(dead_letter_record(self._target(work.columns.topic), letter))
+            self._metrics.dead_letters(work.columns.topic).inc()
+            log.warning("dead letter", **_where(work), stage=letter.stage, **_why(error))
+        return letters
+
+    def _target(self, topic: str) -> str:
+        return self._dead_letter_topic.replace("{topic}", topic)
 
     async def _bury(self, topic: str, letters: list[tuple[Work, DeadLetter]], outcome: Outcome) -> None:
-        target = self._dead_letter_topic.replace("{topic}", topic)
-        errors = await self._write([dead_letter_record(target, letter) for _, letter in letters])
+        target = self._target(topic)
+        records = [dead_letter_record(target, letter) for _, letter in letters]
+        if self._write is None:
+            outcome.outputs += records
+            errors: Sequence[Exception | None] = [None] * len(records)
+        else:
+            errors = await self._write(records)
         for (work, letter), error in zip(letters, errors, strict=True):
             reason = {"stage": letter.stage, "exception": letter.exception, "message": letter.message[:500]}
             if error is None:

@@ -4,6 +4,14 @@ A handler is `async def handle(record: ConsumerRecord)`; a batch handler takes `
 `tuple`), seen by that annotation or by the mark `handle.batch = True`. A batch holds records of one partition in offset
 order. Under the value formats `json` and `module:Struct` the record's `value` is the decoded one.
 
+What a handler has to write to Kafka it returns: a `ProducerRecord`, or a list or tuple of them. Whatever else it
+returns is left alone.
+
+>>> records_in("app:handle", [ProducerRecord("alerts", b"1")])
+(ProducerRecord(topic='alerts', value=b'1', key=None, headers=(), partition=None, timestamp=None),)
+>>> records_in("app:handle", None), records_in("app:handle", ["done"])
+((), ())
+
 A handler that outlives its limit is cancelled, and its end awaited: were it left behind, the next record of its key
 would run beside it.
 """
@@ -21,8 +29,10 @@ from typing import Any, get_origin, get_type_hints
 
 from shared.clients.consumer.dead_letters import message_of
 from shared.common.errors import ConfigError, RetriableError
-from shared.common.records import ConsumerRecord
+from shared.common.records import ConsumerRecord, ProducerRecord
 from shared.common.serialization import Deserializer, bytes_deserializer, json_deserializer, struct_deserializer
+
+Records = tuple[ProducerRecord, ...]
 
 
 class HandlerTimeout(RetriableError):
@@ -45,11 +55,12 @@ class Handler:
     function: Callable[[Any], Awaitable[object]]
     batch: bool = False
 
-    async def call(self, records: Sequence[ConsumerRecord], timeout_ms: int) -> Exception | None:
-        """Hand the records over (one, unless it is a batch handler); returns what it raised, or None."""
+    async def call(self, records: Sequence[ConsumerRecord], timeout_ms: int) -> Records | Exception:
+        """Hand the records over (one, unless it is a batch handler); gives the records to write, or what it raised."""
         try:
             async with asyncio.timeout(timeout_ms / 1000) as limit:
-                await self.function(records if self.batch else records[0])
+                returned = await self.function(records if self.batch else records[0])
+            return records_in(self.name, returned)
         except TimeoutError as e:
             return HandlerTimeout(f"{self.name} was cancelled after {timeout_ms} ms") if limit.expired() else e
         except asyncio.CancelledError:
@@ -63,7 +74,19 @@ class Handler:
             raise
         except BaseException as e:
             return HandlerExited(f"{self.name} raised {type(e).__name__}: {message_of(e)}")
-        return None
+
+
+def records_in(name: str, returned: object) -> Records:
+    """The records in what a handler returned; TypeError for records among other things, which must be a mistake."""
+    if isinstance(returned, ProducerRecord):
+        return (returned,)
+    if not isinstance(returned, list | tuple):
+        return ()
+    records = tuple(each for each in returned if isinstance(each, ProducerRecord))
+    if records and len(records) < len(returned):
+        kinds = sorted({type(each).__name__ for each in returned if not isinstance(each, ProducerRecord)})
+        raise TypeError(f"{name} returned {', '.join(kinds)} among its records")
+    return records
 
 
 def load_handler(spec: str) -> Handler:

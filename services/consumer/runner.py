@@ -5,22 +5,24 @@ own, and each one's end starts the next at once, so a poll that waits for record
 
 Who owns a partition owns its results. A revocation starts nothing more of it, waits for what is in flight
 (`drain_timeout_ms`), cancels the rest, commits what finished and only then lets go. A loss cancels at once and commits
-nothing. At-least-once always: what was not committed is handled again by the next owner.
+nothing. At-least-once always: what was not committed is handled again by the next owner. What a commit is, and whether
+the handlers' output is part of it, is for commits.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from services.consumer.commits import Commits, OffsetCommits
 from services.consumer.executor import Executor, Outcome
 from services.consumer.progress import ProgressWatch
 from services.consumer.runner_metrics import RunnerMetrics
 from shared.clients.consumer import Consumer, RebalanceListener
 from shared.clients.consumer.key_scheduler import Execution, KeyScheduler
 from shared.common.clock import Clock
-from shared.common.errors import CommitFailed, DataError, IllegalState, RetriableError
+from shared.common.errors import DataError, IllegalState, RetriableError
 from shared.common.log import get_logger
 from shared.common.records import Columns, OffsetAndMetadata, TopicPartition
 
@@ -55,11 +57,14 @@ class HandlerRunner(RebalanceListener):
         metrics: RunnerMetrics,
         clock: Clock,
         options: RunnerOptions = RunnerOptions(),
+        commits: Commits | None = None,
     ) -> None:
+        """Without `commits` offsets are committed alone, at least once."""
         self.scheduler, self.options = scheduler, options
         self.progress = ProgressWatch(options.stuck_after_ms, clock.monotonic_ms())
         self.finished = 0
         self._consumer, self._executor, self._metrics, self._clock = consumer, executor, metrics, clock
+        self._commits: Commits = commits or OffsetCommits(consumer, scheduler, metrics)
         self._tasks: dict[Execution, asyncio.Task[None]] = {}
         self._paused: set[TopicPartition] = set()
         self._skipped = 0
@@ -68,6 +73,7 @@ class HandlerRunner(RebalanceListener):
         self._retry_timer: asyncio.TimerHandle | None = None
         self._retry_due_ms: int | None = None
         self._measuring: asyncio.Task[None] | None = None
+        self._committing: asyncio.Task[None] | None = None
         self._commit_due_ms = clock.monotonic_ms() + options.commit_interval_ms
         self._lag_due_ms = clock.monotonic_ms()
 
@@ -91,14 +97,14 @@ class HandlerRunner(RebalanceListener):
             raise self._crash
         self._apply_pauses()
         now_ms = self._clock.monotonic_ms()
-        wait_ms = max(0, min(POLL_TIMEOUT_MS, self._commit_due_ms - now_ms))
+        # While a commit is under way the poll does not wait for the next to be due; its end is not waited for.
+        wait_ms = POLL_TIMEOUT_MS if self._is_committing else max(0, min(POLL_TIMEOUT_MS, self._commit_due_ms - now_ms))
         for columns in (await self._consumer.poll(wait_ms)).values():
             self._deliver(columns)
         self._start()
         now_ms = self._clock.monotonic_ms()
-        if now_ms >= self._commit_due_ms:
-            await self.commit()
-            self._commit_due_ms = self._clock.monotonic_ms() + self.options.commit_interval_ms
+        if (now_ms >= self._commit_due_ms or self._commits.is_full) and not self._is_committing:
+            self._committing = asyncio.create_task(self._commit())
         if now_ms >= self._lag_due_ms and (self._measuring is None or self._measuring.done()):
             self._measuring = asyncio.create_task(self._measure_lag())
             self._lag_due_ms = now_ms + self.options.lag_interval_ms
@@ -108,9 +114,13 @@ class HandlerRunner(RebalanceListener):
         self._stopping = True
         if self._retry_timer is not None:
             self._retry_timer.cancel()
-        if self._measuring is not None:
-            self._measuring.cancel()
-        await self._give_up(self.scheduler.partitions, drain_timeout_ms)
+        for task in (self._measuring, self._committing):
+            if task is not None:
+                task.cancel()
+        try:
+            await self._give_up(self.scheduler.partitions, drain_timeout_ms)
+        finally:
+            await self._commits.close(GIVE_UP_COMMIT_TIMEOUT_MS)
 
     # Records
 
@@ -127,7 +137,7 @@ class HandlerRunner(RebalanceListener):
         if self._stopping:
             return
         now_ms = self._clock.monotonic_ms()
-        while execution := self.scheduler.take(now_ms):
+        while not self._commits.is_full and (execution := self.scheduler.take(now_ms)):
             self._tasks[execution] = asyncio.create_task(self._execute(execution))
         self._metrics.in_flight.set(len(self._tasks))
         due_ms = self.scheduler.next_due_ms()
@@ -154,6 +164,7 @@ class HandlerRunner(RebalanceListener):
             due_ms = self._clock.monotonic_ms() + outcome.after_ms
             if self.scheduler.settle(execution, outcome.finished, outcome.retry, due_ms):
                 self.finished += len(outcome.finished)
+                self._commits.settled(execution, outcome)
             else:
                 self._metrics.ignored(execution.topic_partition.topic).inc(len(execution.works))
             if self._paused and not self._stopping:
@@ -178,21 +189,18 @@ class HandlerRunner(RebalanceListener):
 
     # Offsets
 
-    async def commit(self) -> bool:
-        """Commit what is finished; False where it failed and is due again."""
-        return await self._commit(self.scheduler.committable())
+    @property
+    def _is_committing(self) -> bool:
+        return self._committing is not None and not self._committing.done()
 
-    async def _commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: int | None = None) -> bool:
-        if not offsets:
-            return True
+    async def _commit(self) -> None:
+        """Beside the polls."""
         try:
-            await self._consumer.commit(dict(offsets), timeout_ms)
-        except (RetriableError, CommitFailed) as e:
-            self._metrics.commit_failures.inc()
-            log.warning("commit failed", error=type(e).__name__, reason=str(e))
-            return False
-        self.scheduler.committed(offsets)
-        return True
+            await self._commits.commit()
+        except Exception as e:
+            self._crash, self._stopping = e, True
+        self._commit_due_ms = self._clock.monotonic_ms() + self.options.commit_interval_ms
+        self._start()
 
     async def _measure_lag(self) -> None:
         try:
@@ -205,6 +213,7 @@ class HandlerRunner(RebalanceListener):
             lag = behind.get(partition, 0) + self.scheduler.unfinished(partition)
             self._metrics.lag(*partition, lag)
             total += lag
+        total += self._commits.pending_records
         self.progress.observe(self._clock.monotonic_ms(), total, self.finished)
 
     # Rebalances
@@ -243,7 +252,7 @@ class HandlerRunner(RebalanceListener):
             if tasks:
                 _, left = await asyncio.wait(tasks, timeout=drain_timeout_ms / 1000)
             await self._cancel([execution for execution in in_flight if self._tasks.get(execution) in left])
-            committed = await self._commit(self.scheduler.committable(partitions), GIVE_UP_COMMIT_TIMEOUT_MS)
+            committed = await self._commits.commit(partitions, GIVE_UP_COMMIT_TIMEOUT_MS)
         finally:  # whatever happened, what comes after belongs to the next owner
             self.scheduler.lost(partitions)
             self._forget(partitions)

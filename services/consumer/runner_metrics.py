@@ -27,11 +27,17 @@ class RunnerMetrics:
         self.dead_letter_failures = per_topic(
             counter, "dead_letter_failures", "Writes to the dead-letter topic that failed and will be made again."
         )
+        self.produced = per_topic(
+            counter, "produced_records", "Records that handlers returned, written and acknowledged."
+        )
+        self.produce_failures = per_topic(counter, "produce_failures", "Records that handlers returned, not written.")
         self.skipped = per_topic(counter, "skipped_records", "Delivered records that an earlier owner had finished.")
         self.ignored = per_topic(counter, "ignored_results", "Results that came after the partition was lost.")
         self.commit_failures = counter(
             registry, "consumer_runner_commit_failures", "Commits that failed and will be made again.", "group"
         ).labels(group=group)
+        transactions = counter(registry, "consumer_transactions", "Transactions, by result.", "group", "result")
+        self.transactions = {each: transactions.labels(group=group, result=each) for each in ("ok", "failed")}
         self.in_flight = gauge(
             registry, "consumer_handlers_in_flight", "Calls of the handler that are running.", "group"
         ).labels(group=group)

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -23,6 +24,10 @@ from shared.common.settings import HttpSettings, PositiveMs, Section, ServiceSet
 
 PositiveCount = Annotated[int, Field(gt=0)]
 
+COMMIT_INTERVAL_MS = 5_000
+TRANSACTION_INTERVAL_MS, TRANSACTION_TIMEOUT_MS = 100, 10_000
+"""The defaults under exactly-once, as in Kafka Streams: output is seen by `read_committed` once its transaction is
+committed, and what a dead process left open hides what came after it until the time is over."""
 GIVE_UP_RESERVE_MS = 5_000
 """What a revocation or a shutdown keeps of its limit for cancelling what did not drain, and for the last commit."""
 
@@ -69,13 +74,20 @@ class ConsumerServiceSettings(ServiceSettings):
     handler_timeout_ms: PositiveMs = Field(60_000, description="a call that takes longer is cancelled and has failed")
     dead_letter_topic: str = Field("{topic}-dlq", min_length=1, description="{topic} stands for the record's topic")
     create_dead_letter_topics: bool = Field(True, description="create them at start-up where they are missing")
-    commit_interval_ms: PositiveMs = Field(5_000, description="how often the offsets of what is finished are committed")
+    processing_guarantee: Literal["at_least_once", "exactly_once"] = Field(
+        "at_least_once",
+        description="exactly_once: what handlers return, dead letters and offsets go into one transaction a commit; "
+        "what they do elsewhere is done again after a crash all the same",
+    )
+    commit_interval_ms: PositiveMs | None = Field(
+        None, description="how often what is finished is committed; by default 5000, under exactly_once 100"
+    )
     lag_interval_ms: PositiveMs = 5_000
     stuck_after_ms: PositiveMs = Field(60_000, description="lag without a record finished for this long is unhealthy")
     kafka_silence_max_ms: PositiveMs = Field(15_000, description="no answer from any broker for this long is unhealthy")
     retry: RetrySettings = RetrySettings()
     consumer: ReadingSettings = ReadingSettings()
-    producer: ProducerSettings = Field(ProducerSettings(), description="for dead letters")
+    producer: ProducerSettings = Field(ProducerSettings(), description="for dead letters, and for what handlers return")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -86,8 +98,10 @@ class ConsumerServiceSettings(ServiceSettings):
             )
         if self.producer.acks != "all":
             raise ValueError("producer.acks: a dead letter is acknowledged by all in-sync replicas; leave it out")
-        if self.producer.transactional_id is not None:
-            raise ValueError("producer.transactional_id: dead letters are sent outside of transactions; leave it out")
+        if self.producer.transactional_id is not None and not self.is_exactly_once:
+            raise ValueError("producer.transactional_id: needs processing_guarantee=exactly_once")
+        if self.is_exactly_once and not self.producer.enable_idempotence:
+            raise ValueError("producer.enable_idempotence: exactly_once needs it; leave it out")
         if self.retry.backoff_max_ms < self.retry.backoff_ms:
             raise ValueError("retry.backoff_max_ms: must not be below retry.backoff_ms")
         if self.shutdown_timeout_ms <= GIVE_UP_RESERVE_MS:
@@ -111,9 +125,31 @@ class ConsumerServiceSettings(ServiceSettings):
         """How long a revocation waits for handlers: a rebalance is noticed by a heartbeat, and ends for all at once."""
         return self.consumer.rebalance_timeout_ms - self.consumer.heartbeat_interval_ms - GIVE_UP_RESERVE_MS
 
+    @property
+    def is_exactly_once(self) -> bool:
+        return self.processing_guarantee == "exactly_once"
+
     def consumer_settings(self) -> ConsumerSettings:
-        """The client's settings: the runner commits by itself."""
-        return ConsumerSettings(**self.consumer.model_dump(), group_id=self.group_id, commit_strategy="none")
+        """The client's settings: the runner commits by itself, and exactly-once reads what is committed."""
+        given = self.consumer.model_dump()
+        if self.is_exactly_once:
+            given["isolation_level"] = "read_committed"
+        return ConsumerSettings(**given, group_id=self.group_id, commit_strategy="none")
+
+    def producer_settings(self, record_bytes_max: int) -> ProducerSettings:
+        """Wide enough for dead letters of `record_bytes_max`; with a transactional id of its own under exactly-once.
+
+        A static member keeps its id, so that its next process ends at once what the last one left open; what another
+        leaves open ends after `transaction_timeout_ms`.
+        """
+        size = max(self.producer.max_request_size, record_bytes_max)
+        changes: dict[str, object] = {"max_request_size": size}
+        if self.is_exactly_once:
+            own = self.consumer.group_instance_id or uuid.uuid4().hex[:12]
+            changes["transactional_id"] = self.producer.transactional_id or f"{self.group_id}-{own}"
+            if "transaction_timeout_ms" not in self.producer.model_fields_set:
+                changes["transaction_timeout_ms"] = TRANSACTION_TIMEOUT_MS
+        return self.producer.model_copy(update=changes)
 
     def retry_policy(self) -> RetryPolicy:
         return RetryPolicy(
@@ -129,7 +165,8 @@ class ConsumerServiceSettings(ServiceSettings):
 
     def runner_options(self) -> RunnerOptions:
         return RunnerOptions(
-            commit_interval_ms=self.commit_interval_ms,
+            commit_interval_ms=self.commit_interval_ms
+            or (TRANSACTION_INTERVAL_MS if self.is_exactly_once else COMMIT_INTERVAL_MS),
             drain_timeout_ms=self.drain_timeout_ms,
             lag_interval_ms=self.lag_interval_ms,
             stuck_after_ms=self.stuck_after_ms,

@@ -18,7 +18,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.consumer.daemon import ConsumerDaemon, DeadLetterProducer
+from services.consumer.daemon import ConsumerDaemon, RecordProducer
 from services.consumer.dead_letter_log import DeadLetterLog
 from services.consumer.executor import Executor
 from services.consumer.handlers import Handler
@@ -85,7 +85,7 @@ async def running(
     metrics = RunnerMetrics(registry, settings.group_id)
     async with Producer(connection) as producer, Consumer(connection, settings.consumer_settings()) as consumer:
         executor = Executor(
-            Handler("tests:handle", handle), settings.retry_policy(), DeadLetterProducer(producer), metrics, group=topic
+            Handler("tests:handle", handle), settings.retry_policy(), RecordProducer(producer), metrics, group=topic
         )
         runner = HandlerRunner(
             consumer, settings.scheduler(batch=False), executor, metrics, SYSTEM_CLOCK, settings.runner_options()

@@ -292,7 +292,7 @@ class KeyScheduler:
         """End an execution: what is finished, and what is to run again at `due_ms`; False, and counted, if too late."""
         self._executions.remove(execution)
         state, partition = execution.owner, execution.topic_partition
-        owned = self._partitions.get(partition) is state and execution.epoch == state.epoch
+        owned = self.holds(execution)
         state.running -= len(execution.works)
         for work in execution.works:
             assert work.lane is not None
@@ -312,6 +312,11 @@ class KeyScheduler:
             if lane is not None and not lane.running:
                 self._go_on(partition, state, lane)
         return owned
+
+    def holds(self, execution: Execution) -> bool:
+        """Whether the partition is still ours as it was when the execution began, and was read on from there."""
+        owner = execution.owner
+        return self._partitions.get(execution.topic_partition) is owner and execution.epoch == owner.epoch
 
     def _go_on(self, partition: TopicPartition, state: _Partition, lane: _Lane) -> None:
         if not lane.queue:

@@ -26,7 +26,7 @@ class Bench:
 
     def __init__(
         self,
-        handle: Callable[[object], Awaitable[None]],
+        handle: Callable[[object], Awaitable[object]],
         values: Sequence[bytes],
         *,
         batch: bool = False,
@@ -255,3 +255,48 @@ async def test_a_cancelled_execution_decides_nothing() -> None:
 
 def stored(record: ProducerRecord) -> ConsumerRecord:
     return ConsumerRecord(record.topic, 0, 0, 0, record.key, record.value, record.headers)
+
+
+async def test_what_a_handler_returns_is_written_before_its_record_is_finished() -> None:
+    """A refused write is a failed attempt of the stage `produce`; the last one makes a dead letter."""
+    out = [ProducerRecord("out", b"1"), ProducerRecord("out", b"2")]
+
+    async def handle(_: object) -> list[ProducerRecord]:
+        return out
+
+    bench = Bench(handle, [b"a"], max_attempts=2)
+    bench.refusing = KafkaTimeout("no answer")
+    await bench.turn()
+    assert (bench.position, bench.buried) == (0, [])
+    bench.refusing = None
+    await bench.turn()
+    assert (bench.position, bench.buried) == (1, out)
+    assert (bench.count("produced_records"), bench.count("produce_failures")) == (2, 2)
+
+    bench = Bench(handle, [b"a"], max_attempts=1)
+    bench.refusing = KafkaTimeout("no answer")
+    await bench.turn()
+    bench.refusing = None
+    await bench.turn()
+    assert [parse_dead_letter(stored(record)).stage for record in bench.buried] == ["produce"]
+
+
+async def test_without_a_writer_everything_is_left_to_the_commit() -> None:
+    """Output and dead letters are in the outcome, with their records finished."""
+
+    async def handle(record: ConsumerRecord) -> ProducerRecord:
+        if record.value == b"bad":
+            raise DataError("no")
+        return ProducerRecord("out", record.value)
+
+    executor = Executor(
+        Handler("app:handle", handle), RetryPolicy(), None, RunnerMetrics(CollectorRegistry(), "g"), group="g"
+    )
+    scheduler = KeyScheduler()
+    scheduler.assign(TP, None)
+    scheduler.deliver(Columns.of([ConsumerRecord(*TP, o, 0, None, v) for o, v in enumerate([b"a", b"bad"])]))
+    outcomes = []
+    while execution := scheduler.take(0):
+        outcomes.append(await executor.run(execution))
+    assert [record.topic for outcome in outcomes for record in outcome.outputs] == ["out", "clicks-dlq"]
+    assert [len(outcome.finished) for outcome in outcomes] == [1, 1]

@@ -17,7 +17,7 @@ from services.consumer.handlers import (
     load_handler,
 )
 from shared.common.errors import ConfigError, SerializationError
-from shared.common.records import ConsumerRecord
+from shared.common.records import ConsumerRecord, ProducerRecord
 
 RECORD = ConsumerRecord("clicks", 0, 7, 0, b"k", b"v")
 
@@ -25,7 +25,7 @@ MODULE = """
 from __future__ import annotations
 from collections.abc import Sequence
 import msgspec
-from shared.common.records import ConsumerRecord
+from shared.common.records import ConsumerRecord, ProducerRecord
 
 class Click(msgspec.Struct):
     user: str
@@ -121,8 +121,8 @@ async def test_a_record_or_a_batch_is_handed_over() -> None:
     async def handle(got: object) -> None:
         seen.append(got)
 
-    assert await Handler("h", handle).call([RECORD], 1_000) is None
-    assert await Handler("h", handle, batch=True).call([RECORD], 1_000) is None
+    assert await Handler("h", handle).call([RECORD], 1_000) == ()
+    assert await Handler("h", handle, batch=True).call([RECORD], 1_000) == ()
     assert seen == [RECORD, [RECORD]]
 
 
@@ -191,3 +191,22 @@ async def test_being_cancelled_from_outside_passes_through() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_records_that_a_handler_returns() -> None:
+    """One or several records are handed on, anything else is left alone, and a mixture is a failure."""
+    one = ProducerRecord("out", b"1")
+    returns: list[tuple[object, object]] = [(one, (one,)), ([one, one], (one, one)), (True, ()), (["ok", None], ())]
+    for returned, expected in returns:
+
+        async def handle(_: object, returned: object = returned) -> object:
+            return returned
+
+        assert await Handler("h", handle).call([RECORD], 1_000) == expected
+
+    async def mixed(_: object) -> object:
+        return [one, "two"]
+
+    error = await Handler("app:mixed", mixed).call([RECORD], 1_000)
+    assert isinstance(error, TypeError)
+    assert str(error) == "app:mixed returned str among its records"

@@ -75,3 +75,29 @@ def test_the_parts_get_what_is_set() -> None:
     client = settings.consumer_settings()
     assert (client.group_id, client.commit_strategy, client.max_poll_records) == ("alerts", "none", 50)
     assert client.group_instance_id == "one"
+
+
+def test_exactly_once_sets_what_it_needs() -> None:
+    """It reads what is committed, commits often, and each member has a transactional id of its own, a static one's
+    being the same after a restart."""
+    once = load("--processing-guarantee", "exactly_once")
+    assert once.consumer_settings().isolation_level == "read_committed"
+    assert once.runner_options().commit_interval_ms == 100
+    first, second = once.producer_settings(2_000_000), once.producer_settings(0)
+    assert first.max_request_size == 2_000_000
+    assert first.transaction_timeout_ms == 10_000
+    assert str(first.transactional_id).startswith("alerts-")
+    assert first.transactional_id != second.transactional_id
+    static = load("--processing-guarantee=exactly_once", "--consumer.group-instance-id=one", "--commit-interval-ms=250")
+    assert static.producer_settings(0).transactional_id == "alerts-one"
+    assert static.runner_options().commit_interval_ms == 250
+    named = load(
+        "--processing-guarantee=exactly_once", "--producer.transactional-id=t", "--producer.transaction-timeout-ms=5000"
+    )
+    assert (named.producer_settings(0).transactional_id, named.producer_settings(0).transaction_timeout_ms) == (
+        "t",
+        5_000,
+    )
+    plain = load()
+    assert plain.producer_settings(0).transactional_id is None
+    assert plain.runner_options().commit_interval_ms == 5_000

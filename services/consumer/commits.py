@@ -1,0 +1,211 @@
+"""How what is finished becomes committed: by offsets alone, or by transactions that hold the output too (an edge).
+
+Under `exactly_once` a handler's output is kept until the next commit, which takes it all at one moment: what is
+finished, the output of exactly that, and who the member is. Handlers run on meanwhile; what they finish is the next
+transaction's. One that is aborted loses nothing: its output is kept for the next one, as long as the partition is ours.
+A partition that was let go takes its output with it, and its next owner handles the records again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.consumer.executor import Outcome
+from services.consumer.runner_metrics import RunnerMetrics
+from services.consumer.transactor import Offsets, OutputRefused, Transactor
+from shared.clients.consumer import Consumer
+from shared.clients.consumer.key_scheduler import Execution, KeyScheduler, Work
+from shared.common.errors import AbortableError, CommitFailed, RetriableError
+from shared.common.log import get_logger
+from shared.common.records import GroupMetadata, ProducerRecord, TopicPartition
+
+log = get_logger(__name__)
+
+PENDING_RECORDS_MAX = 20_000
+PENDING_BYTES_MAX = 16 * 1024 * 1024
+"""Output that waits for its transaction, in records and in bytes of keys and values; above it no handler starts."""
+
+Bury = Callable[[Iterable[Work], Exception], list[ProducerRecord]]
+
+
+class Commits(Protocol):
+    """What the runner asks for."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a commit has to come first."""
+
+    @property
+    def pending_records(self) -> int:
+        """Finished records whose output is not written."""
+
+    def settled(self, execution: Execution, outcome: Outcome) -> None:
+        """An execution of ours is finished; called at the same moment as the scheduler hears of it."""
+
+    async def commit(self, partitions: Iterable[TopicPartition] | None = None, timeout_ms: float | None = None) -> bool:
+        """Commit what is finished, of these partitions at least; False where that failed and is due again."""
+
+    async def close(self, timeout_ms: float) -> None:
+        """Nothing is committed after this."""
+
+
+class OffsetCommits:
+    """At least once: the output is written already."""
+
+    is_full = False
+    pending_records = 0
+
+    def __init__(self, consumer: Consumer, scheduler: KeyScheduler, metrics: RunnerMetrics) -> None:
+        self._consumer, self._scheduler, self._metrics = consumer, scheduler, metrics
+
+    def settled(self, execution: Execution, outcome: Outcome) -> None:
+        """Nothing is kept."""
+
+    async def commit(self, partitions: Iterable[TopicPartition] | None = None, timeout_ms: float | None = None) -> bool:
+        """See `Commits`."""
+        offsets = self._scheduler.committable(partitions)
+        if not offsets:
+            return True
+        try:
+            await self._consumer.commit(offsets, timeout_ms)
+        except (RetriableError, CommitFailed) as e:
+            self._metrics.commit_failures.inc()
+            log.warning("commit failed", error=type(e).__name__, reason=str(e))
+            return False
+        self._scheduler.committed(offsets)
+        return True
+
+    async def close(self, timeout_ms: float) -> None:
+        """The consumer is another's to close."""
+
+
+@dataclass(slots=True, eq=False)
+class _Output:
+    """Of one execution, with its finished records; `is_buried` where dead letters have taken the output's place."""
+
+    execution: Execution
+    works: Sequence[Work]
+    records: list[ProducerRecord]
+    is_buried: bool = False
+
+
+class TransactionalCommits:
+    """Exactly once; `bury` makes the dead letters of records whose output Kafka refuses."""
+
+    def __init__(
+        self,
+        transactor: Transactor,
+        group: Callable[[], GroupMetadata],
+        scheduler: KeyScheduler,
+        bury: Bury,
+        metrics: RunnerMetrics,
+    ) -> None:
+        self._transactor, self._group, self._scheduler = transactor, group, scheduler
+        self._bury, self._metrics = bury, metrics
+        self._pending: list[_Output] = []
+        self._bytes = self._count = 0
+        self._task: asyncio.Task[bool] | None = None
+
+    def __repr__(self) -> str:
+        return f"TransactionalCommits({self.pending_records} records pending, {self._count} of output)"
+
+    @property
+    def is_full(self) -> bool:
+        return self._count > PENDING_RECORDS_MAX or self._bytes > PENDING_BYTES_MAX
+
+    @property
+    def pending_records(self) -> int:
+        return sum(len(output.works) for output in self._pending)
+
+    def settled(self, execution: Execution, outcome: Outcome) -> None:
+        """See `Commits`."""
+        if outcome.outputs:
+            self._pending.append(output := _Output(execution, outcome.finished, outcome.outputs))
+            self._measure(output)
+
+    async def commit(self, partitions: Iterable[TopicPartition] | None = None, timeout_ms: float | None = None) -> bool:
+        """See `Commits`; all partitions go together, and a transaction that takes longer goes on by itself.
+
+        It can do no harm then: either the coordinator has its offsets, and who reads them next waits for its end, or
+        it will not take them, since the member's generation is over.
+        """
+        try:
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                while self._task is not None and not self._task.done():
+                    await asyncio.wait({self._task})
+                if self._task is not None and (error := self._task.exception()) is not None:
+                    raise error  # nobody may have seen it
+                self._task = asyncio.create_task(self._transact(), name="transaction")
+                return await asyncio.shield(self._task)
+        except TimeoutError:
+            log.warning("the transaction is not done yet", waited_ms=timeout_ms)
+            return False
+
+    async def close(self, timeout_ms: float) -> None:
+        """Wait for the transaction that is open, then close the producer."""
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=timeout_ms / 1000)
+            self._task.cancel()
+        await self._transactor.close()
+
+    async def _transact(self) -> bool:
+        taken = [output for output in self._pending if self._scheduler.holds(output.execution)]
+        self._pending.clear()
+        self._bytes = self._count = 0
+        offsets, group = self._scheduler.committable(), self._group()
+        if not offsets:
+            self._keep(taken)
+            return True
+        try:
+            taken = await self._write(taken, offsets, group)
+        except (RetriableError, AbortableError, CommitFailed) as e:
+            self._metrics.transactions["failed"].inc()
+            self._metrics.commit_failures.inc()
+            log.warning("transaction aborted", error=type(e).__name__, reason=str(e), outputs=len(taken))
+            self._keep(taken)
+            return False
+        self._metrics.transactions["ok"].inc()
+        for output in taken:
+            self._metrics.produced(output.execution.topic_partition.topic).inc(len(output.records))
+        self._scheduler.committed(offsets)
+        return True
+
+    async def _write(self, outputs: list[_Output], offsets: Offsets, group: GroupMetadata) -> list[_Output]:
+        """One transaction; where a record of it is refused another one, with dead letters in its place."""
+        while True:
+            try:
+                await self._transactor.transact([r for output in outputs for r in output.records], offsets, group)
+                return outputs
+            except OutputRefused as e:
+                self._metrics.transactions["failed"].inc()
+                outputs = self._buried(outputs, e)
+
+    def _buried(self, outputs: list[_Output], refusal: OutputRefused) -> list[_Output]:
+        """Dead letters in place of each output that has a refused record; what refuses those is raised."""
+        kept, index = [], 0
+        for output in outputs:
+            indices = range(index, index + len(output.records))
+            index = indices.stop
+            error = next((refusal.errors[i] for i in indices if i in refusal.errors), None)
+            if error is None:
+                kept.append(output)
+            elif output.is_buried:
+                raise error
+            else:
+                topic = output.execution.topic_partition.topic
+                self._metrics.produce_failures(topic).inc(sum(i in refusal.errors for i in indices))
+                kept.append(_Output(output.execution, output.works, self._bury(output.works, error), True))
+        return kept
+
+    def _keep(self, outputs: list[_Output]) -> None:
+        """What was taken goes before what came since, so that each key's output stays in order."""
+        self._pending[:0] = outputs
+        for output in outputs:
+            self._measure(output)
+
+    def _measure(self, output: _Output) -> None:
+        self._count += len(output.records)
+        self._bytes += sum(len(record.key or b"") + len(record.value or b"") for record in output.records)

@@ -1,0 +1,240 @@
+"""Exactly-once: runners whose handlers produce, against a fake broker that loses, refuses and delays requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.consumer import commits
+from services.consumer.commits import TransactionalCommits
+from services.consumer.executor import Executor
+from services.consumer.handlers import Handler
+from services.consumer.runner import HandlerRunner
+from services.consumer.runner_metrics import RunnerMetrics
+from services.consumer.settings import ConsumerServiceSettings
+from services.consumer.transactor import Transactor
+from shared.clients.consumer import Consumer
+from shared.clients.consumer.dead_letters import parse_dead_letter
+from shared.clients.producer import Producer
+from shared.common.clock import SYSTEM_CLOCK
+from shared.common.records import ConsumerRecord, OffsetAndMetadata, ProducerRecord, TopicPartition
+from shared.common.settings import KafkaSettings
+from shared.testing.fake_broker import Action, Api, Close, Delay, ErrorCode, Fail, FakeCluster, Request
+
+Handle = Callable[[ConsumerRecord], Awaitable[object]]
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[FakeCluster]:
+    async with FakeCluster(configs={"group.min.session.timeout.ms": "10"}) as cluster:
+        cluster.create_topic("in", partitions=4)
+        cluster.create_topic("in-dlq")
+        cluster.create_topic("out", configs={"max.message.bytes": "2000"})
+        yield cluster
+
+
+def kafka_of(cluster: FakeCluster) -> KafkaSettings:
+    return KafkaSettings(
+        bootstrap_servers=cluster.bootstrap_servers,
+        request_timeout_ms=1_000,
+        retry_backoff_ms=5,
+        reconnect_backoff_ms=5,
+    )
+
+
+async def fill(cluster: FakeCluster, values: list[bytes], keys: int = 20) -> None:
+    async with Producer(kafka_of(cluster)) as producer:
+        records = [ProducerRecord("in", value, b"key-%d" % (i % keys)) for i, value in enumerate(values)]
+        assert await (await producer.send_many(records)).first_error() is None
+
+
+@contextlib.asynccontextmanager
+async def running(cluster: FakeCluster, handle: Handle, **changes: object) -> AsyncIterator[HandlerRunner]:
+    """A runner whose output, dead letters and offsets go into transactions; its end is in order."""
+    consumer = {
+        "session_timeout_ms": 1_000, "heartbeat_interval_ms": 20, "auto_offset_reset": "earliest",
+        "rebalance_timeout_ms": 7_000, "fetch_max_wait_ms": 20, **changes.pop("consumer", {}),  # type: ignore[dict-item]
+    }  # fmt: skip
+    settings = ConsumerServiceSettings(
+        kafka=kafka_of(cluster), topics=("in",), group_id="g", handler="tests:handle", consumer=consumer,
+        processing_guarantee="exactly_once", commit_interval_ms=10, retry={"backoff_ms": 1, "backoff_max_ms": 5},
+        producer={"linger_ms": 0, "max_block_ms": 2_000, "transaction_timeout_ms": 1_000}, **changes,
+    )  # fmt: skip
+    metrics = RunnerMetrics(CollectorRegistry(), "g")
+    producing, scheduler = settings.producer_settings(0), settings.scheduler(batch=False)
+    executor = Executor(Handler("tests:handle", handle), settings.retry_policy(), None, metrics, group="g")
+    async with Consumer(settings.kafka, settings.consumer_settings()) as reader:
+        transactor = Transactor(lambda: Producer(settings.kafka, producing), reader.committed)
+        own = TransactionalCommits(transactor, reader.group_metadata, scheduler, executor.refused, metrics)
+        runner = HandlerRunner(reader, scheduler, executor, metrics, SYSTEM_CLOCK, settings.runner_options(), own)
+        runner.subscribe(["in"])
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                task = tasks.create_task(runner.run())
+                yield runner
+                task.cancel()
+        finally:
+            await runner.stop(2_000)
+
+
+class Activity:
+    """What a test waits by: the requests that the cluster gets, of which heartbeats alone make many."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self._next = asyncio.Event()
+        cluster.control(None, self._came)
+
+    def _came(self, _: Request) -> None:
+        self._next.set()
+        self._next = asyncio.Event()
+
+    async def next(self, requests: int = 1) -> None:
+        for _ in range(requests):
+            await self._next.wait()
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not true():
+                await self.next()
+
+
+@pytest.fixture
+async def activity(cluster: FakeCluster) -> Activity:
+    return Activity(cluster)
+
+
+def out(cluster: FakeCluster, topic: str = "out") -> list[bytes | None]:
+    return [record.value for record in cluster.records(topic)]
+
+
+def read_to(cluster: FakeCluster) -> int:
+    return sum(at.offset for at in cluster.committed("g").values())
+
+
+async def test_output_dead_letters_and_offsets_are_of_one_kind(cluster: FakeCluster, activity: Activity) -> None:
+    """What handlers return, the dead letters of what fails, and the offsets are all there, each once."""
+
+    async def handle(record: ConsumerRecord) -> list[ProducerRecord]:
+        if record.value == b"13":
+            raise ValueError("unlucky")
+        return [ProducerRecord("out", (record.value or b"") + part, record.key) for part in (b"a", b"b")]
+
+    await fill(cluster, [b"%d" % i for i in range(50)])
+    async with running(cluster, handle, max_attempts=2):
+        await activity.until(lambda: read_to(cluster) == 50)
+    assert sorted(map(str, out(cluster))) == sorted(str(b"%d%c" % (i, c)) for i in range(50) if i != 13 for c in b"ab")
+    (letter,) = map(parse_dead_letter, cluster.records("in-dlq"))
+    assert (letter.record.value, letter.attempts, letter.stage) == (b"13", 2, "process")
+
+
+async def test_refused_output_makes_a_dead_letter_of_its_record(cluster: FakeCluster, activity: Activity) -> None:
+    """An output that its topic does not take becomes a dead letter of the stage `produce`; the others are written."""
+
+    async def handle(record: ConsumerRecord) -> ProducerRecord:
+        return ProducerRecord("out", b"x" * 5_000 if record.value == b"7" else record.value)
+
+    await fill(cluster, [b"%d" % i for i in range(20)])
+    async with running(cluster, handle):
+        await activity.until(lambda: read_to(cluster) == 20)
+    assert sorted(map(str, out(cluster))) == sorted(str(b"%d" % i) for i in range(20) if i != 7)
+    (letter,) = map(parse_dead_letter, cluster.records("in-dlq"))
+    assert (letter.record.value, letter.stage, letter.exception.rpartition(".")[2]) == (
+        b"7",
+        "produce",
+        "RecordTooLarge",
+    )
+
+
+async def test_what_is_beyond_the_gap_is_not_written_again(cluster: FakeCluster, activity: Activity) -> None:
+    """With one record stuck, the output of those after it is committed with their offsets; a restart skips them."""
+    free = asyncio.Event()
+
+    async def handle(record: ConsumerRecord) -> ProducerRecord:
+        if record.value == b"0":
+            await free.wait()
+        return ProducerRecord("out", record.value)
+
+    await fill(cluster, [b"%d" % i for i in range(40)], keys=40)
+    async with running(cluster, handle, consumer={"rebalance_timeout_ms": 6_000}) as runner:
+        await activity.until(lambda: runner.finished == 39)
+        await activity.until(lambda: len(out(cluster)) == 39)
+        runner.scheduler.revoke(runner.scheduler.partitions)  # as a process that is killed: nothing more is finished
+    free.set()
+    async with running(cluster, handle):
+        await activity.until(lambda: len(out(cluster)) == 40)
+    assert sorted(map(str, out(cluster))) == sorted(str(b"%d" % i) for i in range(40))
+
+
+async def test_a_full_buffer_of_output_holds_the_handlers_up(
+    cluster: FakeCluster, activity: Activity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While transactions fail, handlers stop once PENDING_RECORDS_MAX are exceeded; afterwards all of it is written."""
+    monkeypatch.setattr(commits, "PENDING_RECORDS_MAX", 30)
+
+    async def handle(record: ConsumerRecord) -> ProducerRecord:
+        return ProducerRecord("out", record.value)
+
+    await fill(cluster, [b"%d" % i for i in range(200)])
+    fault = cluster.control(Api.TXN_OFFSET_COMMIT, Fail(ErrorCode.ILLEGAL_GENERATION))
+    async with running(cluster, handle, max_concurrency=8) as runner:
+        await activity.until(lambda: fault.acted > 5)
+        assert 30 < runner.finished < 50
+        assert out(cluster) == []
+        fault.remove()
+        await activity.until(lambda: read_to(cluster) == 200)
+    assert sorted(map(str, out(cluster))) == sorted(str(b"%d" % i) for i in range(200))
+
+
+PASSING = (ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+CODES = {
+    Api.ADD_PARTITIONS_TO_TXN: [ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.INVALID_PRODUCER_EPOCH],
+    Api.ADD_OFFSETS_TO_TXN: [ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.INVALID_TXN_STATE],
+    Api.TXN_OFFSET_COMMIT: [ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.PRODUCER_FENCED],
+    Api.END_TXN: [ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_TXN_STATE],
+}
+
+
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+async def test_exactly_once_whatever_happens(cluster: FakeCluster, activity: Activity, strategy: str) -> None:
+    """Members come and go, handlers fail, requests of transactions are lost, refused, late: each input's output is
+    there once, each key's in order."""
+    rng, total = random.Random(8), 500
+
+    def fault(request: Request) -> Action | None:
+        if rng.random() > 0.2:
+            return None
+        return rng.choice([Close(), Close(handled=True), Delay(30), Fail(rng.choice([*PASSING, *CODES[request.api]]))])
+
+    faults = [cluster.control(api, fault) for api in CODES]
+
+    async def handle(record: ConsumerRecord) -> ProducerRecord:
+        await activity.next(rng.randint(0, 8))
+        if rng.random() < 0.05:
+            raise ConnectionError("try again")
+        return ProducerRecord("out", record.value, record.key)
+
+    given = {"max_attempts": 50, "max_concurrency": 5, "consumer": {"partition_assignment_strategy": strategy}}
+    await fill(cluster, [b"%d" % i for i in range(total)])
+    async with running(cluster, handle, **given) as first:
+        await activity.until(lambda: first.finished > 50)
+        async with running(cluster, handle, **given) as second:
+            await activity.until(lambda: second.finished > 50)
+            async with running(cluster, handle, **given) as third:
+                await activity.until(lambda: third.finished > 20 or read_to(cluster) == total)
+        await activity.until(lambda: read_to(cluster) == total)
+        # What a fault kept from being ended hides what comes after it until its time is over.
+        await activity.until(lambda: len(out(cluster)) >= total)
+    assert sum(control.acted for control in faults) > 6
+    written: dict[bytes | None, list[int]] = defaultdict(list)
+    for record in cluster.records("out"):
+        written[record.key].append(int(record.value or b""))
+    assert sorted(n for numbers in written.values() for n in numbers) == list(range(total))
+    assert all(numbers == sorted(numbers) for numbers in written.values())
+    assert all(at == OffsetAndMetadata(at.offset) for at in cluster.committed("g").values())
+    assert set(cluster.committed("g")) == {TopicPartition("in", p) for p in range(4)}
