@@ -3,8 +3,8 @@
 Every registered offset of a partition gets the partition's next number. The newest number is what is wanted; a commit
 that fails is repeated only with the newest, so an old offset never follows a new one. One commit is out at a time: what
 is registered meanwhile waits for its answer and goes with the next, which failed offsets join. A commit whose fate is
-unknown may still land on top of a later one, so after the next success the offsets are read back and, where they are
-not the newest that succeeded, committed again.
+unknown may still land on top of a later one. So the offsets are read back after every success within `LATE_MS`, and
+once more when that is over; where they are not the newest that succeeded, they are committed again.
 
 >>> tp = TopicPartition("clicks", 0)
 >>> sequence = CommitSequence()
@@ -24,6 +24,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from shared.common.records import OffsetAndMetadata, TopicPartition
+
+LATE_MS = 30_000
+"""So long after a commit got no answer the coordinator may still work on it: it lay in a queue, or the broker stood
+still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,8 @@ class CommitSequence:
 
     _partitions: dict[TopicPartition, _Partition] = field(default_factory=dict)
     _out: Commit | None = None
-    _unsure: set[TopicPartition] = field(default_factory=set)
+    _unsure: dict[TopicPartition, float] = field(default_factory=dict)
+    """Until when a commit of unknown fate may land."""
 
     def register(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, int]:
         """Want these offsets committed; gives each partition's number."""
@@ -94,30 +99,38 @@ class CommitSequence:
             partition.committed = commit.offsets[tp]
             if partition.number == number:
                 partition.wanted = None
-        unsure = frozenset(self._unsure & commit.offsets.keys())
-        self._unsure -= unsure
-        return unsure
+        return frozenset(self._unsure.keys() & commit.offsets.keys())
 
-    def on_failure(self, commit: Commit, *, fate_unknown: bool = False) -> None:
+    def on_failure(self, commit: Commit, *, fate_unknown: bool = False, now_ms: float = 0) -> None:
         """It was refused, or got no answer (`fate_unknown`); what is newest stays wanted."""
         self._answered(commit)
         if fate_unknown:
-            self._unsure |= commit.offsets.keys()
+            self._unsure.update(dict.fromkeys(commit.offsets.keys() & self._partitions.keys(), now_ms + LATE_MS))
 
     def on_read_back(
-        self, found: Mapping[TopicPartition, OffsetAndMetadata], partitions: Collection[TopicPartition]
+        self,
+        found: Mapping[TopicPartition, OffsetAndMetadata],
+        partitions: Collection[TopicPartition],
+        asked_ms: float = 0,
     ) -> None:
-        """What the coordinator holds for partitions whose last commit succeeded after one of unknown fate."""
+        """What the coordinator held at `asked_ms` for partitions whose last commit succeeded after one of unknown
+        fate."""
         for tp in partitions:
+            if self._unsure.get(tp, asked_ms) <= asked_ms:
+                self._unsure.pop(tp, None)
             partition = self._partitions.get(tp)
             if partition is None or partition.committed is None or partition.wanted is not None:
                 continue
             if found.get(tp) != partition.committed:
                 partition.wanted = partition.committed
 
-    def unsure_again(self, partitions: Collection[TopicPartition]) -> None:
-        """Reading back failed: do it after the next success."""
-        self._unsure |= set(partitions) & self._partitions.keys()
+    def read_back_at_ms(self) -> float | None:
+        """When to read back once more, where nothing was committed since; None where all is known."""
+        return min(self._unsure.values(), default=None)
+
+    def to_read_back(self, now_ms: float) -> frozenset[TopicPartition]:
+        """What is to be read back by now, as nothing more can land."""
+        return frozenset(tp for tp, until_ms in self._unsure.items() if until_ms <= now_ms)
 
     def give_up(self, commit: Commit) -> None:
         """Do not try this commit's offsets again, where they are the newest."""
@@ -129,7 +142,7 @@ class CommitSequence:
         """Forget every other partition; gives those of them that still wanted a commit."""
         dropped = frozenset(tp for tp, p in self._partitions.items() if tp not in partitions and p.wanted is not None)
         self._partitions = {tp: p for tp, p in self._partitions.items() if tp in partitions}
-        self._unsure &= self._partitions.keys()
+        self._unsure = {tp: until_ms for tp, until_ms in self._unsure.items() if tp in partitions}
         return dropped
 
     def _answered(self, commit: Commit) -> None:

@@ -55,6 +55,8 @@ class Committer:
         self._waiting: list[tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, int], OnCommit]] = []
         self._changed = asyncio.Event()
         self._last_error: PenstockError | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._looking: asyncio.Task[None] | None = None
 
     def commit_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], callback: OnCommit | None = None
@@ -114,9 +116,12 @@ class Committer:
 
     async def close(self) -> None:
         """Stop; callbacks still waiting are told."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in (self._task, self._looking):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         waiting, self._waiting = self._waiting, []
         for entry in waiting:
             self._tell(entry, CommitFailed(f"{self._where(self._member())}: closed before the commit succeeded"))
@@ -159,6 +164,8 @@ class Committer:
             error = await self._try(commit)
             if error is None:
                 backoff_ms = self._connection.settings.retry_backoff_ms
+            elif self._is_of_before(commit):
+                continue  # what is still ours goes on under the new generation
             elif not self._passing(error):
                 return
             else:
@@ -168,22 +175,25 @@ class Committer:
     async def _try(self, commit: Commit) -> PenstockError | None:
         started_ms = self._clock.monotonic_ms()
         error: PenstockError | None = None
+        lost = KafkaTimeout | BrokerNotAvailable
         unsure: frozenset[TopicPartition] = frozenset()
         try:
             await self._send(commit)
         except PenstockError as e:
             error = e
-            self.sequence.on_failure(commit, fate_unknown=isinstance(e, KafkaTimeout | BrokerNotAvailable))
+            now_ms = self._clock.monotonic_ms()
+            self.sequence.on_failure(commit, fate_unknown=isinstance(e, lost), now_ms=now_ms)
             self._failed(commit, e)
         except BaseException:
-            self.sequence.on_failure(commit, fate_unknown=True)
+            self.sequence.on_failure(commit, fate_unknown=True, now_ms=self._clock.monotonic_ms())
             raise
         else:
             unsure = self.sequence.on_success(commit)
             self._metrics.committed(self._clock.monotonic_ms() - started_ms)
-        self._last_error = error
+        self._last_error = None if self._is_of_before(commit) else error
         if unsure:
             await self._read_back(unsure)
+        self._look_again()
         for entry in [w for w in self._waiting if self.sequence.is_done(w[1])]:
             self._waiting.remove(entry)
             self._tell(entry, None)
@@ -191,13 +201,32 @@ class Committer:
         return error
 
     async def _read_back(self, partitions: frozenset[TopicPartition]) -> None:
+        asked_ms = self._clock.monotonic_ms()
         try:
             found = await self.fetch(sorted(partitions), self._connection.settings.request_timeout_ms)
         except PenstockError as e:
             log.warning("offsets could not be read back", **self._fields(), reason=str(e))
-            self.sequence.unsure_again(partitions)
         else:
-            self.sequence.on_read_back(found, partitions)
+            self.sequence.on_read_back(found, partitions, asked_ms)
+
+    def _look_again(self) -> None:
+        """Read back once more when what has got no answer cannot land any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if (at_ms := self.sequence.read_back_at_ms()) is not None:
+            wait_ms = max(float(self._connection.settings.retry_backoff_ms), at_ms - self._clock.monotonic_ms())
+            self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._look)
+
+    def _look(self) -> None:
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.ensure_future(self._read_back_late())
+
+    async def _read_back_late(self) -> None:
+        if partitions := self.sequence.to_read_back(self._clock.monotonic_ms()):
+            await self._read_back(partitions)
+        self._start()
+        self._look_again()
 
     def _failed(self, commit: Commit, error: PenstockError) -> None:
         self._metrics.commit_failed()
@@ -205,7 +234,7 @@ class Committer:
         waits_for_rebalance = isinstance(error, RebalanceInProgress | CommitFailed)
         if not self._passing(error) and not waits_for_rebalance:
             self.sequence.give_up(commit)
-        if not self._passing(error):
+        if not self._passing(error) and not self._is_of_before(commit):
             # Sooner or later the offsets may be committed after all; the callback is told of this try.
             for entry in [w for w in self._waiting if set(w[1]) <= set(commit.numbers)]:
                 self._waiting.remove(entry)
@@ -240,6 +269,10 @@ class Committer:
                 if isinstance(error, CoordinatorNotAvailable):
                     self._connection.forget_coordinator("group", group_id)
                 raise error
+
+    def _is_of_before(self, commit: Commit) -> bool:
+        """Whether the group has assigned anew since it was sent: an error is that generation's then."""
+        return commit.generation != self._member().generation_id
 
     @staticmethod
     def _passing(error: PenstockError) -> bool:

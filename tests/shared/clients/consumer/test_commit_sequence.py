@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.clients.consumer.commit_sequence import Commit, CommitSequence
+from shared.clients.consumer.commit_sequence import LATE_MS, Commit, CommitSequence
 from shared.common.records import OffsetAndMetadata, TopicPartition
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -79,6 +79,22 @@ def test_an_unknown_fate_is_read_back() -> None:
     assert next_of(sequence).offsets == {A: at(9)}
 
 
+def test_an_unknown_fate_is_looked_at_until_it_cannot_land_any_more() -> None:
+    """Every success within LATE_MS is read back, and once more when that is over; then all is known."""
+    sequence = CommitSequence()
+    sequence.register({A: at(5)})
+    sequence.on_failure(next_of(sequence), fate_unknown=True, now_ms=100)
+    sequence.on_success(next_of(sequence))
+    sequence.on_read_back({A: at(5)}, {A}, asked_ms=200)
+    assert sequence.is_drained
+    assert sequence.read_back_at_ms() == 100 + LATE_MS
+    assert sequence.to_read_back(now_ms=LATE_MS) == frozenset()
+    assert sequence.to_read_back(now_ms=100 + LATE_MS) == {A}
+    sequence.on_read_back({A: at(3)}, {A}, asked_ms=100 + LATE_MS)
+    assert next_of(sequence).offsets == {A: at(5)}
+    assert sequence.read_back_at_ms() is None
+
+
 def test_kept_partitions_go_on_under_the_new_generation() -> None:
     """After a rebalance a kept partition's failed offset is sent with the new generation, another's is dropped."""
     sequence = CommitSequence()
@@ -111,9 +127,10 @@ class Coordinator:
         self.committed.update(commit.offsets)
 
     def land(self, rng: random.Random) -> None:
+        """Some of what is late, in any order."""
         rng.shuffle(self.late)
-        for commit in self.late[: rng.randint(0, len(self.late))]:
-            self.apply(commit)
+        for _ in range(rng.randint(0, len(self.late))):
+            self.apply(self.late.pop())
 
 
 STEPS = ["process", "process", "send", "answer", "refuse", "time out, lost", "time out, lands late", "land"]
@@ -138,7 +155,6 @@ def test_committed_offsets_never_go_backwards_or_ahead(steps: list[str], seed: i
         unsure = sequence.on_success(commit)
         if unsure:
             coordinator.land(rng)
-            coordinator.late.clear()  # what was lost with its connection is decided by now
             sequence.on_read_back(dict(coordinator.committed), unsure)
 
     for step in [*steps, "answer"]:
@@ -160,6 +176,11 @@ def test_committed_offsets_never_go_backwards_or_ahead(steps: list[str], seed: i
                 if step == "time out, lands late":
                     coordinator.late.append(commit)
                 sequence.on_failure(commit, fate_unknown=True)
+    while (commit := sequence.next_commit(1)) is not None:
+        succeed(commit)
+    coordinator.land(rng)
+    if unsure := sequence.to_read_back(LATE_MS):
+        sequence.on_read_back(dict(coordinator.committed), unsure, asked_ms=LATE_MS)
     while (commit := sequence.next_commit(1)) is not None:
         succeed(commit)
     assert sequence.is_drained
