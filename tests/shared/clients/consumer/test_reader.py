@@ -197,11 +197,9 @@ async def test_out_of_range(policy: str, first: int) -> None:
             consumer.assign([T0])
             consumer.seek(T0, 99)
             async with asyncio.timeout(10):
-                while await consumer.position(T0) == 99:
+                while await consumer.position(T0) != (first + 1 if first < 20 else 20):
                     if columns := (await consumer.poll(20, 1)).get(T0):
                         assert columns.offsets.tolist() == [first]
-                        break
-            assert await consumer.position(T0) == (first + 1 if first < 20 else 20)
 
 
 async def test_prefetched_while_others_are_paused() -> None:
