@@ -124,7 +124,7 @@ class TransactionalCommits:
         """See `Commits`."""
         if outcome.outputs:
             self._pending.append(output := _Output(execution, outcome.finished, outcome.outputs))
-            self._measure(output)
+            self._measure(output, 1)
 
     async def commit(self, partitions: Iterable[TopicPartition] | None = None, timeout_ms: float | None = None) -> bool:
         """See `Commits`; all partitions go together, and a transaction that takes longer goes on by itself.
@@ -152,60 +152,56 @@ class TransactionalCommits:
         await self._transactor.close()
 
     async def _transact(self) -> bool:
-        taken = [output for output in self._pending if self._scheduler.holds(output.execution)]
-        self._pending.clear()
-        self._bytes = self._count = 0
+        taken, pending, self._pending = [], self._pending, []
+        for output in pending:
+            if self._scheduler.holds(output.execution):
+                taken.append(output)
+            else:
+                self._measure(output, -1)
         offsets, group = self._scheduler.committable(), self._group()
         if not offsets:
-            self._keep(taken)
+            self._pending[:0] = taken
             return True
         try:
-            taken = await self._write(taken, offsets, group)
+            await self._write(taken, offsets, group)
         except (RetriableError, AbortableError, CommitFailed) as e:
             self._metrics.transactions["failed"].inc()
             self._metrics.commit_failures.inc()
             log.warning("transaction aborted", error=type(e).__name__, reason=str(e), outputs=len(taken))
-            self._keep(taken)
+            self._pending[:0] = taken  # before what came since, so that each key's output stays in order
             return False
         self._metrics.transactions["ok"].inc()
         for output in taken:
+            self._measure(output, -1)
             self._metrics.produced(output.execution.topic_partition.topic).inc(len(output.records))
         self._scheduler.committed(offsets)
         return True
 
-    async def _write(self, outputs: list[_Output], offsets: Offsets, group: GroupMetadata) -> list[_Output]:
+    async def _write(self, outputs: list[_Output], offsets: Offsets, group: GroupMetadata) -> None:
         """One transaction; where a record of it is refused another one, with dead letters in its place."""
         while True:
             try:
                 await self._transactor.transact([r for output in outputs for r in output.records], offsets, group)
-                return outputs
+                return
             except OutputRefused as e:
                 self._metrics.transactions["failed"].inc()
-                outputs = self._buried(outputs, e)
+                self._replace(outputs, e)
 
-    def _buried(self, outputs: list[_Output], refusal: OutputRefused) -> list[_Output]:
+    def _replace(self, outputs: list[_Output], refusal: OutputRefused) -> None:
         """Dead letters in place of each output that has a refused record; what refuses those is raised."""
-        kept, index = [], 0
+        index = 0
         for output in outputs:
             indices = range(index, index + len(output.records))
             index = indices.stop
-            error = next((refusal.errors[i] for i in indices if i in refusal.errors), None)
-            if error is None:
-                kept.append(output)
-            elif output.is_buried:
-                raise error
-            else:
-                topic = output.execution.topic_partition.topic
-                self._metrics.produce_failures(topic).inc(sum(i in refusal.errors for i in indices))
-                kept.append(_Output(output.execution, output.works, self._bury(output.works, error), True))
-        return kept
+            errors = [refusal.errors[i] for i in indices if i in refusal.errors]
+            if errors and output.is_buried:
+                raise errors[0]
+            if errors:
+                self._metrics.produce_failures(output.execution.topic_partition.topic).inc(len(errors))
+                self._measure(output, -1)
+                output.records, output.is_buried = self._bury(output.works, errors[0]), True
+                self._measure(output, 1)
 
-    def _keep(self, outputs: list[_Output]) -> None:
-        """What was taken goes before what came since, so that each key's output stays in order."""
-        self._pending[:0] = outputs
-        for output in outputs:
-            self._measure(output)
-
-    def _measure(self, output: _Output) -> None:
-        self._count += len(output.records)
-        self._bytes += sum(len(record.key or b"") + len(record.value or b"") for record in output.records)
+    def _measure(self, output: _Output, sign: int) -> None:
+        self._count += sign * len(output.records)
+        self._bytes += sign * sum(len(record.key or b"") + len(record.value or b"") for record in output.records)
