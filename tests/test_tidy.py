@@ -65,6 +65,8 @@ EDGES = {
     "shared/connect/worker_connector.py": "awaits a connector's code",
     "shared/connect/worker_task.py": "awaits a task's code",
     "shared/streams/changelog.py": "writes and reads the changelog topic",
+    "shared/streams/global_tables.py": "reads the topics of global tables",
+    "shared/streams/repartition_purge.py": "deletes records that were read",
     "shared/streams/owned_task.py": "holds a task's connections and closes them",
     "shared/streams/source_positions.py": "asks what the source partitions hold",
     "shared/streams/task_commits.py": "writes the commits of all tasks",

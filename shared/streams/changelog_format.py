@@ -63,7 +63,7 @@ BODY_BYTES_MIN = {
 }
 
 
-StoreKind = Literal["session", "tumbling", "hopping", "sliding"]
+StoreKind = Literal["session", "tumbling", "hopping", "sliding", "table", "join"]
 
 
 class AggregationSchema(msgspec.Struct, frozen=True, omit_defaults=True):

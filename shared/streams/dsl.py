@@ -23,25 +23,26 @@ Sink: sink-3 (topic: sessions) --> none
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-import msgspec
-
 from shared.common.errors import ConfigError
-from shared.common.serialization import (
-    Deserializer,
-    bytes_deserializer,
-    json_deserializer,
-    struct_deserializer,
-)
 from shared.common.topic_names import dead_letter_topic, late_topic
-from shared.streams.grouped_stream import GroupedStream
-from shared.streams.processor import Processor, Record
-from shared.streams.result_encoders import encode_json
-from shared.streams.topology import Encoder, KeyType, Node, ProcessorNode, SinkNode, SourceNode, Topology
+from shared.streams.changelog_format import AggregationSchema, StoreSchema
+from shared.streams.flow import Flow, deserializer_of, is_type
+from shared.streams.joining import GlobalTable, Table
+from shared.streams.stream import Stream
+from shared.streams.tables import RowValue, TableProcessor
+from shared.streams.topology import (
+    GlobalTableNode,
+    KeyType,
+    Node,
+    ProcessorNode,
+    SourceNode,
+    StoreBuilder,
+    Topology,
+)
+
+__all__ = ["GlobalTable", "Stream", "StreamsBuilder", "Table"]
 
 
 class StreamsBuilder:
@@ -50,6 +51,7 @@ class StreamsBuilder:
     def __init__(self) -> None:
         self._topology = Topology()
         self._named = 0
+        self._repartitioned: dict[str, Stream] = {}
 
     def stream(
         self,
@@ -67,18 +69,44 @@ class StreamsBuilder:
         otherwise. What cannot be decoded goes to `dead_letters` (default `<topic>-dlq`), what comes after its
         window was closed to `late` (default `<topic>-late`).
         """
-        source = SourceNode(
-            self._name("source"),
-            topic,
-            key,
-            _deserializer(value),
-            dead_letters or dead_letter_topic(topic),
-            late or late_topic(topic),
-            is_json=_is_type(value) and value is not bytes,
-            value_type=value if _is_type(value) and value is not bytes else None,
-        )
-        self._topology.add(source)
-        return Stream(self, source.name, source, value if _is_type(value) else dict)
+        source = self._source(topic, value, key, dead_letters, late)
+        return Stream(self, source.name, Flow(source, value if is_type(value) else dict, key))
+
+    def table(
+        self,
+        topic: str,
+        value: Any = dict,
+        *,
+        key: KeyType = "string",
+        name: str | None = None,
+        dead_letters: str | None = None,
+    ) -> Table:
+        """The last value of each key of a topic, kept in a store of that name (default: the topic's).
+
+        A record without a value deletes its row. The topic should be compacted; `value` is as for `stream`.
+        """
+        source = self._source(topic, value, key, dead_letters, None)
+        store, row_type = name or topic, value if is_type(value) else dict
+        self._add_table_store(store, row_type, key, topic)
+        self._add(ProcessorNode(store, lambda: TableProcessor(store), (store,)), (source.name,))
+        return Table(Stream(self, store, Flow(source, row_type, key)), store)
+
+    def global_table(
+        self, topic: str, value: Any = dict, *, key: KeyType = "string", name: str | None = None
+    ) -> GlobalTable:
+        """All partitions of a topic as one table in every instance, under that name (default: the topic's).
+
+        It is read to its end before the first record is processed, and then along with the other topics. What cannot
+        be decoded is counted, logged and left out.
+        """
+        table = GlobalTableNode(name or topic, topic, key, deserializer_of(value))
+        self._topology.add_global_table(table)
+        return GlobalTable(table.name)
+
+    def add_store(self, name: str, value: Any = dict, *, key: KeyType = "string") -> str:
+        """A key-value store for processors of your own, with values of that type; its name, for `process`."""
+        self._add_table_store(name, value, key, "")
+        return name
 
     def build(self) -> Topology:
         """The topology; ConfigError where nothing was defined."""
@@ -93,108 +121,34 @@ class StreamsBuilder:
     def _add(self, node: Node, parents: tuple[str, ...]) -> None:
         self._topology.add(node, *parents)
 
+    def _source(self, topic: str, value: Any, key: KeyType, dead_letters: str | None, late: str | None) -> SourceNode:
+        is_json = is_type(value) and value is not bytes
+        source = SourceNode(
+            self._name("source"),
+            topic,
+            key,
+            deserializer_of(value),
+            dead_letters or dead_letter_topic(topic),
+            late or late_topic(topic),
+            is_json=is_json,
+            value_type=value if is_json else None,
+        )
+        self._topology.add(source)
+        return source
 
-class Stream:
-    """Records flowing from a node."""
-
-    def __init__(
-        self, builder: StreamsBuilder, node: str, source: SourceNode, value: Any, encode: Encoder | None = None
-    ) -> None:
-        self._builder, self._node, self._source, self._value = builder, node, source, value
-        self._encode = encode or encode_json
-
-    def filter(self, predicate: Callable[[Record], bool]) -> Stream:
-        """Only the records for which `predicate` is true."""
-        return self._each("filter", lambda record, forward: forward(record) if predicate(record) else None)
-
-    def map_values(self, mapper: Callable[[Any], Any], value: Any = dict) -> Stream:
-        """Each value replaced by `mapper(value)`; `value` says what type comes out, for typed aggregations."""
-        return self._each("map_values", lambda r, forward: forward(r._replace(value=mapper(r.value))), value)
-
-    def flat_map_values(self, mapper: Callable[[Any], list[Any]], value: Any = dict) -> Stream:
-        """Each value replaced by the values of `mapper(value)`."""
-
-        def each(record: Record, forward: Callable[[Record], None]) -> None:
-            for one in mapper(record.value):
-                forward(record._replace(value=one))
-
-        return self._each("flat_map_values", each, value)
-
-    def peek(self, action: Callable[[Record], None]) -> Stream:
-        """Call `action` for each record and pass it on."""
-
-        def each(record: Record, forward: Callable[[Record], None]) -> None:
-            action(record)
-            forward(record)
-
-        return self._each("peek", each, passes_all=True)
-
-    def branch(self, *predicates: Callable[[Record], bool]) -> list[Stream]:
-        """One stream a predicate; a record goes to the first that is true of it, to none where none is."""
-        return [self._branch(predicates[:i], predicate) for i, predicate in enumerate(predicates)]
-
-    def merge(self, other: Stream) -> Stream:
-        """The records of both streams."""
-        node = ProcessorNode(self._builder._name("merge"), lambda: _Each(lambda record, forward: forward(record)))
-        self._builder._add(node, (self._node, other._node))
-        return Stream(self._builder, node.name, self._source, self._value, self._encode)
-
-    def process(self, supplier: Callable[[], Processor], *stores: str, name: str | None = None) -> Stream:
-        """What a processor of your own forwards; it may use the stores named."""
-        node = ProcessorNode(name or self._builder._name("process"), supplier, stores)
-        self._builder._add(node, (self._node,))
-        return Stream(self._builder, node.name, self._source, dict)
-
-    def to(self, topic: str, encode: Encoder | None = None) -> None:
-        """Write to a topic: keys as UTF-8 or bytes, values as JSON, windowed results as one flat object."""
-        sink = SinkNode(self._builder._name("sink"), topic, encode or self._encode)
-        self._builder._add(sink, (self._node,))
-        stores = self._builder._topology.stores
-        if self._node in stores and encode is None:  # what is encoded otherwise cannot be compared
-            builder = stores[self._node]
-            stores[self._node] = replace(builder, schema=msgspec.structs.replace(builder.schema, results=topic))
-
-    def group_by_key(self) -> GroupedStream:
-        """The stream grouped by the key its records have."""
-        return GroupedStream(self)
-
-    def _derived(self, node: str, value: Any, encode: Encoder) -> Stream:
-        return Stream(self._builder, node, self._source, value, encode)
-
-    def _branch(self, earlier: tuple[Callable[[Record], bool], ...], own: Callable[[Record], bool]) -> Stream:
-        return self.filter(lambda record: not any(p(record) for p in earlier) and own(record))
-
-    def _each(self, kind: str, each: _EachFunction, value: Any = None, *, passes_all: bool = False) -> Stream:
-        node = ProcessorNode(self._builder._name(kind), lambda: _Each(each), passes_all=passes_all)
-        self._builder._add(node, (self._node,))
-        return Stream(self._builder, node.name, self._source, self._value if value is None else value, self._encode)
-
-
-_EachFunction = Callable[[Record, Callable[[Record], None]], None]
-
-
-class _Each(Processor):
-    """A processor without state: a function of the record and of what forwards."""
-
-    def __init__(self, each: _EachFunction) -> None:
-        self._each = each
-
-    def process(self, record: Record) -> None:
-        self._each(record, self.context.forward)
-
-
-def _is_type(value: Any) -> bool:
-    return isinstance(value, type) or typing.get_origin(value) is not None
-
-
-def _deserializer(value: Any) -> Deserializer:
-    if value is dict:
-        return json_deserializer
-    if value is bytes:
-        return bytes_deserializer
-    if _is_type(value):
-        return struct_deserializer(value)
-    if callable(value):
-        deserializer: Deserializer = value
-        return deserializer
-    raise ConfigError(f"stream: value must be a type or a deserializer, got {value!r}")
+    def _add_table_store(self, name: str, value: Any, key: KeyType, topic: str) -> None:
+        row = RowValue(value)
+        schema = StoreSchema(
+            name=name,
+            kind="table",
+            key=key,
+            gap_ms=0,
+            grace_ms=0,
+            emit="on_update",
+            source=topic,
+            results=None,
+            late=None,
+            dead_letters=None,
+            aggregations=(AggregationSchema.of("value", row),),
+        )
+        self._topology.add_store(StoreBuilder(schema, (row,)))

@@ -18,7 +18,7 @@ from shared.streams.topology import ProcessorNode, StoreBuilder
 from shared.streams.windowed_aggregate import Emit, WindowedAggregate, WindowResult
 
 if TYPE_CHECKING:
-    from shared.streams.dsl import Stream
+    from shared.streams.stream import Stream
 
 RESERVED_RESULTS = frozenset(("key", "start", "end", LATEST))
 
@@ -98,7 +98,7 @@ class WindowedGroup:
             raise ConfigError(f"aggregate({name!r}): at least one aggregation is needed")
         if reserved := RESERVED_RESULTS & aggregations.keys():
             raise ConfigError(f"aggregate({name!r}): {', '.join(sorted(reserved))}: these names are the window's own")
-        bound = {n: a.bind(self._stream._value) for n, a in aggregations.items()}
+        bound = {n: a.bind(self._stream._flow.value) for n, a in aggregations.items()}
         if not isinstance(self._windows, SessionWindows):
             bound = {LATEST: Latest(), **bound}
         return WindowedTable(self._stream, name, self._windows, bound)
@@ -120,11 +120,11 @@ class WindowedTable:
 
     def _emit(self, emit: Emit) -> Stream:
         stream, name, windows, bound = self._stream, self._name, self._windows, self._bound
-        builder, source, shape = stream._builder, stream._source, _shape(windows)
+        builder, source, shape = stream._builder, stream._flow.source, _shape(windows)
         schema = StoreSchema(
             name=name,
             kind=shape.kind,
-            key=source.key,
+            key=stream._flow.key,
             gap_ms=shape.gap_ms,
             grace_ms=windows.grace_ms,
             emit=emit,

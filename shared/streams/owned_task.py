@@ -9,14 +9,16 @@ from typing import Any
 from shared.streams.changelog import ChangelogPartition, RestoreReport
 from shared.streams.refusal_log import RefusalLog
 from shared.streams.stream_task import StreamTask
+from shared.streams.task_inputs import TaskInputs
 
 
 class OwnedTask:
-    """A partition's task with its changelog; `task` is None while it is restored."""
+    """A partition's task with its changelog and what waits for it: both None while it is restored."""
 
     def __init__(self, changelog: ChangelogPartition) -> None:
         self.changelog = changelog
         self.task: StreamTask | None = None
+        self.inputs: TaskInputs | None = None
         self.report = RestoreReport()
         self.restoring: asyncio.Task[None] | None = None
         self.refusals = RefusalLog(changelog.topic_partition.partition)
@@ -47,7 +49,7 @@ class OwnedTask:
         done = task.metrics.committed
         return {
             "partition": partition,
-            "state": "running",
+            "state": "paused" if self.inputs is not None and self.inputs.is_paused else "running",
             "epoch": task.epoch,
             "sources": dict(task.sources),
             "stream_time_ms": task.stream_time_ms,

@@ -24,6 +24,12 @@ class StreamsSettings(Section):
     commit_interval_ms: PositiveMs = 100
     poll_ms: PositiveMs = Field(100, description="how long one turn waits for records")
     max_poll_records: Annotated[int, Field(gt=0)] = Field(2_000, description="records one turn takes at most")
+    max_task_idle_ms: Annotated[int, Field(ge=-1)] = Field(
+        0, description="how long a task waits for a record of each of its topics; -1: takes what there is"
+    )
+    repartition_purge_interval_ms: PositiveMs = Field(
+        30_000, description="how often records that were read are deleted from the application's own topics"
+    )
     replication_factor: Annotated[int, Field(ge=-1)] = Field(
         -1, description="of topics it creates; -1: the broker's default"
     )

@@ -38,6 +38,7 @@ from shared.streams.late_records import late_record
 from shared.streams.processor import ProcessingFailed, Record, RecordMetadata, StateRefused, interval_ms
 from shared.streams.punctuation import PunctuationQueue, PunctuationType, Punctuator, Schedule
 from shared.streams.store_entries import StoreEntries
+from shared.streams.tables import Lookup
 from shared.streams.task_metrics import TaskMetrics
 from shared.streams.topology import ProcessorNode, SourceNode, Topology
 from shared.streams.window_limits import default_key_bytes_max
@@ -100,6 +101,7 @@ class StreamTask:
         self.stream_time_ms, self.now_ms = NO_TIME, 0
         self.sources: dict[str, int] = {}
         self.source_ids: dict[str, str] = {}
+        self.global_tables: Mapping[str, Lookup] = {}
         self.needs_commit = False
         self.failed: ProcessingFailed | None = None
         self.metrics = TaskMetrics(registry, partition)

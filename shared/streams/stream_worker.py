@@ -17,27 +17,32 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
+from shared.clients.consumer import Consumer, RebalanceListener
 from shared.common.clock import SYSTEM_CLOCK, Clock
 from shared.common.errors import (
     ConfigError,
     DataError,
     FatalError,
+    IllegalState,
     OffsetOutOfRange,
     PenstockError,
     ProducerFenced,
     RetriableError,
 )
 from shared.common.log import get_logger
-from shared.common.metrics import counter, gauge
 from shared.common.records import Columns, TopicPartition
 from shared.common.settings import KafkaSettings
 from shared.streams.changelog import ChangelogPartition
+from shared.streams.fetched import advance, give_out, make_consumer
+from shared.streams.global_tables import GlobalTables
 from shared.streams.owned_task import OwnedTask
+from shared.streams.repartition_purge import RepartitionPurge
 from shared.streams.settings import StreamsSettings
 from shared.streams.source_positions import SourcePositions
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_commits import Failure, SourceRefused, TaskCommits
+from shared.streams.task_inputs import TaskInputs
+from shared.streams.task_metrics import RestoreMetrics
 from shared.streams.topics import prepare_topics
 from shared.streams.topology import Topology
 
@@ -64,7 +69,8 @@ class StreamWorker(RebalanceListener):
         clock: Clock = SYSTEM_CLOCK,
         registry: CollectorRegistry | None = None,
     ) -> None:
-        self._kafka, self._settings, self.topology, self._clock = kafka, settings, topology, clock
+        self._kafka, self._settings, self._clock = kafka, settings, clock
+        self.topology = topology.of_application(settings.application_id)
         self._on_task = on_task or (lambda task: None)
         self._registry = registry or CollectorRegistry()
         self.instance = f"{socket.gethostname()}-{os.getpid()}"
@@ -74,13 +80,12 @@ class StreamWorker(RebalanceListener):
         self._fenced = False
         self._lock = asyncio.Lock()
         self._last_commit_ms = clock.monotonic_ms()
-        self._consumer = self._make_consumer()
-        self._restore_ms = gauge(self._registry, "streams_restore_ms", "How long the last restore took.", "partition")
-        self._restored = gauge(self._registry, "streams_restored_records", "Windows and records restored.", "partition")
-        foreign = ("streams_foreign_changelog_records", "Changelog records that are no entries, passed over.")
-        self._foreign = counter(self._registry, *foreign, "partition")
+        self._consumer = make_consumer(kafka, settings, self._registry)
+        self._restores = RestoreMetrics(self._registry)
         self._positions = SourcePositions(kafka, settings, self._registry)
         self._commits = TaskCommits(settings, clock, self._registry)
+        self._tables = GlobalTables(kafka, self.topology, clock)
+        self._purge = RepartitionPurge(kafka, self.topology, clock, settings.repartition_purge_interval_ms)
         self._committing: asyncio.Task[None] | None = None
         self._leaving = False
         self._refusal_bytes_max = 0
@@ -93,6 +98,7 @@ class StreamWorker(RebalanceListener):
         Raises UnknownTopicOrPartition naming the source topics that did not appear in time.
         """
         self._refusal_bytes_max = await prepare_topics(self._kafka, self._settings, self.topology, self._clock)
+        await self._tables.load()
         await self._join()
 
     async def run_once(self) -> None:
@@ -101,21 +107,21 @@ class StreamWorker(RebalanceListener):
         Cancelled at any moment it leaves tasks that `shutdown` can commit; a commit under way goes on beside it.
         """
         batches = await self._poll()
+        await self._tables.poll()
         async with self._lock:
             # Rebalances happen beside the poll, and one may have come and gone within it. Nothing is given out while
             # one goes on, and what is being restored is paused: so what came is for the tasks that run now, and none
             # of it may be left out, since the consumer's position is past it.
             ready = {p: owned for p, owned in self._owned.items() if owned.task is not None and owned.restoring is None}
             await self._collect_restored()
-            for at, columns in batches.items():
-                owned = ready.get(at.partition)
-                if owned is not None and owned is self._owned.get(at.partition) and owned.task is not None:
-                    owned.task.process(columns, self._clock.now_ms())
-            self._advance(ready)
+            ready = {p: owned for p, owned in ready.items() if owned is self._owned.get(p) and owned.task is not None}
+            give_out(batches, ready, self._consumer, self._clock.now_ms())
+            advance(ready, self._consumer)
             now_ms = self._clock.now_ms()
             for owned in self._running():
                 assert owned.task is not None
-                owned.task.punctuate_wall_clock(now_ms)
+                if owned.inputs is not None and not owned.inputs.is_paused:
+                    owned.task.punctuate_wall_clock(now_ms)
                 if not owned.task.needs_commit:
                     owned.refusals.say(owned.task.metrics, self._clock.monotonic_ms())
         if self._clock.monotonic_ms() - self._last_commit_ms >= self._settings.commit_interval_ms:
@@ -123,6 +129,7 @@ class StreamWorker(RebalanceListener):
             self._committing = asyncio.create_task(self._commit_running(), name="commit")
             await asyncio.shield(self._committing)
             self._last_commit_ms = self._clock.monotonic_ms()
+            await self._purge.run()
         if self._fenced:
             await self._rejoin()
 
@@ -140,18 +147,6 @@ class StreamWorker(RebalanceListener):
                         log.warning("the source's offsets cannot be looked up", partition=partition, reason=str(e))
                     self._seek_to_task(partition)
         return {}
-
-    def _advance(self, ready: dict[int, OwnedTask]) -> None:
-        """Take positions that have moved past the marks of transactions, which no poll returns, as progress.
-
-        Otherwise they would look like unread records once the topic's retention has deleted them.
-        """
-        for partition, owned in ready.items():
-            if owned is not self._owned.get(partition) or owned.task is None:
-                continue
-            for at in self._partitions_of(partition):
-                if (position := self._consumer.known_position(at)) is not None:
-                    owned.task.advance(at.topic, position)
 
     async def shutdown(self, timeout_ms: float = SHUTDOWN_TIMEOUT_MS) -> None:
         """Commit what was processed, leave the group, close everything, all within `timeout_ms`.
@@ -171,6 +166,7 @@ class StreamWorker(RebalanceListener):
             await self._consumer.close(left_ms(LEAVE_SHARE))
         finally:
             everything = [*self._owned.values(), *self._suspended.values()]
+            await self._tables.close()
             await asyncio.gather(*(owned.close(left_ms() * 0.8) for owned in everything), return_exceptions=True)
             self._owned.clear()
             self._suspended.clear()
@@ -194,6 +190,20 @@ class StreamWorker(RebalanceListener):
         """The tasks owned now, by partition."""
         return dict(self._owned)
 
+    def pause_task(self, partition: int) -> None:
+        """Have a task process and punctuate nothing until `resume_task`; IllegalState where it does not run here."""
+        self._inputs_of(partition).is_paused = True
+
+    def resume_task(self, partition: int) -> None:
+        """Let a paused task go on."""
+        self._inputs_of(partition).is_paused = False
+
+    def _inputs_of(self, partition: int) -> TaskInputs:
+        owned = self._owned.get(partition)
+        if owned is None or owned.inputs is None:
+            raise IllegalState(f"the task of partition {partition} does not run here")
+        return owned.inputs
+
     def describe(self) -> dict[str, Any]:
         """The tasks as plain values, for REST and the dashboard."""
         return {
@@ -206,19 +216,6 @@ class StreamWorker(RebalanceListener):
 
     # --- group membership ---
 
-    def _make_consumer(self) -> Consumer:
-        settings = ConsumerSettings(
-            group_id=self._settings.application_id,
-            group_instance_id=self._settings.group_instance_id,
-            session_timeout_ms=self._settings.session_timeout_ms,
-            heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
-            auto_offset_reset="none",
-            isolation_level="read_committed",
-            commit_strategy="none",
-            partition_assignment_strategy="range",  # of several topics, the same numbers to the same member
-        )
-        return Consumer(self._kafka, settings, registry=self._registry)
-
     async def _join(self) -> None:
         await self._consumer.__aenter__()
         self._consumer.subscribe(self.topology.source_topics(), self)
@@ -229,7 +226,7 @@ class StreamWorker(RebalanceListener):
             await self._close_all()
         await self._consumer.close()
         self._fenced = False
-        self._consumer = self._make_consumer()
+        self._consumer = make_consumer(self._kafka, self._settings, self._registry)
         await self._join()
 
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
@@ -298,10 +295,9 @@ class StreamWorker(RebalanceListener):
         await self._positions.find(task, self._consumer, self._partitions_of(partition))
         task.initialize(self._clock.now_ms())
         self._on_task(task)
-        owned.task = task
-        self._restore_ms.labels(partition=partition).set(report.milliseconds)
-        self._restored.labels(partition=partition).set(report.snapshot_windows + report.changelog_records)
-        self._foreign.labels(partition=partition).inc(report.foreign_records)
+        owned.task, owned.inputs = task, TaskInputs(task, self.topology, self._settings.max_task_idle_ms)
+        restored = report.snapshot_windows + report.changelog_records
+        self._restores.restored(partition, report.milliseconds, restored, report.foreign_records)
         log.info(
             "task restored",
             partition=partition,
@@ -314,7 +310,7 @@ class StreamWorker(RebalanceListener):
         )
 
     def _make_task(self, partition: int) -> StreamTask:
-        return StreamTask(
+        task = StreamTask(
             self.topology,
             partition,
             application=self._settings.application_id,
@@ -326,6 +322,8 @@ class StreamWorker(RebalanceListener):
             check_states=self._commits.checks_states(partition),
             registry=self._registry,
         )
+        task.global_tables = self._tables.rows
+        return task
 
     async def _collect_restored(self) -> None:
         for partition, owned in list(self._owned.items()):
@@ -338,8 +336,10 @@ class StreamWorker(RebalanceListener):
                 await self._task_failed(partition, error)
 
     def _seek_to_task(self, partition: int) -> None:
-        task = self._owned[partition].task
+        task, inputs = self._owned[partition].task, self._owned[partition].inputs
         assert task is not None
+        assert inputs is not None
+        inputs.clear()
         partitions = self._partitions_of(partition)
         for at in partitions:
             self._consumer.seek(at, task.sources[at.topic])
@@ -364,6 +364,7 @@ class StreamWorker(RebalanceListener):
 
     async def _commit_all(self, owned: list[OwnedTask]) -> None:
         failed = await self._commits.commit(owned, self._consumer)
+        self._purge.committed(one.task for one in owned if one.task is not None)
         for one in owned:
             if one.task is not None and not one.task.needs_commit:
                 self._failures.pop(one.task.partition, None)

@@ -71,3 +71,19 @@ class TaskMetrics:
         self.committed = Totals(
             self.records_total, self.closed_total, self.late_total, self.dead_letters_total, self.skipped_total
         )
+
+
+class RestoreMetrics:
+    """What restores of an instance's tasks took."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._ms = gauge(registry, "streams_restore_ms", "How long the last restore took.", "partition")
+        self._restored = gauge(registry, "streams_restored_records", "Windows and records restored.", "partition")
+        foreign = ("streams_foreign_changelog_records", "Changelog records that are no entries, passed over.")
+        self._foreign = counter(registry, *foreign, "partition")
+
+    def restored(self, partition: int, milliseconds: int, records: int, foreign_records: int) -> None:
+        """A restore is done: its time, the windows and records that it read, and those that were no entries."""
+        self._ms.labels(partition=partition).set(milliseconds)
+        self._restored.labels(partition=partition).set(records)
+        self._foreign.labels(partition=partition).inc(foreign_records)

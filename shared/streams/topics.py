@@ -34,7 +34,7 @@ Configs = Mapping[str, str | None]
 
 
 async def prepare_topics(kafka: KafkaSettings, settings: StreamsSettings, topology: Topology, clock: Clock) -> int:
-    """Wait for the source topics, then create result, late, dead-letter and changelog topics with as many partitions.
+    """Wait for the source topics, then create the application's own and all others with as many partitions.
 
     Returns the bytes of the largest dead letter or late record that there may be: that of a source's largest record.
 
@@ -42,10 +42,12 @@ async def prepare_topics(kafka: KafkaSettings, settings: StreamsSettings, topolo
     where their numbers of partitions differ, or where the changelog is there and would lose state; warns where a result
     or late topic would lose old event times.
     """
-    sources = topology.source_topics()
+    internal = topology.internal_topics()
+    sources = [topic for topic in topology.source_topics() if topic not in internal]
+    others = [table.topic for table in topology.global_tables.values()]
     async with Admin(kafka) as admin:
         deadline = clock.monotonic_ms() + settings.topic_wait_ms
-        while missing := set(sources) - set(await admin.list_topics()):
+        while missing := {*sources, *others} - set(await admin.list_topics()):
             if clock.monotonic_ms() > deadline:
                 names = ", ".join(sorted(missing))
                 raise UnknownTopicOrPartition(f"no topic {names} after {settings.topic_wait_ms} ms; create it first")
@@ -60,11 +62,14 @@ async def prepare_topics(kafka: KafkaSettings, settings: StreamsSettings, topolo
         refusal_bytes_max = max(limits) + REFUSAL_BYTES_MAX
         larger = {"max.message.bytes": str(refusal_bytes_max)}
         refusals = {name for source in topology.sources() for name in (source.dead_letters, source.late)}
+        own = [event_time_topic(name, partitions, replication_factor=replication, **larger) for name in internal]
         new = [
             event_time_topic(name, partitions, replication_factor=replication, **larger if name in refusals else {})
             for name in outputs
         ]
-        await admin.create_topics([*new, changelog], exist_ok=True)
+        await admin.create_topics([*own, *new, changelog], exist_ok=True)
+        found_own = {name: len(topic.partitions) for name, topic in (await admin.describe_topics(internal)).items()}
+        require_same_partitions({sources[0]: partitions, **found_own})
         found = (await admin.describe_topics([changelog.name]))[changelog.name]
         configs = await admin.describe_configs(changelog.name)
         require_changelog(changelog, len(found.partitions), configs, kafka.bootstrap_servers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import msgspec
@@ -13,6 +13,7 @@ from shared.common.serialization import Deserializer
 from shared.streams.aggregations import Aggregation
 from shared.streams.changelog_format import STORES_MAX, StoreSchema
 from shared.streams.processor import Processor, Record
+from shared.streams.state.key_value_store import KeyValueStore
 from shared.streams.state.session_store import InMemorySessionStore
 from shared.streams.state.store import StateStore
 from shared.streams.state.window_store import InMemoryWindowStore
@@ -36,6 +37,8 @@ class SourceNode:
     """Whether `value` decodes JSON as it is: what a field of a value is can then be told from its bytes."""
     value_type: Any = None
     """The type that `value` decodes to; None where it is a deserializer of the user's own, or bytes."""
+    is_internal: bool = False
+    """Whether the topic is the application's own: made for it, named after it, and cleared of what was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class ProcessorNode:
     stores: tuple[str, ...] = ()
     passes_all: bool = False
     """Whether it forwards every record once, as it came."""
+    global_tables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,17 @@ class SinkNode:
     name: str
     topic: str
     encode: Encoder
+    is_internal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalTableNode:
+    """A compacted topic that every instance holds all partitions of."""
+
+    name: str
+    topic: str
+    key: KeyType
+    value: Deserializer
 
 
 Node = SourceNode | ProcessorNode | SinkNode
@@ -72,6 +87,8 @@ class StoreBuilder:
     def build(self) -> StateStore:
         if self.schema.kind == "session":
             return InMemorySessionStore(self.schema.name)
+        if self.schema.kind == "table":
+            return KeyValueStore(self.schema.name)
         return InMemoryWindowStore(self.schema.name, keeps_closed=self.schema.kind == "sliding")
 
 
@@ -82,6 +99,9 @@ class Topology:
     nodes: dict[str, Node] = field(default_factory=dict)
     children: dict[str, list[str]] = field(default_factory=dict)
     stores: dict[str, StoreBuilder] = field(default_factory=dict)
+    global_tables: dict[str, GlobalTableNode] = field(default_factory=dict)
+    application: str | None = None
+    """Whose internal topics these are; None as long as they have no one's name."""
 
     def add(self, node: Node, *parents: str) -> None:
         """Add a node below its parents; ConfigError for a name that is taken, or a parent that is not there."""
@@ -103,11 +123,61 @@ class Topology:
 
     def add_store(self, store: StoreBuilder) -> None:
         """Add a store; ConfigError for a name that is taken, or one store too many."""
-        if store.schema.name in self.stores:
+        if store.schema.name in self.stores or store.schema.name in self.global_tables:
             raise ConfigError(f"topology: the store {store.schema.name!r} is there already")
         if len(self.stores) == STORES_MAX:
             raise ConfigError(f"topology: more than {STORES_MAX} stores")
         self.stores[store.schema.name] = store
+
+    def add_global_table(self, table: GlobalTableNode) -> None:
+        """Add a global table; ConfigError for a name or a topic that is taken."""
+        if table.name in self.global_tables or table.name in self.stores:
+            raise ConfigError(f"topology: the store {table.name!r} is there already")
+        if table.topic in {*self.source_topics(), *(t.topic for t in self.global_tables.values())}:
+            raise ConfigError(f"topology: the topic {table.topic!r} has a source already")
+        self.global_tables[table.name] = table
+
+    def of_application(self, application: str) -> Topology:
+        """The topology with its internal topics named after the application, as a task runs it."""
+        internal = {name: f"{application}-{name}" for name in self.internal_topics()}
+        if not internal or self.application is not None:
+            return self
+
+        def named(node: Node) -> Node:
+            if isinstance(node, ProcessorNode) or not node.is_internal:
+                return node
+            return replace(node, topic=internal[node.topic])
+
+        def fed(builder: StoreBuilder) -> StoreBuilder:
+            source = internal.get(builder.schema.source, builder.schema.source)
+            return replace(builder, schema=msgspec.structs.replace(builder.schema, source=source))
+
+        nodes = {name: named(node) for name, node in self.nodes.items()}
+        stores = {name: fed(builder) for name, builder in self.stores.items()}
+        return Topology(nodes, self.children, stores, self.global_tables, application)
+
+    def internal_topics(self) -> list[str]:
+        """The topics between two parts of the topology."""
+        return [source.topic for source in self.sources() if source.is_internal]
+
+    def sub_topologies(self) -> list[list[str]]:
+        """The nodes in groups that hand each other records or share a store, each in the order of the nodes."""
+        group = {name: {name} for name in self.nodes}
+
+        def join(a: str, b: str) -> None:
+            if group[a] is not group[b]:
+                group[a] |= group[b]
+                for name in group[b]:
+                    group[name] = group[a]
+
+        owners: dict[str, str] = {}
+        for name, node in self.nodes.items():
+            for child in self.children[name]:
+                join(name, child)
+            for store in node.stores if isinstance(node, ProcessorNode) else ():
+                join(owners.setdefault(store, name), name)
+        found = dict.fromkeys(map(id, group.values()))
+        return [[n for n in self.nodes if id(group[n]) == one] for one in found]
 
     def sources(self) -> list[SourceNode]:
         return [n for n in self.nodes.values() if isinstance(n, SourceNode)]
@@ -117,9 +187,10 @@ class Topology:
 
     def output_topics(self) -> list[str]:
         """All topics that tasks write to, the changelog aside: sinks', late and dead-letter topics, each once."""
-        topics = [n.topic for n in self.nodes.values() if isinstance(n, SinkNode)]
+        topics = [n.topic for n in self.nodes.values() if isinstance(n, SinkNode) and not n.is_internal]
+        is_windowed = any(store.schema.kind != "table" for store in self.stores.values())
         for source in self.sources():
-            topics += [source.dead_letters, source.late] if self.stores else [source.dead_letters]
+            topics += [source.dead_letters, source.late] if is_windowed else [source.dead_letters]
         return list(dict.fromkeys(topics))
 
     def schemas(self) -> tuple[StoreSchema, ...]:
@@ -133,7 +204,7 @@ class Topology:
             for name, node in self.nodes.items()
             if name in above
             and not (isinstance(node, ProcessorNode) and node.passes_all)
-            and not (isinstance(node, SourceNode) and node.topic == schema.source)
+            and not (isinstance(node, SourceNode) and node.topic == schema.source and not node.is_internal)
         ]
         opaque = any(isinstance(n, SourceNode) and not n.is_json for n in map(self.nodes.__getitem__, above))
         aggregations = schema.aggregations
@@ -151,28 +222,40 @@ class Topology:
         return found
 
     def describe(self) -> str:
-        """The topology as text: one line a node, with what it is connected to."""
-        lines = []
-        for name, node in self.nodes.items():
-            match node:
-                case SourceNode(topic=topic):
-                    what = f"Source: {name} (topic: {topic})"
-                case ProcessorNode(stores=stores):
-                    what = f"Processor: {name} (stores: [{', '.join(stores)}])"
-                case SinkNode(topic=topic):
-                    what = f"Sink: {name} (topic: {topic})"
-            lines.append(f"{what} --> {', '.join(self.children[name]) or 'none'}")
+        """The topology as text: one line a node, with what it is connected to; by sub-topology where there are more."""
+        groups = self.sub_topologies()
+        lines = [f"Global table: {table.name} (topic: {table.topic})" for table in self.global_tables.values()]
+        for number, names in enumerate(groups):
+            indent = "  " if len(groups) > 1 else ""
+            if indent:
+                lines.append(f"Sub-topology {number}:")
+            lines += [indent + self._line(name) for name in names]
         return "\n".join(lines)
 
+    def _line(self, name: str) -> str:
+        match self.nodes[name]:
+            case SourceNode(topic=topic):
+                what = f"Source: {name} (topic: {topic})"
+            case ProcessorNode(stores=stores, global_tables=tables):
+                what = f"Processor: {name} (stores: [{', '.join((*stores, *tables))}])"
+            case SinkNode(topic=topic):
+                what = f"Sink: {name} (topic: {topic})"
+        return f"{what} --> {', '.join(self.children[name]) or 'none'}"
+
     def mermaid(self) -> str:
-        """The topology as a Mermaid flowchart."""
+        """The topology as a Mermaid flowchart; a dotted arrow is a topic between two of its parts."""
         order = list(self.nodes)
+        stores = [*self.stores, *self.global_tables]
         lines = ["flowchart LR"]
         for name, node in self.nodes.items():
             shape = f"{name}: {node.topic}" if not isinstance(node, ProcessorNode) else name
             lines.append(f'  n{order.index(name)}["{shape}"]')
-            stores = node.stores if isinstance(node, ProcessorNode) else ()
-            lines += [f'  n{order.index(name)} --- s{list(self.stores).index(s)}[("{s}")]' for s in stores]
+            own = (*node.stores, *node.global_tables) if isinstance(node, ProcessorNode) else ()
+            lines += [f'  n{order.index(name)} --- s{stores.index(s)}[("{s}")]' for s in own]
         for parent, below in self.children.items():
             lines += [f"  n{order.index(parent)} --> n{order.index(child)}" for child in below]
+        reads = {source.topic: source.name for source in self.sources() if source.is_internal}
+        for name, node in self.nodes.items():
+            if isinstance(node, SinkNode) and node.is_internal:
+                lines.append(f"  n{order.index(name)} -.-> n{order.index(reads[node.topic])}")
         return "\n".join(lines)

@@ -18,6 +18,7 @@ from shared.common.records import ProducerRecord
 from shared.streams.processor import Processor, Record, RecordMetadata
 from shared.streams.punctuation import PunctuationType, Punctuator, Schedule
 from shared.streams.state.store import StateStore
+from shared.streams.tables import Lookup
 from shared.streams.topology import ProcessorNode, SinkNode, Topology
 from shared.streams.windowed_aggregate import WindowKey
 
@@ -139,7 +140,9 @@ class NodeContext:
     ) -> Schedule:
         return self._task.schedule(interval, type, callback, start_ms=start_ms, name=name)
 
-    def store(self, name: str) -> StateStore:
+    def store(self, name: str) -> StateStore | Lookup:
+        if name in self._node.global_tables:
+            return self._task.global_tables[name]
         if name not in self._node.stores:
             raise ConfigError(f"{self._node.name!r} asks for the store {name!r}, to which it is not connected")
         return self._task.stores[name]

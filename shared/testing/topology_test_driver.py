@@ -17,12 +17,15 @@ Everything a commit would write to Kafka is kept in lists, so a test can read re
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 
 from shared.common.records import Columns, ConsumerRecord, Headers, ProducerRecord
 from shared.streams.changelog_format import Takeover, encode_takeover
 from shared.streams.changelog_reader import Change, ChangelogReader
+from shared.streams.global_table import GlobalTableRows
 from shared.streams.restore import restore_task
 from shared.streams.stream_task import Guarantee, ProcessingExceptionHandler, StreamTask
+from shared.streams.task_inputs import TaskInputs
 from shared.streams.topology import Topology
 from shared.testing.manual_clock import ManualClock
 
@@ -47,35 +50,39 @@ class TopologyTestDriver:
         deduplicate_updates: bool = False,
         processing_exception_handler: ProcessingExceptionHandler = "dead_letter",
     ) -> None:
-        self.topology, self.guarantee, self.partition, self.commit_each = topology, guarantee, partition, commit_each
+        self.topology = topology = topology.of_application(APPLICATION)
+        self.guarantee, self.partition, self.commit_each = guarantee, partition, commit_each
         self.deduplicate_updates = deduplicate_updates
         self.processing_exception_handler = processing_exception_handler
         self.clock = ManualClock(now_ms)
         self.changelog: list[tuple[bytes | None, bytes]] = []
         self.source_log: dict[str, list[ConsumerRecord]] = {topic: [] for topic in topology.source_topics()}
+        self.piped: list[ConsumerRecord] = []
         self.outputs: dict[str, list[ProducerRecord]] = {}
+        self.global_tables = {name: GlobalTableRows(node) for name, node in topology.global_tables.items()}
         self.task: StreamTask
+        self._inputs: TaskInputs
         self.restore()
 
     def pipe(
         self, topic: str, *, value: bytes | None, key: bytes | None = None, timestamp: int = 0, headers: Headers = ()
     ) -> None:
-        """Append one record to a source topic and process it."""
-        log = self.source_log[topic]
-        log.append(ConsumerRecord(topic, self.partition, len(log), timestamp, key, value, headers))
-        self._take([log[-1]])
+        """Append one record to a source topic, or a global table's, and process it."""
+        tables = [table for table in self.global_tables.values() if table.topic == topic]
+        if tables:
+            tables[0].apply(key, value)
+            return
+        self._append([(topic, key, value, timestamp, headers)])
 
     def pipe_columns(self, topic: str, records: Iterable[tuple[bytes | None, bytes | None, int]]) -> None:
         """Append (key, value, timestamp) records and process them as one poll's columns."""
-        log = self.source_log[topic]
-        new = [ConsumerRecord(topic, self.partition, len(log) + i, t, k, v) for i, (k, v, t) in enumerate(records)]
-        log += new
-        self._take(new)
+        self._append([(topic, key, value, timestamp, ()) for key, value, timestamp in records])
 
     def advance_wall_clock(self, ms: int) -> None:
         """Move the wall clock and evaluate WALL_CLOCK_TIME schedules."""
         self.clock.advance(ms)
-        self.task.punctuate_wall_clock(self.clock.now_ms())
+        if not self._inputs.is_paused:
+            self.task.punctuate_wall_clock(self.clock.now_ms())
         if self.commit_each:
             self.commit()
 
@@ -84,10 +91,16 @@ class TopologyTestDriver:
         if not self.task.needs_commit:
             return
         commit = self.task.prepare_commit(self.clock.now_ms())
+        internal, own = set(self.topology.internal_topics()), []
         for record in commit.outputs:
-            self.outputs.setdefault(record.topic, []).append(record)
+            if record.topic in internal:
+                own.append((record.topic, record.key, record.value, record.timestamp or 0, record.headers))
+            else:
+                self.outputs.setdefault(record.topic, []).append(record)
         self.changelog += commit.changelog
         self.task.commit_succeeded()
+        if own:
+            self._append(own)
 
     def read(self, topic: str) -> list[ProducerRecord]:
         """Take out what was written to a topic since the last read."""
@@ -117,17 +130,41 @@ class TopologyTestDriver:
             deduplicate_updates=self.deduplicate_updates,
             processing_exception_handler=self.processing_exception_handler,
         )
+        task.global_tables = self.global_tables
         restore_task(task, changes, reader.progress)
         takeover = Takeover(APPLICATION, "driver", self.clock.now_ms())
         self.changelog.append((None, encode_takeover(task.epoch, takeover)))
         task.initialize(self.clock.now_ms())
-        self.task = task
-        for log in self.source_log.values():
-            if log:
-                self._take(log)
+        self.task, self._inputs = task, TaskInputs(task, self.topology)
+        if self.piped:
+            self._take(self.piped)
+
+    def pause(self) -> None:
+        """Have the task process and punctuate nothing until `resume`; what is piped meanwhile waits."""
+        self._inputs.is_paused = True
+
+    def resume(self) -> None:
+        """Go on, with what was piped meanwhile."""
+        self._inputs.is_paused = False
+        self._take([])
+
+    def _append(self, records: list[tuple[str, bytes | None, bytes | None, int, Headers]]) -> None:
+        new = []
+        for topic, key, value, timestamp, headers in records:
+            log = self.source_log[topic]
+            log.append(ConsumerRecord(topic, self.partition, len(log), timestamp, key, value, headers))
+            new.append(log[-1])
+        self.piped += new
+        self._take(new)
 
     def _take(self, records: list[ConsumerRecord]) -> None:
-        self.task.process(Columns.of(records), self.clock.now_ms())
-        self.task.punctuate_wall_clock(self.clock.now_ms())
+        """Process records as if each topic had nothing else: in the order in which they were piped."""
+        lags = dict.fromkeys(self.source_log, 0)
+        for _, run in groupby(records, key=lambda record: record.topic):
+            self._inputs.add(Columns.of(list(run)))
+            self._inputs.process(self.clock.now_ms(), lags)
+        self._inputs.process(self.clock.now_ms(), lags)
+        if not self._inputs.is_paused:
+            self.task.punctuate_wall_clock(self.clock.now_ms())
         if self.commit_each:
             self.commit()

@@ -47,6 +47,11 @@ class OffsetLookups:
         self._check_open()
         return self._fetching.position(tp) if tp in self._fetching.assignment() else None
 
+    def known_lag(self, tp: TopicPartition) -> int | None:
+        """How many records the position is behind the end that was told last; None while either is not known."""
+        self._check_open()
+        return self._fetching.known_lag([tp]).get(tp) if tp in self._fetching.assignment() else None
+
     def forget_commits(self) -> None:
         """Drop offsets whose commit is still pending, which would otherwise be sent with the next generation."""
         self._check_open()

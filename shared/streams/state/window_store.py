@@ -116,6 +116,16 @@ class InMemoryWindowStore:
         self._finals += closed
         return closed
 
+    def take_before(self, limit: int) -> list[Window]:
+        """Take out and return all open windows that end before `limit`, without finals, in order of (start, key)."""
+        taken = []
+        while self._open and self._open[0][0] < limit:
+            window = heapq.heappop(self._open)[2]
+            if window.live:
+                self._discard(window)
+                taken.append(window)
+        return sorted(taken, key=lambda w: (w.start, w.key))
+
     def mark_closed_before(self, limit: int) -> None:
         """Take it that open windows which end before `limit` were closed before a restore."""
         while self._open and self._open[0][0] < limit:

@@ -8,8 +8,9 @@ from shared.common.errors import ConfigError
 from shared.common.serialization import bytes_deserializer
 from shared.streams.aggregations import Count
 from shared.streams.changelog_format import STORES_MAX, AggregationSchema, StoreSchema
-from shared.streams.dsl import StreamsBuilder, encode_json
+from shared.streams.dsl import StreamsBuilder
 from shared.streams.processor import Processor
+from shared.streams.result_encoders import encode_json
 from shared.streams.topology import ProcessorNode, SinkNode, SourceNode, StoreBuilder, Topology
 
 

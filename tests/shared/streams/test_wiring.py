@@ -7,8 +7,9 @@ import pytest
 from shared.clients.connection import record_size
 from shared.common.errors import RecordTooLarge
 from shared.common.records import Columns, ConsumerRecord, ProducerRecord
-from shared.streams.dsl import StreamsBuilder, encode_json
+from shared.streams.dsl import StreamsBuilder
 from shared.streams.processor import ProcessingFailed, Record
+from shared.streams.result_encoders import encode_json
 from shared.streams.stream_task import StreamTask
 from shared.streams.topology import SinkNode
 from shared.streams.windowed_aggregate import WindowKey

@@ -1,0 +1,70 @@
+"""What a poll gives a stream worker, on its way to the tasks; and which partitions are fetched from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry
+
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.common.records import Columns, TopicPartition
+from shared.common.settings import KafkaSettings
+from shared.streams.owned_task import OwnedTask
+from shared.streams.settings import StreamsSettings
+
+Ready = Mapping[int, OwnedTask]
+"""Tasks that are restored, by partition."""
+
+
+def make_consumer(kafka: KafkaSettings, settings: StreamsSettings, registry: CollectorRegistry) -> Consumer:
+    """The application's member of its group, not open yet."""
+    own = ConsumerSettings(
+        group_id=settings.application_id,
+        group_instance_id=settings.group_instance_id,
+        session_timeout_ms=settings.session_timeout_ms,
+        heartbeat_interval_ms=settings.heartbeat_interval_ms,
+        auto_offset_reset="none",
+        isolation_level="read_committed",
+        commit_strategy="none",
+        partition_assignment_strategy="range",  # of several topics, the same numbers to the same member
+    )
+    return Consumer(kafka, own, registry=registry)
+
+
+def give_out(batches: Mapping[TopicPartition, Columns], ready: Ready, consumer: Consumer, now_ms: int) -> None:
+    """Add each batch to its task's inputs, and have the tasks process what may be; then say what to fetch from."""
+    for at, columns in batches.items():
+        if (owned := ready.get(at.partition)) is not None and owned.inputs is not None:
+            owned.inputs.add(columns)
+    assignment = consumer.assignment()
+    for partition, owned in ready.items():
+        if owned.inputs is not None:
+            own = [at for at in assignment if at.partition == partition]
+            owned.inputs.process(now_ms, {at.topic: consumer.known_lag(at) for at in own})
+    regulate(ready, consumer)
+
+
+def regulate(ready: Ready, consumer: Consumer) -> None:
+    """Fetch from the partitions of which there is room, and from no others."""
+    paused = consumer.paused()
+    for at in consumer.assignment():
+        owned = ready.get(at.partition)
+        if owned is None or owned.inputs is None or owned.task is None:
+            continue
+        if owned.inputs.is_full(at.topic) and at not in paused:
+            consumer.pause(at)
+        elif at in paused and not owned.inputs.is_full(at.topic):
+            consumer.resume(at)
+
+
+def advance(ready: Ready, consumer: Consumer) -> None:
+    """Take positions that have moved past the marks of transactions, which no poll returns, as progress.
+
+    Otherwise they would look like unread records once the topic's retention has deleted them.
+    """
+    for at in consumer.assignment():
+        owned = ready.get(at.partition)
+        if owned is None or owned.task is None or owned.inputs is None or owned.inputs.holds(at.topic):
+            continue
+        if (position := consumer.known_position(at)) is not None:
+            owned.task.advance(at.topic, position)

@@ -1,0 +1,57 @@
+"""What flows between two nodes of the DSL: where it came from, its types, and how it is written."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from shared.common.errors import ConfigError
+from shared.common.serialization import Deserializer, bytes_deserializer, json_deserializer, struct_deserializer
+from shared.streams.processor import Processor, Record
+from shared.streams.result_encoders import encode_json
+from shared.streams.topology import Encoder, KeyType, SourceNode
+
+EachFunction = Callable[[Record, Callable[[Record], None]], None]
+"""Takes a record and what forwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """`value` is the type of the values, `is_rekeyed` says that records of one key may be in several partitions."""
+
+    source: SourceNode
+    value: Any
+    key: KeyType
+    encode: Encoder = encode_json
+    is_rekeyed: bool = False
+
+
+class Each(Processor):
+    """A processor without state: a function of the record and of what forwards."""
+
+    def __init__(self, each: EachFunction) -> None:
+        self._each = each
+
+    def process(self, record: Record) -> None:
+        self._each(record, self.context.forward)
+
+
+def is_type(value: Any) -> bool:
+    """Whether it is a type that msgspec may decode to, and no deserializer."""
+    return isinstance(value, type) or typing.get_origin(value) is not None
+
+
+def deserializer_of(value: Any) -> Deserializer:
+    """How values of a type are read; a deserializer is its own. ConfigError for anything else."""
+    if value is dict:
+        return json_deserializer
+    if value is bytes:
+        return bytes_deserializer
+    if is_type(value):
+        return struct_deserializer(value)
+    if callable(value):
+        deserializer: Deserializer = value
+        return deserializer
+    raise ConfigError(f"stream: value must be a type or a deserializer, got {value!r}")

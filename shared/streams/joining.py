@@ -1,0 +1,167 @@
+"""How the DSL joins, and what it puts before a join or a grouping whose key was changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shared.common.errors import ConfigError, SerializationError
+from shared.streams.changelog_format import AggregationSchema, StoreSchema
+from shared.streams.flow import Flow, deserializer_of
+from shared.streams.processor import Processor, Record
+from shared.streams.result_encoders import encode_json
+from shared.streams.stream_join import LEFT, RIGHT, JoinRows, JoinSide, JoinWindows, StreamJoin
+from shared.streams.tables import Joiner, TableJoin
+from shared.streams.topology import KeyType, ProcessorNode, SinkNode, SourceNode, StoreBuilder
+
+if TYPE_CHECKING:
+    from shared.streams.dsl import StreamsBuilder
+    from shared.streams.stream import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The last value of each key; `store` is where it is kept."""
+
+    stream: Stream
+    store: str
+
+    def to_stream(self) -> Stream:
+        """Each change of a row as a record; one without a value is a deletion."""
+        return self.stream
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalTable:
+    """A table that every instance has whole."""
+
+    name: str
+
+
+class Joining(NamedTuple):
+    """What `Stream.join` and `Stream.left_join` were told."""
+
+    windows: JoinWindows | None
+    key: Callable[[Record], Any] | None
+    value: Any
+    name: str | None
+    left: bool
+
+
+def join(stream: Stream, other: Stream | Table | GlobalTable, joiner: Joiner, how: Joining) -> Stream:
+    """The joined stream; ConfigError where the other side and what was said do not fit."""
+    if (how.windows is not None) == isinstance(other, Table | GlobalTable):
+        raise ConfigError("join: two streams need JoinWindows, a table takes none")
+    if (how.key is not None) != isinstance(other, GlobalTable):
+        raise ConfigError("join: a global table needs a key function, anything else is joined by the record's key")
+    if isinstance(other, GlobalTable):
+        return _join_global(stream, other, joiner, how)
+    if isinstance(other, Table):
+        return _join_table(stream._by_key(), other, joiner, how)
+    return _join_streams(stream._by_key(), other._by_key(), joiner, how)
+
+
+def _join_global(stream: Stream, table: GlobalTable, joiner: Joiner, how: Joining) -> Stream:
+    node = ProcessorNode(
+        stream._builder._name("join"),
+        lambda: TableJoin(table.name, joiner, left=how.left, key_of=how.key),
+        global_tables=(table.name,),
+    )
+    stream._builder._add(node, (stream._node,))
+    return stream._derived(node.name, how.value, encode_json)
+
+
+def _join_table(stream: Stream, table: Table, joiner: Joiner, how: Joining) -> Stream:
+    _require_same_key(stream._flow.key, table.stream._flow.key)
+    supplier = lambda: TableJoin(table.store, joiner, left=how.left)  # noqa: E731
+    node = ProcessorNode(stream._builder._name("join"), supplier, (table.store,))
+    stream._builder._add(node, (stream._node,))
+    return stream._derived(node.name, how.value, encode_json)
+
+
+def _join_streams(stream: Stream, other: Stream, joiner: Joiner, how: Joining) -> Stream:
+    windows, builder = how.windows, stream._builder
+    assert windows is not None
+    _require_same_key(stream._flow.key, other._flow.key)
+    name = how.name or builder._name("join")
+    stores = (f"{name}-left", f"{name}-right")
+    sides = []
+    for side, one in ((LEFT, stream), (RIGHT, other)):
+        builder._topology.add_store(_join_store(stores[side], windows, one._flow))
+        node = ProcessorNode(f"{name}-from-{('left', 'right')[side]}", _side(side), passes_all=True)
+        builder._add(node, (one._node,))
+        sides.append(node.name)
+    supplier = lambda: StreamJoin(stores, windows, joiner, left=how.left)  # noqa: E731
+    builder._add(ProcessorNode(name, supplier, stores), tuple(sides))
+    return stream._derived(name, how.value, encode_json)
+
+
+def _side(side: int) -> Callable[[], Processor]:
+    return lambda: JoinSide(side)
+
+
+def _require_same_key(own: KeyType, other: KeyType) -> None:
+    if own != other:
+        raise ConfigError(f"join: the keys of one side are {own}, those of the other {other}")
+
+
+def _join_store(name: str, windows: JoinWindows, flow: Flow) -> StoreBuilder:
+    rows = JoinRows(flow.value)
+    schema = StoreSchema(
+        name=name,
+        kind="join",
+        key=flow.key,
+        gap_ms=0,
+        grace_ms=windows.grace_ms,
+        emit="on_update",
+        source=flow.source.topic,
+        results=None,
+        late=flow.source.late,
+        dead_letters=flow.source.dead_letters,
+        aggregations=(AggregationSchema.of("records", rows),),
+    )
+    return StoreBuilder(schema, (rows,))
+
+
+class _DropNullKeys(Processor):
+    """Nothing can be grouped or joined by no key."""
+
+    def process(self, record: Record) -> None:
+        if record.key is None:
+            self.context.count_skipped("null key")
+        else:
+            self.context.forward(record)
+
+
+def repartitioned(builder: StreamsBuilder, parent: str, flow: Flow, topic: str) -> tuple[str, Flow]:
+    """The source of, and what comes back from, an internal topic that takes the records of `parent` by their keys."""
+    keyed = ProcessorNode(builder._name("keyed"), _DropNullKeys)
+    builder._add(keyed, (parent,))
+    encode = _encode_bytes_keys if flow.key == "bytes" else _encode_text_keys
+    builder._add(SinkNode(builder._name("sink"), topic, encode, is_internal=True), (keyed.name,))
+    source = SourceNode(
+        builder._name("source"),
+        topic,
+        flow.key,
+        deserializer_of(flow.value),
+        flow.source.dead_letters,
+        flow.source.late,
+        is_json=flow.value is not bytes,
+        value_type=flow.value if flow.value is not bytes else None,
+        is_internal=True,
+    )
+    builder._topology.add(source)
+    return source.name, replace(flow, source=source, is_rekeyed=False)
+
+
+def _encode_text_keys(record: Record) -> tuple[bytes | None, bytes | None]:
+    if not isinstance(record.key, str):
+        raise SerializationError(f'a key must be text, got {type(record.key).__name__}; say key="bytes" for bytes')
+    return encode_json(record)
+
+
+def _encode_bytes_keys(record: Record) -> tuple[bytes | None, bytes | None]:
+    if not isinstance(record.key, bytes):
+        raise SerializationError(f'a key must be bytes, got {type(record.key).__name__}; say key="string" for text')
+    return encode_json(record)

@@ -1,0 +1,55 @@
+"""Deletes from the application's own topics what all of it has read: nobody else reads them.
+
+A task's position in such a topic is in its progress record; what lies before the committed one is never read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shared.clients.admin import Admin
+from shared.common.clock import Clock
+from shared.common.errors import PenstockError
+from shared.common.log import get_logger
+from shared.common.records import TopicPartition
+from shared.common.settings import KafkaSettings
+from shared.streams.stream_task import StreamTask
+from shared.streams.topology import Topology
+
+log = get_logger(__name__)
+
+PURGE_TIMEOUT_MS = 5_000
+
+
+class RepartitionPurge:
+    """Remembers what was committed, and deletes up to there every `interval_ms`."""
+
+    def __init__(self, kafka: KafkaSettings, topology: Topology, clock: Clock, interval_ms: int) -> None:
+        self._kafka, self._clock, self._interval_ms = kafka, clock, interval_ms
+        self._topics = topology.internal_topics()
+        self._committed: dict[TopicPartition, int] = {}
+        self._deleted: dict[TopicPartition, int] = {}
+        self._last_ms = clock.monotonic_ms()
+
+    def committed(self, tasks: Iterable[StreamTask]) -> None:
+        """Note the positions of tasks whose commit holds."""
+        for task in tasks:
+            for topic in self._topics:
+                if not task.needs_commit and topic in task.sources:
+                    self._committed[TopicPartition(topic, task.partition)] = task.sources[topic]
+
+    async def run(self) -> None:
+        """Delete, if it is time; what cannot be deleted now is said and tried again the next time."""
+        if not self._topics or self._clock.monotonic_ms() - self._last_ms < self._interval_ms:
+            return
+        self._last_ms = self._clock.monotonic_ms()
+        due = {tp: offset for tp, offset in self._committed.items() if offset > self._deleted.get(tp, 0)}
+        if not due:
+            return
+        try:
+            async with Admin(self._kafka, timeout_ms=PURGE_TIMEOUT_MS) as admin:
+                await admin.delete_records(due)
+        except PenstockError as e:
+            log.warning("records that were read could not be deleted", topics=self._topics, reason=str(e))
+        else:
+            self._deleted |= due

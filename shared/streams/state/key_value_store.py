@@ -1,0 +1,115 @@
+"""Rows of a table in memory, with what the next commit must write.
+
+>>> store = KeyValueStore("users")
+>>> store.put("ann", {"city": "Oslo"}); store.get("ann"), store.get("bob"), len(store)
+({'city': 'Oslo'}, None, 1)
+>>> store.delete("ann"); store.get("ann"), store.changes().deleted
+(None, [])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from shared.common.errors import DataError
+
+
+class Row:
+    """One row: its key, and its value as the one state of a window that is always open."""
+
+    __slots__ = ("key", "persisted", "states")
+    start = end = 0
+
+    def __init__(self, key: Any, value: Any, persisted: bool = False) -> None:
+        self.key, self.states, self.persisted = key, [value], persisted
+
+    def __repr__(self) -> str:
+        return f"Row({self.key!r}: {self.states[0]!r})"
+
+
+class RowChanges(NamedTuple):
+    """What a commit writes; a row has no final."""
+
+    finals: list[Any]
+    deleted: list[tuple[Any, int]]
+    live: list[Row]
+
+
+class KeyValueStore:
+    """A table's rows by key; a processor of your own may read and write it between commits as it likes."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.touched = name, False
+        self._rows: dict[Any, Row] = {}
+        self._dirty: dict[Any, Row | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return f"KeyValueStore({self.name!r}, {len(self._rows)} rows, {len(self._dirty)} dirty)"
+
+    def get(self, key: Any) -> Any:
+        """The row's value, None where there is none."""
+        row = self._rows.get(key)
+        return None if row is None else row.states[0]
+
+    def put(self, key: Any, value: Any) -> None:
+        """Set a row; None deletes it. DataError for a key that is neither text nor bytes."""
+        if value is None:
+            self.delete(key)
+            return
+        if not isinstance(key, str | bytes):
+            raise DataError(f"store {self.name!r}: a key must be text or bytes, got {type(key).__name__}")
+        row = self._rows.get(key)
+        if row is None:
+            # A row that was deleted since the last commit is still in the changelog.
+            row = self._rows[key] = Row(key, value, persisted=key in self._dirty)
+        else:
+            row.states = [value]
+        self._dirty[key] = row
+        self.touched = True
+
+    def delete(self, key: Any) -> None:
+        """Take a row out; one that is not there is no error."""
+        row = self._rows.pop(key, None)
+        if row is None:
+            return
+        self.touched = True
+        if row.persisted:
+            self._dirty[key] = None
+        else:
+            self._dirty.pop(key, None)
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """All keys and values."""
+        return ((key, row.states[0]) for key, row in self._rows.items())
+
+    def rows(self) -> Iterator[Row]:
+        """All rows."""
+        return iter(self._rows.values())
+
+    def rows_of(self, key: Any) -> list[Row]:
+        """The key's row, if it has one."""
+        return [self._rows[key]] if key in self._rows else []
+
+    def changes(self) -> RowChanges:
+        """All changes since the last `committed()`."""
+        deleted = [(key, 0) for key, row in self._dirty.items() if row is None]
+        return RowChanges([], deleted, [row for row in self._dirty.values() if row is not None])
+
+    def committed(self) -> None:
+        """The changes are in the changelog now."""
+        for row in self._dirty.values():
+            if row is not None:
+                row.persisted = True
+        self._dirty.clear()
+
+    def load(self, key: Any, start: int, end: int, states: list[Any]) -> None:
+        """Restore one row."""
+        self._rows[key] = Row(key, states[0], persisted=True)
+
+    def unload(self, key: Any, start: int) -> None:
+        """Restore a removal."""
+        self._rows.pop(key, None)

@@ -1,0 +1,210 @@
+"""The DSL's stream: records flowing from a node, and all that can be done with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from shared.common.errors import ConfigError
+from shared.streams.flow import Each, EachFunction, Flow
+from shared.streams.grouped_stream import GroupedStream
+from shared.streams.joining import GlobalTable, Joining, Table, join, repartitioned
+from shared.streams.processor import Processor, Record
+from shared.streams.result_encoders import encode_json
+from shared.streams.stream_join import JoinWindows
+from shared.streams.tables import Joiner
+from shared.streams.topology import Encoder, KeyType, ProcessorNode, SinkNode
+
+if TYPE_CHECKING:
+    from shared.streams.dsl import StreamsBuilder
+
+
+class Stream:
+    """Records flowing from a node."""
+
+    def __init__(self, builder: StreamsBuilder, node: str, flow: Flow) -> None:
+        self._builder, self._node, self._flow = builder, node, flow
+
+    def filter(self, predicate: Callable[[Record], bool]) -> Stream:
+        """Only the records for which `predicate` is true."""
+        return self._each("filter", lambda record, forward: forward(record) if predicate(record) else None)
+
+    def filter_not(self, predicate: Callable[[Record], bool]) -> Stream:
+        """Only the records for which `predicate` is false."""
+        return self._each("filter_not", lambda record, forward: None if predicate(record) else forward(record))
+
+    def map_values(self, mapper: Callable[[Any], Any], value: Any = dict) -> Stream:
+        """Each value replaced by `mapper(value)`; `value` says what type comes out, for typed aggregations."""
+        return self._each("map_values", lambda r, forward: forward(r._replace(value=mapper(r.value))), value)
+
+    def flat_map_values(self, mapper: Callable[[Any], list[Any]], value: Any = dict) -> Stream:
+        """Each value replaced by the values of `mapper(value)`."""
+
+        def each(record: Record, forward: Callable[[Record], None]) -> None:
+            for one in mapper(record.value):
+                forward(record._replace(value=one))
+
+        return self._each("flat_map_values", each, value)
+
+    def map(
+        self, mapper: Callable[[Record], Record], value: Any = dict, *, key: KeyType = "string", name: str | None = None
+    ) -> Stream:
+        """Each record replaced by `mapper(record)`: key, value, timestamp and headers. For `key`, `name`: `key_by`."""
+        return self._rekeyed("map", lambda record, forward: forward(mapper(record)), value, key, name)
+
+    def flat_map(
+        self,
+        mapper: Callable[[Record], list[Record]],
+        value: Any = dict,
+        *,
+        key: KeyType = "string",
+        name: str | None = None,
+    ) -> Stream:
+        """Each record replaced by the records of `mapper(record)`. For `key`, `name`: `key_by`."""
+
+        def each(record: Record, forward: Callable[[Record], None]) -> None:
+            for one in mapper(record):
+                forward(one)
+
+        return self._rekeyed("flat_map", each, value, key, name)
+
+    def key_by(self, selector: Callable[[Record], Any], *, key: KeyType = "string", name: str | None = None) -> Stream:
+        """Each record under the key `selector(record)`, text or bytes as `key` says.
+
+        Before it is grouped or joined by that key, the stream goes through a topic of the application's own,
+        `<application>-<name>-repartition`, so that all records of a key come to one task. Give it a `name` to keep the
+        topic when the topology around it changes. A record without a key is skipped there, and counted.
+        """
+
+        def each(record: Record, forward: Callable[[Record], None]) -> None:
+            forward(record._replace(key=selector(record)))
+
+        return self._rekeyed("key_by", each, self._flow.value, key, name)
+
+    select_key = key_by
+
+    def peek(self, action: Callable[[Record], None]) -> Stream:
+        """Call `action` for each record and pass it on."""
+
+        def each(record: Record, forward: Callable[[Record], None]) -> None:
+            action(record)
+            forward(record)
+
+        return self._each("peek", each, passes_all=True)
+
+    def foreach(self, action: Callable[[Record], None]) -> None:
+        """Call `action` for each record; nothing comes after it."""
+        self._each("foreach", lambda record, forward: action(record))
+
+    def branch(self, *predicates: Callable[[Record], bool]) -> list[Stream]:
+        """One stream a predicate; a record goes to the first that is true of it, to none where none is."""
+        return [self._branch(predicates[:i], predicate) for i, predicate in enumerate(predicates)]
+
+    def merge(self, other: Stream) -> Stream:
+        """The records of both streams; ConfigError where one has text as keys and the other bytes."""
+        if self._flow.key != other._flow.key:
+            raise ConfigError(f"merge: the keys of one are {self._flow.key}, those of the other {other._flow.key}")
+        node = ProcessorNode(self._builder._name("merge"), lambda: Each(lambda record, forward: forward(record)))
+        self._builder._add(node, (self._node, other._node))
+        is_rekeyed = self._flow.is_rekeyed or other._flow.is_rekeyed
+        return Stream(self._builder, node.name, replace(self._flow, is_rekeyed=is_rekeyed))
+
+    def process(
+        self,
+        supplier: Callable[[], Processor],
+        *stores: str,
+        name: str | None = None,
+        value: Any = dict,
+        changes_key: bool = False,
+    ) -> Stream:
+        """What a processor of your own forwards, with values of type `value`; it may use the stores named.
+
+        With `changes_key` its records go through a repartition topic before they are grouped, as after `key_by`.
+        """
+        own = self._builder._topology
+        tables = tuple(store for store in stores if store in own.global_tables)
+        own_stores = tuple(store for store in stores if store not in tables)
+        node = ProcessorNode(name or self._builder._name("process"), supplier, own_stores, global_tables=tables)
+        self._builder._add(node, (self._node,))
+        flow = replace(self._flow, value=value, is_rekeyed=self._flow.is_rekeyed or changes_key, encode=encode_json)
+        return Stream(self._builder, node.name, flow)
+
+    def join(
+        self,
+        other: Stream | Table | GlobalTable,
+        joiner: Joiner,
+        windows: JoinWindows | None = None,
+        *,
+        key: Callable[[Record], Any] | None = None,
+        value: Any = dict,
+        name: str | None = None,
+    ) -> Stream:
+        """The records that the other side has a match for, with the value `joiner(own value, other value)`.
+
+        Another stream: records of one key within `windows`. A table: the row of the record's key. A global table: the
+        row of the key `key(record)`. `value` says what type comes out; `name` names the stores of a stream's join.
+        """
+        return join(self, other, joiner, Joining(windows, key, value, name, left=False))
+
+    def left_join(
+        self,
+        other: Stream | Table | GlobalTable,
+        joiner: Joiner,
+        windows: JoinWindows | None = None,
+        *,
+        key: Callable[[Record], Any] | None = None,
+        value: Any = dict,
+        name: str | None = None,
+    ) -> Stream:
+        """As `join`, but a record without a match goes on as `joiner(own value, None)`."""
+        return join(self, other, joiner, Joining(windows, key, value, name, left=True))
+
+    def to(self, topic: str, encode: Encoder | None = None) -> None:
+        """Write to a topic: keys as UTF-8 or bytes, values as JSON, windowed results as one flat object."""
+        sink = SinkNode(self._builder._name("sink"), topic, encode or self._flow.encode)
+        self._builder._add(sink, (self._node,))
+        stores = self._builder._topology.stores
+        if self._node in stores and encode is None:  # what is encoded otherwise cannot be compared
+            builder = stores[self._node]
+            stores[self._node] = replace(builder, schema=msgspec.structs.replace(builder.schema, results=topic))
+
+    def repartition(self) -> Stream:
+        """The stream by way of a topic of the application's own, with all records of a key in one partition."""
+        builder, flow, topic = self._builder, self._flow, f"{self._node}-repartition"
+        if topic not in builder._repartitioned:
+            builder._repartitioned[topic] = Stream(builder, *repartitioned(builder, self._node, flow, topic))
+        return builder._repartitioned[topic]
+
+    def group_by_key(self) -> GroupedStream:
+        """The stream grouped by the key its records have."""
+        return GroupedStream(self._by_key())
+
+    def group_by(
+        self, selector: Callable[[Record], Any], *, key: KeyType = "string", name: str | None = None
+    ) -> GroupedStream:
+        """The stream grouped by the key that `key_by` gives its records."""
+        return self.key_by(selector, key=key, name=name).group_by_key()
+
+    def _by_key(self) -> Stream:
+        return self.repartition() if self._flow.is_rekeyed else self
+
+    def _derived(self, node: str, value: Any, encode: Encoder) -> Stream:
+        return Stream(self._builder, node, replace(self._flow, value=value, encode=encode))
+
+    def _branch(self, earlier: tuple[Callable[[Record], bool], ...], own: Callable[[Record], bool]) -> Stream:
+        return self.filter(lambda record: not any(p(record) for p in earlier) and own(record))
+
+    def _rekeyed(self, kind: str, each: EachFunction, value: Any, key: KeyType, name: str | None) -> Stream:
+        node = ProcessorNode(name or self._builder._name(kind), lambda: Each(each))
+        self._builder._add(node, (self._node,))
+        flow = replace(self._flow, value=value, key=key, is_rekeyed=True, encode=encode_json)
+        return Stream(self._builder, node.name, flow)
+
+    def _each(self, kind: str, each: EachFunction, value: Any = None, *, passes_all: bool = False) -> Stream:
+        node = ProcessorNode(self._builder._name(kind), lambda: Each(each), passes_all=passes_all)
+        self._builder._add(node, (self._node,))
+        flow = self._flow if value is None else replace(self._flow, value=value)
+        return Stream(self._builder, node.name, flow)

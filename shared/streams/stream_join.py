@@ -1,0 +1,187 @@
+"""Joining two streams: records of one key that lie no further apart than the window says.
+
+A left record at `ts` is joined with every right record of its key from `ts - before_ms` to `ts + after_ms`; each pair
+is forwarded once, when the later of the two comes, with the higher of their timestamps. A left record whose window and
+grace have passed, by the stream time of both sides together, is late, and so is a right one that only such records
+could be joined with.
+
+In a left join a left record that was joined with nothing is forwarded with None once its window and the grace have
+passed: nothing can come then that would make it untrue.
+
+>>> JoinWindows.of(10, grace=5)
+JoinWindows(before_ms=10, after_ms=10, grace_ms=5)
+
+Source of the semantics: JoinWindows and KStreamKStreamJoin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NamedTuple, Self
+
+import msgspec
+
+from shared.common.errors import ConfigError
+from shared.streams.aggregations import Aggregation, Column, ColumnValue
+from shared.streams.processor import Processor, ProcessorContext, Record, interval_ms
+from shared.streams.state.window_store import InMemoryWindowStore, Window
+from shared.streams.tables import Joiner
+from shared.streams.window_limits import check_key
+from shared.streams.windowed_aggregate import NO_TIME, TimedProcessor
+
+LEFT, RIGHT = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class JoinWindows:
+    """How far before and after a left record its right ones may lie, and the grace period, in ms."""
+
+    before_ms: int
+    after_ms: int
+    grace_ms: int = 0
+
+    def __post_init__(self) -> None:
+        if self.before_ms + self.after_ms < 0:
+            raise ConfigError(
+                f"a join window ends before it starts: {self.before_ms} ms before, {self.after_ms} ms after"
+            )
+        if self.grace_ms < 0:
+            raise ConfigError(f"join grace must not be negative, got {self.grace_ms}")
+
+    @classmethod
+    def of(cls, difference: timedelta | int, grace: timedelta | int = 0) -> Self:
+        """Records no further apart than `difference`, whichever comes first; durations are timedelta or ms."""
+        ms = interval_ms(difference) if difference else 0
+        return cls(ms, ms, interval_ms(grace) if grace else 0)
+
+    def reach(self, side: int) -> tuple[int, int]:
+        """How far before and after a record of that side the other side's may lie."""
+        return (self.before_ms, self.after_ms) if side == LEFT else (self.after_ms, self.before_ms)
+
+    def limit(self, side: int, stream_time_ms: int) -> int:
+        """A record of that side which is earlier than this is late, and is remembered no longer.
+
+        A left record counts until its window and the grace have passed, a right one as long as such a left record can
+        be joined with it.
+        """
+        left = stream_time_ms - self.grace_ms - max(0, self.after_ms)
+        return left if side == LEFT else left - self.before_ms
+
+
+class Remembered(NamedTuple):
+    """One record of a side, and whether it was joined."""
+
+    value: Any
+    joined: bool
+
+
+class JoinRows(Aggregation[tuple[Remembered, ...]]):
+    """The records of one key and moment, in the order in which they came."""
+
+    function = "join"
+    state_columns = (Column("json", "binary"),)
+    result_type = "json"
+
+    def __init__(self, value_type: Any) -> None:
+        type_ = Any if value_type is dict else value_type
+        self._decode = msgspec.json.Decoder(list[tuple[type_, bool]]).decode  # type: ignore[valid-type]
+
+    def initial(self) -> tuple[Remembered, ...]:
+        return ()
+
+    def add(self, state: tuple[Remembered, ...], value: Any) -> tuple[Remembered, ...]:
+        return (*state, value)
+
+    def merge(self, earlier: tuple[Remembered, ...], later: tuple[Remembered, ...]) -> tuple[Remembered, ...]:
+        return earlier + later
+
+    def to_columns(self, state: tuple[Remembered, ...]) -> tuple[ColumnValue, ...]:
+        return (msgspec.json.encode(state),)
+
+    def from_columns(self, columns: Sequence[Any]) -> tuple[Remembered, ...]:
+        return tuple(Remembered(*row) for row in self._decode(columns[0]))
+
+    def result(self, state: tuple[Remembered, ...]) -> Any:
+        return [row.value for row in state]
+
+
+class Sided(NamedTuple):
+    """A value on its way into a join, with the side it comes from."""
+
+    side: int
+    value: Any
+
+
+class JoinSide(Processor):
+    """Says which side of the join a record is of."""
+
+    def __init__(self, side: int) -> None:
+        self._side = side
+
+    def process(self, record: Record) -> None:
+        self.context.forward(record._replace(value=Sided(self._side, record.value)))
+
+
+class StreamJoin(TimedProcessor):
+    """Joins what its two `JoinSide`s forward; `stores` are the left and the right one's names."""
+
+    def __init__(self, stores: tuple[str, str], windows: JoinWindows, joiner: Joiner, *, left: bool) -> None:
+        self.store_name, self._store_names, self.windows = stores[LEFT], stores, windows
+        self._joiner, self._left = joiner, left
+        self.stream_time_ms = NO_TIME
+        self._stores: tuple[InMemoryWindowStore, InMemoryWindowStore]
+
+    def init(self, context: ProcessorContext) -> None:
+        super().init(context)
+        self._stores = (context.store(self._store_names[LEFT]), context.store(self._store_names[RIGHT]))
+
+    def process(self, record: Record) -> None:
+        side, value = record.value
+        if record.key is None or value is None:
+            self.context.count_skipped("null key" if record.key is None else "null value")
+            return
+        at, stream_time = record.timestamp, max(self.stream_time_ms, record.timestamp)
+        if at < self.windows.limit(side, stream_time):
+            self.context.emit_late(record, stream_time - self.windows.grace_ms, stream_time)
+            return
+        check_key(record.key, self._store_names[side], self.context.key_bytes_max)
+        before, after = self.windows.reach(side)
+        earliest = max(at - before, self.windows.limit(1 - side, stream_time))
+        found = self._stores[1 - side].fetch_range(record.key, earliest, at + after)
+        joined = [(row.start, other.value) for row in found for other in row.states[0]]
+        results = [
+            Record(record.key, self._join(side, value, other), max(then, at), record.headers) for then, other in joined
+        ]
+        self.advance_time(stream_time)
+        if self._left and side == RIGHT:
+            self._mark_joined(found)
+        self._remember(side, record, Remembered(value, bool(joined)))
+        for result in results:
+            self.context.forward(result)
+
+    def advance_time(self, stream_time_ms: int) -> None:
+        """Forward the left records that nothing can be joined with any more; forget what is of no more use."""
+        if stream_time_ms <= self.stream_time_ms:
+            return
+        self.stream_time_ms = stream_time_ms
+        for row in self._stores[LEFT].take_before(self.windows.limit(LEFT, stream_time_ms)):
+            for remembered in row.states[0] if self._left else ():
+                if not remembered.joined:
+                    self.context.forward(Record(row.key, self._joiner(remembered.value, None), row.start))
+        self._stores[RIGHT].take_before(self.windows.limit(RIGHT, stream_time_ms))
+
+    def _join(self, side: int, value: Any, other: Any) -> Any:
+        return self._joiner(value, other) if side == LEFT else self._joiner(other, value)
+
+    def _mark_joined(self, rows: Sequence[Window]) -> None:
+        for row in rows:
+            if not all(remembered.joined for remembered in row.states[0]):
+                states = [tuple(remembered._replace(joined=True) for remembered in row.states[0])]
+                self._stores[LEFT].put(row.key, row.start, row.end, states)
+
+    def _remember(self, side: int, record: Record, row: Remembered) -> None:
+        store, at = self._stores[side], record.timestamp
+        there = store.fetch(record.key, at)
+        store.put(record.key, at, at, [(row,) if there is None else (*there.states[0], row)])

@@ -1,0 +1,71 @@
+"""The store of a table's rows: what is read, and what a commit writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.common.errors import DataError
+from shared.streams.state.key_value_store import KeyValueStore
+
+
+def test_rows_by_key() -> None:
+    """A row is set, replaced and deleted; None deletes too, and what is not there is None."""
+    store = KeyValueStore("s")
+    store.put("a", 1)
+    store.put("b", 2)
+    store.put("a", 3)
+    assert (store.get("a"), dict(store.items()), len(store), store.touched) == (3, {"a": 3, "b": 2}, 2, True)
+    store.put("a", None)
+    store.delete("c")
+    assert (store.get("a"), store.rows_of("a"), repr(store.rows_of("b"))) == (None, [], "[Row('b': 2)]")
+    assert repr(store) == "KeyValueStore('s', 1 rows, 1 dirty)"
+
+
+@pytest.mark.parametrize("key", [None, 7, ("a",)])
+def test_a_key_is_text_or_bytes(key: Any) -> None:
+    """Nothing else can be written to the changelog."""
+    with pytest.raises(DataError, match="store 's': a key must be text or bytes"):
+        KeyValueStore("s").put(key, 1)
+
+
+def test_what_no_commit_has_written_needs_no_tombstone() -> None:
+    """A row that came and went within a commit leaves nothing; one that was written leaves a tombstone."""
+    store = KeyValueStore("s")
+    store.put("a", 1)
+    store.delete("a")
+    assert store.changes() == ([], [], [])
+    store.put("a", 1)
+    store.committed()
+    store.delete("a")
+    store.put("a", 2)
+    store.delete("a")
+    assert store.changes().deleted == [("a", 0)]
+
+
+operations = st.lists(
+    st.tuples(st.sampled_from(["put", "delete", "commit"]), st.sampled_from("ab"), st.integers(0, 9)), max_size=30
+)
+
+
+@given(operations)
+def test_the_changelog_holds_what_the_store_holds(steps: list[tuple[str, str, int]]) -> None:
+    """Tombstones, then live rows of each commit, loaded into another store, give the same rows."""
+    store, restored = KeyValueStore("s"), KeyValueStore("s")
+    for operation, key, value in [*steps, ("commit", "", 0)]:
+        if operation == "put":
+            store.put(key, value)
+        elif operation == "delete":
+            store.delete(key)
+        else:
+            for gone, start in store.changes().deleted:
+                restored.unload(gone, start)
+            for row in store.changes().live:
+                restored.load(row.key, row.start, row.end, row.states)
+            store.committed()
+    assert dict(store.items()) == dict(restored.items())
+    assert [row.key for row in store.rows()] == list(dict(store.items()))
+    assert restored.changes() == ([], [], [])

@@ -1,0 +1,223 @@
+"""Joining two streams: what meets, what is late, what goes on alone; then against a brute-force model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.common.errors import ConfigError
+from shared.streams.aggregations import Count
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.late_records import CLOSE_TIME_MS, STORE
+from shared.streams.stream_join import JoinRows, JoinWindows, Remembered
+from shared.testing.topology_test_driver import TopologyTestDriver
+
+Pair = tuple[Any, Any]
+Step = tuple[str, str | None, int]
+"""Topic, key, timestamp."""
+
+
+def driver_of(windows: JoinWindows, *, left: bool = False) -> TopologyTestDriver:
+    """Joins the topics `left` and `right` into pairs of values."""
+    builder = StreamsBuilder()
+    one, other = builder.stream("left"), builder.stream("right")
+    method = one.left_join if left else one.join
+    method(other, lambda a, b: [a, b], windows, name="j").to("out")
+    return TopologyTestDriver(builder.build())
+
+
+def pipe(driver: TopologyTestDriver, *steps: Step) -> None:
+    """Pipe records whose values are their topic's first letter and offset."""
+    for topic, key, timestamp in steps:
+        value = msgspec.json.encode(f"{topic[0]}{len(driver.source_log[topic])}")
+        driver.pipe(topic, key=None if key is None else key.encode(), value=value, timestamp=timestamp)
+
+
+def out(driver: TopologyTestDriver) -> list[tuple[Pair, int]]:
+    """The pairs since the last look, with their timestamps."""
+    return [(tuple(msgspec.json.decode(record.value or b"")), record.timestamp or 0) for record in driver.read("out")]
+
+
+def late(driver: TopologyTestDriver) -> tuple[int, int]:
+    return len(driver.read("left-late")), len(driver.read("right-late"))
+
+
+def test_records_within_the_window_meet() -> None:
+    """Both bounds are inclusive, whichever side comes first; the result has the higher timestamp and the key."""
+    driver = driver_of(JoinWindows(10, 5, grace_ms=100))
+    pipe(driver, ("left", "k", 50), ("right", "k", 39), ("right", "k", 40), ("right", "k", 55), ("right", "k", 56))
+    assert out(driver) == [(("l0", "r1"), 50), (("l0", "r2"), 55)]
+    pipe(driver, ("left", "k", 46), ("left", "other", 50))
+    assert out(driver) == [(("l1", "r0"), 46), (("l1", "r1"), 46)]
+
+
+def test_records_of_one_moment_are_all_kept() -> None:
+    """Several records of one key and timestamp each meet the other side."""
+    driver = driver_of(JoinWindows.of(0, grace=100))
+    pipe(driver, ("left", "k", 5), ("left", "k", 5), ("right", "k", 5), ("right", "k", 5))
+    assert out(driver) == [(("l0", "r0"), 5), (("l1", "r0"), 5), (("l0", "r1"), 5), (("l1", "r1"), 5)]
+
+
+def test_a_left_join_waits_for_the_window_and_the_grace() -> None:
+    """A left record without a match goes on alone once nothing can come for it, by the stream time of both sides."""
+    driver = driver_of(JoinWindows.of(10, grace=5), left=True)
+    pipe(driver, ("left", "a", 0), ("left", "b", 1), ("right", "b", 3), ("right", "x", 15))
+    assert out(driver) == [(("l1", "r0"), 3)]
+    pipe(driver, ("right", "x", 16))
+    assert out(driver) == [(("l0", None), 0)]
+    pipe(driver, ("left", "x", 100))
+    assert out(driver) == []
+
+
+def test_what_went_on_alone_is_joined_with_nothing() -> None:
+    """After a left record went on alone, a right one that comes late does not contradict it, though it is not late."""
+    driver = driver_of(JoinWindows(10, 0), left=True)
+    pipe(driver, ("left", "k", 15), ("left", "x", 20), ("right", "k", 15))
+    assert (out(driver), late(driver)) == ([(("l0", None), 15)], (0, 0))
+
+
+def test_late_records_go_to_their_own_late_topic() -> None:
+    """A left record is late once its window has passed, a right one when only such records could meet it."""
+    driver = driver_of(JoinWindows(10, 5, grace_ms=2))
+    pipe(driver, ("right", "x", 100), ("left", "k", 93), ("right", "k", 83))
+    assert late(driver) == (0, 0)
+    pipe(driver, ("left", "k", 92), ("right", "k", 82))
+    headers = [dict(driver.read(f"{side}-late")[0].headers) for side in ("left", "right")]
+    assert [h[CLOSE_TIME_MS] for h in headers] == [b"98", b"98"]
+    assert headers[0][STORE] == b"j-left"
+    assert driver.task.metrics.late_total == 2
+    assert [pair for pair, _ in out(driver)] == [("l0", "r1")]
+
+
+def test_null_keys_and_values_are_skipped() -> None:
+    """A record without a key or value meets nothing, moves no time, and is counted."""
+    driver = driver_of(JoinWindows.of(5), left=True)
+    pipe(driver, ("left", "k", 0), ("right", None, 99))
+    driver.pipe("right", key=b"k", value=None, timestamp=99)
+    assert (out(driver), driver.task.metrics.skipped_total) == ([], 2)
+
+
+def test_time_moved_by_hand_lets_them_go() -> None:
+    """Without a record, time that is moved on forwards what is left over and forgets both sides."""
+    driver = driver_of(JoinWindows.of(5), left=True)
+    pipe(driver, ("left", "k", 0), ("right", "x", 0))
+    (operator,) = driver.task._operators()
+    operator.advance_time(5)
+    assert [len(store) for store in driver.task.stores.values()] == [1, 1]
+    operator.advance_time(6)
+    operator.advance_time(2)
+    driver.task.needs_commit = True
+    driver.commit()
+    assert out(driver) == [(("l0", None), 0)]
+    operator.advance_time(11)
+    assert [len(store) for store in driver.task.stores.values()] == [0, 0]
+
+
+def test_what_a_joiner_raises_is_a_dead_letter() -> None:
+    """A record for which the joiner raises was not joined at all: it is not remembered either."""
+    builder = StreamsBuilder()
+    builder.stream("left").join(builder.stream("right"), lambda a, b: a["x"] / b["x"], JoinWindows.of(5)).to("out")
+    driver = TopologyTestDriver(builder.build())
+    driver.pipe("left", key=b"k", value=b'{"x":6}', timestamp=0)
+    for x in (b"0", b"3"):
+        driver.pipe("right", key=b"k", value=b'{"x":%s}' % x, timestamp=0)
+    assert [record.value for record in driver.read("out")] == [b"2.0"]
+    assert len(driver.read("right-dlq")) == 1
+
+
+@pytest.mark.parametrize(("before", "after", "grace"), [(-5, 4, 0), (1, 1, -1)])
+def test_windows_refuse_what_is_none(before: int, after: int, grace: int) -> None:
+    """A window that ends before it starts and a negative grace are refused; one that lies to one side is not."""
+    with pytest.raises(ConfigError, match="join"):
+        JoinWindows(before, after, grace)
+    assert JoinWindows(-5, 5).reach(0) == (-5, 5)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    """Two streams need windows, a table takes none, and both sides need keys of one type."""
+    builder = StreamsBuilder()
+    stream, other, bytes_ = builder.stream("a"), builder.stream("b"), builder.stream("c", key="bytes")
+    table = builder.table("t")
+    with pytest.raises(ConfigError, match="two streams need JoinWindows"):
+        stream.join(other, max)
+    with pytest.raises(ConfigError, match="a table takes none"):
+        stream.join(table, max, JoinWindows.of(1))
+    with pytest.raises(ConfigError, match="a global table needs a key function"):
+        stream.join(table, max, key=lambda record: record.key)
+    with pytest.raises(ConfigError, match="keys of one side are string, those of the other bytes"):
+        stream.join(bytes_, max, JoinWindows.of(1))
+
+
+def test_rows_are_kept_as_they_are() -> None:
+    """What is remembered of a moment goes through the changelog with its values' type."""
+    rows = JoinRows(int)
+    state = rows.add(rows.initial(), Remembered(7, joined=True))
+    assert rows.from_columns(rows.to_columns(state)) == (Remembered(7, True),)
+    assert rows.result(rows.merge(state, state)) == [7, 7]
+
+
+def test_its_stores_are_in_the_changelog_beside_others() -> None:
+    """A join and a window in one application each have their own rows, and both come back."""
+    builder = StreamsBuilder()
+    left, right = builder.stream("left"), builder.stream("right")
+    left.join(right, lambda a, b: [a, b], JoinWindows.of(10), name="j").to("out")
+    left.group_by_key().tumbling_window(10).aggregate("w", n=Count()).on_close().to("counts")
+    driver = TopologyTestDriver(builder.build())
+    pipe(driver, ("left", "k", 0))
+    driver.crash()
+    driver.restore()
+    pipe(driver, ("right", "k", 3), ("left", "k", 10))
+    assert out(driver) == [(("l0", "r0"), 3), (("l1", "r0"), 10)]
+    assert [record.value for record in driver.read("counts")] == [b'{"key":"k","start":0,"end":10,"n":1}']
+
+
+steps = st.lists(st.tuples(st.sampled_from(["left", "right"]), st.sampled_from("aab"), st.integers(0, 60)), max_size=30)
+
+
+def model(windows: JoinWindows, given_: list[Step], *, left: bool) -> tuple[list[tuple[Pair, int]], tuple[int, int]]:
+    """All pairs and lone left records, and how many records of each side were late."""
+    time, found, known, lates = -1, [], [], [0, 0]
+    counts, joined = [0, 0], set()
+    for topic, key, at in given_:
+        side = int(topic == "right")
+        name, counts[side] = f"{topic[0]}{counts[side]}", counts[side] + 1
+        moment = max(time, at)
+        closed = moment - windows.grace_ms - max(0, windows.after_ms)
+        if at < (closed if side == 0 else closed - windows.before_ms):
+            lates[side] += 1
+            continue
+        time = moment
+        for row in sorted((r for r in known if r[0] == 0 and r[2] < closed), key=lambda r: (r[2], r[1])):
+            known.remove(row)
+            if left and row[3] not in joined:
+                found.append(((row[3], None), row[2]))
+        for other_side, other_key, other_at, other in sorted(known, key=lambda r: r[2]):
+            l_at, r_at = (at, other_at) if side == 0 else (other_at, at)
+            if other_side != side and other_key == key and -windows.before_ms <= r_at - l_at <= windows.after_ms:
+                pair = (name, other) if side == 0 else (other, name)
+                found.append((pair, max(at, other_at)))
+                joined.add(pair[0])
+        known.append((side, key, at, name))
+    return found, (lates[0], lates[1])
+
+
+shapes = st.sampled_from([JoinWindows(10, 10, 5), JoinWindows(5, 0), JoinWindows(0, 8, 20), JoinWindows(-2, 6, 3)])
+
+
+@given(shapes, steps, st.lists(st.integers(0, 29), max_size=3), st.booleans())
+def test_equals_brute_force_over_crashes(
+    windows: JoinWindows, given_: list[Step], crashes: list[int], left: bool
+) -> None:
+    """Pairs, lone records and late ones are the model's, in its order, also where the task is lost in between."""
+    driver = driver_of(windows, left=left)
+    for i, step in enumerate(given_):
+        if i in crashes:
+            driver.crash()
+            driver.restore()
+        pipe(driver, step)
+    found, lates = model(windows, given_, left=left)
+    assert (out(driver), late(driver)) == (found, lates)
