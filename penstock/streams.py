@@ -2,13 +2,14 @@
 
 from shared.streams.aggregations import Aggregate, Aggregation, Count, CountDistinct, Max, Mean, Min, Sum
 from shared.streams.collecting import CollectList, CollectSet, First, Last
-from shared.streams.dsl import StreamsBuilder
+from shared.streams.dsl import GlobalTable, Stream, StreamsBuilder, Table
 from shared.streams.processor import Processor, ProcessorContext, Record
 from shared.streams.punctuation import PunctuationType, Schedule
 from shared.streams.quantiles import Quantiles
 from shared.streams.session_windows import SessionWindows
 from shared.streams.settings import StreamsSettings
 from shared.streams.sliding_windows import SlidingWindows
+from shared.streams.stream_join import JoinWindows
 from shared.streams.stream_worker import StreamWorker
 from shared.streams.time_windows import TimeWindows
 from shared.streams.topology import Topology
@@ -22,6 +23,8 @@ __all__ = [
     "Count",
     "CountDistinct",
     "First",
+    "GlobalTable",
+    "JoinWindows",
     "Last",
     "Max",
     "Mean",
@@ -34,10 +37,12 @@ __all__ = [
     "Schedule",
     "SessionWindows",
     "SlidingWindows",
+    "Stream",
     "StreamWorker",
     "StreamsBuilder",
     "StreamsSettings",
     "Sum",
+    "Table",
     "TimeWindows",
     "Topology",
     "WindowKey",

@@ -1,0 +1,139 @@
+"""Topologies of several parts on a real broker: repartition topics, tables, global tables, joins, paused tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import msgspec
+import pytest
+
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin, event_time_topic
+from shared.clients.producer import Producer, ProducerSettings
+from shared.common.errors import ConfigError, IllegalState
+from shared.common.records import ProducerRecord, TopicPartition
+from shared.streams.aggregations import Count, Sum
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.stream_join import JoinWindows
+from shared.streams.stream_worker import StreamWorker
+from shared.streams.topology import Topology
+from tests.integration.test_stream_worker import Chain, chain_of, running, until
+
+USERS = ("ann", "bob", "cat")
+GRACE_MS = 10_000
+CITIES = {"ann": "Oslo", "bob": "Rome", "cat": None}
+
+
+def parts(topic: str) -> Topology:
+    """Orders by user, joined with the user's row and the city's, counted in tumbling windows and met with visits."""
+    builder = StreamsBuilder()
+    users, countries = builder.table(f"{topic}-users"), builder.global_table(f"{topic}-countries")
+    orders = builder.stream(topic).key_by(lambda record: record.value["user"], name="by-user")
+    known = orders.left_join(users, lambda order, user: {**order, "city": user and user["city"]})
+    placed = known.left_join(
+        countries, lambda order, country: {**order, "country": country}, key=lambda record: record.value["city"]
+    )
+    placed.to(f"{topic}-placed")
+    # The grace is for what comes by way of the repartition topic, later than what comes straight.
+    windows = orders.group_by_key().tumbling_window(100, grace=GRACE_MS)
+    windows.aggregate("w", n=Count(), sum=Sum("n")).on_update().to(f"{topic}-out")
+    within = JoinWindows.of(5, grace=GRACE_MS)
+    joined = orders.join(builder.stream(f"{topic}-visits"), lambda a, b: [a["n"], b], within, name="j")
+    joined.to(f"{topic}-joined")
+    return builder.build()
+
+
+async def send(chain: Chain, *records: ProducerRecord) -> None:
+    async with Producer(chain.kafka, ProducerSettings(linger_ms=0)) as producer:
+        results = await (await producer.send_many(list(records)))
+    assert not [r for r in results if isinstance(r, BaseException)]
+
+
+def orders(topic: str, first: int, number: int) -> list[ProducerRecord]:
+    """Orders whose keys say nothing about their users, spread over all partitions."""
+    return [
+        ProducerRecord(topic, b'{"n":%d,"user":"%s"}' % (i, USERS[i % 3].encode()), b"o%d" % i, (), i % 2, i * 10)
+        for i in range(first, first + number)
+    ]
+
+
+async def test_all_parts_over_a_restart(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Every order meets its user's row, its country and its visit, and is counted once, though the worker changes."""
+    async with chain_of(kafka, topic_name) as chain:
+        async with Admin(chain.kafka) as admin:
+            more = ("users", "countries", "visits")
+            await admin.create_topics([event_time_topic(f"{topic_name}-{name}", 2) for name in more])
+        rows = {user: msgspec.json.encode({"city": city}) for user, city in CITIES.items()}
+        await send(chain, *(ProducerRecord(f"{topic_name}-users", row, user.encode()) for user, row in rows.items()))
+        await send(chain, ProducerRecord(f"{topic_name}-countries", b'"Norway"', b"Oslo"))
+        visits = [
+            ProducerRecord(f"{topic_name}-visits", b"%d" % i, USERS[i % 3].encode(), (), None, i * 10)
+            for i in range(60)
+        ]
+        own = f"{topic_name}-by-user-repartition"
+        for first in (0, 30):
+            await send(chain, *visits[first : first + 30], *orders(topic_name, first, 30))
+            worker = chain.worker(parts(topic_name), repartition_purge_interval_ms=50)
+            async with running(worker):
+
+                async def done(total: int = first + 30, worker: StreamWorker = worker) -> bool:
+                    tasks = [owned.task for owned in worker.tasks().values()]
+                    read = [0 if t is None or t.needs_commit else t.sources.get(topic_name, 0) for t in tasks]
+                    return sum(read) == total and len(await chain.read(f"{topic_name}-placed")) == total
+
+                await until(done)
+        placed = [msgspec.json.decode(record.value or b"") for record in await chain.read(f"{topic_name}-placed")]
+        assert sorted((r["n"], r["city"], r["country"]) for r in placed) == [
+            (i, CITIES[USERS[i % 3]], "Norway" if i % 3 == 0 else None) for i in range(60)
+        ]
+        joined = [msgspec.json.decode(record.value or b"") for record in await chain.read(f"{topic_name}-joined")]
+        assert sorted(joined) == [[i, i] for i in range(60)]
+        counted = [msgspec.json.decode(record.value or b"") for record in await chain.read(f"{topic_name}-out")]
+        expected = Counter((USERS[i % 3], i * 10 // 100 * 100) for i in range(60))
+        assert {(r["key"], r["start"]): r["n"] for r in counted} == expected
+        async with Admin(chain.kafka) as admin:
+            first_offsets = await admin.list_offsets({TopicPartition(own, p): "earliest" for p in range(2)})
+        assert sum(first_offsets.values()) > 0
+
+
+async def test_a_paused_task_waits(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A paused task takes nothing while another goes on, says so, and takes everything once it goes on."""
+    async with chain_of(kafka, topic_name) as chain:
+        worker = chain.worker()
+        async with running(worker):
+            with pytest.raises(IllegalState, match="partition 7 does not run here"):
+                worker.pause_task(7)
+
+            async def both() -> bool:
+                return [o.task is not None for o in worker.tasks().values()] == [True, True]
+
+            await until(both)
+            worker.pause_task(0)
+            await chain.send(100)
+
+            async def one_done() -> bool:
+                task = worker.tasks()[1].task
+                return task is not None and task.sources.get(topic_name) == 50
+
+            await until(one_done)
+            await asyncio.sleep(0.2)
+            paused = worker.tasks()[0].task
+            assert paused is not None
+            assert paused.sources.get(topic_name) == 0
+            assert [t["state"] for t in worker.describe()["tasks"]] == ["paused", "running"]
+            worker.resume_task(0)
+            await chain.wait_processed(worker)
+
+
+async def test_an_own_topic_with_other_partitions_is_refused(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A repartition topic that is there with another number of partitions would part keys from their state."""
+    async with chain_of(kafka, topic_name) as chain:
+        async with Admin(chain.kafka) as admin:
+            await admin.create_topics([event_time_topic(f"{topic_name}-by-user-repartition", 3)])
+        builder = StreamsBuilder()
+        builder.stream(topic_name).key_by(lambda r: "k", name="by-user").repartition().to(f"{topic_name}-out")
+        worker = chain.worker(builder.build())
+        with pytest.raises(ConfigError, match="different numbers of partitions"):
+            await worker.startup()
+        await worker.shutdown()
