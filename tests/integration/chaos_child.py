@@ -1,0 +1,132 @@
+"""Runs handler runners as processes of their own for the chaos test, which may kill and stop them.
+
+One process imports everything and forks a member for each line that it reads, the name of the member's log; it answers
+with the process id. A member writes what it does to its log, a line each, with the time on the clock that all processes
+share: which partitions it is given and lets go, and the start and the end of each call of its handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from services.consumer.daemon import RecordProducer
+from services.consumer.executor import Executor
+from services.consumer.handlers import Handler
+from services.consumer.runner import HandlerRunner
+from services.consumer.runner_metrics import RunnerMetrics
+from services.consumer.settings import ConsumerServiceSettings
+from shared.clients.consumer import Consumer
+from shared.clients.producer import Producer
+from shared.common import log
+from shared.common.clock import SYSTEM_CLOCK
+from shared.common.records import ConsumerRecord, TopicPartition
+from shared.common.settings import KafkaSettings, LogSettings
+
+FAILURES = 0.05
+HANDLER_SECONDS_MAX = 0.03
+
+
+class Journal:
+    """The log of one member; each line is with the kernel before anything else is done."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def write(self, what: str, *values: object) -> None:
+        os.write(self._file, f"{time.monotonic_ns()} {what} {' '.join(map(str, values))}\n".encode())
+
+
+class Recorded(HandlerRunner):
+    """A runner that says what it owns."""
+
+    journal: Journal
+
+    async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        self.journal.write("assigned", *sorted(tp.partition for tp in partitions))
+        await super().on_partitions_assigned(partitions)
+
+    async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        await super().on_partitions_revoked(partitions)
+        self.journal.write("released", *sorted(tp.partition for tp in partitions))
+
+    async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
+        await super().on_partitions_lost(partitions)
+        self.journal.write("lost", *sorted(tp.partition for tp in partitions))
+
+
+def settings_of(servers: str, topic: str, strategy: str) -> ConsumerServiceSettings:
+    consumer = {
+        "session_timeout_ms": 1_500, "heartbeat_interval_ms": 300, "auto_offset_reset": "earliest",
+        "rebalance_timeout_ms": 8_000, "partition_assignment_strategy": strategy,
+    }  # fmt: skip
+    return ConsumerServiceSettings(
+        kafka=KafkaSettings(bootstrap_servers=servers), topics=(topic,), group_id=topic, handler="chaos:handle",
+        commit_interval_ms=200, max_attempts=100, retry={"backoff_ms": 5, "backoff_max_ms": 50}, max_concurrency=16,
+        consumer=consumer,
+    )  # fmt: skip
+
+
+async def member(settings: ConsumerServiceSettings, journal: Journal) -> None:
+    rng = random.Random()
+
+    async def handle(record: ConsumerRecord) -> None:
+        what = record.partition, record.offset, (record.key or b"").decode()
+        journal.write("start", *what)
+        ended = "cancelled"
+        try:
+            await asyncio.sleep(rng.random() * HANDLER_SECONDS_MAX)
+            ended = "failed" if rng.random() < FAILURES else "done"
+        finally:
+            journal.write(ended, *what)
+        if ended == "failed":
+            raise ConnectionError("try again")
+
+    metrics = RunnerMetrics(CollectorRegistry(), settings.group_id)
+    async with Producer(settings.kafka) as producer, Consumer(settings.kafka, settings.consumer_settings()) as consumer:
+        executor = Executor(
+            Handler("chaos:handle", handle), settings.retry_policy(), RecordProducer(producer), metrics, group="chaos"
+        )
+        runner = Recorded(
+            consumer, settings.scheduler(batch=False), executor, metrics, SYSTEM_CLOCK, settings.runner_options()
+        )
+        runner.journal = journal
+        runner.subscribe(settings.topics)
+        running = asyncio.create_task(runner.run())
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
+        try:
+            await running
+        except asyncio.CancelledError:
+            await runner.stop(5_000)
+
+
+def main(servers: str, topic: str, strategy: str, folder: Path) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the members
+    for line in sys.stdin:
+        name = line.strip()
+        if pid := os.fork():
+            print(pid, flush=True)
+            continue
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        errors = os.open(folder / f"{name}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(errors, 1)
+        os.dup2(errors, 2)
+        log.configure(LogSettings(format="json"), "chaos")
+        status = 1
+        try:
+            asyncio.run(member(settings_of(servers, topic, strategy), Journal(folder / f"{name}.log")))
+            status = 0
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4]))

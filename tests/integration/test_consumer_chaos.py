@@ -1,0 +1,357 @@
+"""A group of handler runners under kills, stops and newcomers: what is promised holds, read from their own journals.
+
+Each member writes down what it owns and what its handler does (chaos_child.py); what was committed, and when, is read
+from `__consumer_offsets`. An ownership is the time from a partition's assignment to its release, or to its assignment
+to somebody else, or to the member's death.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import random
+import signal
+import struct
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin, NewTopic
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.clients.producer import Producer
+from shared.common.commit_metadata import decode_finished
+from shared.common.records import OffsetAndMetadata, ProducerRecord, TopicPartition
+from shared.common.settings import KafkaSettings
+
+ROOT = Path(__file__).parents[2]
+PARTITIONS, KEYS = 6, 60
+RECORDS_A_SECOND = 300
+MEMBERS, MEMBERS_MAX = 3, 6
+STOPPED_S = 3
+"""Twice the session timeout."""
+CONCURRENCY = 16
+CLOCK_NS = 5_000_000
+"""The broker's time-stamps are in ms of another clock of the same machine."""
+NEVER_NS = 2**63
+
+
+@dataclass
+class Call:
+    """One call of a handler; `is_late` where it ended after somebody else had been given the partition."""
+
+    offset: int
+    key: str
+    started_ns: int
+    ended_ns: int = NEVER_NS
+    outcome: str = "unfinished"
+    is_late: bool = False
+
+
+@dataclass
+class Ownership:
+    """What one member did with one partition; `is_released` where it gave it back in order."""
+
+    member: str
+    partition: int
+    began_ns: int
+    ended_ns: int = NEVER_NS
+    is_released: bool = False
+    calls: list[Call] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A group's offset of one partition, as the broker stored it."""
+
+    partition: int
+    at_ns: int
+    offset: OffsetAndMetadata
+
+    def covers(self, offset: int) -> bool:
+        return offset < self.offset.offset or any(a <= offset <= b for a, b in decode_finished(self.offset))
+
+
+def ownerships_in(member: str, journal: str) -> Iterator[Ownership]:
+    """A member's journal, from its first assignment to its last line."""
+    open_ones: dict[int, Ownership] = {}
+    running: dict[tuple[int, int], Call] = {}
+    for line in journal.splitlines():
+        stamp, what, *values = line.split()
+        now_ns = int(stamp)
+        if what in ("assigned", "released", "lost"):
+            for partition in map(int, values):
+                if what == "assigned":
+                    open_ones[partition] = Ownership(member, partition, now_ns)
+                    yield open_ones[partition]
+                elif (owned := open_ones.pop(partition, None)) is not None:
+                    owned.ended_ns, owned.is_released = now_ns, what == "released"
+            continue
+        partition, offset, key = int(values[0]), int(values[1]), values[2]
+        if what == "start":
+            assert (partition, offset) not in running, "started twice at once"
+            call = running[partition, offset] = Call(offset, key, now_ns)
+            assert partition in open_ones, f"{member}: started a record of a partition that is not its own"
+            open_ones[partition].calls.append(call)
+        else:
+            call = running.pop((partition, offset))
+            call.ended_ns, call.outcome = now_ns, what
+
+
+def take_overs(ownerships: list[Ownership]) -> None:
+    """End each ownership where the next one of the partition begins, and mark the calls that ended after that."""
+    for partition in range(PARTITIONS):
+        by_begin = sorted((o for o in ownerships if o.partition == partition), key=lambda o: o.began_ns)
+        for before, after in itertools.pairwise(by_begin):
+            for call in before.calls:
+                call.is_late = call.ended_ns != NEVER_NS and call.ended_ns > after.began_ns
+            if before.ended_ns > after.began_ns:
+                before.ended_ns, before.is_released = after.began_ns, False
+
+
+def check_order(owned: Ownership) -> None:
+    """A key's records one at a time, each until it is done, in the order of their offsets."""
+    by_key: dict[str, list[Call]] = defaultdict(list)
+    for call in sorted(owned.calls, key=lambda c: c.started_ns):
+        by_key[call.key].append(call)
+    for calls in by_key.values():
+        for one, other in itertools.pairwise(calls):
+            assert one.ended_ns < other.started_ns, f"two of a key at once: {one}, {other}"
+            expected = one.offset < other.offset if one.outcome == "done" else one.offset == other.offset
+            assert expected, f"out of order: {one}, {other}"
+
+
+def read_commits(keys: list[bytes | None], values: list[bytes | None], group: str, to_ns: int) -> Iterator[Commit]:
+    """The commits among records of `__consumer_offsets` (OffsetCommitKey 0 to 1, OffsetCommitValue 0 to 4)."""
+    for key, value in zip(keys, values, strict=True):
+        if key is None or value is None or struct.unpack_from(">h", key)[0] > 1:
+            continue
+        at, names = 2, []
+        for _ in range(2):
+            size = struct.unpack_from(">h", key, at)[0]
+            names.append(key[at + 2 : at + 2 + size].decode())
+            at += 2 + size
+        if names[0] != group:
+            continue
+        version, offset = struct.unpack_from(">hq", value)
+        at = 10 + (4 if version >= 3 else 0)
+        if version >= 4:  # a length one higher, seven bits a byte
+            size, at = value[at] & 0x7F, at + 1
+            if value[at - 1] & 0x80:
+                size, at = size | value[at] << 7, at + 1
+            size -= 1
+        else:
+            size, at = struct.unpack_from(">h", value, at)[0], at + 2
+        stamp_ms = struct.unpack_from(">q", value, at + size)[0]
+        partition = struct.unpack_from(">i", key, len(key) - 4)[0]
+        metadata = value[at : at + size].decode()
+        yield Commit(partition, stamp_ms * 1_000_000 + to_ns, OffsetAndMetadata(offset, metadata))
+
+
+async def commits_of(connection: KafkaSettings, group: str, to_ns: int) -> dict[int, list[Commit]]:
+    """Every commit that the broker ever took, by partition, in order."""
+    found: dict[int, list[Commit]] = defaultdict(list)
+    async with Admin(connection) as admin:
+        described = (await admin.describe_topics(["__consumer_offsets"]))["__consumer_offsets"]
+    tps = [TopicPartition("__consumer_offsets", each.partition) for each in described.partitions]
+    settings = ConsumerSettings(auto_offset_reset="earliest", max_poll_records=None)
+    async with Consumer(connection, settings) as consumer:
+        consumer.assign(tps)
+        ends = await consumer.end_offsets(tps)
+        while any([await consumer.position(tp) < ends[tp] for tp in tps]):
+            for columns in (await consumer.poll(200)).values():
+                for commit in read_commits(columns.keys, columns.values, group, to_ns):
+                    found[commit.partition].append(commit)
+    return found
+
+
+class Group:
+    """The members, and what happens to them."""
+
+    def __init__(self, zygote: asyncio.subprocess.Process) -> None:
+        self._zygote = zygote
+        self.members: dict[int, str] = {}
+        self.names: list[str] = []
+        self.happened: Counter[str] = Counter()
+        self._stopped: set[asyncio.Task[None]] = set()
+
+    async def add(self) -> None:
+        name = f"member-{len(self.names)}"
+        self.names.append(name)
+        assert self._zygote.stdin is not None
+        assert self._zygote.stdout is not None
+        self._zygote.stdin.write(f"{name}\n".encode())
+        self.members[int(await self._zygote.stdout.readline())] = name
+
+    def signal(self, pid: int, what: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, what)
+
+    def kill(self, pid: int) -> None:
+        del self.members[pid]
+        self.signal(pid, signal.SIGKILL)
+
+    def stop(self, pid: int) -> None:
+        async def stopped() -> None:
+            self.signal(pid, signal.SIGSTOP)
+            await asyncio.sleep(STOPPED_S)
+            self.signal(pid, signal.SIGCONT)
+
+        task = asyncio.create_task(stopped())
+        self._stopped.add(task)
+        task.add_done_callback(self._stopped.discard)
+
+    async def one_thing(self, rng: random.Random) -> None:
+        """A member comes, and every other second one is killed, stopped or leaves."""
+        what = rng.choice(["killed", "killed", "stopped", "stopped", "left"])
+        if len(self.members) >= MEMBERS:
+            victim = rng.choice(list(self.members))
+            self.happened[what] += 1
+            if what == "killed":
+                self.kill(victim)
+            elif what == "stopped":
+                self.stop(victim)
+            else:
+                del self.members[victim]
+                self.signal(victim, signal.SIGTERM)
+        if len(self.members) < MEMBERS_MAX:
+            await self.add()
+            self.happened["added"] += 1
+
+    async def calm(self) -> None:
+        if self._stopped:
+            await asyncio.wait(self._stopped)
+
+    async def end(self) -> None:
+        for pid in self.members:
+            self.signal(pid, signal.SIGTERM)
+        deadline = time.monotonic() + 20
+        while any(map(is_alive, self.members)):
+            assert time.monotonic() < deadline, "a member does not end"
+            await asyncio.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+@contextlib.asynccontextmanager
+async def group_of(servers: str, topic: str, strategy: str, folder: Path) -> AsyncIterator[Group]:
+    zygote = await asyncio.create_subprocess_exec(
+        sys.executable, str(ROOT / "tests/integration/chaos_child.py"), servers, topic, strategy, str(folder),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    group = Group(zygote)
+    try:
+        yield group
+    finally:
+        for pid in list(group.members):
+            group.kill(pid)
+        zygote.kill()
+        await zygote.wait()
+
+
+async def cause_chaos(
+    connection: KafkaSettings, topic: str, strategy: str, folder: Path, seconds: int, rng: random.Random
+) -> tuple[Group, Counter[int]]:
+    """The members at work on a stream of records; gives what happened, and how many records each partition has."""
+    sent: Counter[int] = Counter()
+    async with Admin(connection) as admin:
+        await admin.create_topics([NewTopic(topic, PARTITIONS), NewTopic(f"{topic}-dlq", 1)])
+    async with (
+        group_of(connection.bootstrap_servers, topic, strategy, folder) as group,
+        Producer(connection) as producer,
+        Admin(connection) as admin,
+    ):
+        for _ in range(MEMBERS):
+            await group.add()
+        started = time.monotonic()
+        for second in range(1, seconds + 1):
+            records = []
+            for _ in range(RECORDS_A_SECOND):
+                key = rng.randrange(KEYS)
+                sent[key % PARTITIONS] += 1
+                records.append(ProducerRecord(topic, b"v", b"%d" % key, partition=key % PARTITIONS))
+            assert await (await producer.send_many(records)).first_error() is None
+            await asyncio.sleep(max(0.0, started + second - time.monotonic()))
+            await group.one_thing(rng)
+        await group.calm()
+        deadline = time.monotonic() + 60
+        while sum(at.offset for at in (await admin.group_offsets(topic)).values()) < sent.total():
+            assert time.monotonic() < deadline, await admin.group_offsets(topic)
+            await asyncio.sleep(0.1)
+        await group.end()
+    return group, sent
+
+
+def judge(ownerships: list[Ownership], commits: dict[int, list[Commit]], sent: Counter[int]) -> dict[str, int]:
+    """Every promise, by assertions; what is to be counted is given back."""
+    take_overs(ownerships)
+    done: dict[int, dict[int, list[int]]] = {p: defaultdict(list) for p in range(PARTITIONS)}
+    counts: Counter[str] = Counter()
+    for owned in ownerships:
+        check_order(owned)
+        for call in owned.calls:
+            counts[call.outcome] += 1
+            counts["ended after the ownership was lost"] += call.is_late
+            if call.outcome == "done":
+                counts["done twice or more"] += bool(done[owned.partition][call.offset])
+                done[owned.partition][call.offset].append(NEVER_NS if call.is_late else call.ended_ns)
+    for partition, offsets in done.items():
+        assert set(offsets) == set(range(sent[partition])), "a record was never handled"
+        committed = [commit.offset.offset for commit in commits[partition]]
+        assert committed == sorted(committed), "a committed offset went backwards"
+        counts["commits"] += len(committed)
+        for commit in commits[partition]:
+            beyond = [offset for a, b in decode_finished(commit.offset) for offset in range(a, b + 1)]
+            for offset in [*range(commit.offset.offset), *beyond]:
+                first_ns = min(offsets[offset])  # what ended after its ownership was lost counts for nothing
+                assert first_ns <= commit.at_ns + CLOCK_NS, f"{partition}@{offset} was committed before it was done"
+    counts["in flight at take-overs"] = in_flight(ownerships, commits)
+    assert counts["done twice or more"] <= counts["in flight at take-overs"]
+    return dict(counts)
+
+
+def in_flight(ownerships: list[Ownership], commits: dict[int, list[Commit]]) -> int:
+    """What members had begun and not committed when they lost a partition: what may be done twice, and no more."""
+    total = 0
+    for owned in ownerships:
+        if owned.is_released:
+            continue
+        before = [commit for commit in commits[owned.partition] if commit.at_ns <= owned.ended_ns + CLOCK_NS]
+        total += sum(not before or not before[-1].covers(offset) for offset in {call.offset for call in owned.calls})
+    return total
+
+
+@pytest.mark.parametrize(
+    ("strategy", "seconds"),
+    [
+        pytest.param("cooperative-sticky", 60, marks=pytest.mark.soak),
+        pytest.param("range", 60, marks=pytest.mark.soak),
+        ("cooperative-sticky", 8),
+    ],
+)
+async def test_chaos(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, strategy: str, seconds: int) -> None:
+    """Members are killed, stopped past their session, added every second, while handlers fail 5 % of the time: every
+    record is handled, each key's in order within an ownership, what ends after an ownership is lost is not committed,
+    committed offsets only rise, and twice is done only what was in flight."""
+    connection = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    to_ns = time.monotonic_ns() - time.time_ns()
+    seed = random.Random(seconds)
+    group, sent = await cause_chaos(connection, topic_name, strategy, tmp_path, seconds, seed)
+    journals = {name: (tmp_path / f"{name}.log") for name in group.names}
+    ownerships = [
+        owned for name, path in journals.items() if path.exists() for owned in ownerships_in(name, path.read_text())
+    ]
+    counts = judge(ownerships, await commits_of(connection, topic_name, to_ns), sent)
+    print(f"{sent.total()} records, {dict(group.happened)}, {len(ownerships)} ownerships, {counts}")
+    assert group.happened["killed"]
+    assert group.happened["stopped"]
+    assert group.happened["added"] >= seconds // 3
