@@ -335,7 +335,7 @@ def in_flight(ownerships: list[Ownership], commits: dict[int, list[Commit]]) -> 
     [
         pytest.param("cooperative-sticky", 60, marks=pytest.mark.soak),
         pytest.param("range", 60, marks=pytest.mark.soak),
-        ("cooperative-sticky", 8),
+        ("cooperative-sticky", 6),
     ],
 )
 async def test_chaos(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, strategy: str, seconds: int) -> None:

@@ -278,7 +278,9 @@ class Consumer(OffsetLookups):
             return
         if strategy == "sync":
             await self._committer.commit(offsets, self._settings.commit_timeout_ms)
-        elif strategy == "async" or SYSTEM_CLOCK.monotonic_ms() >= self._next_commit_ms:
+        elif strategy == "auto" and SYSTEM_CLOCK.monotonic_ms() < self._next_commit_ms:
+            return
+        else:
             self._next_commit_ms = SYSTEM_CLOCK.monotonic_ms() + self._settings.auto_commit_interval_ms
             self._committer.commit_async(offsets)
         self._membership.registered(offsets)

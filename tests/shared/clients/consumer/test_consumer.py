@@ -1,0 +1,305 @@
+"""The consumer's commits and positions against a fake broker that loses, refuses and delays what it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.clients.producer import Producer, ProducerSettings
+from shared.common.errors import (
+    AuthorizationFailed,
+    BrokerError,
+    FencedInstanceId,
+    IllegalState,
+    InvalidRequest,
+    KafkaTimeout,
+    NoOffsetForPartition,
+    PenstockError,
+    RebalanceInProgress,
+    UnknownMember,
+)
+from shared.common.records import GroupMetadata, OffsetAndMetadata, ProducerRecord, TopicPartition
+from shared.common.settings import KafkaSettings
+from shared.testing.fake_broker import Action, Api, Close, Drop, ErrorCode, Fail, FakeCluster, Request
+
+A, B = TopicPartition("t", 0), TopicPartition("t", 1)
+RECORDS = 10
+OFFSET_METADATA_TOO_LARGE = 12
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[FakeCluster]:
+    async with FakeCluster(configs={"group.min.session.timeout.ms": "10"}) as cluster:
+        cluster.create_topic("t", partitions=2)
+        async with Producer(kafka_of(cluster)) as producer:
+            records = [ProducerRecord("t", b"%d" % i, partition=p) for i in range(RECORDS) for p in (0, 1)]
+            assert await (await producer.send_many(records)).first_error() is None
+        yield cluster
+
+
+def kafka_of(cluster: FakeCluster) -> KafkaSettings:
+    return KafkaSettings(
+        bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=500, retry_backoff_ms=5, reconnect_backoff_ms=5
+    )
+
+
+@asynccontextmanager
+async def opened(cluster: FakeCluster, **given: object) -> AsyncIterator[Consumer]:
+    defaults = {"group_id": "g", "auto_offset_reset": "earliest", "heartbeat_interval_ms": 20, "fetch_max_wait_ms": 20}
+    async with Consumer(kafka_of(cluster), ConsumerSettings.model_validate({**defaults, **given})) as consumer:
+        yield consumer
+
+
+async def read(consumer: Consumer, records: int) -> None:
+    """Poll until so many records have come in all."""
+    async with asyncio.timeout(10):
+        while records > 0:
+            records -= sum(map(len, (await consumer.poll(20, records)).values()))
+
+
+async def until(consumer: Consumer, true: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not true():
+            await consumer.poll(10, 1)
+
+
+def commits(cluster: FakeCluster) -> list[Request]:
+    """The commits from now on, as they come."""
+    seen: list[Request] = []
+    cluster.control(Api.OFFSET_COMMIT, seen.append)
+    return seen
+
+
+async def told(consumer: Consumer, offsets: dict[TopicPartition, int]) -> Exception | None:
+    """Commit beside the caller; what the callback was told."""
+    future: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+    consumer.commit_async(offsets, lambda _, error: future.set_result(error))
+    return await asyncio.wait_for(future, 5)
+
+
+async def test_offsets_are_committed_with_their_text(cluster: FakeCluster) -> None:
+    """By hand-assigned partitions, sync and async: the broker has what was given, and gives it back."""
+    async with opened(cluster) as consumer:
+        consumer.assign([A, B])
+        await consumer.commit({A: OffsetAndMetadata(3, "hello")})
+        assert await told(consumer, {B: 4}) is None
+        assert await consumer.committed(A) == OffsetAndMetadata(3, "hello")
+    assert cluster.committed("g") == {A: OffsetAndMetadata(3, "hello"), B: OffsetAndMetadata(4)}
+
+
+@pytest.mark.parametrize("is_managed", [True, False])
+async def test_auto_commits_wait_for_their_interval(cluster: FakeCluster, is_managed: bool) -> None:
+    """Nothing before the interval is over, then what earlier polls returned; nothing new while one is out."""
+    seen = commits(cluster)
+    async with opened(cluster, commit_strategy="auto", auto_commit_interval_ms=150) as consumer:
+        if is_managed:
+            consumer.subscribe(["t"])
+        else:
+            consumer.assign([A, B])
+        started = time.monotonic()
+        await read(consumer, 4)
+        await until(consumer, lambda: seen)
+        assert time.monotonic() - started > 0.1
+        assert sum(row.offset for topic in seen[0].body.topics for row in topic.partitions) >= 4
+        assert len(seen) == 1
+    assert sum(at.offset for at in cluster.committed("g").values()) <= 2 * RECORDS
+
+
+async def test_an_auto_commit_outlives_its_coordinator(cluster: FakeCluster) -> None:
+    """Refused and unanswered in turn, it is made again, with back-off, until it is there."""
+    faults: list[Action] = [Fail(ErrorCode.NOT_COORDINATOR), Close(), Fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)]
+    cluster.control(Api.OFFSET_COMMIT, lambda _: faults.pop(0) if faults else None)
+    async with opened(cluster, commit_strategy="auto", auto_commit_interval_ms=10) as consumer:
+        consumer.assign([A])
+        await read(consumer, 5)
+        await until(consumer, lambda: A in cluster.committed("g") and cluster.committed("g")[A].offset >= 5)
+    assert not faults
+
+
+async def test_nothing_is_committed_before_the_group_has_assigned(cluster: FakeCluster) -> None:
+    """Before the first assignment there is nothing to commit, and a commit by hand is refused."""
+    seen = commits(cluster)
+    cluster.control(Api.JOIN_GROUP, Fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
+    async with opened(cluster, commit_strategy="auto", auto_commit_interval_ms=1) as consumer:
+        assert consumer.group_metadata() == GroupMetadata("g", -1, "")
+        consumer.subscribe(["t"])
+        for _ in range(3):
+            assert await consumer.poll(10) == {}
+        with pytest.raises(UnknownMember, match="not assigned anything"):
+            await consumer.commit({A: 1})
+    assert seen == []
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (OFFSET_METADATA_TOO_LARGE, InvalidRequest),
+        (ErrorCode.UNKNOWN_SERVER_ERROR, BrokerError),
+        (ErrorCode.GROUP_AUTHORIZATION_FAILED, AuthorizationFailed),
+        (ErrorCode.REBALANCE_IN_PROGRESS, RebalanceInProgress),
+        (ErrorCode.FENCED_INSTANCE_ID, FencedInstanceId),
+    ],
+)
+async def test_what_no_retry_mends_is_said_at_once(
+    cluster: FakeCluster, code: ErrorCode, error: type[PenstockError]
+) -> None:
+    """By sync commits and by callbacks alike."""
+    control = cluster.control(Api.OFFSET_COMMIT, Fail(code))
+    async with opened(cluster, group_instance_id="i") as consumer:
+        consumer.assign([A])
+        with pytest.raises(error, match=r"OffsetCommit of client .*, group g, .*instance i, t-0"):
+            await consumer.commit({A: 1})
+        assert type(await told(consumer, {A: 2})) is error
+        control.remove()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fail(ErrorCode.NOT_COORDINATOR),
+        Fail(ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        Fail(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        Close(),
+        Close(handled=True),
+        Drop(),
+    ],
+    ids=repr,
+)
+async def test_what_passes_is_tried_again(cluster: FakeCluster, fault: Action) -> None:
+    """Sync and async commits find the coordinator anew and are there in the end."""
+    control = cluster.control(Api.OFFSET_COMMIT, fault, times=2)
+    async with opened(cluster) as consumer:
+        consumer.assign([A])
+        await consumer.commit({A: 1})
+        assert control.acted == 2
+        cluster.control(Api.OFFSET_COMMIT, fault, times=1)
+        assert await told(consumer, {A: 2}) is None
+    assert cluster.committed("g") == {A: OffsetAndMetadata(2)}
+
+
+async def test_a_commit_without_time_is_not_waited_for(cluster: FakeCluster) -> None:
+    """With a timeout of 0 it ends in KafkaTimeout, and may still be made."""
+    async with opened(cluster) as consumer:
+        consumer.assign([A])
+        with pytest.raises(KafkaTimeout, match="not committed within 0 ms"):
+            await consumer.commit({A: 1}, timeout_ms=0)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
+        Fail(ErrorCode.NOT_COORDINATOR),
+        Fail(ErrorCode.UNSTABLE_OFFSET_COMMIT),
+        Close(),
+    ],
+    ids=repr,
+)
+async def test_the_committed_offset_is_asked_for_until_it_is_known(cluster: FakeCluster, fault: Action) -> None:
+    """Reading starts at the group's offset, however often the coordinator does not tell it."""
+    async with opened(cluster) as consumer:
+        consumer.assign([A])
+        await consumer.commit({A: 7})
+    control = cluster.control(Api.OFFSET_FETCH, fault, times=2)
+    async with opened(cluster, isolation_level="read_committed") as consumer:
+        consumer.assign([A])
+        assert await consumer.position(A) == 7
+    assert control.acted == 2
+
+
+async def test_who_may_not_read_the_offsets_is_told(cluster: FakeCluster) -> None:
+    """AuthorizationFailed is raised by poll and by `committed`."""
+    cluster.control(Api.OFFSET_FETCH, Fail(ErrorCode.GROUP_AUTHORIZATION_FAILED))
+    async with opened(cluster) as consumer:
+        consumer.assign([A])
+        with pytest.raises(AuthorizationFailed):
+            await consumer.committed(A)
+        with pytest.raises(AuthorizationFailed):
+            await until(consumer, lambda: False)
+
+
+async def test_known_positions_need_no_coordinator(cluster: FakeCluster) -> None:
+    """Who seeks asks no coordinator for an offset; who has none and may reset none is told so."""
+    asked: list[Request] = []
+    cluster.control(Api.OFFSET_FETCH, asked.append)
+    async with opened(cluster) as consumer:
+        consumer.assign([A])
+        consumer.seek(A, 5)
+        assert await consumer.position(A) == 5
+        await consumer.seek_to_beginning(A)
+        assert await consumer.position(A) == 0
+    async with opened(cluster, auto_offset_reset="none") as consumer:
+        consumer.assign([A])
+        with pytest.raises(NoOffsetForPartition, match="t-0 holds 0 to 10"):
+            await until(consumer, lambda: False)
+
+
+async def close_in_ms(consumer: Consumer, timeout_ms: float | None) -> float:
+    started = time.monotonic()
+    await consumer.close(timeout_ms)
+    return (time.monotonic() - started) * 1_000
+
+
+@pytest.mark.parametrize("is_managed", [True, False])
+async def test_close_commits_what_was_polled(cluster: FakeCluster, is_managed: bool) -> None:
+    """The last poll counts as processed; a manual assignment leaves no group."""
+    left: list[Request] = []
+    cluster.control(Api.LEAVE_GROUP, left.append)
+    async with opened(cluster, commit_strategy="auto") as consumer:
+        if is_managed:
+            consumer.subscribe(["t"])
+        else:
+            consumer.assign([A, B])
+        await read(consumer, 2 * RECORDS)
+    assert cluster.committed("g") == {A: OffsetAndMetadata(RECORDS), B: OffsetAndMetadata(RECORDS)}
+    assert len(left) == is_managed
+
+
+@pytest.mark.parametrize("api", [Api.OFFSET_COMMIT, Api.LEAVE_GROUP], ids=lambda api: api.name)
+@pytest.mark.parametrize("fault", [Drop(), Fail(ErrorCode.COORDINATOR_NOT_AVAILABLE)], ids=repr)
+async def test_close_keeps_its_time(cluster: FakeCluster, api: Api, fault: Action) -> None:
+    """Whatever has no answer, close ends within its timeout, at once with a timeout of 0."""
+    for timeout_ms in (0, 200):
+        consumer = Consumer(
+            kafka_of(cluster),
+            ConsumerSettings(group_id="g", auto_offset_reset="earliest", commit_strategy="auto", session_timeout_ms=300,
+                             heartbeat_interval_ms=20),
+        )  # fmt: skip
+        await consumer.start()
+        consumer.subscribe(["t"])
+        await read(consumer, 2)
+        with cluster.control(api, fault):
+            assert await close_in_ms(consumer, timeout_ms) < timeout_ms + 400
+        with pytest.raises(IllegalState):
+            await consumer.poll(0)
+
+
+async def test_sync_raises_in_poll(cluster: FakeCluster) -> None:
+    """Under `sync` a poll raises what its commit ends in; the positions are not lost by it."""
+    async with opened(cluster, commit_strategy="sync", commit_timeout_ms=50) as consumer:
+        consumer.assign([A])
+        fault = cluster.control(Api.OFFSET_COMMIT, Fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
+        await read(consumer, 3)
+        with pytest.raises(KafkaTimeout):
+            await consumer.poll(20, 1)
+        fault.remove()
+    assert cluster.committed("g")[A].offset == 3
+
+
+async def test_offsets_of_an_open_transaction_are_waited_for(cluster: FakeCluster) -> None:
+    """A member that takes over reads from what the open transaction ends in, not from before it."""
+    kafka = kafka_of(cluster)
+    async with Producer(kafka, ProducerSettings(transactional_id="x")) as producer:
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        await producer.send_offsets_to_transaction({A: OffsetAndMetadata(6)}, GroupMetadata("g"))
+        async with opened(cluster, isolation_level="read_committed") as consumer:
+            consumer.assign([A])
+            assert await consumer.poll(50) == {}
+            await producer.commit_transaction()
+            assert await consumer.position(A) == 6
