@@ -7,7 +7,8 @@ until the drain's deadline and is then answered for what was read so far.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
+from typing import Any
 
 from starlette.types import Receive
 
@@ -74,6 +75,15 @@ class BodyReader:
         self._drain = drain
         self._timeout_ms = timeout_ms
         self._more = True
+
+    @classmethod
+    def of(cls, body: bytes) -> BodyReader:
+        """A body that was read already."""
+
+        async def receive() -> MutableMapping[str, Any]:
+            return {"type": "http.request", "body": body}
+
+        return cls(receive, Drain(), timeout_ms=1_000)
 
     async def next(self) -> bytes | None:
         """The next chunk (it may be empty), or None at the end. Raises BodyStalled, ServiceLeaving, ClientGone."""

@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from api.json_schema import load_schema
 from api.settings import TopicSettings
 from shared.common.errors import DataError
 
@@ -30,6 +31,7 @@ ONE_MS = timedelta(milliseconds=1)
 MALFORMED_JSON = "MALFORMED_JSON"
 INVALID_KEY = "INVALID_KEY"
 INVALID_TIMESTAMP = "INVALID_TIMESTAMP"
+SCHEMA_VIOLATED = "SCHEMA_VIOLATED"
 
 Read = Callable[[bytes, int], tuple[bytes | None, int | None]]
 """(value, latest_ms) -> (key, timestamp in ms); the event time may be `latest_ms` at most. Raises EventRefused."""
@@ -63,8 +65,9 @@ class RecordError(NamedTuple):
 
 
 def event_reader(settings: TopicSettings) -> Read:
-    """The reading function of one topic."""
+    """The reading function of one topic; ConfigError where its JSON Schema cannot be used."""
     decode = msgspec.json.Decoder().decode
+    validate = None if settings.json_schema is None else load_schema(settings.json_schema)
     parts = [(pointer, _follow(pointer)) for pointer in settings.key]
     time = None if settings.time is None else (settings.time, _follow(settings.time))
 
@@ -73,11 +76,13 @@ def event_reader(settings: TopicSettings) -> Read:
             document = decode(value)
         except (ValueError, RecursionError) as e:
             raise explain_malformed(value, e) from None
+        if validate is not None and (wrong := validate(document)) is not None:
+            raise EventRefused(SCHEMA_VIOLATED, f"schema: {wrong}")
         key = "-".join([_key_part(p, get(document, "key", p)) for p, get in parts]).encode() if parts else None
         if time is None:
             return key, None
         pointer, get = time
-        return key, _timestamp(pointer, get(document, "time", pointer), latest_ms)
+        return key, timestamp_of(pointer, get(document, "time", pointer), latest_ms)
 
     return read
 
@@ -131,7 +136,8 @@ def _key_part(pointer: str, value: Any) -> str:
     raise EventRefused(INVALID_KEY, f"key: {pointer} must be a string, integer or boolean, got {_json_type(value)}")
 
 
-def _timestamp(pointer: str, value: Any, latest_ms: int) -> int:
+def timestamp_of(pointer: str, value: Any, latest_ms: int) -> int:
+    """An event time in ms; EventRefused, naming where it came from, for what is none or too far ahead."""
     if type(value) is int:
         timestamp = value
     elif type(value) is str:

@@ -1,41 +1,60 @@
 """`POST /v1/topics/{topic}/events`: events in, and a 2xx for what the broker acknowledged, never for anything else.
 
 200: all are stored; 207: some are, and each of the others is named with its reason and outcome; 504: none is known to
-be, and some may be; any other 4xx and 5xx: none is, so that the same request may be sent again. NDJSON is read, sent
-and settled as it arrives, in constant memory; a JSON array is read whole, up to `max_body_bytes`. A bad event fails
-alone. Where the rest of a body is not worth reading (Kafka is down, too many errors, the service leaves), the answer
-says from which line on nothing was looked at.
+be, and some may be; any other 4xx and 5xx: none is, so that the same request may be sent again. 202 is the answer to
+`?ack=none` alone, and promises nothing. NDJSON is read, sent and settled as it arrives, in constant memory; every other
+form is read whole, up to `max_body_bytes`. A bad event fails alone, unless `?atomic=true`. Where the rest of a body is
+not worth reading (Kafka is down, too many errors, the service leaves), the answer says from which event on nothing was
+looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry
 
-from api.body import BodyReader, BodyStalled, ClientGone, Drain, ServiceLeaving, too_long
-from api.event import EventRefused, RecordError
+from api.atomic import KEY_HEADER, REUSED, IdempotencyKey, KeyReused, Remembered, Transactor, idempotency_key
+from api.body import BodyReader, BodyStalled, ClientGone, Drain, ServiceLeaving
+from api.event import Read, RecordError, event_reader
+from api.events import Events, check_media_type, open_events, whole_body
 from api.health import CheckResult
+from api.ingest_answers import OPENAPI, accepted, problem_of, retry_after
 from api.ingest_request import IngestProducer, IngestRequest
-from api.ndjson import EventParser, NdjsonReader, array_elements
-from api.problem import ErrorKind, Problem, json_response
+from api.ndjson import Parsed
+from api.problem import ErrorKind, Problem, json_response, kind_of_record
+from api.rates import Rates
 from api.settings import IngestSettings
-from api.tally import Tally
+from api.streamed import NDJSON_TYPE, StreamedAnswer
+from api.tally import Outcome, Tally
 from shared.common import metrics
 from shared.common.clock import SYSTEM_CLOCK, Clock
-from shared.common.errors import BrokerNotAvailable, IllegalState, KafkaTimeout
+from shared.common.errors import BrokerNotAvailable, BufferExhausted, IllegalState, KafkaTimeout, PenstockError
 from shared.common.log import get_logger
 from shared.common.topic_names import check_topic_name, is_internal
 
 log = get_logger(__name__)
 
-NDJSON_TYPES = frozenset({"application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines"})
-JSON_ARRAY_TYPE = "application/json"
-
 CLIENT_CLOSED_REQUEST = 499
 """What is logged for a client that did not wait; nobody receives it."""
+
+ERRORS_WITHOUT_BOUND = 2**31
+RECORDS_RATE = "max_records_per_second"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one request asks for, beside its events."""
+
+    topic: str
+    offsets: bool = False
+    atomic: bool = False
+    acknowledged: bool = True
+    client: str = ""
 
 
 class Ingest:
@@ -49,11 +68,18 @@ class Ingest:
         *,
         clock: Clock = SYSTEM_CLOCK,
         kafka: Callable[[], CheckResult] | None = None,
+        transactor: Transactor | None = None,
     ) -> None:
+        """ConfigError where a topic's JSON Schema cannot be used; without `transactor` nothing is stored as one."""
         self._producer = producer
         self._settings = settings
         self._clock = clock
         self._kafka = kafka
+        self._transactor = transactor
+        self._readers = {topic: event_reader(own) for topic, own in settings.topics.items()}
+        self._reader = event_reader(settings.default_topic)
+        self._requests_of = Rates(settings.max_requests_per_second)
+        self._records_of = Rates(settings.max_records_per_second)
         self._drain = Drain()
         self.active = 0
         """Requests that are being worked on."""
@@ -84,158 +110,188 @@ class Ingest:
 
         @router.post(
             "/v1/topics/{topic}/events",
-            summary="Store events (NDJSON, or a JSON array); answered after Kafka's acknowledgement",
-            openapi_extra={
-                "requestBody": {
-                    "required": True,
-                    "content": {
-                        "application/x-ndjson": {"schema": {"type": "string"}, "example": '{"id":1}\n{"id":2}\n'},
-                        "application/json": {"schema": {"type": "array", "items": {}}, "example": [{"id": 1}]},
-                    },
-                }
-            },
-            responses={
-                200: {"description": "all events are stored"},
-                207: {"description": "some events are stored; the errors name the others"},
-                **{
-                    status: {"description": text, "content": {"application/problem+json": {}}}
-                    for status, text in NOTHING_STORED.items()
-                },
-            },
+            summary="Store events (NDJSON, a JSON array, CloudEvents); answered after Kafka's acknowledgement",
+            **OPENAPI,
         )
-        async def post_events(topic: str, request: Request, offsets: bool = False) -> Response:
+        async def post_events(
+            topic: str,
+            request: Request,
+            offsets: bool = False,
+            atomic: bool = False,
+            ack: Literal["all", "none"] = "all",
+        ) -> Response:
             self.active += 1
             try:
-                return await self._post(topic, request, offsets)
+                client = request.scope.get("principal") or (request.client.host if request.client else "")
+                asked = Asked(topic, offsets, atomic, ack == "all", client)
+                return await self._post(asked, request)
             finally:
                 self.active -= 1
 
         return router
 
-    async def _post(self, topic: str, request: Request, offsets: bool) -> Response:
-        self._refuse_while_leaving()
-        unit = _unit(request)
-        await self._check_topic(topic)
-        started_ms = self._clock.monotonic_ms()
-        tally = Tally(unit, self._settings.max_errors, self._settings.max_offsets if offsets else 0)
-        work = IngestRequest(self._producer, tally, self._settings)
-        parser = EventParser(topic, self._settings)
+    async def _post(self, asked: Asked, request: Request) -> Response:
+        self.refuse_while_leaving()
+        check_media_type(request)
+        self.check_rate(asked.client)
+        await self.check_topic(asked.topic)
         body = BodyReader(request.receive, self._drain, self._settings.body_timeout_ms)
+        started_ms = self._clock.monotonic_ms()
         try:
-            await (self._lines if unit == "line" else self._array)(request, body, parser, work)
-            await work.finish()
+            if asked.atomic or KEY_HEADER in request.headers:
+                return await self._as_one(asked, request, body, started_ms)
+            events = await open_events(request, body, asked.topic, self._read(asked.topic), self._settings, self._clock)
+            if not asked.acknowledged:
+                return await self._unacknowledged(asked, events)
+            if events.unit == "line" and NDJSON_TYPE in request.headers.get("accept", ""):
+                return self._streamed(asked, events, started_ms)
+            work = self._work(asked, events.unit)
+            try:
+                await self._work_through(events, work)
+            except ClientGone:
+                work.abandon()
+                raise
         except ClientGone:
-            work.abandon()
-            log.info("client closed the connection within its body", topic=topic, stored=tally.stored_count)
-            self._requests.labels(topic=topic, status=CLIENT_CLOSED_REQUEST).inc()
+            log.info("client closed the connection within its body", topic=asked.topic)
+            self._requests.labels(topic=asked.topic, status=CLIENT_CLOSED_REQUEST).inc()
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        self._count(topic, tally, started_ms)
-        return self._answer(tally)
+        self._count(asked, work.tally, started_ms)
+        return self._answer(work.tally)
 
-    async def _lines(self, request: Request, body: BodyReader, parser: EventParser, work: IngestRequest) -> None:
-        reader = NdjsonReader(parser, self._settings.max_line_bytes)
+    def _work(self, asked: Asked, unit: Literal["line", "index"], max_errors: int = 0) -> IngestRequest:
+        settings = self._settings
+        tally = Tally(unit, max_errors or settings.max_errors, settings.max_offsets if asked.offsets else 0)
+
+        def count(error: RecordError) -> None:
+            counter = self._unknown if error.outcome == "unknown" else self._refused
+            counter.labels(topic=asked.topic, error_code=error.error_code).inc()
+
+        tally.on_error = count
+        return IngestRequest(self._producer, tally, settings, max_errors=max_errors)
+
+    async def _work_through(self, events: Events, work: IngestRequest) -> None:
         try:
-            while (chunk := await body.next()) is not None:
-                if not await work.take(reader.feed(chunk, self._clock.now_ms())):
-                    work.tally.stop(reader.next_line, work.tally.must_stop)
-                    return
-            await work.take(reader.close(self._clock.now_ms()))
+            while (parsed := await events.next()) is not None:
+                if not await work.take(parsed):
+                    work.tally.stop(events.position, work.tally.must_stop)
+                    break
         except (BodyStalled, ServiceLeaving) as e:
-            work.tally.stop(reader.next_line, str(e))
+            work.tally.stop(events.position, str(e))
+        await work.finish()
 
-    async def _array(self, request: Request, body: BodyReader, parser: EventParser, work: IngestRequest) -> None:
-        max_body_bytes = self._settings.max_body_bytes
-        declared = request.headers.get("content-length", "")
-        if declared.isdigit() and int(declared) > max_body_bytes:
-            raise too_long(max_body_bytes)
+    def _streamed(self, asked: Asked, events: Events, started_ms: int) -> Response:
+        work = self._work(asked, "line", ERRORS_WITHOUT_BOUND)
+        self.active += 1
+
+        def done(complete: bool) -> None:
+            self.active -= 1
+            self._count(asked, work.tally, started_ms, None if complete else CLIENT_CLOSED_REQUEST)
+
+        return StreamedAnswer(events, work, self._clock, self._settings.body_timeout_ms, done)
+
+    async def _unacknowledged(self, asked: Asked, events: Events) -> Response:
+        work, taken = self._work(asked, events.unit), 0
         try:
-            batches = array_elements(await body.all(max_body_bytes), self._settings.max_line_bytes)
-        except BodyStalled as e:
-            raise Problem(ErrorKind(408, "BODY_STALLED", "Body incomplete"), str(e)) from None
-        except ServiceLeaving as e:
-            raise Problem.of(IllegalState(str(e))) from None
-        except EventRefused as e:
-            place = "" if e.column is None else f" at line {e.line}, column {e.column}"
-            extra = {} if e.column is None else {"line": e.line, "column": e.column}
-            raise Problem(ErrorKind(400, e.error_code, "Not a JSON array"), f"{e}{place}", extra) from None
-        for first, values in batches:
-            if not await work.take(parser.parse(values, first, self._clock.now_ms())):
-                work.tally.stop(first + len(values), work.tally.must_stop)
-                return
+            while (parsed := await events.next()) is not None:
+                taken += await work.take_unacknowledged(parsed)
+                if work.tally.must_stop:
+                    work.tally.stop(events.position, work.tally.must_stop)
+                    break
+        except (BodyStalled, ServiceLeaving, BufferExhausted) as e:
+            if not taken and isinstance(e, BufferExhausted):
+                raise
+            work.tally.stop(events.position, str(e))
+        self._records_of.pay(asked.client, taken, self._clock.monotonic_ms())
+        status = 202 if taken else work.tally.status
+        self._requests.labels(topic=asked.topic, status=status).inc()
+        return accepted(work.tally, taken) if taken else self._answer(work.tally)
 
-    def _refuse_while_leaving(self) -> None:
+    async def _as_one(self, asked: Asked, request: Request, body: BodyReader, started_ms: int) -> Response:
+        """All of the body in one transaction, with the key where there is one."""
+        if self._transactor is None or not asked.acknowledged:
+            why = "ack=none promises nothing" if not asked.acknowledged else "this service has no transactions"
+            raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), f"?atomic=true, Idempotency-Key: {why}")
+        whole = await whole_body(request, body, self._settings.max_body_bytes)
+        name = request.headers.get(KEY_HEADER)
+        key = None if name is None else idempotency_key(name, asked.topic, whole, atomic=asked.atomic)
+        read = self._read(asked.topic)
+        events = await open_events(request, BodyReader.of(whole), asked.topic, read, self._settings, self._clock)
+        work, all_of_it = self._work(asked, events.unit), Parsed()
+        while (parsed := await events.next()) is not None:
+            work.tally.refused(parsed.errors)
+            all_of_it.records += parsed.records
+            all_of_it.positions += parsed.positions
+        if all_of_it.records and not (asked.atomic and work.tally.errors):
+            answer = await self._transact(self._transactor, key, all_of_it, work.tally)
+        else:
+            answer = self._answer(work.tally)
+        self._count(asked, work.tally, started_ms, answer.status_code)
+        return answer
+
+    async def _transact(
+        self, transactor: Transactor, key: IdempotencyKey | None, parsed: Parsed, tally: Tally
+    ) -> Response:
+        def remember(outcomes: Sequence[Outcome]) -> Remembered:
+            tally.stored(parsed.positions, outcomes)
+            return Remembered(tally.status, msgspec.json.encode(tally.body()))
+
+        try:
+            if key is None:
+                answer, known = remember(await transactor.send_atomic(parsed.records)), False
+            else:
+                answer, known = await transactor.send_keyed(key, parsed.records, remember)
+        except KeyReused as e:
+            raise Problem(REUSED, str(e)) from None
+        except PenstockError as e:
+            tally.uncommitted()
+            kind = kind_of_record(e)
+            outcome: Literal["unknown", "not_stored"] = "unknown" if kind.status == 504 else "not_stored"
+            extra = {"stored": 0, "outcome": outcome, "events": len(parsed.records)}
+            raise Problem(kind, str(e) or kind.title, extra) from None
+        headers = {"Idempotency-Replayed": "true"} if known else {}
+        return Response(answer.body, answer.status, headers, "application/json")
+
+    def refuse_while_leaving(self) -> None:
+        """IllegalState while the service is leaving, BrokerNotAvailable while Kafka does not answer."""
         if self._drain.begun:
             raise IllegalState("the service is shutting down")
         if self._kafka is not None and not (check := self._kafka()).ok:
             raise BrokerNotAvailable(f"Kafka cannot be reached: {check.detail}")
 
-    async def _check_topic(self, topic: str) -> None:
+    def check_rate(self, client: str) -> None:
+        """Problem (429) for a client that asks for more than it may; counts the request."""
+        now_ms = self._clock.monotonic_ms()
+        for rates, name in ((self._requests_of, "max_requests_per_second"), (self._records_of, RECORDS_RATE)):
+            if (wait_s := rates.wait_s(client, now_ms)) > 0:
+                kind = ErrorKind(429, "RATE_LIMITED", "Too much asked", wait_s)
+                raise Problem(kind, f"more than {name}={getattr(self._settings, name)}")
+        self._requests_of.pay(client, 1, now_ms)
+
+    async def check_topic(self, topic: str) -> None:
+        """InvalidTopic, Problem (403) for a topic that takes no events, UnknownTopicOrPartition."""
         check_topic_name(topic)
         allowed = self._settings.for_topic(topic).allowed
         # What Penstock itself writes needs an entry of its own in the settings.
-        if not allowed or (is_internal(topic) and topic not in self._settings.topics):
+        own = is_internal(topic) or topic == self._settings.idempotency_topic
+        if not allowed or (own and topic not in self._settings.topics):
             raise Problem(ErrorKind(403, "TOPIC_NOT_ALLOWED", "Topic not allowed"), f"{topic}: events are not accepted")
         try:
             await self._producer.partitions_for(topic)
         except KafkaTimeout as e:  # nothing was handed over yet
             raise BrokerNotAvailable(str(e)) from None
 
-    def _count(self, topic: str, tally: Tally, started_ms: int) -> None:
-        self._requests.labels(topic=topic, status=tally.status).inc()
-        self._stored.labels(topic=topic).inc(tally.stored_count)
-        for error in tally.errors:
-            counter = self._unknown if error.outcome == "unknown" else self._refused
-            counter.labels(topic=topic, error_code=error.error_code).inc()
-        self._seconds.labels(topic=topic).observe((self._clock.monotonic_ms() - started_ms) / 1000)
+    def _read(self, topic: str) -> Read:
+        return self._readers.get(topic, self._reader)
+
+    def _count(self, asked: Asked, tally: Tally, started_ms: int, status: int | None = None) -> None:
+        now_ms = self._clock.monotonic_ms()
+        self._requests.labels(topic=asked.topic, status=status or tally.status).inc()
+        self._stored.labels(topic=asked.topic).inc(tally.stored_count)
+        self._seconds.labels(topic=asked.topic).observe((now_ms - started_ms) / 1000)
+        self._records_of.pay(asked.client, tally.stored_count, now_ms)
 
     def _answer(self, tally: Tally) -> Response:
-        status, retry_after_s = tally.status, tally.retry_after_s
+        status = tally.status
         if status in (200, 207):
-            return json_response(tally.body(), status, _retry_after(retry_after_s))
-        title = UNKNOWN_TITLE if tally.unknown_count else NOTHING_TITLE
-        if not tally.errors:
-            kind, detail = ErrorKind(status, "NOTHING_READ", title, retry_after_s), tally.stop_reason
-        else:
-            first = min(tally.errors, key=lambda e: (e.status != status, e.position))
-            kind, detail = ErrorKind(status, first.error_code, title, retry_after_s), _about(tally, first)
-        return Problem(kind, detail, tally.body()).response()
-
-
-NOTHING_TITLE = "No event was stored"
-UNKNOWN_TITLE = "Events may or may not be stored"
-
-NOTHING_STORED = {
-    400: "no event was good, or the body is not JSON",
-    403: "the topic does not take events",
-    404: "no such topic",
-    408: "the body stopped coming",
-    413: "the body, or every event, is too large",
-    415: "neither NDJSON nor JSON",
-    429: "too much is waiting for Kafka: try again after Retry-After",
-    503: "Kafka cannot be reached, or the service is leaving; nothing is stored: try again after Retry-After",
-    504: "Kafka did not acknowledge in time: the events whose outcome is unknown may or may not be stored, and are "
-    "there twice where they are sent again and had been",
-}
-
-
-def _unit(request: Request) -> Literal["line", "index"]:
-    encoding = request.headers.get("content-encoding", "identity").lower()
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    kind = ErrorKind(415, "UNSUPPORTED_MEDIA_TYPE", "Unsupported body")
-    if encoding != "identity":
-        raise Problem(kind, f"Content-Encoding {encoding[:40]!r} is not supported; send the body as it is")
-    if media_type in NDJSON_TYPES:
-        return "line"
-    if media_type == JSON_ARRAY_TYPE:
-        return "index"
-    raise Problem(kind, f"Content-Type must be application/x-ndjson or application/json, got {media_type[:60]!r}")
-
-
-def _retry_after(seconds: int | None) -> dict[str, str]:
-    return {} if seconds is None else {"Retry-After": str(seconds)}
-
-
-def _about(tally: Tally, first: RecordError) -> str:
-    count = len(tally.errors)
-    where = f"{tally.unit} {first.position}" + (f", column {first.column}" if first.column is not None else "")
-    return f"{where}: {first.message}" + (f" (and {count - 1} more)" if count > 1 else "")
+            return json_response(tally.body(), status, retry_after(tally.retry_after_s))
+        return problem_of(tally).response()

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 from api.ndjson import Parsed
 from api.settings import IngestSettings
 from api.tally import Outcome, Tally
-from shared.common.errors import KafkaTimeout, PenstockError
+from shared.common.errors import BufferExhausted, KafkaTimeout, PenstockError
 from shared.common.records import ProducerRecord
 
 MAYBE = "it may still be stored"
@@ -35,6 +35,10 @@ class IngestProducer(Protocol):
         """The partitions of a topic; UnknownTopicOrPartition where there is none."""
         ...
 
+    def has_room(self) -> bool:
+        """Whether a record would be taken now without waiting for memory."""
+        ...
+
 
 class Flight(NamedTuple):
     """A batch that was handed over: its positions and its coming outcomes."""
@@ -47,12 +51,14 @@ class Flight(NamedTuple):
 class IngestRequest:
     """Sends what was parsed and keeps the tally."""
 
-    def __init__(self, producer: IngestProducer, tally: Tally, settings: IngestSettings) -> None:
+    def __init__(self, producer: IngestProducer, tally: Tally, settings: IngestSettings, max_errors: int = 0) -> None:
         self.tally = tally
+        self._max_errors = max_errors or settings.max_errors
         self._producer = producer
         self._settings = settings
         self._flights: deque[Flight] = deque()
         self._in_flight = 0
+        self._next_position = 1
 
     def __repr__(self) -> str:
         return f"IngestRequest(in_flight={self._in_flight}, {self.tally!r})"
@@ -62,6 +68,7 @@ class IngestRequest:
         keep = self._within_errors(parsed)
         self.tally.refused(parsed.errors)
         if parsed.records:
+            self._next_position = parsed.positions[-1] + 1
             await self._send(parsed.records, parsed.positions)
         while self._flights and (self._flights[0].outcomes.done() or self._in_flight > self._most_in_flight):
             await self._settle(self._flights.popleft())
@@ -71,6 +78,24 @@ class IngestRequest:
         """Wait for everything in flight."""
         while self._flights:
             await self._settle(self._flights.popleft())
+
+    @property
+    def settled_before(self) -> int:
+        """The position before which every event's fate is known."""
+        return self._flights[0].positions[0] if self._flights else self._next_position
+
+    async def take_unacknowledged(self, parsed: Parsed) -> int:
+        """Hand the records over and promise nothing; how many. BufferExhausted where there is no room for them."""
+        self.tally.refused(parsed.errors)
+        if not parsed.records:
+            return 0
+        if not self._producer.has_room():
+            raise BufferExhausted("too much is waiting for Kafka")
+        deliveries = await self._producer.send_many(parsed.records)
+        waiting = asyncio.ensure_future(_outcomes(deliveries))
+        UNWATCHED.add(waiting)
+        waiting.add_done_callback(_retrieve)
+        return len(parsed.records)
 
     def abandon(self) -> None:
         """Nobody waits for an answer any more: what was handed over goes its way without us."""
@@ -84,11 +109,11 @@ class IngestRequest:
 
     def _within_errors(self, parsed: Parsed) -> bool:
         """Cut a batch behind the error that is one too many, so that the errors stay bounded and all is said."""
-        room = self._settings.max_errors - len(self.tally.errors)
+        room = self._max_errors - len(self.tally.errors)
         if len(parsed.errors) <= room:
             return True
         cut = parsed.errors[room].position
-        self.tally.stop(cut, f"more than max_errors={self._settings.max_errors} events were refused")
+        self.tally.stop(cut, f"more than max_errors={self._max_errors} events were refused")
         keep = sum(position < cut for position in parsed.positions)
         del parsed.errors[room:], parsed.records[keep:], parsed.positions[keep:]
         return False
@@ -142,6 +167,11 @@ def _fated(error: PenstockError, *, maybe_written: bool) -> PenstockError:
     return fated
 
 
+UNWATCHED: set[asyncio.Future[Sequence[Outcome]]] = set()
+"""Batches that no request waits for any more; a task that nobody holds may vanish."""
+
+
 def _retrieve(outcomes: asyncio.Future[Sequence[Outcome]]) -> None:
+    UNWATCHED.discard(outcomes)
     if not outcomes.cancelled():
         outcomes.exception()

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 
-from api.event import EventRefused, Read, RecordError, event_reader, explain_malformed
+from api.event import EventRefused, Read, RecordError, event_reader, explain_malformed, timestamp_of
 from api.settings import IngestSettings
-from shared.common.records import ProducerRecord
+from shared.common.records import Headers, ProducerRecord
 
 BLANK = b" \t\r"
 
@@ -78,6 +79,16 @@ class LineSplitter:
         return line if len(line) <= self._max_line_bytes else None
 
 
+class Attributes(NamedTuple):
+    """Key and time (ms, or ISO 8601) that came beside an event."""
+
+    key: bytes | None = None
+    time: str | None = None
+
+
+NONE = Attributes()
+
+
 class Parsed:
     """Some consecutive events: records to send, each with its position, and the errors of the others."""
 
@@ -93,18 +104,37 @@ class Parsed:
 
 
 class EventParser:
-    """Values to records of one topic, by the topic's settings."""
+    """Values to records of one topic, by its settings; `key` and `time` are the request's, for events without."""
 
-    def __init__(self, topic: str, settings: IngestSettings) -> None:
+    def __init__(
+        self,
+        topic: str,
+        settings: IngestSettings,
+        read: Read | None = None,
+        *,
+        key: bytes | None = None,
+        time: str | None = None,
+    ) -> None:
         self.topic = topic
-        self._read: Read = event_reader(settings.for_topic(topic))
+        self.settings = settings
+        self._read: Read = event_reader(settings.for_topic(topic)) if read is None else read
         self._max_future_ms = settings.max_future_ms
         self._max_line_bytes = settings.max_line_bytes
+        self._key, self._time = key, time
 
-    def parse(self, values: Sequence[bytes | None], first: int, now_ms: int) -> Parsed:
-        """Events at the positions `first`, `first + 1`, ...; blank ones are skipped but counted."""
+    def parse(
+        self, values: Sequence[bytes | None], first: int, now_ms: int, headers: Headers = (), event: Attributes = NONE
+    ) -> Parsed:
+        """Events at the positions `first`, `first + 1`, ...; blank ones are skipped but counted.
+
+        `headers` and `event` (a key and a time from elsewhere, such as CloudEvents' attributes) are for all of them.
+        """
         parsed = Parsed()
         read, topic, latest_ms = self._read, self.topic, now_ms + self._max_future_ms
+        other_key = self._key if event.key is None else event.key
+        other_time = self._other_time(event, latest_ms, parsed, first)
+        if parsed.errors:
+            return parsed
         add_record, add_position = parsed.records.append, parsed.positions.append
         for position, value in enumerate(values, first):
             if value is None:
@@ -116,9 +146,25 @@ class EventParser:
                 if value.strip(BLANK):
                     parsed.errors.append(RecordError(position, 400, e.error_code, str(e), e.column))
                 continue
-            add_record(ProducerRecord(topic, value, key, (), None, timestamp))
+            if key is None:
+                key = other_key
+            if timestamp is None:
+                timestamp = other_time
+            add_record(ProducerRecord(topic, value, key, headers, None, timestamp))
             add_position(position)
         return parsed
+
+    def _other_time(self, event: Attributes, latest_ms: int, parsed: Parsed, first: int) -> int | None:
+        text = self._time if event.time is None else event.time
+        if text is None:
+            return None
+        try:
+            return timestamp_of(
+                "its header or attribute", int(text) if text.isascii() and text.isdigit() else text, latest_ms
+            )
+        except EventRefused as e:
+            parsed.errors.append(RecordError(first, 400, e.error_code, str(e)))
+            return None
 
     def _too_long(self, position: int) -> RecordError:
         return RecordError(position, 413, "MESSAGE_TOO_LARGE", f"longer than max_line_bytes={self._max_line_bytes}")

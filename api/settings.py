@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
@@ -32,6 +33,7 @@ def _is_pointer(pointer: str) -> str:
 
 Pointer = Annotated[str, AfterValidator(_is_pointer)]
 PositiveCount = Annotated[int, Field(gt=0)]
+HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
 
 
 class TopicSettings(Section):
@@ -42,6 +44,9 @@ class TopicSettings(Section):
         (), description="JSON pointers whose values, joined with '-', are the record's key"
     )
     time: Pointer | None = Field(None, description="JSON pointer to the event time; default: the time of arrival")
+    key_header: HeaderName | None = Field(None, description="request header with the key of events that have none")
+    time_header: HeaderName | None = Field(None, description="request header with the time of events that have none")
+    json_schema: Path | None = Field(None, description="file with the JSON Schema that an event must fulfil")
 
 
 class IngestSettings(Section):
@@ -57,6 +62,15 @@ class IngestSettings(Section):
     max_future_ms: PositiveMs = Field(HOUR_MS, description="how far ahead of the clock an event time may be")
     ack_timeout_ms: PositiveMs = Field(30_000, description="how long a record may wait for its acknowledgement")
     body_timeout_ms: PositiveMs = Field(30_000, description="how long a client may pause within a body")
+    max_requests_per_second: PositiveCount | None = Field(None, description="of one client; default: no limit")
+    max_records_per_second: PositiveCount | None = Field(None, description="of one client; default: no limit")
+    atomic_producers: PositiveCount = Field(4, description="transactions of ?atomic=true that may run at once")
+    idempotency_topic: str = Field(
+        "penstock-ingest-keys", description="where Idempotency-Keys are kept; made if missing"
+    )
+    idempotency_partitions: PositiveCount = Field(8, description="of that topic, where it is made")
+    idempotency_ttl_ms: PositiveMs = Field(24 * HOUR_MS, description="how long an Idempotency-Key is remembered")
+    max_idempotency_keys: PositiveCount = Field(100_000, description="remembered at once, a partition; then 429")
 
     def for_topic(self, topic: str) -> TopicSettings:
         """The settings of a topic, or the default ones."""

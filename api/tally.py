@@ -15,7 +15,7 @@ names the first event that was not looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from api.event import RecordError
@@ -45,13 +45,19 @@ class Tally:
         self._max_offsets = max_offsets
         self._offsets: list[dict[str, int]] = []
         self._lasting_failure = ""
+        self._taken: set[int] = set()
+        self._taken_count = 0
+        self._taken_wait_s: int | None = None
+        self.on_error: Callable[[RecordError], None] | None = None
+        """Told of every error, once."""
 
     def __repr__(self) -> str:
         return f"Tally(stored={self.stored_count}, errors={len(self.errors)}, stopped_at={self.stopped_at})"
 
     def refused(self, errors: Iterable[RecordError]) -> None:
         """Events that were not sent."""
-        self.errors.extend(errors)
+        for error in errors:
+            self._add(error)
 
     def stored(self, positions: Sequence[int], outcomes: Sequence[Outcome]) -> None:
         """What the broker said of the events at these positions."""
@@ -66,6 +72,32 @@ class Tally:
                 last[partition] = offset
             if len(offsets) < self._max_offsets:
                 offsets.append({self.unit: position, "partition": partition, "offset": offset})
+
+    def uncommitted(self) -> None:
+        """What was acknowledged within a transaction that was not committed counts for nothing."""
+        self.stored_count = 0
+        self.last_offsets.clear()
+        self._offsets.clear()
+
+    def taken(self) -> dict[str, Any]:
+        """The errors and offsets since the last call, as plain values; they are kept no longer."""
+        row: dict[str, Any] = {}
+        if self.errors:
+            row["errors"] = [self._error(e) for e in sorted(self.errors, key=lambda e: e.position)]
+            self._taken_wait_s = self.retry_after_s
+            self._taken_count += len(self.errors)
+            self._taken.update(e.status for e in self.errors)
+            self.errors.clear()
+        if self._offsets:
+            row["offsets"] = self._offsets
+            self._offsets = []
+        return row
+
+    def totals(self) -> dict[str, Any]:
+        """What became of all, as counts."""
+        failed = self._taken_count + len(self.errors)
+        totals = {"stored": self.stored_count, "not_stored": failed - self.unknown_count, "unknown": self.unknown_count}
+        return totals | self._stopped()
 
     def stop(self, position: int, reason: str) -> None:
         """Say that nothing from `position` on was looked at; the first stop counts."""
@@ -85,11 +117,11 @@ class Tally:
 
         Where none is stored, the status is what the errors agree on, the service's before the client's.
         """
-        if not self.errors and self.stopped_at is None:
+        statuses = self._taken | {e.status for e in self.errors}
+        if not statuses and self.stopped_at is None:
             return 200
         if self.stored_count:
             return 207
-        statuses = {e.status for e in self.errors}
         for status in (504, 500, 503, TOO_MANY_REQUESTS):
             if status in statuses:
                 return status
@@ -101,6 +133,8 @@ class Tally:
     def retry_after_s(self) -> int | None:
         """Seconds after which what failed may be sent again, where that makes sense."""
         waits = [e.retry_after_s for e in self.errors if e.retry_after_s is not None]
+        if self._taken_wait_s is not None:
+            waits.append(self._taken_wait_s)
         if waits:
             return max(waits)
         return 1 if self.stopped_at is not None and len(self.errors) < self._max_errors else None
@@ -118,10 +152,18 @@ class Tally:
             body["not_stored"] = len(self.errors) - self.unknown_count
             body["unknown"] = self.unknown_count
             body["errors"] = [self._error(e) for e in sorted(self.errors, key=lambda e: e.position)]
-        if self.stopped_at is not None:
-            body[f"stopped_at_{self.unit}"] = self.stopped_at
-            body["stop_reason"] = f"{self.stop_reason}; nothing from here on was read or stored"
-        return body
+        return body | self._stopped()
+
+    def _stopped(self) -> dict[str, Any]:
+        if self.stopped_at is None:
+            return {}
+        reason = f"{self.stop_reason}; nothing from here on was read or stored"
+        return {f"stopped_at_{self.unit}": self.stopped_at, "stop_reason": reason}
+
+    def _add(self, error: RecordError) -> None:
+        self.errors.append(error)
+        if self.on_error is not None:
+            self.on_error(error)
 
     def _failed(self, position: int, error: BaseException) -> None:
         kind = kind_of_record(error)
@@ -130,7 +172,7 @@ class Tally:
         unknown = status == 504 or kind is UNEXPECTED
         self.unknown_count += unknown
         outcome: Literal["unknown", "not_stored"] = "unknown" if unknown else "not_stored"
-        self.errors.append(RecordError(position, status, error_code, message, None, retry_after_s, outcome))
+        self._add(RecordError(position, status, error_code, message, None, retry_after_s, outcome))
         if status in MET_BY_ALL or status >= 500:
             self._lasting_failure = self._lasting_failure or message
 

@@ -15,6 +15,7 @@ from api.kafka_daemon import KafkaHttpDaemon
 from api.server import HttpServer
 from services.producer.looked_up import LookedUpProducer
 from services.producer.settings import ProducerServiceSettings
+from services.producer.transactor import KafkaTransactor
 from shared.clients.admin import Admin
 from shared.clients.producer import Producer
 
@@ -32,7 +33,8 @@ class ProducerDaemon(KafkaHttpDaemon):
         self._registry = CollectorRegistry() if registry is None else registry
         self._producer = Producer(settings.kafka, settings.producer, registry=self._registry)
         looked_up = LookedUpProducer(self._producer, self._admin)
-        self.ingest = Ingest(looked_up, settings.ingest, self._registry, kafka=self._probe)
+        self._transactor = KafkaTransactor(settings.kafka, settings.producer, settings.ingest, self._admin)
+        self.ingest = Ingest(looked_up, settings.ingest, self._registry, kafka=self._probe, transactor=self._transactor)
         self.server = self._create_server()
 
     def _create_server(self) -> HttpServer:
@@ -56,5 +58,6 @@ class ProducerDaemon(KafkaHttpDaemon):
         limit_ms = self._settings.shutdown_timeout_ms
         self.ingest.drain(int(limit_ms * BODY_SHARE))
         await self.server.stop(int(limit_ms * REQUEST_SHARE))
+        await self._transactor.close()
         await self._producer.close(int(limit_ms * FLUSH_SHARE))
         await self._admin.close()

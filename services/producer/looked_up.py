@@ -14,6 +14,8 @@ from shared.clients.producer import Deliveries, Producer
 from shared.common.records import ProducerRecord
 
 LOOKUP_TIMEOUT_MS = 5_000
+ROOM_BYTES_MIN = 1_048_576
+"""Free bytes of the producer's buffer under which it counts as full for records that nobody waits for."""
 
 
 class LookedUpProducer:
@@ -37,3 +39,8 @@ class LookedUpProducer:
     async def send_many(self, records: Iterable[ProducerRecord]) -> Deliveries:
         """As `Producer.send_many`."""
         return await self._producer.send_many(records)
+
+    def has_room(self) -> bool:
+        """Whether the producer's buffer takes another batch without waiting."""
+        figures = self._producer.metrics()
+        return figures["buffer_waiting"] == 0 and figures["buffer_available_bytes"] >= ROOM_BYTES_MIN

@@ -21,6 +21,7 @@ class MemoryProducer:
         self.refuse: dict[bytes, Exception] = {}
         self.fail_all: Exception | None = None
         self.batches: list[int] = []
+        self.is_full = False
 
     async def partitions_for(self, topic: str) -> Sequence[int]:
         if topic not in self.logs:
@@ -33,6 +34,9 @@ class MemoryProducer:
         taken = list(records)
         self.batches.append(len(taken))
         return self._acknowledged([self._append(record) for record in taken])
+
+    def has_room(self) -> bool:
+        return not self.is_full
 
     def values(self, topic: str = "t") -> list[bytes | None]:
         return [record.value for log in self.logs[topic] for record in log]

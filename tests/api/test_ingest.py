@@ -15,6 +15,7 @@ from api.health import CheckResult
 from api.ingest import Ingest
 from api.settings import IngestSettings
 from shared.common import errors
+from shared.common.clock import SYSTEM_CLOCK, Clock
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
 JSON = {"Content-Type": "application/json"}
@@ -24,9 +25,10 @@ URL = "/v1/topics/t/events"
 class Service:
     """An ingest app with a client on it."""
 
-    def __init__(self, producer: Any, kafka: Any = None, **settings: Any) -> None:
+    def __init__(self, producer: Any, kafka: Any = None, clock: Clock = SYSTEM_CLOCK, **settings: Any) -> None:
         self.registry = CollectorRegistry()
-        self.ingest = Ingest(producer, IngestSettings.model_validate(settings), self.registry, kafka=kafka)
+        taken = IngestSettings.model_validate(settings)
+        self.ingest = Ingest(producer, taken, self.registry, kafka=kafka, clock=clock)
         transport = httpx.ASGITransport(create_app(ingest=self.ingest.router))
         self.client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
 

@@ -1,0 +1,183 @@
+"""The events of a request's body, whatever its form: batches of parsed events, one after the other (an edge).
+
+| Content-Type | events |
+|---|---|
+| application/x-ndjson (ndjson, jsonl) | one a line, read as it arrives: a body of any length |
+| application/json | the elements of an array, read whole |
+| application/cloudevents+json | one CloudEvent |
+| application/cloudevents-batch+json | an array of CloudEvents |
+| any, with ce-specversion | one CloudEvent in binary mode: the body is its data |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, Protocol
+
+from fastapi import Request
+
+from api import cloudevents
+from api.body import BodyReader, BodyStalled, ServiceLeaving, too_long
+from api.cloudevents import BATCH_TYPE, STRUCTURED_TYPE, CloudEventParser
+from api.event import EventRefused, Read, timestamp_of
+from api.ndjson import EventParser, NdjsonReader, Parsed, array_elements
+from api.problem import ErrorKind, Problem
+from api.settings import IngestSettings
+from shared.common.clock import Clock
+from shared.common.errors import IllegalState
+
+NDJSON_TYPES = frozenset({"application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines"})
+JSON_ARRAY_TYPE = "application/json"
+
+Unit = Literal["line", "index"]
+ParseBatch = Callable[[Sequence[bytes | None], int, int], Parsed]
+
+
+class Events(Protocol):
+    """The events of one request."""
+
+    unit: Unit
+    position: int
+    """Of the first event that was not given out."""
+
+    async def next(self) -> Parsed | None:
+        """The next batch, None at the end. Raises Problem; BodyStalled and ServiceLeaving where what came counts."""
+        ...
+
+
+class Lines:
+    """NDJSON as it arrives."""
+
+    unit: Unit = "line"
+
+    def __init__(self, body: BodyReader, parser: EventParser, max_line_bytes: int, clock: Clock) -> None:
+        self._body, self._clock = body, clock
+        self._reader: NdjsonReader | None = NdjsonReader(parser, max_line_bytes)
+        self.position = 1
+
+    async def next(self) -> Parsed | None:
+        if self._reader is None:
+            return None
+        chunk = await self._body.next()
+        now_ms = self._clock.now_ms()
+        parsed = self._reader.close(now_ms) if chunk is None else self._reader.feed(chunk, now_ms)
+        self.position = self._reader.next_line
+        if chunk is None:
+            self._reader = None
+        return parsed
+
+
+class Whole:
+    """A body that is read to its end before its first event is looked at."""
+
+    unit: Unit = "index"
+
+    def __init__(self, read: Callable[[bytes], Iterator[tuple[int, list[bytes | None]]]], parse: ParseBatch) -> None:
+        self._read, self._parse = read, parse
+        self._batches: Iterator[tuple[int, list[bytes | None]]] | None = None
+        self.position = 0
+
+    def start(self, body: bytes, clock: Clock) -> Whole:
+        """Take the body; Problem (400) where it is not what its type says."""
+        self._clock = clock
+        try:
+            self._batches = self._read(body)
+        except EventRefused as e:
+            place = "" if e.column is None else f" at line {e.line}, column {e.column}"
+            extra = {} if e.column is None else {"line": e.line, "column": e.column}
+            raise Problem(ErrorKind(400, e.error_code, "Not a JSON array"), f"{e}{place}", extra) from None
+        return self
+
+    async def next(self) -> Parsed | None:
+        assert self._batches is not None, "start() comes first"
+        first, values = next(self._batches, (0, None))
+        if values is None:
+            return None
+        self.position = first + len(values)
+        return self._parse(values, first, self._clock.now_ms())
+
+
+async def open_events(
+    request: Request, body: BodyReader, topic: str, read: Read, settings: IngestSettings, clock: Clock
+) -> Events:
+    """The events of a request by its Content-Type; Problem (400, 408, 413, 415, 503) where there cannot be any."""
+    media_type = check_media_type(request)
+    key, time = _from_headers(request, topic, settings, clock)
+    parser = EventParser(topic, settings, read, key=key, time=time)
+    if media_type in NDJSON_TYPES:
+        return Lines(body, parser, settings.max_line_bytes, clock)
+    own = settings.for_topic(topic)
+    reads_data = bool(own.key or own.time or own.json_schema)
+    events = CloudEventParser(parser, read, settings.max_future_ms, reads_data=reads_data)
+    most = settings.max_line_bytes
+
+    def one(whole: bytes) -> Iterator[tuple[int, list[bytes | None]]]:
+        return iter([(0, [whole if len(whole) <= most else None])])
+
+    def elements(whole: bytes) -> Iterator[tuple[int, list[bytes | None]]]:
+        return array_elements(whole, most)
+
+    def plain(values: Sequence[bytes | None], first: int, now_ms: int) -> Parsed:
+        return parser.parse(values, first, now_ms)
+
+    if cloudevents.is_binary(request.headers):
+        try:
+            event = cloudevents.binary_event(request.headers.items())
+        except EventRefused as e:
+            raise Problem(ErrorKind(400, e.error_code, "Not a CloudEvent"), str(e)) from None
+
+        def binary(values: Sequence[bytes | None], first: int, now_ms: int) -> Parsed:
+            return plain(values, first, now_ms) if values[0] is None else events.binary(event, values[0], now_ms)
+
+        form = Whole(one, binary)
+    elif media_type == STRUCTURED_TYPE:
+        form = Whole(one, events.structured)
+    else:
+        form = Whole(elements, events.structured if media_type == BATCH_TYPE else plain)
+    return form.start(await whole_body(request, body, settings.max_body_bytes), clock)
+
+
+async def whole_body(request: Request, body: BodyReader, max_body_bytes: int) -> bytes:
+    """The body up to `max_body_bytes`; Problem: 413 beyond, 408 where it stalls, 503 where the service leaves."""
+    declared = request.headers.get("content-length", "")
+    if declared.isascii() and declared.isdigit() and int(declared) > max_body_bytes:
+        raise too_long(max_body_bytes)
+    try:
+        return await body.all(max_body_bytes)
+    except BodyStalled as e:
+        raise Problem(ErrorKind(408, "BODY_STALLED", "Body incomplete"), str(e)) from None
+    except ServiceLeaving as e:
+        raise Problem.of(IllegalState(str(e))) from None
+
+
+def check_media_type(request: Request) -> str:
+    """The Content-Type without parameters; Problem (415) for what ingest does not read."""
+    encoding = request.headers.get("content-encoding", "identity").lower()
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = ErrorKind(415, "UNSUPPORTED_MEDIA_TYPE", "Unsupported body")
+    if encoding != "identity":
+        raise Problem(kind, f"Content-Encoding {encoding[:40]!r} is not supported; send the body as it is")
+    known = NDJSON_TYPES | {JSON_ARRAY_TYPE, STRUCTURED_TYPE, BATCH_TYPE}
+    if media_type in known or cloudevents.is_binary(request.headers):
+        return media_type
+    raise Problem(
+        kind,
+        "Content-Type must be application/x-ndjson, application/json or a CloudEvent's (application/cloudevents+json,"
+        f" application/cloudevents-batch+json, or any with ce-specversion), got {media_type[:60]!r}",
+    )
+
+
+def _from_headers(
+    request: Request, topic: str, settings: IngestSettings, clock: Clock
+) -> tuple[bytes | None, str | None]:
+    """Key and time that the request's headers name for all of its events."""
+    own = settings.for_topic(topic)
+    key = request.headers.get(own.key_header) if own.key_header else None
+    time = request.headers.get(own.time_header) if own.time_header else None
+    if time is not None:
+        try:
+            value = int(time) if time.isascii() and time.isdigit() else time
+            timestamp_of(f"the header {own.time_header}", value, clock.now_ms() + settings.max_future_ms)
+        except EventRefused as e:
+            raise Problem(ErrorKind(400, e.error_code, "Wrong event time"), str(e)) from None
+    return None if key is None else key.encode(), time

@@ -1,0 +1,53 @@
+"""Events held against a JSON Schema: the file is read and compiled once, at start-up.
+
+>>> validate = compile_schema({"type": "object", "required": ["id"], "properties": {"id": {"type": "integer"}}}, "it")
+>>> validate({"id": 1})
+>>> validate({"id": "x"})
+'/id: "x" is not of type "integer"'
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shared.common.errors import ConfigError
+
+Validate = Callable[[Any], str | None]
+"""What is wrong with a value, or None."""
+
+MESSAGE_CHARACTERS_MAX = 300
+
+
+def load_schema(path: Path) -> Validate:
+    """The validation of a schema in a file; ConfigError where it is no JSON Schema that can be read."""
+    try:
+        schema = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise ConfigError(f"json_schema: {path}: {e.strerror}") from None
+    except ValueError as e:
+        raise ConfigError(f"json_schema: {path}: not JSON: {e}") from None
+    return compile_schema(schema, str(path))
+
+
+def compile_schema(schema: Any, name: str) -> Validate:
+    """The validation of a schema; `name` is what an error calls it."""
+    try:
+        import jsonschema_rs
+    except ImportError:
+        raise ConfigError(f"json_schema: {name}: needs the package jsonschema-rs (penstock[schemas])") from None
+    try:
+        validator = jsonschema_rs.validator_for(schema)
+    except ValueError as e:
+        raise ConfigError(f"json_schema: {name}: {e}"[:MESSAGE_CHARACTERS_MAX]) from None
+
+    def validate(value: Any) -> str | None:
+        if validator.is_valid(value):
+            return None
+        error = next(iter(validator.iter_errors(value)))
+        place = "".join(f"/{step}" for step in error.instance_path)
+        return f"{place or 'the event'}: {error.message}"[:MESSAGE_CHARACTERS_MAX]
+
+    return validate

@@ -1,0 +1,101 @@
+"""Answers to a long NDJSON body while it is still coming: `Accept: application/x-ndjson`.
+
+The status is 207 from the start, since nobody knows yet what will become of the rest. Each line is about the events
+since the one before, and is written only when their fate is known:
+
+    {"through_line":20000,"stored":19999,"errors":[{"line":7,...}]}
+
+The last line has `"status"` and the totals. Where it is missing (the connection broke), what was not spoken of may
+or may not be stored. A client reads while it writes; one that does not is cut off after `body_timeout_ms`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from api.body import BodyStalled, ClientGone, ServiceLeaving
+from api.events import Events
+from api.ingest_request import IngestRequest
+from api.problem import Problem
+from shared.common.clock import Clock
+from shared.common.errors import PenstockError
+
+NDJSON_TYPE = "application/x-ndjson"
+EVERY_MS = 1_000
+"""A line is written at least as often while there is something to say."""
+ERRORS_A_LINE = 100
+"""With so many errors waiting a line is written at once."""
+
+
+class StreamedAnswer(Response):
+    """Reads the events while it answers; `done` is called once at the end, with the work."""
+
+    def __init__(
+        self, events: Events, work: IngestRequest, clock: Clock, timeout_ms: int, done: Callable[[bool], None]
+    ) -> None:
+        super().__init__(status_code=207, media_type=NDJSON_TYPE)
+        del self.raw_headers[:]
+        self._events, self._work, self._clock, self._timeout_ms, self._done = events, work, clock, timeout_ms, done
+        self._told_ms = clock.monotonic_ms()
+        self._told_stored = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", NDJSON_TYPE.encode()), (b"x-accel-buffering", b"no")]
+        await send({"type": "http.response.start", "status": 207, "headers": headers})
+        complete = False
+        try:
+            await self._work_through(send)
+            await self._write(send, self._last())
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            complete = True
+        except (ClientGone, TimeoutError):
+            self._work.abandon()
+        finally:
+            self._done(complete)
+
+    async def _work_through(self, send: Send) -> None:
+        events, work = self._events, self._work
+        try:
+            while (parsed := await events.next()) is not None:
+                going_on = await work.take(parsed)
+                await self._tell(send)
+                if not going_on:
+                    work.tally.stop(events.position, work.tally.must_stop)
+                    break
+        except (BodyStalled, ServiceLeaving) as e:
+            work.tally.stop(events.position, str(e))
+        except (Problem, PenstockError) as e:
+            work.tally.stop(events.position, str(e))
+        await work.finish()
+
+    async def _tell(self, send: Send) -> None:
+        tally, now_ms = self._work.tally, self._clock.monotonic_ms()
+        if len(tally.errors) < ERRORS_A_LINE and now_ms - self._told_ms < EVERY_MS:
+            return
+        self._told_ms = now_ms
+        row = self._row()
+        if row["stored"] or "errors" in row:
+            await self._write(send, row)
+
+    def _row(self) -> dict[str, Any]:
+        tally = self._work.tally
+        row: dict[str, Any] = {"through_line": self._work.settled_before - 1}
+        row["stored"], self._told_stored = tally.stored_count - self._told_stored, tally.stored_count
+        row |= tally.taken()
+        return row
+
+    def _last(self) -> dict[str, Any]:
+        tally = self._work.tally
+        row = self._row() | {"through_line": self._events.position - 1}
+        return row | {"status": tally.status, "total": tally.totals()}
+
+    async def _write(self, send: Send, row: dict[str, Any]) -> None:
+        body = msgspec.json.encode(row) + b"\n"
+        async with asyncio.timeout(self._timeout_ms / 1000):
+            await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -1,0 +1,169 @@
+"""One partition of the topic of Idempotency-Keys, and its ownership (an edge).
+
+`store` runs one transaction at a time. Ownership is taken at the first request, and given up where a transaction's end
+is not known: the next request takes it again, which settles the transaction, and reads what it left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from api.atomic import IdempotencyKey, MakeAnswer, Remembered
+from api.settings import IngestSettings
+from api.tally import Outcome
+from services.producer.remembered import RememberedKeys, encode
+from shared.clients.admin import Admin
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.clients.producer import Producer
+from shared.common.clock import SYSTEM_CLOCK
+from shared.common.errors import FatalError, PenstockError, TransactionAborted
+from shared.common.log import get_logger
+from shared.common.records import ProducerRecord, TopicPartition
+from shared.common.settings import KafkaSettings
+
+log = get_logger(__name__)
+
+POLL_MS = 1_000
+CLOSE_MS = 10_000
+
+
+class KeyPartition:
+    """See the module; `number` is the partition's."""
+
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        admin: Admin,
+        settings: IngestSettings,
+        number: int,
+        open_owner: Callable[[int], Awaitable[Producer]],
+    ) -> None:
+        self.number = number
+        self._kafka, self._admin, self._open_owner = kafka, admin, open_owner
+        self._tp = TopicPartition(settings.idempotency_topic, number)
+        self._keys = RememberedKeys(settings.idempotency_ttl_ms, settings.max_idempotency_keys)
+        self._lock = asyncio.Lock()
+        self._producer: Producer | None = None
+        self._read_to = 0
+
+    def __repr__(self) -> str:
+        return f"KeyPartition({self.number}, {'owned' if self._producer else 'not owned'}, {self._keys})"
+
+    async def store(
+        self, key: IdempotencyKey, records: Sequence[ProducerRecord], answer: MakeAnswer
+    ) -> tuple[Remembered, bool]:
+        """See `api.atomic.Transactor.send_keyed`; ProducerFenced where the ownership was lost meanwhile."""
+        async with self._lock:
+            producer = self._producer or await self._own()
+            now_ms = SYSTEM_CLOCK.now_ms()
+            known = self._keys.get(key, now_ms)
+            if known is not None:
+                return known, True
+            self._keys.check_room(now_ms)
+            made: list[tuple[Remembered, bytes]] = []
+
+            def with_key(outcomes: Sequence[Outcome]) -> ProducerRecord:
+                given = answer(outcomes)
+                made.append((given, encode(key.fingerprint, given, now_ms)))
+                return ProducerRecord(self._tp.topic, made[0][1], key.digest, (), self.number, now_ms)
+
+            try:
+                done = await send_in_transaction(producer, records, with_key)
+            except BaseException:
+                await self._disown()
+                raise
+            if isinstance(done, PenstockError):
+                raise done
+            given, value = made[0]
+            self._keys.put(key.digest, value)
+            return given, False
+
+    async def close(self) -> None:
+        """Give the ownership up."""
+        async with self._lock:
+            await self._disown()
+
+    async def _own(self) -> Producer:
+        producer = await self._open_owner(self.number)
+        try:
+            await self._read()
+        except BaseException:
+            await producer.close(timeout_ms=CLOSE_MS)
+            raise
+        self._producer = producer
+        return producer
+
+    async def _disown(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await producer.close(timeout_ms=CLOSE_MS)
+
+    async def _read(self) -> None:
+        """Everything up to the end: no transaction is open there any more, since its id is ours now."""
+        tp = self._tp
+        end = (await self._admin.list_offsets({tp: "latest"}))[tp]
+        start = max(self._read_to, (await self._admin.list_offsets({tp: "earliest"}))[tp])
+        if start >= end:
+            return
+        settings = ConsumerSettings(
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+            commit_strategy="none",
+            max_poll_records=None,
+        )
+        async with Consumer(self._kafka, settings) as consumer:
+            consumer.assign([tp])
+            consumer.seek(tp, start)
+            while (position := await consumer.position(tp)) < end:
+                for columns in (await consumer.poll(POLL_MS)).values():
+                    for digest, value in zip(columns.keys, columns.values, strict=True):
+                        if digest is not None and value is not None:
+                            self._keys.put(digest, value)
+            self._read_to = position
+
+
+async def send_in_transaction(
+    producer: Producer,
+    records: Sequence[ProducerRecord],
+    last: Callable[[Sequence[Outcome]], ProducerRecord] | None = None,
+) -> Sequence[Outcome] | PenstockError:
+    """Commit all records, and the one that `last` makes of their places; gives the places.
+
+    Gives the error where nothing was stored and the producer can go on. What is raised ends the producer; its
+    `maybe_written` is true where the commit was asked for and its answer is not known.
+    """
+    await producer.begin_transaction()
+    try:
+        outcomes = await (await producer.send_many(list(records)))
+        refused = next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
+        if refused is None and last is not None:
+            record = last(outcomes)
+            (outcome,) = await (await producer.send_many([record]))
+            if isinstance(outcome, PenstockError):
+                raise outcome
+        if refused is not None:
+            raise refused
+    except PenstockError as e:
+        e.maybe_written = False
+        if isinstance(e, FatalError):
+            raise
+        return await _aborted(producer, e)
+    try:
+        await producer.commit_transaction()
+    except TransactionAborted as e:
+        e.maybe_written = False
+        return await _aborted(producer, e)
+    except PenstockError as e:
+        e.maybe_written = True
+        raise
+    return outcomes
+
+
+async def _aborted(producer: Producer, cause: PenstockError) -> PenstockError:
+    try:
+        await producer.abort_transaction()
+    except PenstockError as e:
+        log.warning("abort failed", reason=str(e), cause=str(cause))
+        raise cause from e
+    return cause

@@ -1,0 +1,149 @@
+"""Transactions of ingest: those of `?atomic=true`, and those that carry an Idempotency-Key (an edge).
+
+A key belongs to one partition of the keys' topic, and whoever writes there is the transactional id of that partition:
+`<idempotency_topic>-<partition>`. Taking it over fences the owner before and ends its open transaction; then the
+partition is read to its end, and what is in it is all that was ever stored with a key of it. So two services, or a
+service and its own ghost, never both store one key: the older one's commit is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
+
+from api.atomic import IdempotencyKey, MakeAnswer, Remembered
+from api.settings import IngestSettings
+from api.tally import Outcome
+from services.producer.key_partition import KeyPartition, send_in_transaction
+from shared.clients.admin import Admin, NewTopic
+from shared.clients.producer import Producer, ProducerSettings
+from shared.common.errors import KafkaTimeout, PenstockError, ProducerFenced
+from shared.common.log import get_logger
+from shared.common.records import ProducerRecord
+from shared.common.settings import KafkaSettings
+
+log = get_logger(__name__)
+T = TypeVar("T")
+
+SEGMENTS = 8
+"""The topic of keys is cut into about so many pieces, the oldest of which is removed as a whole."""
+FENCED_RETRIES = 2
+"""Another service took a partition over in the middle: taken back so often within one request."""
+
+
+class KafkaTransactor:
+    """Implements `api.atomic.Transactor`; producers are made when they are first needed."""
+
+    def __init__(
+        self, kafka: KafkaSettings, producer: ProducerSettings, settings: IngestSettings, admin: Admin
+    ) -> None:
+        self._kafka, self._admin, self._settings = kafka, admin, settings
+        self._producer = producer.model_copy(update={"linger_ms": 0})
+        self._name = f"{settings.idempotency_topic}-atomic-{uuid.uuid4().hex[:12]}"
+        self._idle: list[Producer] = []
+        self._slots = asyncio.Semaphore(settings.atomic_producers)
+        self._made = 0
+        self._partitions: list[KeyPartition] | None = None
+        self._opening = asyncio.Lock()
+        self._running: set[asyncio.Task[object]] = set()
+
+    def __repr__(self) -> str:
+        return f"KafkaTransactor({self._made} producers, partitions={self._partitions})"
+
+    async def send_atomic(self, records: Sequence[ProducerRecord]) -> Sequence[Outcome]:
+        """See `api.atomic.Transactor`."""
+        return await self._bounded(self._atomic(records))
+
+    async def send_keyed(
+        self, key: IdempotencyKey, records: Sequence[ProducerRecord], answer: MakeAnswer
+    ) -> tuple[Remembered, bool]:
+        """See `api.atomic.Transactor`."""
+        return await self._bounded(self._keyed(key, records, answer))
+
+    async def close(self) -> None:
+        """Let what is under way end, and close every producer."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=self._settings.ack_timeout_ms / 1000)
+        owned = [] if self._partitions is None else [partition.close() for partition in self._partitions]
+        await asyncio.gather(*(producer.close() for producer in self._idle), *owned)
+
+    async def _bounded(self, work: Awaitable[T]) -> T:
+        """The result within `ack_timeout_ms`; a transaction whose caller has gone is still brought to its end."""
+        task = asyncio.ensure_future(work)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        try:
+            async with asyncio.timeout(self._settings.ack_timeout_ms / 1000):
+                return await asyncio.shield(task)
+        except TimeoutError:
+            late = KafkaTimeout(f"not committed within ack_timeout_ms={self._settings.ack_timeout_ms}")
+            late.maybe_written = True
+            raise late from None
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+    async def _atomic(self, records: Sequence[ProducerRecord]) -> Sequence[Outcome]:
+        async with self._slots:
+            producer = self._idle.pop() if self._idle else await self._new_producer()
+            try:
+                done = await send_in_transaction(producer, records)
+            except BaseException:
+                await producer.close(timeout_ms=self._kafka.request_timeout_ms)
+                raise
+            self._idle.append(producer)
+            if isinstance(done, PenstockError):
+                raise done
+            return done
+
+    async def _new_producer(self) -> Producer:
+        self._made += 1
+        return await open_producer(self._kafka, self._producer, f"{self._name}-{self._made}")
+
+    async def _keyed(
+        self, key: IdempotencyKey, records: Sequence[ProducerRecord], answer: MakeAnswer
+    ) -> tuple[Remembered, bool]:
+        partitions = await self._key_partitions()
+        partition = partitions[int.from_bytes(key.digest[:8], "big") % len(partitions)]
+        for _ in range(FENCED_RETRIES):
+            try:
+                return await partition.store(key, records, answer)
+            except ProducerFenced as e:
+                if e.maybe_written:
+                    raise
+                log.warning("another service has taken the partition of keys", partition=partition.number)
+        return await partition.store(key, records, answer)
+
+    async def _key_partitions(self) -> list[KeyPartition]:
+        async with self._opening:
+            if self._partitions is None:
+                settings = self._settings
+                topic, ttl_ms = settings.idempotency_topic, settings.idempotency_ttl_ms
+                configs = {"retention.ms": str(ttl_ms), "segment.ms": str(max(60_000, ttl_ms // SEGMENTS))}
+                new = NewTopic(topic, settings.idempotency_partitions, configs=configs)
+                await self._admin.create_topics([new], exist_ok=True)
+                found = (await self._admin.describe_topics([topic]))[topic]
+                self._partitions = [
+                    KeyPartition(self._kafka, self._admin, settings, p.partition, self._open_owner)
+                    for p in found.partitions
+                ]
+            return self._partitions
+
+    async def _open_owner(self, number: int) -> Producer:
+        return await open_producer(self._kafka, self._producer, f"{self._settings.idempotency_topic}-{number}")
+
+
+async def open_producer(kafka: KafkaSettings, settings: ProducerSettings, transactional_id: str) -> Producer:
+    """A producer that owns the transactional id; whoever had it is fenced."""
+    producer = Producer(kafka, settings.model_copy(update={"transactional_id": transactional_id}))
+    await producer.start()
+    try:
+        await producer.init_transactions()
+    except BaseException:
+        await producer.close(timeout_ms=kafka.request_timeout_ms)
+        raise
+    return producer

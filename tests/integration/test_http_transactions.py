@@ -1,0 +1,155 @@
+"""`?atomic=true` and Idempotency-Key on a real broker: all or nothing, once and not twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import uuid
+from collections import Counter
+from typing import Any
+
+import httpx
+import pytest
+
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import NewTopic, event_time_topic
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.common.records import TopicPartition
+from shared.common.settings import KafkaSettings
+from tests.integration.test_http_ingest import ENTRY, NDJSON, address, create, healthy, serving
+
+
+async def committed(bootstrap_servers: str, topic: str, partitions: int) -> list[Any]:
+    """The values of every committed record, decoded."""
+    tps = [TopicPartition(topic, p) for p in range(partitions)]
+    settings = ConsumerSettings(
+        auto_offset_reset="earliest", commit_strategy="none", isolation_level="read_committed", max_poll_records=None
+    )
+    values = []
+    async with Consumer(KafkaSettings(bootstrap_servers=bootstrap_servers), settings) as consumer:
+        consumer.assign(tps)
+        async with asyncio.timeout(60):
+            ends = await consumer.end_offsets(tps)
+            while [tp for tp in tps if await consumer.position(tp) < ends[tp]]:
+                for columns in (await consumer.poll(500)).values():
+                    values += [json.loads(value or b"") for value in columns.values]
+    return values
+
+
+async def test_atomic_is_all_or_nothing(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """One transaction for a good body; a bad line, or a record that the broker refuses, leaves none of the others."""
+    await create(kafka.bootstrap_servers, NewTopic(topic_name, 2, configs={"max.message.bytes": "2000"}))
+    async with serving(kafka.bootstrap_servers) as (_, client):
+        url = f"/v1/topics/{topic_name}/events?atomic=true&offsets=true"
+        good = await client.post(url, content=b"1\n2\n3\n", headers=NDJSON)
+        bad = await client.post(url, content=b"4\noops\n5\n", headers=NDJSON)
+        refused = await client.post(url, content=b"6\n" + b'"' + b"x" * 4_000 + b'"\n', headers=NDJSON)
+        after = await client.post(url, content=b"7\n", headers=NDJSON)
+    assert (good.status_code, good.json()["stored"], len(good.json()["offsets"])) == (200, 3, 3)
+    assert (bad.status_code, bad.json()["stored"], bad.json()["errors"][0]["line"]) == (400, 0, 2)
+    assert (refused.status_code, refused.json()["error_code"]) == (413, "MESSAGE_TOO_LARGE")
+    assert refused.json()["outcome"] == "not_stored"
+    assert after.status_code == 200
+    assert sorted(await committed(kafka.bootstrap_servers, topic_name, 2)) == [1, 2, 3, 7]
+
+
+async def test_a_key_is_stored_once_whoever_answers(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """The same request again gets the same answer, from the same service, from another, and from one started anew."""
+    await create(kafka.bootstrap_servers, event_time_topic(topic_name, 1))
+    ingest = {"idempotency_topic": f"keys-{uuid.uuid4().hex[:8]}", "idempotency_partitions": 1}
+    headers = NDJSON | {"Idempotency-Key": "order-7"}
+    url = f"/v1/topics/{topic_name}/events"
+    async with serving(kafka.bootstrap_servers, ingest=ingest) as (_, one):
+        first = await one.post(url, content=b"1\noops\n2\n", headers=headers)
+        again = await one.post(url, content=b"1\noops\n2\n", headers=headers)
+        other = await one.post(url, content=b"3\n", headers=headers)
+        async with serving(kafka.bootstrap_servers, ingest=ingest) as (_, two):
+            elsewhere = await two.post(url, content=b"1\noops\n2\n", headers=headers)
+            taken = await two.post(url, content=b"4\n", headers=NDJSON | {"Idempotency-Key": "order-8"})
+            # The first one has lost the partition: it takes it back, and knows what the other has stored.
+            back = await one.post(url, content=b"5\n", headers=NDJSON | {"Idempotency-Key": "order-9"})
+            known = await one.post(url, content=b"4\n", headers=NDJSON | {"Idempotency-Key": "order-8"})
+    assert (first.status_code, first.json()["stored"]) == (207, 2)
+    assert "idempotency-replayed" not in first.headers
+    for answer in (again, elsewhere):
+        assert (answer.status_code, answer.json()) == (207, first.json())
+        assert answer.headers["idempotency-replayed"] == "true"
+    assert (other.status_code, other.json()["error_code"]) == (422, "IDEMPOTENCY_KEY_REUSED")
+    assert (taken.status_code, back.status_code) == (200, 200)
+    assert known.headers["idempotency-replayed"] == "true"
+    assert sorted(await committed(kafka.bootstrap_servers, topic_name, 1)) == [1, 2, 4, 5]
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(6, marks=pytest.mark.soak)])
+async def test_a_killed_service_and_retries_store_every_key_once(
+    kafka: EmbeddedKafka, topic_name: str, kills: int
+) -> None:
+    """kill -9 in mid-load: clients retry under their keys until a 2xx, and each id is there exactly once."""
+    await create(kafka.bootstrap_servers, event_time_topic(topic_name, 2))
+    environ = os.environ | {
+        "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
+        "PENSTOCK_LOG__FORMAT": "json",
+        "PENSTOCK_INGEST__IDEMPOTENCY_TOPIC": f"keys-{uuid.uuid4().hex[:8]}",
+        "PENSTOCK_INGEST__IDEMPOTENCY_PARTITIONS": "2",
+    }
+    done: Counter[int] = Counter()
+    retried = 0
+    where = {"url": ""}
+    ended = asyncio.Event()
+
+    async def one_client(number: int) -> None:
+        nonlocal retried
+        request = 0
+        async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
+            while not ended.is_set():
+                ids = [number * 100_000 + request * 5 + i for i in range(5)]
+                body = b"".join(b'{"id":%d}\n' % i for i in ids)
+                headers = NDJSON | {"Idempotency-Key": f"{number}-{request}"}
+                while True:
+                    try:
+                        url = f"{where['url']}/v1/topics/{topic_name}/events"
+                        answer = await client.post(url, content=body, headers=headers)
+                        if answer.status_code == 200:
+                            break
+                        assert answer.status_code in (503, 504, 429), answer.text
+                    except httpx.TransportError:
+                        pass
+                    retried += 1
+                    await asyncio.sleep(0.05)
+                done.update(ids)
+                request += 1
+
+    async def start() -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", ENTRY, env=environ, stderr=asyncio.subprocess.PIPE
+        )
+        where["url"] = await address(process)
+        async with httpx.AsyncClient(base_url=where["url"], trust_env=False) as client:
+            await healthy(client, 200)
+        return process
+
+    process = await start()
+    clients = [asyncio.create_task(one_client(n)) for n in range(4)]
+    try:
+        for _ in range(kills):
+            before = done.total()
+            async with asyncio.timeout(30):
+                while done.total() < before + 100:  # noqa: ASYNC110 - other tasks count
+                    await asyncio.sleep(0.02)
+            process.kill()
+            await process.communicate()
+            process = await start()
+        ended.set()
+        async with asyncio.timeout(40):
+            await asyncio.gather(*clients)
+    finally:
+        for task in clients:
+            task.cancel()
+        process.kill()
+        await process.communicate()
+    assert retried > 0
+    found = Counter(value["id"] for value in await committed(kafka.bootstrap_servers, topic_name, 2))
+    assert set(found) == set(done)
+    assert set(found.values()) == {1}

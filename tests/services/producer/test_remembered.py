@@ -1,0 +1,43 @@
+"""The keys that one partition holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from api.atomic import IdempotencyKey, KeyReused, Remembered
+from services.producer.remembered import RememberedKeys, decode, encode
+from shared.common.errors import BufferExhausted, DataError
+
+F, G = b"f" * 32, b"g" * 32
+
+
+def test_a_record_gives_back_what_was_written() -> None:
+    """Fingerprint, answer and time survive; what is not ours is refused."""
+    entry = decode(encode(F, Remembered(207, b'{"stored":1}'), 1_700_000_000_000))
+    assert entry == (F, Remembered(207, b'{"stored":1}'), 1_700_000_000_000)
+    for value in (b"", b"\x02" + b"x" * 60, encode(F, Remembered(200, b""), 0)[:-1]):
+        with pytest.raises(DataError):
+            decode(value)
+
+
+def test_a_key_stands_for_one_request() -> None:
+    """The same request gets the answer, another one KeyReused, and after its time the key is free."""
+    keys = RememberedKeys(1_000, 10)
+    keys.put(b"k", encode(F, Remembered(200, b"1"), 0))
+    assert keys.get(IdempotencyKey(b"k", F), 999) == (200, b"1")
+    with pytest.raises(KeyReused):
+        keys.get(IdempotencyKey(b"k", G), 999)
+    assert keys.get(IdempotencyKey(b"k", G), 1_000) is None
+    assert len(keys) == 0
+
+
+def test_a_full_table_refuses_and_forgets_nothing() -> None:
+    """What was promised is kept: new keys wait until old ones have had their time."""
+    keys = RememberedKeys(1_000, 2)
+    for i, digest in enumerate((b"a", b"b")):
+        keys.check_room(0)
+        keys.put(digest, encode(F, Remembered(200, b""), i))
+    with pytest.raises(BufferExhausted, match="max_idempotency_keys=2"):
+        keys.check_room(999)
+    assert keys.get(IdempotencyKey(b"a", F), 999) is not None
+    keys.check_room(1_000)
