@@ -31,9 +31,10 @@ from shared.common.records import GroupMetadata, OffsetAndMetadata, ProducerReco
 from shared.common.settings import KafkaSettings
 from shared.streams.changelog_format import Takeover, decode_progress, encode_takeover, way_out
 from shared.streams.changelog_reader import ChangelogReader, CorruptEntry
-from shared.streams.restore import restore_change, restore_progress
+from shared.streams.restore import restore_change, restore_progress, restore_window
 from shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings
-from shared.streams.stream_task import StreamTask, TaskCommit
+from shared.streams.stream_task import StreamTask
+from shared.streams.task_outputs import TaskCommit
 
 log = get_logger(__name__)
 
@@ -230,7 +231,7 @@ class ChangelogPartition:
             while (batch := await asyncio.to_thread(next, batches, None)) is not None:
                 values = [column.to_pylist() for column in batch.columns]
                 for key, start, end, *state in zip(*values, strict=True):
-                    task.restore_window(schema.name, key, start, end, state)
+                    restore_window(task, schema.name, key, start, end, state)
                 report.snapshot_windows += batch.num_rows
         reader.epoch, reader.progress = snapshot.epoch, progress
         report.snapshot_version = found.version

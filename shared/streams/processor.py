@@ -7,11 +7,14 @@ A processor is made anew for each task, so it needs no locks: `init` once, `proc
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shared.common.errors import ConfigError, FatalError
-from shared.common.records import Headers
+from shared.common.records import Columns, Headers, Int64Array
 from shared.streams.punctuation import PunctuationType, Punctuator, Schedule
+
+if TYPE_CHECKING:
+    from shared.streams.window_results import WindowResults
 
 
 class Record(NamedTuple):
@@ -87,6 +90,12 @@ class ProcessorContext(Protocol):
         """Hand a record to all children, or to the one of that name."""
         ...
 
+    def forward_results(
+        self, results: WindowResults, source: Columns | None = None, places: Int64Array | None = None
+    ) -> None:
+        """Hand results of many windows to all children; `places` says which records of `source` brought them about."""
+        ...
+
     def schedule(
         self,
         interval: timedelta | int,
@@ -111,8 +120,8 @@ class ProcessorContext(Protocol):
         """Count windows that the record that is being processed came too late for."""
         ...
 
-    def count_skipped(self, reason: str) -> None:
-        """Count the record as skipped, by reason."""
+    def count_skipped(self, reason: str, records: int = 1) -> None:
+        """Count the record, and others of its batch before it, as skipped, by reason."""
         ...
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -33,9 +34,24 @@ def restore_change(task: StreamTask, change: Change) -> None:
     """Put one confirmed change into a task's store; CorruptRecord where its key or state cannot be read."""
     try:
         if change.operation == LIVE:
-            task.restore_live(change.store, change.key, change.start, change.end, change.state)
+            columns = task.codecs[change.store].unpack(change.state)
+            restore_window(task, change.store, change.key, change.start, change.end, columns)
         else:
             assert change.operation in (DELETED, FINAL)
-            task.restore_deleted(change.store, change.key, change.start)
+            task.stores[change.store].unload(_key(task, change.store, change.key), change.start)
     except (ValueError, msgspec.MsgspecError) as e:
         raise CorruptRecord(f"an entry of store {change.store!r} cannot be read: {e}") from e
+
+
+def restore_window(task: StreamTask, store: str, key: bytes, start: int, end: int, columns: Sequence[Any]) -> None:
+    """Put one live window back from its state's column values."""
+    states, at = [], 0
+    for aggregation in task.topology.stores[store].aggregations:
+        width = len(aggregation.state_columns)
+        states.append(aggregation.from_columns(columns[at : at + width]))
+        at += width
+    task.stores[store].load(_key(task, store, key), start, end, states)
+
+
+def _key(task: StreamTask, store: str, key: bytes) -> str | bytes:
+    return key.decode() if task.topology.stores[store].schema.key == "string" else key

@@ -13,14 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shared.common.errors import ConfigError
+from shared.common.records import Columns
 from shared.streams.aggregations import Aggregation
 from shared.streams.processor import ProcessorContext, Record
+from shared.streams.state.column_merge import close_due
+from shared.streams.state.column_store import ColumnSessionStore
+from shared.streams.state.session_changes import Windows
 from shared.streams.state.session_store import InMemorySessionStore, Session
 from shared.streams.window_limits import check_key
+from shared.streams.window_results import WindowResults
 from shared.streams.windowed_aggregate import Emit, WindowedAggregate, WindowKey
+
+if TYPE_CHECKING:
+    from shared.streams.column_path import Moments
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +57,43 @@ class SessionAggregate(WindowedAggregate):
     ) -> None:
         super().__init__(store_name, aggregations, emit)
         self.windows = windows
-        self._store: InMemorySessionStore
+        self._store: InMemorySessionStore | ColumnSessionStore
 
     def init(self, context: ProcessorContext) -> None:
         super().init(context)
         self._store = context.store(self.store_name)
+        columns = isinstance(self._store, ColumnSessionStore)
+        self._updates_in_rows = columns and self.emit == "on_update" and context.deduplicate_updates
 
     def process(self, record: Record) -> None:
         if record.key is None:
             self.context.count_skipped("null key")
             return
-        timestamp = record.timestamp
-        stream_time = max(timestamp, self.stream_time_ms)
+        stream_time = max(record.timestamp, self.stream_time_ms)
+        self.take(record, stream_time)
+        self.stream_time_ms = stream_time  # only now: a record that an aggregation refused does not move time
+        self._close(self.windows.close_time(stream_time))
+
+    def advance_time(self, stream_time_ms: int) -> None:
+        """Move the operator's time on without a record."""
+        if stream_time_ms > self.stream_time_ms:
+            self.stream_time_ms = stream_time_ms
+            self._close(self.windows.close_time(stream_time_ms))
+
+    def commit(self) -> None:
+        if not self._updates_in_rows:
+            super().commit()
+            return
+        store = self._store
+        assert isinstance(store, ColumnSessionStore)
+        windows, retracted = store.updated(), store.retracted()
+        if len(windows) or retracted[0]:
+            self.context.forward_results(self._results_of(store, windows, retracted))
+
+    def take(self, record: Record, stream_time: int) -> None:
+        """Merge a record into its key's sessions, or find it late; `stream_time` is the operator's with it."""
+        timestamp, gap = record.timestamp, self.windows.gap_ms
         close_time = self.windows.close_time(stream_time)
-        gap = self.windows.gap_ms
         found = self._store.find(record.key, max(timestamp - gap, close_time), timestamp + gap)
         start = min(timestamp, found[0].start) if found else timestamp
         end = max(timestamp, found[-1].end) if found else timestamp
@@ -70,14 +101,6 @@ class SessionAggregate(WindowedAggregate):
             self.context.emit_late(record, close_time, stream_time)
         else:
             self._merge(record, found, start, end)
-        self.stream_time_ms = stream_time  # only now: a record that an aggregation refused does not move time
-        self._close(close_time)
-
-    def advance_time(self, stream_time_ms: int) -> None:
-        """Move the operator's time on without a record."""
-        if stream_time_ms > self.stream_time_ms:
-            self.stream_time_ms = stream_time_ms
-            self._close(self.windows.close_time(stream_time_ms))
 
     def _merge(self, record: Record, found: list[Session], start: int, end: int) -> None:
         if not found:  # what the store has was checked when it came
@@ -93,11 +116,24 @@ class SessionAggregate(WindowedAggregate):
             self._store.extend(found[0], start, end, states)
         else:
             self._store.put(Session(record.key, start, end, states))
-        if self.emit == "on_update":  # only now: what refuses the result must find that the store took the record
+        if (
+            self.emit == "on_update" and not self._updates_in_rows
+        ):  # only now: what refuses the result must find that the store took the record
             at, retracted = WindowKey(record.key, start, end), before if start != end else []
             self._update(at, states, retracted, shown=bool(before) and not retracted)
+
+    def close_batch(self, close_time: int, moments: Moments, source: Columns) -> None:
+        """Close what ends below `close_time`, as by the records of `source` one by one; `moments` knows them."""
+        store = self._store
+        assert isinstance(store, ColumnSessionStore)
+        closed = close_due(store, close_time, moments.closed_at)
+        if closed is not None and self.emit == "on_close":
+            self.context.forward_results(self._results_of(store, closed), source, moments.places(closed.closed_at))
 
     def _close(self, close_time: int) -> None:
         for closed in self._store.close_before(close_time, self.stream_time_ms):
             if self.emit == "on_close":
                 self._forward(WindowKey(closed.key, closed.start, closed.end), closed.states)
+
+    def _results_of(self, store: ColumnSessionStore, windows: Windows, *retracted: Any) -> WindowResults:
+        return WindowResults(self.store_name, self.names, store.columns, store.key_of, windows, *retracted)

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from shared.streams.aggregations import Aggregation
-from shared.streams.changelog_format import StateCodec, encode_deleted, encode_final, encode_live
+from shared.streams.changelog_format import (
+    ENVELOPE,
+    FINAL,
+    FORMAT_VERSION,
+    LIVE,
+    StateCodec,
+    encode_deleted,
+    encode_final,
+    encode_live,
+)
 from shared.streams.processor import StateRefused
-from shared.streams.state.store import Changes, LiveRow
+from shared.streams.state.column_store import ColumnSessionStore
+from shared.streams.state.session_changes import Windows
+from shared.streams.state.store import Changes, LiveRow, StateStore
+from shared.streams.topology import StoreBuilder
 from shared.streams.window_limits import name_window
 
 Entries = list[tuple[bytes | None, bytes]]
@@ -43,3 +57,46 @@ class StoreEntries:
 
 def _key(key: str | bytes) -> bytes:
     return key if isinstance(key, bytes) else key.encode()
+
+
+def encode_stores(
+    builders: Mapping[str, StoreBuilder], stores: Mapping[str, StateStore], epoch: int, commit: int
+) -> tuple[Entries, int]:
+    """The entries of all stores' changes, and how many finals are among them."""
+    entries: Entries = []
+    closed = 0
+    for number, (name, store) in enumerate(stores.items()):
+        if isinstance(store, ColumnSessionStore):
+            own, finals = encode_columns(store, number, epoch, commit)
+        else:
+            changes, builder = store.changes(), builders[name]
+            encoder = StoreEntries(name, number, StateCodec(builder.schema.state_columns()), builder.aggregations)
+            own, finals = encoder.encode(changes, epoch, commit), len(changes.finals)
+        entries += own
+        closed += finals
+    return entries, closed
+
+
+def encode_columns(store: ColumnSessionStore, number: int, epoch: int, commit: int) -> tuple[Entries, int]:
+    """As `StoreEntries.encode`, from columns: the entries, and how many of them are finals."""
+    finals = store.finals()
+    keys, starts = store.deleted()
+    entries: Entries = list(zip(finals.keys, _packed(FINAL, finals, number, epoch, commit), strict=True))
+    entries += [(key, encode_deleted(number, epoch, commit, start)) for key, start in zip(keys, starts, strict=True)]
+    live = store.live()
+    entries += zip(live.keys, _packed(LIVE, live, number, epoch, commit), strict=True)
+    return entries, len(finals)
+
+
+def _packed(operation: bytes, windows: Windows, number: int, epoch: int, commit: int) -> list[bytes]:
+    """One value a window: all are equally long, so they are made as one array and cut."""
+    bounds = [windows.starts, windows.ends, *([windows.closed_at] if operation == FINAL else [])]
+    columns = [*bounds, *windows.columns]
+    head = ENVELOPE.pack(FORMAT_VERSION, operation, number, epoch, commit)
+    fields = [(f"f{i}", column.dtype.newbyteorder(">")) for i, column in enumerate(columns)]
+    packed = np.zeros(len(windows), np.dtype([("head", f"V{len(head)}"), *fields]))
+    packed["head"] = np.void(head)
+    for (name, _), column in zip(fields, columns, strict=True):
+        packed[name] = column
+    data, width = packed.tobytes(), packed.dtype.itemsize
+    return [data[at : at + width] for at in range(0, len(data), width)]

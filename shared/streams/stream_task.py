@@ -13,10 +13,11 @@ store has it, the task fails and is never committed again: what it holds is betw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
+import numpy as np
 from prometheus_client import CollectorRegistry
 
 from shared.clients.consumer.dead_letters import (
@@ -34,12 +35,15 @@ from shared.streams.changelog_format import (
     StateCodec,
     encode_progress,
 )
+from shared.streams.column_path import COLUMNS_MIN, ColumnPath, column_paths
 from shared.streams.late_records import late_record
-from shared.streams.processor import ProcessingFailed, Record, RecordMetadata, StateRefused, interval_ms
-from shared.streams.punctuation import PunctuationQueue, PunctuationType, Punctuator, Schedule
-from shared.streams.store_entries import StoreEntries
+from shared.streams.processor import ProcessingFailed, Record, RecordMetadata, StateRefused
+from shared.streams.punctuation import PunctuationType, Punctuator, Schedule
+from shared.streams.store_entries import encode_stores
 from shared.streams.tables import Lookup
 from shared.streams.task_metrics import TaskMetrics
+from shared.streams.task_outputs import TaskCommit, TaskOutputs
+from shared.streams.task_schedules import TaskSchedules
 from shared.streams.topology import ProcessorNode, SourceNode, Topology
 from shared.streams.window_limits import default_key_bytes_max
 from shared.streams.windowed_aggregate import NO_TIME, TimedProcessor, WindowKey
@@ -55,29 +59,13 @@ Refusals = Mapping[RecordMetadata, DataError]
 """Source records of which something was refused when it was to be written, and why."""
 
 
-class TaskCommit(NamedTuple):
-    """What one commit writes: `outputs` to their topics, `changelog` (in order) to the task's changelog partition.
-
-    `sources` are the next offsets to read by source topic, `commit` is its number within the owner's epoch; `origins`
-    are the source records of `outputs`, one for one, None for what no record in hand brought about, and `windows` the
-    windows whose results they are.
-    """
-
-    outputs: list[ProducerRecord]
-    changelog: list[tuple[bytes | None, bytes]]
-    sources: dict[str, int]
-    epoch: int
-    commit: int
-    origins: list[RecordMetadata | None]
-    windows: Sequence[WindowKey | None] = ()
-
-
 class StreamTask:
     """Runs a topology over one partition; `epoch` is the owner epoch its changelog entries carry.
 
     `processing_exception_handler` says what becomes of a record for which a node raised something other than DataError
     (which always makes a dead letter); `refused` are records to be treated as if their processing raised at its end;
-    `check_states` has states encoded with every record, to find the one whose state cannot be written.
+    `check_states` has states encoded with every record, to find the one whose state cannot be written; `columns_min` is
+    the least number of records that are taken as columns where the topology allows it.
     """
 
     def __init__(
@@ -94,6 +82,7 @@ class StreamTask:
         key_bytes_max: int | None = None,
         refused: Refusals | None = None,
         check_states: bool = False,
+        columns_min: int = COLUMNS_MIN,
         registry: CollectorRegistry | None = None,
     ) -> None:
         self.topology, self.partition, self.application, self.guarantee = topology, partition, application, guarantee
@@ -102,19 +91,17 @@ class StreamTask:
         self.sources: dict[str, int] = {}
         self.source_ids: dict[str, str] = {}
         self.global_tables: Mapping[str, Lookup] = {}
-        self.needs_commit = False
+        self._uncommitted = self._committing = False
         self.failed: ProcessingFailed | None = None
         self.metrics = TaskMetrics(registry, partition)
         self.stores = {name: builder.build() for name, builder in topology.stores.items()}
+        self.codecs = {n: StateCodec(b.schema.state_columns()) for n, b in topology.stores.items()}
         self._all_stores = tuple(self.stores.values())
         self.record_metadata: RecordMetadata | None = None
-        self._codecs = {n: StateCodec(b.schema.state_columns()) for n, b in topology.stores.items()}
-        self._queues = {kind: PunctuationQueue() for kind in PunctuationType}
-        self._grids_ms: dict[str, int] = {}
-        self._outputs: list[ProducerRecord] = []
-        self._origins: list[RecordMetadata | None] = []
-        self._windows: list[WindowKey | None] = []
+        self._schedules = TaskSchedules()
+        self.outputs = TaskOutputs()
         self._late = self._closing = 0
+        self._prepared = self.metrics.committed
         self._source_record: ConsumerRecord | None = None
         self._handler, self._refused = processing_exception_handler, refused
         self.check_states, self.record_bytes_max = check_states, record_bytes_max
@@ -123,6 +110,9 @@ class StreamTask:
         self._processors = self._wiring.processors
         self._routes = {s.topic: (s, self._wiring.forward_to(s.name)) for s in topology.sources()}
         self._initialized = False
+        self._taken = 0
+        self.columns_min = columns_min
+        self._column_paths: dict[str, ColumnPath] = {}
 
     def __repr__(self) -> str:
         sizes = {name: len(store) for name, store in self.stores.items()}
@@ -140,6 +130,8 @@ class StreamTask:
             node = self.topology.nodes[name]
             assert isinstance(node, ProcessorNode)
             processor.init(NodeContext(self, node, self._wiring))
+        if not (self.check_states or self._refused):
+            self._column_paths = column_paths(self, self._wiring)
 
     def close(self) -> None:
         """Call the processors' `close`."""
@@ -152,26 +144,9 @@ class StreamTask:
         """Take up time, offsets and grids from a progress record; before `initialize`."""
         self.stream_time_ms, self.sources = progress.stream_time_ms, dict(progress.sources)
         self.source_ids = dict(progress.source_ids)
-        self._grids_ms = dict(progress.grids_ms)
+        self._schedules.restored = dict(progress.grids_ms)
         for operator in self._operators():
             operator.stream_time_ms = progress.operator_times_ms.get(operator.store_name, NO_TIME)
-
-    def restore_window(self, store: str, key: bytes, start: int, end: int, columns: list[Any]) -> None:
-        """Put one live window back from its state's column values."""
-        states, at = [], 0
-        for aggregation in self.topology.stores[store].aggregations:
-            width = len(aggregation.state_columns)
-            states.append(aggregation.from_columns(columns[at : at + width]))
-            at += width
-        self.stores[store].load(self._key_from_bytes(store, key), start, end, states)
-
-    def restore_live(self, store: str, key: bytes, start: int, end: int, state: bytes) -> None:
-        """Put one live window back from its changelog entry's state."""
-        self.restore_window(store, key, start, end, self._codecs[store].unpack(state))
-
-    def restore_deleted(self, store: str, key: bytes, start: int) -> None:
-        """Take one window out again, as a deleted or final entry says."""
-        self.stores[store].unload(self._key_from_bytes(store, key), start)
 
     # --- work ---
 
@@ -181,37 +156,61 @@ class StreamTask:
         Raises ProcessingFailed that names node, topic, partition and offset; ConfigError and FatalError as they are.
         """
         self.now_ms = now_ms
-        source, forward = self._routes[columns.topic]
-        position = self.sources.get(columns.topic, -1)
-        stream_queue = self._queues[PunctuationType.STREAM_TIME]
-        taken = 0
+        position, self._taken = self.sources.get(columns.topic, -1), 0
+        if len(columns) and columns.offsets[0] < position:
+            columns = columns[int(np.searchsorted(columns.offsets, position)) :]
+        path = self._column_paths.get(columns.topic)
         try:
-            for record in columns.records():
-                if record.offset < position:
-                    continue
-                if record.timestamp > self.stream_time_ms:
-                    self.stream_time_ms = record.timestamp
-                self._process_one(source, forward, record)
-                self.sources[columns.topic] = record.offset + 1
-                taken += 1
-                try:
-                    stream_queue.may_punctuate(self.stream_time_ms)
-                except Exception as e:
-                    raise self._fail(f"a STREAM_TIME punctuation after {_place(record)}", e) from e
+            if path is not None and len(columns) >= self.columns_min:
+                path.take(columns)
+            else:
+                self.take_records(columns)
         finally:
             self._source_record = self.record_metadata = None
             late, self._late = self._late, 0
             self.metrics.late(columns.topic, late)
-            if taken and self.failed is None:
-                self.needs_commit = True
-            self.metrics.processed(taken, self.stream_time_ms, sum(map(len, self.stores.values())))
+            if self._taken and self.failed is None:
+                self._uncommitted = True
+            self.metrics.processed(self._taken, self.stream_time_ms, sum(map(len, self.stores.values())))
+
+    def take_records(self, columns: Columns) -> None:
+        """Take records one by one."""
+        source, forward = self._routes[columns.topic]
+        for record in columns.records():
+            if record.timestamp > self.stream_time_ms:
+                self.stream_time_ms = record.timestamp
+            self._process_one(source, forward, record)
+            self.taken(record, 1)
+
+    def taken(self, last: ConsumerRecord, count: int) -> None:
+        """Records up to this one are done: evaluate STREAM_TIME punctuation."""
+        self.sources[last.topic] = last.offset + 1
+        self._taken += count
+        try:
+            self._schedules.stream_time.may_punctuate(self.stream_time_ms)
+        except Exception as e:
+            raise self._fail(f"a STREAM_TIME punctuation after {_place(last)}", e) from e
+
+    def stream_time_due_ms(self) -> int | None:
+        """The stream time at which the next STREAM_TIME schedule is due; None where there is none."""
+        return self._schedules.stream_time.next_due_ms()
+
+    def in_hand(self, record: ConsumerRecord) -> None:
+        """This record is what a processor is at now."""
+        self._source_record = record
+        self.record_metadata = RecordMetadata(record.topic, record.partition, record.offset)
+
+    def spoilt(self, error: Exception) -> ProcessingFailed:
+        """An error where a store had taken the record in hand: the task is unfit for any commit."""
+        assert self._source_record is not None
+        return self._fail(f"{_place(self._source_record)}, which a store had taken,", error)
 
     def _process_one(self, source: SourceNode, forward: Callable[[Record], None], record: ConsumerRecord) -> None:
-        self._source_record = record
-        self.record_metadata = at = RecordMetadata(record.topic, record.partition, record.offset)
+        self.in_hand(record)
+        at = RecordMetadata(record.topic, record.partition, record.offset)
         for store in self._all_stores:
             store.touched = False
-        outputs, late, stage = len(self._outputs), self._late, STAGE_DESERIALIZE
+        outputs, late, stage = len(self.outputs), self._late, STAGE_DESERIALIZE
         try:
             if record.timestamp < 0:
                 raise DataError(f"{record.topic}: a record without a timestamp cannot be put in time")
@@ -224,8 +223,8 @@ class StreamTask:
                 raise self._refused[at]
         except Exception as e:
             if any(store.touched for store in self.stores.values()):
-                raise self._fail(f"{_place(record)}, which a store had taken,", e) from e
-            del self._outputs[outputs:], self._origins[outputs:], self._windows[outputs:]
+                raise self.spoilt(e) from e
+            self.outputs.take_back(outputs)
             self._late = late
             self._refuse(source, record, stage, e)
 
@@ -269,13 +268,13 @@ class StreamTask:
         self.now_ms = now_ms
         for store in self.stores.values():
             store.touched = False
-        before = len(self._outputs), [operator.stream_time_ms for operator in self._operators()]
+        before = len(self.outputs), [operator.stream_time_ms for operator in self._operators()]
         try:
-            fired = self._queues[PunctuationType.WALL_CLOCK_TIME].may_punctuate(now_ms)
+            fired = self._schedules.wall_clock.may_punctuate(now_ms)
         except Exception as e:
             raise self._fail(f"a WALL_CLOCK_TIME punctuation of partition {self.partition}", e) from e
         if fired and self.failed is None:
-            after = len(self._outputs), [operator.stream_time_ms for operator in self._operators()]
+            after = len(self.outputs), [operator.stream_time_ms for operator in self._operators()]
             self.needs_commit |= after != before or any(store.touched for store in self.stores.values())
         return fired
 
@@ -291,20 +290,27 @@ class StreamTask:
         """As `ProcessorContext.schedule`; also for what owns the task. IllegalState before `initialize`."""
         if not self._initialized:
             raise IllegalState("schedule() may be called in a processor's init() or later, not while it is made")
-        ms = interval_ms(interval)
-        restored = self._grids_ms.pop(name, None) if name is not None else None
-        if restored is not None:
-            due = restored
-        elif start_ms is not None:
-            due = start_ms
-        else:
-            due = 0 if type is PunctuationType.STREAM_TIME else self.now_ms + ms
-        return self._queues[type].schedule(ms, due, callback, name)
+        add = self._schedules.schedule
+        return add(interval, type, callback, now_ms=self.now_ms, start_ms=start_ms, name=name)
 
     # --- commit ---
 
+    @property
+    def needs_commit(self) -> bool:
+        """Whether there is something that no commit holds yet; one that was prepared may not."""
+        return self._uncommitted or self._committing
+
+    @needs_commit.setter
+    def needs_commit(self, needs: bool) -> None:
+        self._uncommitted = needs
+        self._committing &= needs
+
     def prepare_commit(self, now_ms: int) -> TaskCommit:
-        """Everything since the last commit, as what is to be written; ProcessingFailed where it cannot be."""
+        """Everything since the last one, as what is to be written; ProcessingFailed where it cannot be.
+
+        The task may go on at once. Until `commit_succeeded` no other commit is prepared; where it never comes, the
+        task is discarded.
+        """
         if self.failed is not None:
             raise self.failed
         self.now_ms = now_ms
@@ -312,48 +318,33 @@ class StreamTask:
             for processor in self._processors.values():
                 processor.commit()
             self.commit_number += 1
-            self._closing = 0
-            changelog = [entry for n, name in enumerate(self.stores) for entry in self._store_entries(n, name)]
+            changelog, closing = encode_stores(self.topology.stores, self.stores, self.epoch, self.commit_number)
+            self._closing += closing
         except Exception as e:
             sources = ", ".join(f"{topic}-{self.partition}@{at}" for topic, at in sorted(self.sources.items()))
             raise self._fail(f"the commit of what lies before {sources}", e) from e
+        for store in self._all_stores:
+            store.committed()
         changelog.append((None, encode_progress(self.epoch, self.commit_number, self._progress(now_ms))))
-        return TaskCommit(
-            self._outputs,
-            changelog,
-            dict(self.sources),
-            self.epoch,
-            self.commit_number,
-            list(self._origins),
-            list(self._windows),
-        )
+        outputs, self.outputs = self.outputs, TaskOutputs()
+        self._uncommitted, self._committing = False, True
+        self._prepared = self.metrics.totals()
+        return TaskCommit(outputs, changelog, dict(self.sources), self.epoch, self.commit_number)
 
     def commit_succeeded(self) -> None:
         """What `prepare_commit` gave is durable."""
-        self._outputs, self._origins, self._windows = [], [], []
-        self.needs_commit = False
-        self.metrics.commit_succeeded(self._closing)
-        for store in self.stores.values():
-            store.committed()
-
-    def _store_entries(self, number: int, name: str) -> list[tuple[bytes | None, bytes]]:
-        changes = self.stores[name].changes()
-        encoder = StoreEntries(name, number, self._codecs[name], self.topology.stores[name].aggregations)
-        entries = encoder.encode(changes, self.epoch, self.commit_number)
-        self._closing += len(changes.finals)
-        return entries
+        self._committing = False
+        self.metrics.commit_succeeded(self._prepared, self._closing)
+        self._closing = 0
 
     def _progress(self, now_ms: int) -> Progress:
-        grids = dict(self._grids_ms)
-        for queue in self._queues.values():
-            grids |= queue.grids_ms()
         return Progress(
             application=self.application,
             guarantee=self.guarantee,
             sources=dict(self.sources),
             stream_time_ms=self.stream_time_ms,
             operator_times_ms={o.store_name: o.stream_time_ms for o in self._operators()},
-            grids_ms=grids,
+            grids_ms=self._schedules.grids_ms(),
             stores=self.topology.schemas(),
             wall_ms=now_ms,
             source_ids=dict(self.source_ids),
@@ -364,13 +355,8 @@ class StreamTask:
     def _operators(self) -> list[TimedProcessor]:
         return [p for p in self._processors.values() if isinstance(p, TimedProcessor)]
 
-    def _key_from_bytes(self, store: str, key: bytes) -> str | bytes:
-        return key.decode() if self.topology.stores[store].schema.key == "string" else key
-
     def _output(self, record: ProducerRecord, window: WindowKey | None = None) -> None:
-        self._outputs.append(record)
-        self._origins.append(self.record_metadata)
-        self._windows.append(window)
+        self.outputs.add(record, self.record_metadata, window)
 
     def emit_late(self, close_time_ms: int, operator_time_ms: int, store: str) -> None:
         """Send the record in hand to its source's late topic and count it; `store` is whose window it missed."""
@@ -385,9 +371,9 @@ class StreamTask:
         """Count windows that the record in hand came too late for."""
         self.metrics.missed(windows)
 
-    def count_skipped(self, reason: str) -> None:
-        """Count the record in hand as skipped."""
-        self.metrics.skipped(reason)
+    def count_skipped(self, reason: str, records: int = 1) -> None:
+        """Count the record in hand, and others of its batch before it, as skipped."""
+        self.metrics.skipped(reason, records)
         if self._source_record is not None:
             self.metrics.refused_at["skipped"] = _place(self._source_record)
 

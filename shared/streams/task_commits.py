@@ -23,7 +23,8 @@ from shared.streams.changelog import RecordRefused
 from shared.streams.owned_task import OwnedTask
 from shared.streams.processor import ProcessingFailed, RecordMetadata, StateRefused
 from shared.streams.settings import StreamsSettings
-from shared.streams.stream_task import Refusals, StreamTask, TaskCommit
+from shared.streams.stream_task import Refusals, StreamTask
+from shared.streams.task_outputs import TaskCommit
 from shared.streams.window_limits import name_window
 
 log = get_logger(__name__)
@@ -123,16 +124,16 @@ class TaskCommits:
         return SourceRefused(f"{error}; the record that made it so is looked for")
 
     def _refuse(self, task: StreamTask, commit: TaskCommit, error: RecordRefused) -> PenstockError:
-        at = next((i for i, record in enumerate(commit.outputs) if record is error.record), None)
-        origin = None if at is None else commit.origins[at]
+        origin, window = commit.source_of(error.record)
         known = self._refused.setdefault(task.partition, {})
         if origin is None or origin in known:
             before = ", ".join(f"{topic}-{task.partition}@{to}" for topic, to in sorted(commit.sources.items()))
             failed = ProcessingFailed(f"the commit of what lies before {before}: {error}")
-            is_entry = at is None and isinstance(error.__cause__, RecordTooLarge)
+            is_entry = error.record.topic == self._settings.changelog_topic
+            is_entry &= isinstance(error.__cause__, RecordTooLarge)
             return self._look_for_record(task, failed) if is_entry else failed
         known[origin] = error
-        if at is not None and (window := commit.windows[at]) is not None:
+        if window is not None:
             error.add_note(f"the result of {name_window(None, *window)}")
         place = f"{origin.topic}-{origin.partition}@{origin.offset}"
         return SourceRefused(f"{place}: what came of it was refused: {error}")

@@ -61,16 +61,21 @@ class TaskMetrics:
         self.missed_windows_total += windows
         self._missed.inc(windows)
 
-    def skipped(self, reason: str) -> None:
-        self.skipped_total += 1
-        self._skipped.labels(reason=reason, **self._own).inc()
+    def skipped(self, reason: str, records: int = 1) -> None:
+        self.skipped_total += records
+        self._skipped.labels(reason=reason, **self._own).inc(records)
 
-    def commit_succeeded(self, closed_windows: int) -> None:
-        self.closed_total += closed_windows
-        self._closed.inc(closed_windows)
-        self.committed = Totals(
+    def totals(self) -> Totals:
+        """The totals now, those of closed windows as of the last commit."""
+        return Totals(
             self.records_total, self.closed_total, self.late_total, self.dead_letters_total, self.skipped_total
         )
+
+    def commit_succeeded(self, totals: Totals, closed_windows: int) -> None:
+        """A commit holds: what the totals were when it was prepared, and the windows that it closed."""
+        self.closed_total += closed_windows
+        self._closed.inc(closed_windows)
+        self.committed = totals._replace(closed=self.closed_total)
 
 
 class RestoreMetrics:

@@ -12,7 +12,9 @@ from shared.common.errors import ConfigError
 from shared.common.serialization import Deserializer
 from shared.streams.aggregations import Aggregation
 from shared.streams.changelog_format import STORES_MAX, StoreSchema
+from shared.streams.columnar import StateColumns
 from shared.streams.processor import Processor, Record
+from shared.streams.state.column_store import ColumnSessionStore
 from shared.streams.state.key_value_store import KeyValueStore
 from shared.streams.state.session_store import InMemorySessionStore
 from shared.streams.state.store import StateStore
@@ -86,7 +88,11 @@ class StoreBuilder:
 
     def build(self) -> StateStore:
         if self.schema.kind == "session":
-            return InMemorySessionStore(self.schema.name)
+            columns = StateColumns.of(self.aggregations)
+            if columns is None:
+                return InMemorySessionStore(self.schema.name)
+            is_text = self.schema.key == "string"
+            return ColumnSessionStore(self.schema.name, columns, gap_ms=self.schema.gap_ms, text_keys=is_text)
         if self.schema.kind == "table":
             return KeyValueStore(self.schema.name)
         return InMemoryWindowStore(self.schema.name, keeps_closed=self.schema.kind == "sliding")

@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING
 
 from shared.clients.connection import record_size
 from shared.common.errors import ConfigError, RecordTooLarge
-from shared.common.records import ProducerRecord
+from shared.common.records import Columns, Int64Array, ProducerRecord
 from shared.streams.processor import Processor, Record, RecordMetadata
 from shared.streams.punctuation import PunctuationType, Punctuator, Schedule
+from shared.streams.result_encoders import encode_json, encode_updates
 from shared.streams.state.store import StateStore
 from shared.streams.tables import Lookup
+from shared.streams.task_outputs import Origins, ResultColumns
 from shared.streams.topology import ProcessorNode, SinkNode, Topology
+from shared.streams.window_limits import name_window
+from shared.streams.window_results import WindowResults
 from shared.streams.windowed_aggregate import WindowKey
 
 if TYPE_CHECKING:
@@ -45,6 +49,20 @@ class SinkWriter:
         window = record.key if isinstance(record.key, WindowKey) else None
         self._output(ProducerRecord(self._node.topic, value, key, record.headers, None, record.timestamp), window)
 
+    def encode(self, results: WindowResults) -> ResultColumns | None:
+        """Results of windows at once; None where this sink has them encoded one by one, or one may be too large."""
+        node = self._node
+        if node.encode not in (encode_json, encode_updates):
+            return None
+        keys, values = results.encoded(whole_window_keys=node.encode is encode_updates)
+        longest = (
+            bytes(max(map(len, filter(None, keys)), default=0)),
+            bytes(max(map(len, filter(None, values)), default=0)),
+        )
+        if record_size(*longest, []) > self._record_bytes_max:
+            return None
+        return ResultColumns(node.topic, keys, values, results.timestamps(), results)
+
 
 class Wiring:
     """The nodes of one task by name."""
@@ -64,6 +82,10 @@ class Wiring:
         """What takes a record that a node forwards, by the child's name."""
         nodes: dict[str, Processor | SinkWriter] = {**self.processors, **self._sinks}
         return {child: nodes[child].process for child in self.topology.children[name]}
+
+    def writers(self, name: str) -> list[SinkWriter]:
+        """The sinks below a node."""
+        return [self._sinks[child] for child in self.topology.children[name] if child in self._sinks]
 
     def forward_to(self, name: str) -> Forward:
         """Hand a record to all children of a node."""
@@ -91,6 +113,7 @@ class NodeContext:
     def __init__(self, task: StreamTask, node: ProcessorNode, wiring: Wiring) -> None:
         self._task, self._node = task, node
         self._children = wiring.children(node.name)
+        self._writers = wiring.writers(node.name)
         self._forward_all = wiring.forward_to(node.name)
 
     @property
@@ -153,5 +176,28 @@ class NodeContext:
     def count_missed(self, windows: int) -> None:
         self._task.count_missed(windows)
 
-    def count_skipped(self, reason: str) -> None:
-        self._task.count_skipped(reason)
+    def count_skipped(self, reason: str, records: int = 1) -> None:
+        self._task.count_skipped(reason, records)
+
+    def forward_results(
+        self, results: WindowResults, source: Columns | None = None, places: Int64Array | None = None
+    ) -> None:
+        """Hand results of windows to all children: as columns where there is one, a sink that can encode them so.
+
+        `places` says which records of `source` brought them about, one for one.
+        """
+        if len(self._children) == 1 and self._writers:
+            encoded = self._writers[0].encode(results)
+            if encoded is not None:
+                if source is not None and places is not None:
+                    encoded.origins = Origins(source.topic, source.partition, source.offsets[places])
+                self._task.outputs.add(encoded)
+                return
+        for i, record in enumerate(results.records()):
+            if source is not None and places is not None:
+                self._task.in_hand(source.record(int(places[i])))
+            try:
+                self._forward_all(record)
+            except Exception as e:
+                e.add_note(f"the result of {name_window(results.store, *record.key)}")
+                raise

@@ -1,9 +1,13 @@
-"""Replays recorded cases of Kafka Streams and compares: `python -m shared.testing.oracle FILE…`.
+"""Replays recorded cases of Kafka Streams and compares: `python -m shared.testing.oracle [--columns] FILE…`.
 
 A file has one JSON case a line (plain or gzip), recorded from Kafka Streams' TopologyTestDriver: parameters, the
-records piped in, and what came out. Windows run through the DSL, punctuation through the Processor API, both
-on `TopologyTestDriver`. Prints each mismatch, then `N passed, M failed`, and cases of kinds that the engine does not
-have as `K skipped`; exit status 1 if any failed.
+records piped in, and what came out. Windows run through the DSL, punctuation through the Processor API, both on
+`TopologyTestDriver`. With `--columns` windows take their records in batches of 1, 7 and 1,000, as columns where their
+aggregate allows it, with a commit after each; what came out is compared net of each commit: the last value of a window,
+a retraction only of one that an earlier commit had shown.
+
+Prints each mismatch, then `N passed, M failed`, and cases of kinds that the engine does not have as `K skipped`; exit
+status 1 if any failed.
 """
 
 from __future__ import annotations
@@ -21,9 +25,11 @@ from shared.streams.dsl import StreamsBuilder
 from shared.streams.grouped_stream import GroupedStream, WindowedGroup
 from shared.streams.processor import Processor, Record
 from shared.streams.punctuation import PunctuationType, Schedule
+from shared.streams.topology import Topology
 from shared.testing.topology_test_driver import TopologyTestDriver
 
 SOURCE, RESULTS = "input", "output"
+BATCH_SIZES = (1, 7, 1_000)
 KINDS = ("session", "tumbling", "hopping", "sliding", "punctuation")
 
 Case = dict[str, Any]
@@ -48,6 +54,33 @@ def read_cases(path: Path) -> Iterator[Case]:
 def replay(case: Case) -> str | None:
     """None where our output equals the recorded one, otherwise how it differs. KeyError for an unknown kind."""
     return _replay_punctuation(case) if case["kind"] == "punctuation" else _replay_windows(case)
+
+
+def replay_batches(case: Case, size: int) -> str | None:
+    """As `replay`, with a commit after every `size` records, taken as columns where that is possible."""
+    if case["kind"] == "punctuation":
+        return _replay_punctuation(case)
+    driver = TopologyTestDriver(_topology(case), commit_each=False, deduplicate_updates=True, columns_min=1)
+    shown: set[tuple[str, int, int]] = set()
+    for start in range(0, len(case["input"]), size):
+        driver.pipe_columns(SOURCE, [_piped(record) for record in case["input"][start : start + size]])
+        driver.commit()
+        recorded = [o for o in case["output"] if start <= o["step"] < start + size]
+        got = [msgspec.json.decode(out.key or b"{}") for out in driver.read(RESULTS)]
+        by_window = ("key", "start", "end")
+        difference = first_difference(_sorted(got, by_window), _sorted(_net(recorded, shown), by_window))
+        if difference is not None:
+            return f"batch of {size} at {start}: {difference}"
+    return _dropped_otherwise(case, driver)
+
+
+def _net(outputs: list[Output], shown: set[tuple[str, int, int]]) -> list[Output]:
+    """What one commit shows of these outputs; `shown` are the windows that earlier ones have, and is kept so."""
+    last = {(o["key"], o["start"], o["end"]): o for o in outputs}
+    net = [o for window, o in last.items() if o["value"] is not None or window in shown]
+    for window, output in last.items():
+        shown.discard(window) if output["value"] is None else shown.add(window)
+    return [{name: value for name, value in o.items() if name != "step"} for o in net]
 
 
 def supported(case: Case) -> bool:
@@ -87,24 +120,34 @@ def _windowed(case: Case, grouped: GroupedStream) -> WindowedGroup:
     raise KeyError(case["kind"])
 
 
-def _replay_windows(case: Case) -> str | None:
+def _topology(case: Case) -> Topology:
     builder = StreamsBuilder()
     windows = _windowed(case, builder.stream(SOURCE, value=Value).group_by_key())
     table = windows.aggregate("windows", result=aggregation(case["aggregate"]))
     (table.on_update() if case["emit"] == "on_update" else table.on_close()).to(RESULTS, encode=_encode)
-    driver = TopologyTestDriver(builder.build())
+    return builder.build()
+
+
+def _piped(record: dict[str, Any]) -> tuple[bytes | None, bytes, int]:
+    key = record["key"]
+    return None if key is None else key.encode(), msgspec.json.encode({"value": record["value"]}), record["timestamp"]
+
+
+def _replay_windows(case: Case) -> str | None:
+    driver = TopologyTestDriver(_topology(case))
     got: list[Output] = []
     for step, record in enumerate(case["input"]):
-        key = record["key"]
-        value = msgspec.json.encode({"value": record["value"]})
-        driver.pipe(SOURCE, key=None if key is None else key.encode(), value=value, timestamp=record["timestamp"])
+        key, value, timestamp = _piped(record)
+        driver.pipe(SOURCE, key=key, value=value, timestamp=timestamp)
         got += [{"step": step, **msgspec.json.decode(out.key or b"{}")} for out in driver.read(RESULTS)]
+    return _dropped_otherwise(case, driver) or first_difference(got, case["output"])
+
+
+def _dropped_otherwise(case: Case, driver: TopologyTestDriver) -> str | None:
     metrics = driver.task.metrics
     late = metrics.late_total if case["kind"] == "session" else metrics.missed_windows_total
     dropped = late + metrics.skipped_total
-    if dropped != case["dropped"]:
-        return f"dropped {dropped}, recorded {case['dropped']}"
-    return first_difference(got, case["output"])
+    return None if dropped == case["dropped"] else f"dropped {dropped}, recorded {case['dropped']}"
 
 
 def _encode(record: Record) -> tuple[bytes, None]:
@@ -173,13 +216,17 @@ def first_difference(got: list[Output], recorded: list[Output]) -> str | None:
 
 def main(arguments: list[str]) -> int:
     """Replay files; the exit status."""
+    columns = "--columns" in arguments
     passed = failed = skipped = 0
     for name in arguments:
+        if name == "--columns":
+            continue
         for number, case in enumerate(read_cases(Path(name)), 1):
             if not supported(case):
                 skipped += 1
                 continue
-            difference = replay(case)
+            batches = (difference for size in BATCH_SIZES if (difference := replay_batches(case, size)) is not None)
+            difference = next(batches, None) if columns else replay(case)
             if difference is None:
                 passed += 1
             else:

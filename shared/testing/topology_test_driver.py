@@ -22,6 +22,7 @@ from itertools import groupby
 from shared.common.records import Columns, ConsumerRecord, Headers, ProducerRecord
 from shared.streams.changelog_format import Takeover, encode_takeover
 from shared.streams.changelog_reader import Change, ChangelogReader
+from shared.streams.column_path import COLUMNS_MIN
 from shared.streams.global_table import GlobalTableRows
 from shared.streams.restore import restore_task
 from shared.streams.stream_task import Guarantee, ProcessingExceptionHandler, StreamTask
@@ -36,7 +37,8 @@ class TopologyTestDriver:
     """Drives one task; commits after every `pipe` unless `commit_each` is False.
 
     `deduplicate_updates` is the task's: by default results on update are forwarded one by one, as Kafka Streams does
-    with its cache off.
+    with its cache off. Of `pipe_columns` at least `columns_min` records are taken as columns,
+    where the topology allows it.
     """
 
     def __init__(
@@ -49,11 +51,13 @@ class TopologyTestDriver:
         partition: int = 0,
         deduplicate_updates: bool = False,
         processing_exception_handler: ProcessingExceptionHandler = "dead_letter",
+        columns_min: int = COLUMNS_MIN,
     ) -> None:
         self.topology = topology = topology.of_application(APPLICATION)
         self.guarantee, self.partition, self.commit_each = guarantee, partition, commit_each
         self.deduplicate_updates = deduplicate_updates
         self.processing_exception_handler = processing_exception_handler
+        self.columns_min = columns_min
         self.clock = ManualClock(now_ms)
         self.changelog: list[tuple[bytes | None, bytes]] = []
         self.source_log: dict[str, list[ConsumerRecord]] = {topic: [] for topic in topology.source_topics()}
@@ -129,6 +133,7 @@ class TopologyTestDriver:
             epoch=reader.epoch + 1,
             deduplicate_updates=self.deduplicate_updates,
             processing_exception_handler=self.processing_exception_handler,
+            columns_min=self.columns_min,
         )
         task.global_tables = self.global_tables
         restore_task(task, changes, reader.progress)

@@ -23,8 +23,8 @@ from shared.common.errors import (
 from shared.common.records import GroupMetadata, ProducerRecord, TopicPartition
 from shared.common.settings import LogSettings
 from shared.streams.changelog_format import PROGRESS, decode, encode_live
-from shared.streams.stream_task import TaskCommit
 from shared.streams.stream_worker import StreamWorker
+from shared.streams.task_outputs import TaskCommit
 from shared.streams.topics import CHANGELOG_CONFIGS
 from tests.integration.test_stream_worker import (
     WAIT_SECONDS,

@@ -267,7 +267,7 @@ def test_a_dead_letter_takes_back_what_was_sent_on(first: str) -> None:
     task.process(columns("in", (0, b"k", b"{}", 0)), 0)
     commit = task.prepare_commit(0)
     assert [record.topic for record in commit.outputs] == ["in-dlq"]
-    assert commit.origins == [("in", 0, 0)]
+    assert commit.produced.origins == [("in", 0, 0)]
 
 
 def test_a_late_record_that_another_branch_refuses_is_not_counted_late() -> None:

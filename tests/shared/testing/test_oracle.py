@@ -9,7 +9,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shared.testing.oracle import KINDS, Case, first_difference, main, read_cases, replay, supported
+from shared.testing.oracle import (
+    BATCH_SIZES,
+    KINDS,
+    Case,
+    first_difference,
+    main,
+    read_cases,
+    replay,
+    replay_batches,
+    supported,
+)
 
 RECORDED = Path(__file__).parents[2] / "data" / "kafka_streams.jsonl.gz"
 CASES = list(read_cases(RECORDED))
@@ -24,6 +34,12 @@ def write(path: Path, *cases: Case) -> Path:
 def test_recorded_case(case: Case) -> None:
     """What Kafka Streams did with a recorded input is what we do."""
     assert replay(case) is None
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{c['kind']}-{c['seed']}" for c in CASES])
+def test_recorded_case_in_batches(case: Case) -> None:
+    """So it is in columns, whatever the size of a batch, net of each batch's commit."""
+    assert [replay_batches(case, size) for size in BATCH_SIZES] == [None] * 3
 
 
 def test_the_sample_is_fair() -> None:
@@ -71,6 +87,18 @@ def test_main_ends_with_a_count(capsys: pytest.CaptureFixture[str]) -> None:
     """All cases passed: exit status 0 and a last line that says so."""
     assert main([str(RECORDED)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"{len(CASES)} passed, 0 failed"
+
+
+def test_columns_are_compared_net_of_commits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With `--columns` a case passes in all sizes of batches, and a wrong value or a missing window is reported."""
+    session = next(c for c in CASES if c["kind"] == "session" and len(c["output"]) > 3 and c["aggregate"] == "count")
+    missing, wrong = copy.deepcopy(session), copy.deepcopy(session)
+    del missing["output"][-1]
+    wrong["output"][-1]["value"] = "99"
+    assert main(["--columns", str(write(tmp_path / "cases.jsonl", session, missing, wrong))]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[2].split(" at ")[0] for line in lines[:-1]] == ["batch of 1"] * 2
+    assert lines[-1] == "1 passed, 2 failed"
 
 
 def test_main_reports_each_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

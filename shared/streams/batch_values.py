@@ -1,0 +1,138 @@
+"""A batch's keys as numbers and its values as columns, and which of its records are neither.
+
+What a stream's value type says is what is looked at. `bytes` are not decoded at all, so that counting them costs
+nothing; a struct is decoded by one call of msgspec each, which checks the fields it has and passes over all others; a
+`dict` is decoded whole. A record is odd where a single record would be refused: an undecodable key or value, no
+timestamp, a key too large for a result, a value that an aggregation does not take. Only single records say why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from shared.common.errors import PenstockError
+from shared.common.records import Columns, Int64Array
+from shared.common.serialization import bytes_deserializer, json_deserializer
+from shared.streams.columnar import NumberArray, Unfit
+from shared.streams.state.column_store import ColumnSessionStore
+from shared.streams.topology import SourceNode
+from shared.streams.window_limits import check_key
+
+ODD_VALUE = object()
+
+
+@dataclass(slots=True)
+class TakenValues:
+    """A batch: each record's key number, its states' columns, the places of odd records; `decoded` are the values,
+    None where they are the records' own."""
+
+    codes: Int64Array
+    states: list[NumberArray]
+    odd: list[int]
+    decoded: list[Any] | None
+
+
+class BatchValues:
+    """Reads the batches of one source for one store."""
+
+    def __init__(self, source: SourceNode, store: ColumnSessionStore, key_bytes_max: int) -> None:
+        self._source, self._store, self._key_bytes_max = source, store, key_bytes_max
+        self._decode = _decoder(source)
+        self._has_none = source.value is json_deserializer or source.value_type is not None  # None stays None there
+
+    def of(self, columns: Columns) -> TakenValues | None:
+        """The batch in numbers; None where it has to be taken record by record."""
+        odd: set[int] = set()
+        if int(columns.timestamps.min()) < 0:
+            odd.update(np.flatnonzero(columns.timestamps < 0).tolist())
+        codes = self._codes(columns, odd)
+        decoded = None if self._source.value is bytes_deserializer else self._decoded(columns, odd)
+        values: list[Any] = columns.values if decoded is None else decoded
+        try:
+            states = self._store.columns.take(values, len(columns))
+        except Unfit:
+            odd.update(self._refused(values))
+            if len(odd) == len(columns):
+                return None
+            states = self._states_without(values, odd)
+        return TakenValues(codes, states, sorted(odd), decoded)
+
+    def _codes(self, columns: Columns, odd: set[int]) -> Int64Array:
+        known = self._store.codes
+        keys = columns.keys
+        try:
+            return np.fromiter(map(known.__getitem__, keys), np.int64, len(keys))
+        except KeyError:
+            pass
+        code_of = self._store.code_of
+        codes: list[int] = []
+        for key in keys:
+            code = known.get(key)
+            if code is None:
+                assert key is not None
+                if self._is_sound(key):
+                    code = code_of(key)
+                else:
+                    odd.add(len(codes))
+                    code = -1
+            codes.append(code)
+        return np.array(codes, np.int64)
+
+    def _is_sound(self, key: bytes) -> bool:
+        try:
+            check_key(key.decode() if self._source.key == "string" else key, self._store.name, self._key_bytes_max)
+        except (UnicodeDecodeError, PenstockError):
+            return False
+        return True
+
+    def _decoded(self, columns: Columns, odd: set[int]) -> list[Any]:
+        decode, raw = self._decode, columns.values
+        if not self._has_none or None not in raw:
+            with contextlib.suppress(Exception):  # which one, and why, is found below
+                return list(map(decode, raw))
+        decoded = []
+        for place, value in enumerate(raw):
+            try:
+                decoded.append(None if value is None and self._has_none else decode(value))
+            except Exception:
+                odd.add(place)
+                decoded.append(ODD_VALUE)
+        return decoded
+
+    def _refused(self, values: list[Any]) -> list[int]:
+        refused = []
+        aggregations = self._store.columns.aggregations
+        for place, value in enumerate(values):
+            try:
+                for aggregation in aggregations:
+                    aggregation.add(aggregation.initial(), value)
+            except Exception:
+                refused.append(place)
+        return refused
+
+    def _states_without(self, values: list[Any], odd: set[int]) -> list[NumberArray]:
+        """The columns with whatever in the places of odd records."""
+        fit = [place for place in range(len(values)) if place not in odd]
+        some = self._store.columns.take([values[place] for place in fit], len(fit))
+        states = []
+        for column in some:
+            whole = np.zeros(len(values), column.dtype)
+            whole[fit] = column
+            states.append(whole)
+        return states
+
+
+def _decoder(source: SourceNode) -> Callable[[Any], Any]:
+    """From bytes to a value as the source's deserializer makes it, with as little between as can be."""
+    if source.value is json_deserializer:
+        return msgspec.json.Decoder().decode
+    if source.value_type is not None and source.is_json:
+        return msgspec.json.Decoder(source.value_type).decode
+    topic, deserialize = source.topic, source.value
+    return lambda data: deserialize(topic, data)

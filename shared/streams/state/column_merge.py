@@ -1,0 +1,200 @@
+"""Batches into a store of columns: sort, cut where the gap is exceeded, merge with what is stored, close what is due.
+
+Everything here is about keys by number and sessions by row. Runs and stored sessions are both intervals: sorted by key
+and start, cut where one begins more than the gap after all before it have ended, each group is one session from then
+on. So a stored session that lies between two runs joins them, and nothing has to be merged twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.common.records import Int64Array
+from shared.streams.columnar import NumberArray
+from shared.streams.state.column_store import DIRTY, LIVE, NEVER, NONE, ColumnSessionStore
+from shared.streams.state.session_changes import Windows
+
+PACKED_BITS = 63
+
+
+def sorted_order(codes: Int64Array, times: Int64Array) -> Int64Array:
+    """The order by (code, time), equal ones as they came.
+
+    Code, time and place are packed into one integer where they fit: sorting those is ten times as fast.
+    """
+    count = len(codes)
+    low = int(times.min())
+    place_bits, time_bits = (count - 1).bit_length(), (int(times.max()) - low).bit_length()
+    if int(codes.max()).bit_length() + time_bits + place_bits > PACKED_BITS:
+        return np.lexsort((times, codes))
+    packed = (((codes << time_bits) | (times - low)) << place_bits) | np.arange(count)
+    packed.sort()
+    return packed & ((1 << place_bits) - 1)
+
+
+def cuts(codes: Int64Array, starts: Int64Array, ends: Int64Array, gap_ms: int) -> NDArray[np.bool_]:
+    """Where groups begin among intervals in order of code and start: another code, or the gap exceeded."""
+    new = np.empty(len(codes), np.bool_)
+    new[0] = True
+    np.not_equal(codes[1:], codes[:-1], out=new[1:])
+    if ends is not starts:
+        ends = _highest_so_far(new, ends)
+    new[1:] |= starts[1:] - ends[:-1] > gap_ms
+    return new
+
+
+def _highest_so_far(new_code: NDArray[np.bool_], ends: Int64Array) -> Int64Array:
+    """The running maximum within each code."""
+    low = int(ends.min())
+    place = np.cumsum(new_code)
+    bits = (int(ends.max()) - low).bit_length()
+    if int(place[-1]).bit_length() + bits <= PACKED_BITS:
+        highest: Int64Array = np.maximum.accumulate((place << bits) | (ends - low))
+        return (highest & ((1 << bits) - 1)) + low
+    values, ranks = np.unique(ends, return_inverse=True)
+    highest = np.maximum.accumulate(place * len(values) + ranks)
+    return np.asarray(values[highest % len(values)])
+
+
+def merge_runs(
+    store: ColumnSessionStore,
+    codes: Int64Array,
+    starts: Int64Array,
+    ends: Int64Array,
+    columns: list[NumberArray],
+    gap_ms: int,
+) -> None:
+    """Take runs (in order of code and start, those of a code more than the gap apart) into a store."""
+    of_key = np.flatnonzero(np.concatenate(([True], codes[1:] != codes[:-1])))
+    keys = _Keys(store, codes[of_key], starts[of_key] - gap_ms)
+    rows = np.full(len(codes), NONE, np.int64)
+    stored = keys.stored_rows()
+    if len(stored):
+        arrays = store.table.arrays
+        own = store.columns.opened([arrays[name][stored] for name in store.state_names])
+        codes = np.concatenate((codes, arrays["key"][stored]))
+        starts, ends = np.concatenate((starts, arrays["start"][stored])), np.concatenate((ends, arrays["end"][stored]))
+        rows = np.concatenate((rows, stored))
+        order = sorted_order(codes, starts)
+        codes, starts, ends, rows = codes[order], starts[order], ends[order], rows[order]
+        columns = [np.concatenate(pair)[order] for pair in zip(columns, own, strict=True)]
+        first = np.flatnonzero(cuts(codes, starts, ends, gap_ms))
+        sizes = np.diff(np.append(first, len(codes)))
+        is_stored = rows >= 0
+        # Of the stored sessions of a group the first goes on as the whole; it has the key's row of that start.
+        chosen = np.minimum.reduceat(np.where(is_stored, np.arange(len(rows)), len(rows)), first)
+        numbers = np.add.reduceat(is_stored.astype(np.int64), first)
+        others = is_stored.copy()
+        others[chosen[numbers > 0]] = False
+        gone = rows[others]
+        rows = np.where(numbers > 0, rows[np.minimum(chosen, len(rows) - 1)], NONE)
+        changed = sizes > numbers
+        codes, starts, ends = codes[first], starts[first], np.maximum.reduceat(ends, first)
+        columns = store.columns.reduce(columns, first)
+        if len(gone):
+            store.removed(gone)
+    else:
+        changed = np.ones(len(codes), np.bool_)
+    _write(store, codes, starts, ends, store.columns.closed(columns), rows, changed)
+    keys.link(codes, ends, rows)
+
+
+def _write(
+    store: ColumnSessionStore,
+    codes: Int64Array,
+    starts: Int64Array,
+    ends: Int64Array,
+    columns: list[NumberArray],
+    rows: Int64Array,
+    changed: NDArray[np.bool_],
+) -> None:
+    """Put groups into their rows, and into new ones (written into `rows`) where they have none."""
+    fresh = np.flatnonzero(rows < 0)
+    known = np.flatnonzero(changed & (rows >= 0))
+    new = store.table.allocate_many(len(fresh))
+    rows[fresh] = new
+    arrays = store.table.arrays
+    old = rows[known]
+    clean = old[arrays["flags"][old] & DIRTY == 0]
+    arrays["was_start"][clean], arrays["was_end"][clean] = arrays["start"][clean], arrays["end"][clean]
+    arrays["flags"][clean] |= DIRTY
+    arrays["flags"][new] = LIVE | DIRTY
+    arrays["key"][new] = codes[fresh]
+    store.changed.dirty_many += [clean, new]
+    at = np.concatenate((known, fresh))
+    into = rows[at]
+    arrays["start"][into], arrays["end"][into] = starts[at], ends[at]
+    for name, column in zip(store.state_names, columns, strict=True):
+        arrays[name][into] = column[at]
+    store.wheel.add_many(new, ends[fresh])
+    store.count += len(new)
+    store.touched = True
+
+
+class _Keys:
+    """The keys of a batch, which of their stored sessions are within reach of it, and how all of them hang together."""
+
+    def __init__(self, store: ColumnSessionStore, codes: Int64Array, reach: Int64Array) -> None:
+        """`reach` is how far back from its first run a key's sessions may be extended."""
+        self._store, self._codes = store, codes
+        keys, rows = store.key_table.arrays, store.table.arrays
+        self._heads = keys["head"][codes].astype(np.int64)
+        has = self._heads >= 0
+        self._head_ends = np.where(has, rows["end"][self._heads], NEVER)
+        self._linked = has & (self._head_ends >= reach)
+        self._rest = np.where(self._linked, rows["next"][self._heads], np.where(has, self._heads, NONE))
+        self._older_ends = keys["older_end"][codes]
+        self._chained = self._older_ends >= reach
+
+    def stored_rows(self) -> Int64Array:
+        """The stored sessions that a run may reach."""
+        rows = self._heads[self._linked]
+        if not self._chained.any():
+            return rows
+        more = [r for c in self._codes[self._chained].tolist() for r in self._store.chain_of(c)[1:]]
+        return np.concatenate((rows, np.array(more, np.int64)))
+
+    def link(self, codes: Int64Array, ends: Int64Array, rows: Int64Array) -> None:
+        """Hang the keys' sessions together: these, in order of code and start, before those out of reach."""
+        new = np.concatenate(([True], codes[1:] != codes[:-1]))
+        first = np.flatnonzero(new)
+        last = np.append(first[1:], len(codes)) - 1
+        after, keys = self._store.table.arrays["next"], self._store.key_table.arrays
+        following = np.flatnonzero(~new)
+        after[rows[following]] = rows[following - 1]
+        after[rows[first]] = self._rest
+        keys["head"][self._codes] = rows[last]
+        # The second latest: the group before, or what was the latest and is out of reach, or what was the second.
+        beyond = np.where(self._linked, self._older_ends, self._head_ends)
+        keys["older_end"][self._codes] = np.where(last > first, ends[last - 1], beyond)
+        if self._chained.any():
+            bounds = zip(first[self._chained].tolist(), (last[self._chained] + 1).tolist(), strict=True)
+            for code, (start, stop) in zip(self._codes[self._chained].tolist(), bounds, strict=True):
+                self._store.relink(code, rows[start:stop].tolist())
+
+
+def close_due(
+    store: ColumnSessionStore, close_time: int, closed_at: Callable[[Int64Array], Int64Array]
+) -> Windows | None:
+    """Take out the sessions that end below `close_time`, in order of (end, start), or give None where there are none.
+
+    `closed_at` says of ends at which stream time they were passed.
+    """
+    due = store.wheel.due_many(close_time)
+    if not len(due):
+        return None
+    arrays = store.table.arrays
+    live = arrays["flags"][due] & LIVE != 0
+    store.table.free_many(due[~live])
+    rows = due[live]
+    ends = arrays["end"][rows]
+    later = ends >= close_time
+    store.wheel.add_many(rows[later], ends[later])
+    rows = rows[~later]
+    if not len(rows):
+        return None
+    rows = rows[np.lexsort((arrays["start"][rows], ends[~later]))]
+    return store.take_out(rows, closed_at(arrays["end"][rows]))

@@ -1,0 +1,89 @@
+"""Results of many windows on their way out: as records for whatever node comes next, or encoded at once for a sink.
+
+Encoded, they are byte for byte what `result_encoders` makes of each: one msgspec struct a window, all written by one
+call as lines. JSON has no line break inside, so the lines are the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from shared.streams.columnar import StateColumns
+from shared.streams.processor import Record
+from shared.streams.state.session_changes import Windows
+from shared.streams.windowed_aggregate import WindowKey, WindowResult
+
+_encode_lines = msgspec.json.Encoder().encode_lines
+
+
+@lru_cache(maxsize=64)
+def _row_type(names: tuple[str, ...]) -> Callable[..., Any]:
+    if not all(name.isidentifier() and not name.startswith("__") for name in names):
+        return lambda *values: dict(zip(("key", "start", "end", *names), values, strict=True))
+    return msgspec.defstruct("Row", ["key", "start", "end", *names], gc=False)
+
+
+def _lines(rows: Iterator[Any]) -> list[bytes]:
+    return _encode_lines(list(rows)).split(b"\n")[:-1]
+
+
+@dataclass(slots=True)
+class WindowResults(Sequence[WindowKey]):
+    """Results of a store's windows, after those that are retracted; as a sequence, the keys of all of them.
+
+    `names` are those of the aggregations, `retracted` keys, starts and ends.
+    """
+
+    store: str
+    names: tuple[str, ...]
+    columns: StateColumns
+    key_of: Callable[[bytes], str | bytes]
+    windows: Windows
+    retracted: tuple[list[bytes], list[int], list[int]] = field(default_factory=lambda: ([], [], []))
+
+    def __len__(self) -> int:
+        return len(self.retracted[0]) + len(self.windows)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]  # of one place only
+        gone = len(self.retracted[0])
+        if index < gone:
+            keys, starts, ends = self.retracted
+            key, start, end = keys[index], starts[index], ends[index]
+        else:
+            windows, at = self.windows, index - gone
+            key, start, end = windows.keys[at], int(windows.starts[at]), int(windows.ends[at])
+        return WindowKey(self.key_of(key), start, end)
+
+    def records(self) -> Iterator[Record]:
+        """The results as records, one by one."""
+        for raw, start, end in zip(*self.retracted, strict=True):
+            yield Record(WindowKey(self.key_of(raw), start, end), None, end)
+        windows = self.windows
+        bounds = zip(map(self.key_of, windows.keys), windows.starts.tolist(), windows.ends.tolist(), strict=True)
+        for (key, start, end), results in zip(bounds, zip(*self._results(), strict=True), strict=True):
+            named = dict(zip(self.names, results, strict=True))
+            yield Record(WindowKey(key, start, end), WindowResult(key, start, end, named), end)
+
+    def encoded(self, *, whole_window_keys: bool) -> tuple[list[bytes | None], list[bytes | None]]:
+        """Keys and values, as `encode_updates` makes them, or else `encode_json`."""
+        windows = self.windows
+        named = list(map(self.key_of, windows.keys))
+        starts, ends = windows.starts.tolist(), windows.ends.tolist()
+        values: list[bytes | None] = [None] * len(self.retracted[0])
+        values += _lines(map(_row_type(self.names), named, starts, ends, *self._results()))
+        if not whole_window_keys:
+            return [*self.retracted[0], *windows.keys], values
+        gone = map(_row_type(()), map(self.key_of, self.retracted[0]), *self.retracted[1:])
+        return [*_lines(gone), *_lines(map(_row_type(()), named, starts, ends))], values
+
+    def timestamps(self) -> list[int]:
+        """Each result's event time in ms: the window's end."""
+        return [*self.retracted[2], *self.windows.ends.tolist()]
+
+    def _results(self) -> list[list[Any]]:
+        return self.columns.results(self.windows.columns)
