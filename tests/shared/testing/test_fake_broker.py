@@ -29,7 +29,7 @@ def blocks() -> list[str]:
     return [str(example.parsed) for example in document.examples()]
 
 
-@pytest.mark.parametrize("block", blocks(), ids=str.__hash__)
+@pytest.mark.parametrize("block", blocks(), ids=lambda block: block.splitlines()[0])
 def test_the_document_runs(block: str) -> None:
     """Each block of Python runs from top to bottom."""
     exec(compile(block, str(DOCUMENT), "exec"), {"__name__": "document"})
