@@ -18,7 +18,7 @@ from typing import Any, Self
 from shared.common.records import TopicPartition
 from shared.testing.fake_broker.cluster_state import Request, number_of
 from shared.testing.fake_broker.codec import Message
-from shared.testing.fake_broker.protocol import SPOKEN, Api
+from shared.testing.fake_broker.protocol import SPOKEN, Api, ErrorCode
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,15 @@ class Delay:
 
 @dataclass(frozen=True)
 class Fail:
-    """Answer with an error code: for everything asked, or for some partitions, while the others are served."""
+    """Answer with an error code: for everything asked, or for some partitions, while the others are served.
+
+    With `handled` the broker does all the same what it says has failed, as a leader does that appends a batch and then
+    loses its partition.
+    """
 
     code: int
     partitions: Collection[TopicPartition] | None = None
+    handled: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,11 +159,19 @@ def without(request: Request, partitions: Collection[TopicPartition]) -> Request
 
 
 def merged(answer: Message, failures: Message) -> Message:
-    """An answer with the partitions that failed."""
+    """An answer with the partitions that failed, in the place of what it says of them.
+
+    Of what is there already (DUPLICATE_SEQUENCE_NUMBER) the answer goes on to say where.
+    """
     by_name = {topic.name: topic for topic in answer.topics}
     for topic in failures.topics:
-        if topic.name in by_name:
-            by_name[topic.name].partitions += topic.partitions
-        else:
+        if topic.name not in by_name:
             answer.topics.append(topic)
+            continue
+        known = {row.partition: row for row in by_name[topic.name].partitions}
+        for row in topic.partitions:
+            if row.error_code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER and row.partition in known:
+                row = Message(**{**vars(known[row.partition]), "error_code": row.error_code})
+            known[row.partition] = row
+        by_name[topic.name].partitions = list(known.values())
     return answer

@@ -161,13 +161,17 @@ class NodeServer:
         return answer
 
     async def _fail(self, request: Request, action: Fail) -> Message | None:
-        expects_none = request.api is Api.PRODUCE and request.body.acks == 0
-        if action.partitions is None:
-            if expects_none:
+        failures = failed(request, action.code, action.partitions)
+        if action.partitions is None and not action.handled:
+            answer = None
+        else:
+            asked = request if action.handled else without(request, action.partitions or ())
+            answer = await self._handle(asked)
+        if request.api is Api.PRODUCE and request.body.acks == 0:
+            if action.partitions is None:
                 raise HangUp
-            return failed(request, action.code)
-        answer = await self._handle(without(request, action.partitions))
-        return answer if answer is None else merged(answer, failed(request, action.code, action.partitions))
+            return None
+        return failures if answer is None or not hasattr(answer, "topics") else merged(answer, failures)
 
     async def _handle(self, request: Request) -> Message | None:
         answer: Answer = HANDLERS[request.api](self._state, request)

@@ -161,9 +161,10 @@ class Harness:
         """A turn once every backoff is over."""
         return self.after(2 * self.settings.retry_backoff_max_ms)
 
-    def answer(self, batch: Batch, code: int = 0, offset: int = 0, detail: str = "") -> None:
-        """The broker answers."""
-        self.outcomes.answered(batch, ProduceAnswer(code, offset if code == 0 else -1, detail=detail), self.now_ms)
+    def answer(self, batch: Batch, code: int = 0, offset: int | None = None, detail: str = "") -> None:
+        """The broker answers; by default with offset 0 for a success, and none for anything else."""
+        at = offset if offset is not None else -1 if code else 0
+        self.outcomes.answered(batch, ProduceAnswer(code, at, detail=detail), self.now_ms)
 
     def lose(self, batch: Batch, error: PenstockError | None = None) -> None:
         """The connection closes, or the request times out, without an answer."""

@@ -1,7 +1,8 @@
 """The producer's core against a small model of a broker, with every fault the model knows, in any order.
 
 Two nodes share the partitions' logs. A node works its connection off in order. It may refuse a batch with or without
-having written it, or lose the connection at any point: what it had worked off by then is written, and nobody is told.
+having written it (also by saying that it does not lead the partition), answer a batch that it has already as a success
+or as a duplicate, or lose the connection at any point: what it had worked off by then is written, and nobody is told.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from shared.clients.producer.sequences import EPOCH_MAX
 from shared.common.errors import RecordTooLarge, SendCancelled
 from shared.common.records import RecordMetadata, TopicPartition
 from tests.shared.clients.producer.harness import (
+    DUPLICATE,
     NOT_LEADER,
     OLD_EPOCH,
     OUT_OF_ORDER,
@@ -29,8 +31,13 @@ from tests.shared.clients.producer.harness import (
 
 REMEMBERED = 5
 REFUSED_BEFORE_WRITING = (NOT_LEADER, 19, 56)
-ANSWERED_AFTER_WRITING = (7, 20)
+ANSWERED_AFTER_WRITING = (7, 20, 3, 5, 56, -1, NOT_LEADER)
 FATAL = (32, 87)
+KINDS = (
+    *[("written", 0)] * 4,
+    *[("before", code) for code in (TOO_LARGE, *REFUSED_BEFORE_WRITING, *FATAL)],
+    *[("after", code) for code in ANSWERED_AFTER_WRITING],
+)
 
 
 class Log:
@@ -114,14 +121,17 @@ class World:
         if self.leaders[batch.tp] != node:
             return NOT_LEADER, -1
         if faults:
-            kinds = (0, 0, 0, TOO_LARGE, *REFUSED_BEFORE_WRITING, *ANSWERED_AFTER_WRITING, *FATAL)
-            code = self.data.draw(st.sampled_from(kinds), "code")
-            if code in ANSWERED_AFTER_WRITING:
+            kind, code = self.data.draw(st.sampled_from(KINDS), "kind, code")
+            if kind == "after":
                 written, _ = self.logs[batch.tp].write(data)
                 return written or code, -1
-            if code and (code != TOO_LARGE or batch.attempts == 1):
+            if kind == "before" and (code != TOO_LARGE or batch.attempts == 1):
                 return code, -1
-        return self.logs[batch.tp].write(data)
+        end = len(self.logs[batch.tp].values)
+        code, offset = self.logs[batch.tp].write(data)
+        if faults and code == 0 and offset < end and self.data.draw(st.booleans(), "duplicate"):
+            return DUPLICATE, offset
+        return code, offset
 
     def lose_connection(self) -> None:
         """Some of what is on the way is worked off, and none of it is answered."""

@@ -186,15 +186,17 @@ def test_answers_out_of_order_where_the_second_succeeds() -> None:
 
 
 def test_a_duplicate_is_a_success() -> None:
-    """DUPLICATE_SEQUENCE_NUMBER: the batch is in the log, where is not known."""
+    """DUPLICATE_SEQUENCE_NUMBER: the batch is in the log, where the broker says, or where is not known."""
     core = warm()
-    record = core.send()
-    core.lose(core.turn_one())
-    (batch,) = core.after_backoff()
-    core.answer(batch, DUPLICATE)
-    assert record.offset == -1
+    for told, number in ((None, 1), (17, 2)):
+        record = core.send()
+        core.lose(core.turn_one())
+        (batch,) = core.after_backoff()
+        assert core.state(batch) == (0, number)
+        core.answer(batch, DUPLICATE, offset=told)
+        assert record.offset == (-1 if told is None else told)
     core.send()
-    assert core.state(core.turn_one()) == (0, 2)
+    assert core.state(core.turn_one()) == (0, 3)
 
 
 @pytest.mark.parametrize("code", [UNKNOWN_PRODUCER, OUT_OF_ORDER])

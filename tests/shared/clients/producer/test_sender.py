@@ -369,3 +369,13 @@ async def test_records_in_flight_are_waited_for_before_the_commit() -> None:
         assert order == ["PRODUCE", "END_TXN"]
         assert [await outcome(delivery) for delivery in deliveries] == [0, 1, 2]
         assert values(cluster) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("code", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.DUPLICATE_SEQUENCE_NUMBER])
+async def test_what_was_appended_though_the_answer_denies_it(code: ErrorCode) -> None:
+    """A leader that appends and then loses its partition says that it does not lead: each record is there once."""
+    async with producing() as (cluster, producer):
+        cluster.control(Api.PRODUCE, Fail(code, handled=True), times=2)
+        deliveries = [await producer.send("t", b"%d" % i) for i in range(3)]
+        assert [(await delivery).offset for delivery in deliveries] == [0, 1, 2]
+        assert [record.value for record in cluster.records("t")] == [b"0", b"1", b"2"]

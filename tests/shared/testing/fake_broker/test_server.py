@@ -160,6 +160,45 @@ async def test_one_partition_can_fail(cluster: FakeCluster, wire: Wire) -> None:
     assert (cluster.end_offset("t", 0), cluster.end_offset("t", 1), control.acted) == (1, 1, 2)
 
 
+@pytest.mark.parametrize("partitions", [None, [TopicPartition("t", 1)]])
+async def test_what_is_done_can_be_said_to_have_failed(
+    cluster: FakeCluster, wire: Wire, partitions: list[TopicPartition] | None
+) -> None:
+    """The records are written, and the answer says otherwise, of all or of some partitions."""
+    cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_LEADER_OR_FOLLOWER, partitions, handled=True), times=1)
+    said = await wire.produce(0, 1)
+    assert said == {0: "NONE" if partitions else "NOT_LEADER_OR_FOLLOWER", 1: "NOT_LEADER_OR_FOLLOWER"}
+    assert (cluster.end_offset("t", 0), cluster.end_offset("t", 1)) == (1, 1)
+
+
+async def test_a_request_without_partitions_can_be_done_and_fail(cluster: FakeCluster, wire: Wire) -> None:
+    """The producer id was handed out, though the answer is an error."""
+    asked = {"transactional_id": "x", "transaction_timeout_ms": 1_000, "producer_id": -1, "producer_epoch": -1}
+    cluster.control(Api.INIT_PRODUCER_ID, Fail(ErrorCode.COORDINATOR_NOT_AVAILABLE, handled=True), times=1)
+    refused = await wire.ask(Api.INIT_PRODUCER_ID, **asked)
+    assert refused.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert (await wire.ask(Api.INIT_PRODUCER_ID, **asked)).producer_epoch == 1
+
+
+async def test_acks_zero_is_done_and_fails(cluster: FakeCluster, wire: Wire) -> None:
+    """What was written without acks can fail by a closed connection alone."""
+    cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_LEADER_OR_FOLLOWER, handled=True))
+    wire.send_records(acks=0)
+    assert await wire.is_closed()
+    assert cluster.end_offset("t") == 1
+
+
+async def test_a_duplicate_says_where_it_is(cluster: FakeCluster, wire: Wire) -> None:
+    """Other errors have no offset; of what is there already the answer has it."""
+    rows = [Message(partition=0, records=built(b"one"))]
+    body = {"acks": -1, "timeout_ms": 1_000, "topics": [Message(name="t", partitions=rows)]}
+    await wire.produce(0)
+    for code, offset in ((ErrorCode.DUPLICATE_SEQUENCE_NUMBER, 1), (ErrorCode.REQUEST_TIMED_OUT, -1)):
+        cluster.control(Api.PRODUCE, Fail(code, handled=True), times=1)
+        (topic,) = (await wire.ask(Api.PRODUCE, **body)).topics
+        assert (topic.partitions[0].error_code, topic.partitions[0].base_offset) == (code, offset)
+
+
 async def test_a_fetch_fails_without_waiting(cluster: FakeCluster, wire: Wire) -> None:
     """A partition's failure is told at once, also where the others have nothing to give yet."""
     cluster.control(Api.FETCH, Fail(ErrorCode.KAFKA_STORAGE_ERROR, [TopicPartition("t", 0)]))
