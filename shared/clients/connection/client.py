@@ -232,6 +232,14 @@ class Connection:
         if not self._watches_all:
             self._client.add_topic(topic)
 
+    def unwatch(self, topic: str) -> bool:
+        """Leave a topic out of later metadata; False where it is waited for, or is the last: none means all of them."""
+        topics = self._client._topics
+        if self._watches_all or self._waited_for[topic] or topics <= {topic}:
+            return False
+        topics.discard(topic)
+        return True
+
     def watch_all(self) -> None:
         """Keep the metadata of every topic up to date from now on."""
         self._watches_all = True

@@ -97,6 +97,7 @@ class Batch:
         "removed",
         "retry_at_ms",
         "sent_ms",
+        "splits",
         "state",
         "tp",
         "transactional",
@@ -118,6 +119,8 @@ class Batch:
         self.parts: list[tuple[int, Batch]] = []
         self.producer_state = NO_STATE
         self.attempts = 0
+        self.splits = 0
+        """Tries that ended in a split, which count for nothing."""
         self.retry_at_ms = self.sent_ms = 0
         self.fate_unknown = False
         self.base_offset = -1
@@ -209,7 +212,7 @@ class Batch:
                 producer_id, epoch, base = self.producer_state
                 part.data(ProducerState(producer_id, epoch, (base + start) % 2**31))
             part.callbacks = [c._replace(place=c.place - start) for c in self.callbacks if start <= c.place < end]
-            part.attempts, part.node = self.attempts, self.node
+            part.attempts, part.splits, part.node = self.attempts, self.splits + 1, self.node
             part.order = (self.order[0], self.order[1] + start)
             part.state = BatchState.QUEUED
             self.parts.append((start, part))

@@ -36,10 +36,13 @@ class Interceptors:
         return bool(self._chain)
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
-        """Through all; one that raises is passed over."""
+        """Through all; one that raises, or gives no record, is passed over."""
         for interceptor in self._chain:
             try:
-                record = interceptor.on_send(record)
+                changed = interceptor.on_send(record)
+                if not isinstance(changed, ProducerRecord):
+                    raise TypeError(f"on_send gave {type(changed).__name__}, not a ProducerRecord")
+                record = changed
             except Exception:
                 log.exception(
                     "interceptor failed", interceptor=type(interceptor).__name__, on="send", topic=record.topic

@@ -1,68 +1,128 @@
-"""The producer's metrics, in a registry of the caller's or one of its own."""
+"""The producer's metrics, in a registry of the caller's or one of its own, and as a table by the Java producer's names.
+
+Prometheus makes rates and averages of what only grows (`..._total`, `..._sum` over `..._count`). Where Java has a rate,
+an average or a maximum of the last while, the table has it, and the registry what an operator looks for first.
+"""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter
+import weakref
+from collections.abc import Callable
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from shared.common.metrics import counter, gauge, histogram
+from shared.common.samples import Samples
+
+TOTALS = (
+    "record_send_total",
+    "record_error_total",
+    "record_retry_total",
+    "batch_retry_total",
+    "batch_split_total",
+    "batch_total",
+    "batch_bytes_total",
+    "request_total",
+)
 
 
 class ProducerMetrics:
-    """Counters by topic, latencies, and the free buffer memory of this client."""
+    """Counters by topic, latencies, and this client's figures of the last while; `now_ms` is a monotonic clock."""
 
-    def __init__(self, registry: CollectorRegistry | None, client_id: str) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry | None,
+        client_id: str,
+        now_ms: Callable[[], int],
+        *,
+        window_ms: int = 30_000,
+        windows: int = 2,
+    ) -> None:
         registry = registry or CollectorRegistry()
+        self._now_ms = now_ms
         self._sent = counter(registry, "producer_record_send", "Records acknowledged by the broker.", "topic")
         self._errors = counter(registry, "producer_record_error", "Records given up.", "topic")
+        self._record_retries = counter(registry, "producer_record_retry", "Records sent again.", "topic")
         self._retries = counter(registry, "producer_batch_retry", "Batches sent again.", "topic")
         self._bytes = counter(registry, "producer_batch_bytes", "Bytes of acknowledged batches, as sent.", "topic")
+        self._batches = counter(registry, "producer_batch", "Batches acknowledged by the broker.", "topic")
         self._splits = counter(registry, "producer_batch_split", "Batches that were too large for the broker.", "topic")
         self._queued = histogram(registry, "producer_record_queue_seconds", "Batches, first record to first sent.")
         self._request = histogram(registry, "producer_request_latency_seconds", "Produce requests, sent to answered.")
         self._ack = histogram(
             registry, "producer_ack_latency_seconds", "Batches, first record handed over to acknowledged."
         )
-        self.buffer_available = gauge(
-            registry, "producer_buffer_available_bytes", "Free buffer memory.", "client_id"
-        ).labels(client_id=client_id)
-        self.in_flight = gauge(
-            registry, "producer_requests_in_flight", "Produce requests sent, not answered.", "client_id"
-        ).labels(client_id=client_id)
-        self.totals: dict[str, float] = dict.fromkeys(
-            (
-                "record_send_total",
-                "record_error_total",
-                "batch_retry_total",
-                "batch_split_total",
-                "batch_total",
-                "batch_bytes_total",
-                "request_total",
-            ),
-            0.0,
-        )
-        self._by_topic: dict[str, tuple[Counter, Counter]] = {}
+
+        def own(name: str, what: str) -> Gauge:
+            return gauge(registry, f"producer_{name}", what, "client_id").labels(client_id=client_id)
+
+        self.buffer_available = own("buffer_available_bytes", "Free buffer memory.")
+        self.in_flight = own("requests_in_flight", "Produce requests sent, not answered.")
+        self.totals: dict[str, float] = dict.fromkeys(TOTALS, 0.0)
+        self._by_topic: dict[str, tuple[Counter, Counter, Counter]] = {}
+
+        def samples() -> Samples:
+            return Samples(window_ms, windows)
+
+        self._sends, self._failures, self._again = samples(), samples(), samples()
+        self._sizes, self._latencies, self._queue_times = samples(), samples(), samples()
+        # A registry outlives its clients.
+        me = weakref.ref(self)
+        for name, what in (
+            ("record_send_rate", "Records acknowledged a second, in the last while."),
+            ("record_error_rate", "Records given up a second, in the last while."),
+            ("record_retry_rate", "Records sent again a second, in the last while."),
+            ("batch_size_avg", "Bytes of a batch as sent, in the last while."),
+        ):
+            own(name, what).set_function(partial(_figure, me, name))
+
+    def figures(self) -> dict[str, float]:
+        """Totals since the start; rates (a second), averages and maxima (ms, bytes) of the last while."""
+        now_ms = self._now_ms()
+        return {
+            **self.totals,
+            "record_send_rate": self._sends.per_second(now_ms),
+            "record_error_rate": self._failures.per_second(now_ms),
+            "record_retry_rate": self._again.per_second(now_ms),
+            "batch_size_avg": self._sizes.average(now_ms),
+            "batch_size_max": self._sizes.highest(now_ms),
+            "request_latency_avg": self._latencies.average(now_ms),
+            "request_latency_max": self._latencies.highest(now_ms),
+            "record_queue_time_avg": self._queue_times.average(now_ms),
+            "record_queue_time_max": self._queue_times.highest(now_ms),
+        }
 
     def acknowledged(self, topic: str, records: int, size: int, latency_ms: float) -> None:
         """A batch was acknowledged."""
         known = self._by_topic.get(topic)
         if known is None:
-            known = self._by_topic[topic] = self._sent.labels(topic=topic), self._bytes.labels(topic=topic)
+            labelled = (of.labels(topic=topic) for of in (self._sent, self._bytes, self._batches))
+            known = self._by_topic[topic] = next(labelled), next(labelled), next(labelled)
         known[0].inc(records)
         known[1].inc(size)
+        known[2].inc()
         self._ack.observe(latency_ms / 1000)
         self.totals["record_send_total"] += records
         self.totals["batch_bytes_total"] += size
         self.totals["batch_total"] += 1
+        now_ms = self._now_ms()
+        self._sends.record(records, now_ms)
+        self._sizes.record(size, now_ms)
 
     def failed(self, topic: str, records: int) -> None:
         """A batch, or a record that never came into one, was given up."""
         self._errors.labels(topic=topic).inc(records)
         self.totals["record_error_total"] += records
+        self._failures.record(records, self._now_ms())
 
-    def retried(self, topic: str) -> None:
+    def retried(self, topic: str, records: int) -> None:
         """A batch goes back into its queue."""
         self._retries.labels(topic=topic).inc()
+        self._record_retries.labels(topic=topic).inc(records)
         self.totals["batch_retry_total"] += 1
+        self.totals["record_retry_total"] += records
+        self._again.record(records, self._now_ms())
 
     def split(self, topic: str) -> None:
         """A batch goes on in two parts."""
@@ -72,8 +132,15 @@ class ProducerMetrics:
     def drained(self, queued_ms: float) -> None:
         """A batch leaves its queue."""
         self._queued.observe(queued_ms / 1000)
+        self._queue_times.record(queued_ms, self._now_ms())
 
     def requested(self, latency_ms: float) -> None:
         """A produce request was answered."""
         self._request.observe(latency_ms / 1000)
         self.totals["request_total"] += 1
+        self._latencies.record(latency_ms, self._now_ms())
+
+
+def _figure(of: weakref.ref[ProducerMetrics], name: str) -> float:
+    metrics = of()
+    return 0.0 if metrics is None else metrics.figures()[name]

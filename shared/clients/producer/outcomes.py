@@ -242,8 +242,8 @@ class Outcomes:
 
     def _refused(self, batch: Batch, error: PenstockError, now_ms: int, *, alone: bool = False) -> None:
         passing = isinstance(error, RetriableError | CorruptRecord)
-        if passing and batch.attempts <= self._settings.retries and not self._transaction_is_lost():
-            self._metrics.retried(batch.tp.topic)
+        if passing and batch.attempts - batch.splits <= self._settings.retries and not self._transaction_is_lost():
+            self._metrics.retried(batch.tp.topic, batch.count)
             log.info("retrying", topic_partition=str(batch.tp), attempt=batch.attempts, reason=str(error))
             batch.last_error = error
             self._accumulator.reenqueue(batch, now_ms + self._backoff_ms(batch.attempts))

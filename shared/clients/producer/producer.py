@@ -21,11 +21,12 @@ from typing import Any, Self
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from shared.clients.connection import BatchRecord, Connection, record_size
+from shared.clients.connection import BatchRecord, Connection
 from shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
 from shared.clients.producer.batch import Batch, Callback, OnDelivery
 from shared.clients.producer.buffer_memory import BufferMemory
 from shared.clients.producer.bulk import NO_HEADERS, Bulk
+from shared.clients.producer.checks import checked_bytes, checked_headers, checked_size, checked_timestamp
 from shared.clients.producer.delivery import Deliveries, Delivery, size_of
 from shared.clients.producer.held_up_share import HeldUpShare
 from shared.clients.producer.interceptors import Interceptors, ProducerInterceptor
@@ -33,15 +34,12 @@ from shared.clients.producer.metrics import ProducerMetrics
 from shared.clients.producer.partitioner import Partitioner
 from shared.clients.producer.routing import RoutedTopic, Routes
 from shared.clients.producer.sender import Sender
-from shared.clients.producer.settings import ProducerSettings
+from shared.clients.producer.settings import ProducerSettings, with_timeouts_that_fit
 from shared.clients.producer.transactional import TransactionalCalls
 from shared.clients.producer.transactions import Transaction, TxnState
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import (
-    ConfigError,
     IllegalState,
-    InvalidTimestamp,
-    RecordTooLarge,
     SendCancelled,
     UnknownTopicOrPartition,
 )
@@ -71,11 +69,17 @@ class Producer(TransactionalCalls):
         partitioner: Partitioner | None = None,
         registry: CollectorRegistry | None = None,
     ) -> None:
-        self._settings = settings = _with_timeouts_that_fit(kafka, settings or ProducerSettings())
+        self._settings = settings = with_timeouts_that_fit(kafka, settings or ProducerSettings())
         self._connection = Connection(kafka)
         self._key_serializer, self._value_serializer = key_serializer, value_serializer
         self._interceptors = Interceptors(interceptors)
-        self._metrics = ProducerMetrics(registry, self._connection.client_id)
+        self._metrics = ProducerMetrics(
+            registry,
+            self._connection.client_id,
+            SYSTEM_CLOCK.monotonic_ms,
+            window_ms=settings.metrics_sample_window_ms,
+            windows=settings.metrics_num_samples,
+        )
         self._memory = BufferMemory(settings.buffer_memory)
         self._metrics.buffer_available.set(settings.buffer_memory)
         self._accumulator = RecordAccumulator(settings)
@@ -85,7 +89,8 @@ class Producer(TransactionalCalls):
             self._connection, self._accumulator, self._memory, settings, self._transaction, self._metrics, SYSTEM_CLOCK
         )
         self._state = "new"
-        self._size_max = min(settings.max_request_size, settings.buffer_memory)
+        self._closed = asyncio.Event()
+        self._close_deadline: asyncio.Timeout | None = None
         self._routes = Routes(self._connection, self._accumulator, settings, partitioner, self._sender.is_slow)
         # Topics whose records may go straight into an open batch; empty while something else is to be done first.
         self._direct: dict[str, RoutedTopic] = {}
@@ -109,17 +114,24 @@ class Producer(TransactionalCalls):
     async def close(self, timeout_ms: float | None = None) -> None:
         """Send what is buffered for up to `timeout_ms` (None: as long as it takes), end the rest with IllegalState.
 
-        An open transaction is aborted. Sends that wait for buffer memory end in IllegalState.
+        An open transaction is aborted. Sends that wait for buffer memory end in IllegalState. A second call waits for
+        the first, and cuts it short where its own `timeout_ms` passes before.
         """
-        if self._state not in ("open", "broken"):
+        if self._state == "closed":
+            self._close_within(timeout_ms)
+            await self._closed.wait()
+            return
+        if self._state == "new":
             self._state = "closed"
+            self._closed.set()
             return
         broken, self._state = self._state == "broken", "closed"
         self._direct = {}
         self._memory.close()
         self._held_up.close()
         try:
-            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+            async with asyncio.timeout(None) as self._close_deadline:
+                self._close_within(timeout_ms)
                 if self._transaction is not None and not broken:
                     await self._abort_on_close()
                 await self._flush()
@@ -130,9 +142,22 @@ class Producer(TransactionalCalls):
                 batches=len(self._accumulator.incomplete),
             )
         finally:
-            await self._sender.close()
-            self._sender.fail_all(IllegalState("the producer was closed before the record was acknowledged"), out=True)
-            await self._connection.close()
+            self._close_deadline = None
+            try:
+                await self._sender.close()
+                error = IllegalState("the producer was closed before the record was acknowledged")
+                self._sender.fail_all(error, out=True)
+                await self._connection.close()
+            finally:
+                self._closed.set()
+
+    def _close_within(self, timeout_ms: float | None) -> None:
+        deadline = self._close_deadline
+        if deadline is None or timeout_ms is None or deadline.expired():
+            return
+        when, sooner = deadline.when(), asyncio.get_running_loop().time() + timeout_ms / 1000
+        if when is None or sooner < when:
+            deadline.reschedule(sooner)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -231,9 +256,12 @@ class Producer(TransactionalCalls):
         return list(await self._connection.wait_for_topic(topic, self._settings.max_block_ms))
 
     def metrics(self) -> dict[str, float]:
-        """Totals since the start, and what is buffered and in flight now."""
+        """By the Java producer's names: totals since the start, what is buffered and in flight now, rates (a second),
+        averages and maxima (bytes, ms) of the last `metrics_num_samples` windows of `metrics_sample_window_ms`.
+        """
         return {
-            **self._metrics.totals,
+            **self._metrics.figures(),
+            "requests_in_flight": float(self._sender.requests),
             "buffer_available_bytes": float(self._memory.available),
             "buffer_waiting": float(self._memory.waiting + self._held_up.waiting),
             "batches_incomplete": float(len(self._accumulator.incomplete)),
@@ -270,11 +298,11 @@ class Producer(TransactionalCalls):
             check_topic_name(record.topic)
             await self._connection.wait_for_topic(record.topic, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
         topic = record.topic
-        if record.timestamp is not None and not (type(record.timestamp) is int and 0 <= record.timestamp < 2**63):
-            raise InvalidTimestamp(f"topic {topic}: timestamp {record.timestamp!r} is not from 0 to 2^63 - 1")
-        key, value = self._key_serializer(topic, record.key), self._value_serializer(topic, record.value)
-        headers = list(record.headers) if record.headers else NO_HEADERS
-        size = self._checked_size(topic, key, value, headers)
+        checked_timestamp(topic, record.timestamp)
+        key = checked_bytes(topic, "key", self._key_serializer(topic, record.key))
+        value = checked_bytes(topic, "value", self._value_serializer(topic, record.value))
+        headers = checked_headers(topic, record.headers) if record.headers else NO_HEADERS
+        size = checked_size(topic, key, value, headers, self._settings)
         known, queue = await self._choose(record, key, value, deadline_ms)
         at = time_ns() // 1_000_000 if record.timestamp is None else record.timestamp
         fields = at, key, value, headers
@@ -317,13 +345,6 @@ class Producer(TransactionalCalls):
         self._sender.wake()
         return batch
 
-    def _checked_size(self, topic: str, key: bytes | None, value: bytes | None, headers: Any) -> int:
-        size = record_size(key, value, headers)
-        if size > self._size_max:
-            limit = min(("max_request_size", "buffer_memory"), key=lambda name: getattr(self._settings, name))
-            raise RecordTooLarge(f"topic {topic}: a record of {size} bytes; {limit}={self._size_max}")
-        return size
-
     async def _choose(
         self, record: ProducerRecord, key: bytes | None, value: bytes | None, deadline_ms: float
     ) -> tuple[RoutedTopic, PartitionQueue]:
@@ -350,6 +371,7 @@ class Producer(TransactionalCalls):
 
     def _metadata_updated(self) -> None:
         self._direct = {}
+        self._routes.forget_idle(SYSTEM_CLOCK.monotonic_ms())
         self._sender.wake()
 
     def _in_transaction(self) -> bool:
@@ -371,15 +393,3 @@ class Producer(TransactionalCalls):
             raise IllegalState(f"the producer is {self._state}")
         if self._transaction is not None:
             self._transaction.check_open("send")
-
-
-def _with_timeouts_that_fit(kafka: KafkaSettings, settings: ProducerSettings) -> ProducerSettings:
-    least = settings.linger_ms + kafka.request_timeout_ms
-    if settings.delivery_timeout_ms >= least:
-        return settings
-    if "delivery_timeout_ms" in settings.model_fields_set:
-        raise ConfigError(
-            f"delivery_timeout_ms={settings.delivery_timeout_ms} is below linger_ms + request_timeout_ms = {least}"
-        )
-    log.warning("delivery_timeout_ms raised to linger_ms + request_timeout_ms", delivery_timeout_ms=least)
-    return settings.model_copy(update={"delivery_timeout_ms": least})

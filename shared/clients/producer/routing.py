@@ -21,7 +21,18 @@ CACHED_KEY_BYTES_MAX = 128
 class RoutedTopic:
     """A topic's partitions and those with a leader, where the keys seen before go, and the sticky choice."""
 
-    __slots__ = ("available", "by_key", "name", "numbers", "queues", "sticky", "sticky_batch", "sticky_queue")
+    __slots__ = (
+        "available",
+        "by_key",
+        "is_used",
+        "name",
+        "numbers",
+        "queues",
+        "sticky",
+        "sticky_batch",
+        "sticky_queue",
+        "used_ms",
+    )
 
     def __init__(self, name: str, queues: dict[int, PartitionQueue], sticky: StickyPartition) -> None:
         self.name, self.queues = name, queues
@@ -30,6 +41,7 @@ class RoutedTopic:
         self.sticky = sticky
         self.sticky_queue: PartitionQueue | None = None
         self.sticky_batch: Batch | None = None
+        self.is_used, self.used_ms = True, 0
 
     def for_key(self, key: bytes) -> PartitionQueue:
         """The queue of a key's partition."""
@@ -70,8 +82,18 @@ class Routes:
             known = self._topics[name] = RoutedTopic(
                 name, queues, StickyPartition(self._settings.batch_size, adaptive=adaptive)
             )
+            self._connection.watch(name)
+        known.is_used = True
         known.available = self._connection.available_partitions(name)
         return known
+
+    def forget_idle(self, now_ms: int) -> None:
+        """With fresh metadata: leave out topics that were not asked for since `metadata_max_idle_ms`."""
+        for name, known in list(self._topics.items()):
+            if known.is_used or any(queue.held for queue in known.queues.values()):
+                known.is_used, known.used_ms = False, now_ms
+            elif now_ms - known.used_ms > self._settings.metadata_max_idle_ms and self._connection.unwatch(name):
+                del self._topics[name]
 
     def queue_for(
         self, topic: RoutedTopic, record: ProducerRecord, key: bytes | None, value: bytes | None

@@ -28,8 +28,10 @@ from shared.clients.producer.transactions import Transaction, TxnState
 from shared.common.clock import Clock
 from shared.common.errors import (
     BrokerNotAvailable,
+    KafkaTimeout,
     PenstockError,
     RetriableError,
+    TransactionAborted,
     UnsupportedVersion,
 )
 from shared.common.log import get_logger
@@ -88,8 +90,7 @@ class Sender:
         self.batches_since_turn = 0
 
     def __repr__(self) -> str:
-        requests = sum(node.requests for node in self._nodes.values())
-        return f"<Sender {self._accumulator!r}, {requests} requests, {self.outcomes.ledger!r}>"
+        return f"<Sender {self._accumulator!r}, {self.requests} requests, {self.outcomes.ledger!r}>"
 
     def start(self, on_broken: Callable[[Exception], None]) -> None:
         """Take turns from now on; `on_broken` is told of an error that ends that."""
@@ -153,6 +154,11 @@ class Sender:
                 delay_ms = retry_ms if delay_ms is None else min(delay_ms, retry_ms)
         return delay_ms
 
+    @property
+    def requests(self) -> int:
+        """Produce requests that are out."""
+        return sum(node.requests for node in self._nodes.values())
+
     async def close(self) -> None:
         """Stop every task; requests that are out are given up."""
         self._loop = None
@@ -173,10 +179,14 @@ class Sender:
         since_ms = self._accumulator.queue(tp).ready_since_ms
         return limit_ms > 0 and since_ms is not None and self._clock.monotonic_ms() - since_ms > limit_ms
 
-    async def until_landed(self) -> None:
-        """Until no produce request is out, and no partition is just being added to the transaction."""
-        while self._tasks or self._preparing:
-            await asyncio.wait([*self._tasks, *([self._preparing] if self._preparing else [])])
+    async def until_landed(self, timeout_ms: float) -> None:
+        """Until no produce request is out, and no partition is just being added; KafkaTimeout after `timeout_ms`."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                while self._tasks or self._preparing:
+                    await asyncio.wait([*self._tasks, *([self._preparing] if self._preparing else [])])
+        except TimeoutError:
+            raise KafkaTimeout(f"{self.requests} produce requests not answered after {timeout_ms:.0f} ms") from None
 
     async def until_prepared(self) -> None:
         """Until no partition is just being added to the transaction."""
@@ -206,6 +216,9 @@ class Sender:
         except PenstockError as e:
             reached = False
             log.warning("cannot connect", node=node, reason=str(e))
+        except Exception:  # whatever it was, the node must not be left alone for ever
+            reached = False
+            log.exception("cannot connect", node=node)
         known.connecting = False
         if reached:
             known.attempts = 0
@@ -255,6 +268,9 @@ class Sender:
             if not isinstance(e, RetriableError):
                 self.fail_all(e, out=False)
             await asyncio.sleep(self._connection.settings.retry_backoff_ms / 1000)
+        except Exception:
+            log.exception("no producer id", client_id=self._connection.client_id)
+            await asyncio.sleep(self._connection.settings.retry_backoff_ms / 1000)
         finally:
             self._preparing = None
             self.wake()
@@ -266,6 +282,9 @@ class Sender:
             self._transaction.added |= partitions
         except PenstockError as e:
             self.fail_transaction(e)
+        except Exception as e:
+            log.exception("partitions not added to the transaction", client_id=self._connection.client_id)
+            self.fail_transaction(TransactionAborted(f"partitions not added to the transaction: {e!r}"))
         finally:
             self._transaction.pending -= partitions
             self._preparing = None

@@ -6,8 +6,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from shared.common.errors import ConfigError
 from shared.common.log import get_logger
-from shared.common.settings import PositiveMs, Section
+from shared.common.settings import KafkaSettings, PositiveMs, Section
 
 log = get_logger(__name__)
 
@@ -48,6 +49,11 @@ class ProducerSettings(Section):
     )
     retries: int = Field(2**31 - 1, ge=0, description="bounded by delivery_timeout_ms in any case")
     retry_backoff_max_ms: PositiveMs = 1_000
+    metadata_max_idle_ms: int = Field(
+        300_000, ge=5_000, description="a topic that is not sent to for longer is left out of the metadata"
+    )
+    metrics_sample_window_ms: PositiveMs = 30_000
+    metrics_num_samples: int = Field(2, ge=1, description="windows that rates, averages and maxima are of")
 
     @model_validator(mode="after")
     def _idempotence_is_possible(self) -> Self:
@@ -76,3 +82,16 @@ class ProducerSettings(Section):
             log.warning("idempotence is switched off", because=", ".join(conflicts))
             object.__setattr__(self, "enable_idempotence", False)
         return self
+
+
+def with_timeouts_that_fit(kafka: KafkaSettings, settings: ProducerSettings) -> ProducerSettings:
+    """The settings, with a default `delivery_timeout_ms` raised where it is too short; ConfigError where it was set."""
+    least = settings.linger_ms + kafka.request_timeout_ms
+    if settings.delivery_timeout_ms >= least:
+        return settings
+    if "delivery_timeout_ms" in settings.model_fields_set:
+        raise ConfigError(
+            f"delivery_timeout_ms={settings.delivery_timeout_ms} is below linger_ms + request_timeout_ms = {least}"
+        )
+    log.warning("delivery_timeout_ms raised to linger_ms + request_timeout_ms", delivery_timeout_ms=least)
+    return settings.model_copy(update={"delivery_timeout_ms": least})

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from shared.clients.connection import Connection
 from shared.clients.producer.accumulator import RecordAccumulator
 from shared.clients.producer.sender import Sender
+from shared.clients.producer.settings import ProducerSettings
 from shared.clients.producer.transactions import Transaction, TxnState
 from shared.common.errors import FatalError, IllegalState, PenstockError, RetriableError, TransactionAborted
 from shared.common.log import get_logger
@@ -32,6 +33,7 @@ class TransactionalCalls:
     _sender: Sender
     _accumulator: RecordAccumulator
     _connection: Connection
+    _settings: ProducerSettings
 
     async def _flush(self) -> None: ...
 
@@ -91,13 +93,14 @@ class TransactionalCalls:
     async def abort_transaction(self) -> None:
         """Drop what is not sent, then abort; the deliveries of dropped records end in TransactionAborted.
 
-        Raises ProducerFenced, KafkaTimeout after `max_block_ms` (may be called again).
+        Raises ProducerFenced, KafkaTimeout after `max_block_ms` for what is under way and as long for the coordinator
+        (may be called again).
         """
         txn = self._transactional()
         txn.move(TxnState.ABORTING)
         dropped = TransactionAborted(f"transactional id {txn.transactional_id}: aborted before the record was sent")
         self._sender.fail_all(dropped, out=False)
-        await self._sender.until_landed()
+        await self._sender.until_landed(self._settings.max_block_ms)
         txn.check_fatal()
         self._sender.fail_all(dropped, out=False)
         with self._noting(txn):

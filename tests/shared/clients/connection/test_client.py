@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import AIOKafkaConnection
@@ -84,3 +86,21 @@ async def test_a_closed_connection_says_so() -> None:
     """A request over a connection that is closed is BrokerNotAvailable with the place."""
     with pytest.raises(BrokerNotAvailable, match="topic t: the connection is closed"):
         await Connection(KafkaSettings()).send(1, object(), "topic t")
+
+
+async def test_topics_that_are_watched_no_more() -> None:
+    """One that somebody waits for stays, as does the last, and every one where all are watched."""
+    connection = Connection(KafkaSettings(bootstrap_servers="127.0.0.1:1"))
+    connection.adopt(AIOKafkaClient(bootstrap_servers=["127.0.0.1:1"]))
+    for topic in ("a", "b", "c"):
+        connection.watch(topic)
+    waiting = asyncio.ensure_future(connection.wait_for_topic("a", 60_000))
+    await asyncio.sleep(0)
+    assert not connection.unwatch("a")
+    assert connection.unwatch("b")
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert connection.unwatch("a")
+    assert not connection.unwatch("c")
+    connection.watch_all()
+    assert not connection.unwatch("c")

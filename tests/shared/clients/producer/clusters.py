@@ -1,14 +1,17 @@
-"""A connection whose metadata a test writes: the real one, over no socket."""
+"""A connection whose metadata a test writes: the real one, over no socket. And a producer of a fake cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.metadata import MetadataResponse_v1
 
 from shared.clients.connection import Connection
+from shared.clients.producer import Producer, ProducerSettings
 from shared.common.settings import KafkaSettings
+from shared.testing.fake_broker import FakeCluster
 
 NO_LEADER = -1
 
@@ -29,3 +32,16 @@ def know(connection: Connection, leaders: Mapping[str, Mapping[int, int]]) -> No
     ]
     response = MetadataResponse_v1([(node, "localhost", 1, None) for node in nodes], 1, topics)
     connection.cluster.update_metadata(response)
+
+
+@asynccontextmanager
+async def producing(
+    nodes: int = 1, partitions: int = 1, **settings: object
+) -> AsyncIterator[tuple[FakeCluster, Producer]]:
+    """A cluster with the topic `t`, and a producer that does not linger and tries again at once."""
+    async with FakeCluster(nodes) as cluster:
+        cluster.create_topic("t", partitions)
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, retry_backoff_ms=5, reconnect_backoff_ms=5)
+        given = {"linger_ms": 0, "retry_backoff_max_ms": 20, **settings}
+        async with Producer(kafka, ProducerSettings.model_validate(given)) as producer:
+            yield cluster, producer

@@ -77,7 +77,8 @@ class Harness:
         self.accumulator = RecordAccumulator(self.settings)
         self.memory = BufferMemory(self.settings.buffer_memory)
         self.registry = CollectorRegistry()
-        self.metrics = ProducerMetrics(self.registry, "harness")
+        self.now_ms = 0
+        self.metrics = ProducerMetrics(self.registry, "harness", lambda: self.now_ms)
         self.transaction: Transaction | None = None
         if self.settings.transactional_id is not None:
             self.transaction = Transaction(self.settings.transactional_id)
@@ -88,7 +89,6 @@ class Harness:
         )
         if self.settings.enable_idempotence:
             self.ledger.adopt(PRODUCER_ID, 0)
-        self.now_ms = 0
         self.leaders: dict[TopicPartition, int | None] = {}
         self.down: set[int] = set()
         self.busy: set[int] = set()

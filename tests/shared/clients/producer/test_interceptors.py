@@ -58,3 +58,13 @@ def test_headers_tell_which_record_it_is() -> None:
     interceptor, headers = Adds(b"a"), (("number", b"1"),)
     Interceptors([interceptor]).told_too(ProducerRecord("t", b"", headers=headers), None)(None, DeliveryTimeout("late"))
     assert interceptor.headers == headers
+
+
+def test_an_interceptor_that_gives_no_record() -> None:
+    """A forgotten return is passed over like an error: the record goes on as it was."""
+
+    class Forgets(ProducerInterceptor):
+        def on_send(self, record: ProducerRecord) -> ProducerRecord:
+            return None  # type: ignore[return-value]
+
+    assert Interceptors([Adds(b"a"), Forgets(), Adds(b"b")]).on_send(ProducerRecord("t", b"")).value == b"ab"

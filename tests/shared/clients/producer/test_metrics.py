@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import gc
+
 from prometheus_client import CollectorRegistry
 
-from shared.clients.producer.metrics import ProducerMetrics
+from shared.clients.producer.metrics import TOTALS, ProducerMetrics
+from shared.testing.manual_clock import ManualClock
 
 
 def test_by_topic_and_in_total() -> None:
     """Each event counts for its topic, and once in the totals."""
     registry = CollectorRegistry()
-    metrics = ProducerMetrics(registry, "me")
+    metrics = ProducerMetrics(registry, "me", ManualClock().monotonic_ms)
     metrics.acknowledged("a", 3, 100, 250.0)
     metrics.acknowledged("a", 2, 50, 10.0)
     metrics.acknowledged("b", 1, 10, 10.0)
     metrics.failed("a", 4)
-    metrics.retried("a")
+    metrics.retried("a", 7)
     metrics.split("b")
     metrics.drained(5.0)
     metrics.requested(7.0)
@@ -31,9 +34,13 @@ def test_by_topic_and_in_total() -> None:
     assert sample("record_queue_seconds_sum") == 0.005
     assert sample("request_latency_seconds_sum") == 0.007
     assert sample("ack_latency_seconds_count") == 3
+    assert sample("record_retry_total", topic="a") == 7
+    assert sample("batch_total", topic="a") == 2
+    assert tuple(metrics.totals) == TOTALS
     assert metrics.totals == {
         "record_send_total": 6,
         "record_error_total": 4,
+        "record_retry_total": 7,
         "batch_retry_total": 1,
         "batch_split_total": 1,
         "batch_total": 3,
@@ -46,11 +53,51 @@ def test_two_clients_share_a_registry() -> None:
     """What is a client's own is told apart by its id."""
     registry = CollectorRegistry()
     for name, free in (("a", 5), ("b", 7)):
-        metrics = ProducerMetrics(registry, name)
+        metrics = ProducerMetrics(registry, name, ManualClock().monotonic_ms)
         metrics.buffer_available.set(free)
         metrics.in_flight.inc()
     for name, free in (("a", 5), ("b", 7)):
         labels = {"client_id": name}
         assert registry.get_sample_value("penstock_producer_buffer_available_bytes", labels) == free
         assert registry.get_sample_value("penstock_producer_requests_in_flight", labels) == 1
-    assert ProducerMetrics(None, "alone").totals["batch_total"] == 0
+    assert ProducerMetrics(None, "alone", ManualClock().monotonic_ms).totals["batch_total"] == 0
+
+
+def test_the_figures_of_java_by_their_names() -> None:
+    """Every figure of a producer that Java has has its name in the table, and what an operator looks for is a gauge."""
+    clock, registry = ManualClock(), CollectorRegistry()
+    metrics = ProducerMetrics(registry, "me", clock.monotonic_ms, window_ms=10_000, windows=2)
+    for size in (100, 300):
+        metrics.acknowledged("a", 20, size, 5.0)
+    metrics.failed("a", 4)
+    metrics.retried("a", 8)
+    for ms in (2.0, 6.0):
+        metrics.requested(ms)
+        metrics.drained(10 * ms)
+    clock.advance(4_000)
+    expected = {
+        "record_send_rate": 10,
+        "record_error_rate": 1,
+        "record_retry_rate": 2,
+        "batch_size_avg": 200,
+        "batch_size_max": 300,
+        "request_latency_avg": 4,
+        "request_latency_max": 6,
+        "record_queue_time_avg": 40,
+        "record_queue_time_max": 60,
+    }
+    assert metrics.figures() == {**metrics.totals, **expected}
+    for name in ("record_send_rate", "record_error_rate", "record_retry_rate", "batch_size_avg"):
+        assert registry.get_sample_value(f"penstock_producer_{name}", {"client_id": "me"}) == expected[name]
+    clock.advance(20_000)
+    assert metrics.figures() == {**metrics.totals, **dict.fromkeys(expected, 0)}
+
+
+def test_a_registry_keeps_no_client_alive() -> None:
+    """The gauges of a client that is gone are 0."""
+    registry = CollectorRegistry()
+    metrics = ProducerMetrics(registry, "me", ManualClock().monotonic_ms)
+    metrics.acknowledged("a", 1, 100, 5.0)
+    del metrics
+    gc.collect()
+    assert registry.get_sample_value("penstock_producer_batch_size_avg", {"client_id": "me"}) == 0

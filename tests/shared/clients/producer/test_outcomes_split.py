@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from shared.common.errors import (
     DeliveryTimeout,
+    NotLeaderOrFollower,
     RecordTooLarge,
     SendCancelled,
 )
 from tests.shared.clients.producer.harness import (
+    NOT_LEADER,
     TOO_LARGE,
     B,
     Harness,
@@ -104,3 +106,17 @@ def test_a_split_batch_that_had_records_taken_back() -> None:
     assert sent == [b"1", b"2", b"4", b"5"]
     assert [records[i].offset for i in (1, 2, 4, 5)] == [0, 1, 2, 3]
     assert all(isinstance(records[i].fate, SendCancelled) for i in (0, 3))
+
+
+def test_a_split_is_no_retry() -> None:
+    """With one retry, a batch may be split as often as it takes, and each part may still be sent again once."""
+    core = Harness(retries=1)
+    records = [core.send(value=b"%d" % i) for i in range(4)]
+    core.answer(core.turn_one(), TOO_LARGE)
+    core.answer(core.turn_one(), TOO_LARGE)
+    (single,) = core.turn()
+    core.answer(single, NOT_LEADER)
+    assert core.after_backoff() == [single]
+    assert records[0].fate is None
+    core.answer(single, NOT_LEADER)
+    assert isinstance(records[0].fate, NotLeaderOrFollower)

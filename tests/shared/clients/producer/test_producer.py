@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from shared.clients.producer import Producer, ProducerSettings
-from shared.common.errors import IllegalState, InvalidTimestamp, InvalidTopic, SendCancelled, TransactionAborted
+from shared.common.errors import (
+    IllegalState,
+    InvalidTimestamp,
+    InvalidTopic,
+    SendCancelled,
+    SerializationError,
+    TransactionAborted,
+)
 from shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
 from shared.common.settings import KafkaSettings
 from shared.testing.fake_broker import Api, Drop, ErrorCode, Fail, FakeCluster
@@ -38,6 +45,22 @@ async def test_an_odd_timestamp_leaves_nothing_behind(timestamp: Any) -> None:
         async with asyncio.timeout(5):
             await (await producer.send("t", b"good"))
         assert values(cluster) == [b"good"]
+        assert producer.metrics()["buffer_available_bytes"] == ProducerSettings().buffer_memory
+
+
+@pytest.mark.parametrize("odd", [{"headers": [("a", "text")]}, {"headers": {"a": b"1"}}, {"key": 5}, {"value": "text"}])
+async def test_an_odd_record_leaves_nothing_behind(odd: dict[str, Any]) -> None:
+    """A SerializationError says what is wrong, in a bulk as the record's own result, and the rest goes its way."""
+    async with FakeCluster() as cluster, producing(cluster) as producer:
+        with pytest.raises(SerializationError):
+            await producer.send("t", **{"value": b"odd", **odd})
+        bulk = [ProducerRecord("t", b"1"), ProducerRecord("t", **{"value": b"odd", **odd}), ProducerRecord("t", b"2")]
+        async with asyncio.timeout(5):
+            first, second, third = await (await producer.send_many(bulk))
+        assert isinstance(second, SerializationError)
+        assert isinstance(first, RecordMetadata)
+        assert isinstance(third, RecordMetadata)
+        assert values(cluster) == [b"1", b"2"]
         assert producer.metrics()["buffer_available_bytes"] == ProducerSettings().buffer_memory
 
 

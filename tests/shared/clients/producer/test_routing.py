@@ -180,3 +180,35 @@ async def test_leaders_change_without_a_new_topic() -> None:
     know(table.connection, {"t": {0: NO_LEADER, 1: 2}})
     assert table.topic() is topic
     assert topic.available == [1]
+
+
+async def test_idle_topics_are_left_out_of_the_metadata() -> None:
+    """After metadata_max_idle_ms without a record; not while one waits to be sent; asked for again with the next."""
+    table = Table(metadata_max_idle_ms=5_000)
+    know(table.connection, {"t": {0: 1}, "idle": {0: 1}, "busy": {0: 1}})
+    watched = table.connection._client._topics
+    busy = table.topic("busy")
+    batch = table.accumulator.open_batch(busy.queues[0], 100, 0)
+    table.topic("idle")
+    for now_ms in (1_000, 4_000, 6_000):
+        table.topic("t")
+        table.routes.forget_idle(now_ms)
+    assert watched == {"t", "idle", "busy"}
+    table.topic("t")
+    table.routes.forget_idle(6_001)
+    assert watched == {"t", "busy"}
+    table.accumulator.freed(batch)
+    table.routes.forget_idle(11_002)
+    assert watched == {"t"}
+    table.topic("idle")
+    assert watched == {"t", "idle"}
+
+
+async def test_the_last_topic_stays() -> None:
+    """Without any, the metadata would be of all there are."""
+    table = Table(metadata_max_idle_ms=5_000)
+    know(table.connection, {"t": {0: 1}})
+    table.topic()
+    for now_ms in (0, 10**6):
+        table.routes.forget_idle(now_ms)
+    assert table.connection._client._topics == {"t"}

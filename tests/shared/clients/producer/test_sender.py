@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 import pytest
 
-from shared.clients.producer import Delivery, Producer, ProducerSettings
+from shared.clients.producer import Delivery, ProducerSettings
 from shared.clients.producer.accumulator import RecordAccumulator
 from shared.clients.producer.batch import Batch
 from shared.clients.producer.buffer_memory import BufferMemory
@@ -25,10 +24,9 @@ from shared.common.errors import (
     TransactionAborted,
 )
 from shared.common.records import TopicPartition
-from shared.common.settings import KafkaSettings
 from shared.testing.fake_broker import Api, Close, Delay, ErrorCode, Fail, FakeCluster, Message, Request, Respond
 from shared.testing.manual_clock import ManualClock
-from tests.shared.clients.producer.clusters import NO_LEADER, connection, know
+from tests.shared.clients.producer.clusters import NO_LEADER, connection, know, producing
 
 PATIENCE_SECONDS = 30
 TP = TopicPartition("t", 0)
@@ -44,7 +42,7 @@ class Alone:
         self.memory = BufferMemory(self.settings.buffer_memory)
         self.connection = connection()
         self.clock = ManualClock()
-        metrics = ProducerMetrics(None, "alone")
+        metrics = ProducerMetrics(None, "alone", self.clock.monotonic_ms)
         self.sender = Sender(self.connection, self.accumulator, self.memory, self.settings, None, metrics, self.clock)
 
     def send(self) -> Batch:
@@ -97,18 +95,6 @@ async def test_a_broker_is_slow_while_it_leaves_lying_what_is_due() -> None:
         alone.clock.advance(51)
         assert alone.sender.is_slow(TP) is slow
         await alone.sender.close()
-
-
-@asynccontextmanager
-async def producing(
-    nodes: int = 1, partitions: int = 1, **settings: object
-) -> AsyncIterator[tuple[FakeCluster, Producer]]:
-    async with FakeCluster(nodes) as cluster:
-        cluster.create_topic("t", partitions)
-        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, retry_backoff_ms=5, reconnect_backoff_ms=5)
-        given = {"linger_ms": 0, "retry_backoff_max_ms": 20, **settings}
-        async with Producer(kafka, ProducerSettings.model_validate(given)) as producer:
-            yield cluster, producer
 
 
 async def until(what: Callable[[], bool]) -> None:
@@ -379,3 +365,42 @@ async def test_what_was_appended_though_the_answer_denies_it(code: ErrorCode) ->
         deliveries = [await producer.send("t", b"%d" % i) for i in range(3)]
         assert [(await delivery).offset for delivery in deliveries] == [0, 1, 2]
         assert [record.value for record in cluster.records("t")] == [b"0", b"1", b"2"]
+
+
+async def test_an_error_nobody_expected_while_connecting() -> None:
+    """The node is tried again after its backoff, as after any other failure."""
+    alone = Alone()
+    know(alone.connection, {"t": {0: 1}})
+    tried: list[int] = []
+
+    async def broken(node: int) -> bool:
+        tried.append(node)
+        raise RuntimeError("nobody expected this")
+
+    alone.connection.connect = broken  # type: ignore[method-assign]
+    alone.sender.start(lambda error: None)
+    alone.send()
+    for now_ms in (10, 20, 5_000):
+        alone.clock.advance(now_ms - alone.clock.monotonic_ms())
+        alone.sender.run_once(now_ms)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert tried == [1, 1], "not within the backoff"
+    await alone.sender.close()
+
+
+async def test_an_error_nobody_expected_while_a_partition_is_added() -> None:
+    """It costs the transaction, whose records say why, and nothing waits for ever."""
+    async with producing(transactional_id="x") as (_, producer):
+        await producer.init_transactions()
+        await producer.begin_transaction()
+
+        async def broken(partitions: object) -> None:
+            raise RuntimeError("nobody expected this")
+
+        producer._sender.coordinator.add_partitions = broken  # type: ignore[method-assign]
+        delivery = await producer.send("t", b"v")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            with pytest.raises(TransactionAborted, match="nobody expected this"):
+                await delivery
+        await producer.abort_transaction()

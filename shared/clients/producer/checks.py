@@ -1,0 +1,64 @@
+"""What a record must be before it is enqueued; each check raises what is wrong, with the topic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shared.clients.connection import record_size
+from shared.clients.producer.settings import ProducerSettings
+from shared.common.errors import InvalidTimestamp, RecordTooLarge, SerializationError
+
+TIMESTAMP_END = 2**63
+
+HeaderList = list[tuple[str, bytes | None]]
+
+
+def checked_timestamp(topic: str, timestamp: object) -> None:
+    """InvalidTimestamp unless it is None or milliseconds that fit into the record."""
+    if timestamp is not None and not (type(timestamp) is int and 0 <= timestamp < TIMESTAMP_END):
+        raise InvalidTimestamp(f"topic {topic}: timestamp {timestamp!r} is not from 0 to 2^63 - 1")
+
+
+def checked_headers(topic: str, headers: Any) -> HeaderList:
+    """The headers as a list; SerializationError unless they are pairs of a text and bytes or None.
+
+    >>> checked_headers("clicks", (("trace", b"1"), ("empty", None)))
+    [('trace', b'1'), ('empty', None)]
+    """
+    try:
+        pairs = list(headers)
+    except TypeError:
+        raise SerializationError(f"topic {topic}: headers of type {type(headers).__name__}, not pairs") from None
+    for number, pair in enumerate(pairs):
+        where = f"topic {topic}, header {number}"
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise SerializationError(f"{where}: not a pair of a name and a value")
+        name, value = pair
+        if not isinstance(name, str):
+            raise SerializationError(f"{where}: the name must be str, got {type(name).__name__}")
+        if value is not None and not isinstance(value, bytes | bytearray | memoryview):
+            raise SerializationError(f"{where} {name!r}: the value must be bytes, got {type(value).__name__}")
+        try:
+            name.encode()
+        except UnicodeEncodeError as e:
+            raise SerializationError(f"{where}: the name {name!r} cannot be written as UTF-8: {e.reason}") from None
+    return [(name, value if value is None else bytes(value)) for name, value in pairs]
+
+
+def checked_bytes(topic: str, what: str, data: Any) -> bytes | None:
+    """What a serializer gave for a key or a value; SerializationError unless it is bytes or None."""
+    if data is not None and not isinstance(data, bytes):
+        raise SerializationError(f"topic {topic}: the {what}'s serializer gave {type(data).__name__}, not bytes")
+    return data
+
+
+def checked_size(
+    topic: str, key: bytes | None, value: bytes | None, headers: HeaderList, settings: ProducerSettings
+) -> int:
+    """Bytes of a batch with this record alone; RecordTooLarge names the setting that it is too large for."""
+    size = record_size(key, value, headers)
+    limits = {"max_request_size": settings.max_request_size, "buffer_memory": settings.buffer_memory}
+    limit = min(limits, key=lambda name: limits[name])
+    if size > limits[limit]:
+        raise RecordTooLarge(f"topic {topic}: a record of {size} bytes; {limit}={limits[limit]}")
+    return size

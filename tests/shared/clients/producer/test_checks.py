@@ -1,0 +1,65 @@
+"""What is wrong with a record is said before it is enqueued, with the topic and the place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shared.clients.producer.checks import checked_bytes, checked_headers, checked_size, checked_timestamp
+from shared.clients.producer.settings import ProducerSettings
+from shared.common.errors import InvalidTimestamp, RecordTooLarge, SerializationError
+
+
+@pytest.mark.parametrize("timestamp", [None, 0, 2**63 - 1])
+def test_timestamps(timestamp: int | None) -> None:
+    """None is now; else 64 bits, not negative."""
+    checked_timestamp("t", timestamp)
+
+
+@pytest.mark.parametrize("timestamp", [-1, 2**63, 1.0, "1", True])
+def test_odd_timestamps(timestamp: object) -> None:
+    """The error shows the value."""
+    with pytest.raises(InvalidTimestamp, match=f"topic t: timestamp {timestamp!r}"):
+        checked_timestamp("t", timestamp)
+
+
+def test_headers() -> None:
+    """Pairs in any sequence come out as the builder takes them; a name may come twice, a value may be None or empty."""
+    given = [("a", b"1"), ["a", bytearray(b"2")], ("", None), ("ä", memoryview(b""))]
+    assert checked_headers("t", iter(given)) == [("a", b"1"), ("a", b"2"), ("", None), ("ä", b"")]
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        (5, "topic t: headers of type int, not pairs"),
+        ({"a": b"1"}, "topic t, header 0: not a pair"),
+        ([("a", b"1"), ("b",)], "topic t, header 1: not a pair"),
+        ([(b"a", b"1")], "topic t, header 0: the name must be str, got bytes"),
+        ([("a", "1")], "topic t, header 0 'a': the value must be bytes, got str"),
+        ([("a", 1)], "topic t, header 0 'a': the value must be bytes, got int"),
+        ([("\ud800", b"1")], "topic t, header 0: the name .* cannot be written as UTF-8"),
+    ],
+)
+def test_odd_headers(headers: Any, said: str) -> None:
+    """The error says which header, and what it is."""
+    with pytest.raises(SerializationError, match=said):
+        checked_headers("t", headers)
+
+
+def test_what_a_serializer_gives() -> None:
+    """Bytes or nothing."""
+    assert checked_bytes("t", "key", None) is None
+    assert checked_bytes("t", "key", b"k") == b"k"
+    with pytest.raises(SerializationError, match="topic t: the key's serializer gave str, not bytes"):
+        checked_bytes("t", "key", "k")
+
+
+@pytest.mark.parametrize("limit", ["max_request_size", "buffer_memory"])
+def test_the_limit_is_named(limit: str) -> None:
+    """A record is measured with its headers and those of a batch; the smaller setting is the limit."""
+    settings = ProducerSettings.model_validate({limit: 200})
+    assert 100 < checked_size("t", b"k", b"v" * 50, [("h", b"x")], settings) <= 200
+    with pytest.raises(RecordTooLarge, match=rf"topic t: a record of \d+ bytes; {limit}=200"):
+        checked_size("t", b"k", b"v" * 50, [("h", b"x" * 100)], settings)

@@ -1,0 +1,109 @@
+"""The producer beyond its sends: how it ends, how old its metadata gets, what it tells of itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from shared.clients.producer import Producer, ProducerSettings
+from shared.common.errors import IllegalState, KafkaTimeout
+from shared.common.records import ProducerRecord
+from shared.common.settings import KafkaSettings
+from shared.testing.fake_broker import Api, Drop, FakeCluster, Request
+from tests.shared.clients.producer.clusters import producing
+
+PATIENCE_SECONDS = 30
+
+
+async def test_a_second_close_waits_for_the_first() -> None:
+    """Both return when everything is sent and closed."""
+    async with producing() as (cluster, producer):
+        gate = asyncio.Event()
+
+        async def hold(_: Request) -> None:
+            await gate.wait()
+
+        cluster.control(Api.PRODUCE, hold)
+        delivery = await producer.send("t", b"v")
+        first = asyncio.ensure_future(producer.close())
+        await asyncio.sleep(0)
+        second = asyncio.ensure_future(producer.close())
+        done, _ = await asyncio.wait([first, second], timeout=0.05)
+        assert not done
+        gate.set()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await asyncio.wait([first, second], return_when=asyncio.ALL_COMPLETED)
+        assert (await delivery).offset == 0
+        await producer.close()
+
+
+async def test_a_second_close_with_less_patience() -> None:
+    """Its timeout cuts the first one short; a longer one changes nothing."""
+    async with producing() as (cluster, producer):
+        cluster.control(Api.PRODUCE, Drop())
+        delivery = await producer.send("t", b"v")
+        first = asyncio.ensure_future(producer.close(timeout_ms=60_000))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await asyncio.gather(producer.close(timeout_ms=50_000), producer.close(timeout_ms=10), first)
+        with pytest.raises(IllegalState):
+            await delivery
+
+
+async def test_an_abort_waits_so_long_and_no_longer() -> None:
+    """For a request that is not answered it ends after max_block_ms, and may be called again."""
+    async with producing(transactional_id="x", max_block_ms=100) as (cluster, producer):
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        out, gate = asyncio.Event(), asyncio.Event()
+
+        async def hold(_: Request) -> None:
+            out.set()
+            await gate.wait()
+
+        cluster.control(Api.PRODUCE, hold)
+        await producer.send("t", b"v")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await out.wait()
+            with pytest.raises(KafkaTimeout, match="1 produce requests not answered after 100 ms"):
+                await producer.abort_transaction()
+            gate.set()
+            await producer.abort_transaction()
+        assert cluster.records("t") == []
+
+
+async def test_metadata_is_never_older_than_it_may_be() -> None:
+    """After metadata_max_age_ms a new partition is known without anybody asking; before, it is not."""
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        asked: list[Request] = []
+        cluster.control(Api.METADATA, lambda request: asked.append(request))
+        servers = cluster.bootstrap_servers
+        async with (
+            Producer(KafkaSettings(bootstrap_servers=servers, metadata_max_age_ms=50, client_id="young")) as young,
+            Producer(KafkaSettings(bootstrap_servers=servers, client_id="old")) as old,
+        ):
+            assert await young.partitions_for("t") == await old.partitions_for("t") == [0]
+            known = sum(request.client_id == "old" for request in asked)
+            cluster.delete_topic("t")
+            cluster.create_topic("t", partitions=2)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while await young.partitions_for("t") != [0, 1]:
+                    await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0))])
+            assert await old.partitions_for("t") == [0]
+            assert sum(request.client_id == "old" for request in asked) == known
+
+
+async def test_the_table_of_metrics() -> None:
+    """Every figure that is promised is there, and they fit what was sent."""
+    async with producing(partitions=2) as (_, producer):
+        await (await producer.send_many([ProducerRecord("t", b"%d" % i, b"%d" % i) for i in range(100)]))
+        figures = producer.metrics()
+    assert figures["record_send_total"] == 100
+    assert figures["record_send_rate"] == pytest.approx(100, rel=0.9)
+    assert 70 < figures["batch_size_avg"] <= figures["batch_size_max"] < 16_384
+    assert 0 <= figures["request_latency_avg"] <= figures["request_latency_max"]
+    assert 0 <= figures["record_queue_time_avg"] <= figures["record_queue_time_max"]
+    assert figures["buffer_available_bytes"] == ProducerSettings().buffer_memory
+    assert (figures["record_retry_total"], figures["record_error_total"], figures["requests_in_flight"]) == (0, 0, 0)
