@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "compact": (JOBS, "services.compactor.main:compact_main", "Fold the changelog into Delta tables."),
     "audit": (JOBS, "services.compactor.main:audit_main", "Prove the stream's windows against Spark's own."),
     "doctor": (LOCAL, "services.local.doctor.main:main", "Say what is wrong with Kafka, its topics, this machine."),
+    "streams": (SERVICES, "services.aggregator.reset:main", "Reset an application: offsets, state, snapshot."),
     "dlq": (SERVICES, "services.consumer.dlq:main", "List and replay dead letters."),
 }
 

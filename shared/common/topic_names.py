@@ -16,6 +16,7 @@ from shared.common.errors import InvalidTopic
 CHANGELOG_SUFFIX = "-changelog"
 LATE_SUFFIX = "-late"
 DEAD_LETTER_SUFFIX = "-dlq"
+REPARTITION_SUFFIX = "-repartition"
 KAFKA_PREFIX = "__"
 TOPIC_NAME_MAX = 249
 _NAME = re.compile(rf"(?!\.{{1,2}}$)[a-zA-Z0-9._-]{{1,{TOPIC_NAME_MAX}}}")
@@ -53,6 +54,9 @@ def dead_letter_topic(topic: str) -> str:
     return topic + DEAD_LETTER_SUFFIX
 
 
+OWN_SUFFIXES = (CHANGELOG_SUFFIX, LATE_SUFFIX, DEAD_LETTER_SUFFIX, REPARTITION_SUFFIX)
+
+
 def is_internal(topic: str) -> bool:
     """Whether a topic is Kafka's own, or named as one of these are."""
-    return topic.startswith(KAFKA_PREFIX) or topic.endswith((CHANGELOG_SUFFIX, LATE_SUFFIX, DEAD_LETTER_SUFFIX))
+    return topic.startswith(KAFKA_PREFIX) or topic.endswith(OWN_SUFFIXES)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shared.common.errors import ConfigError
+from shared.common.topic_names import REPARTITION_SUFFIX
 from shared.streams.flow import Each, EachFunction, Flow
 from shared.streams.grouped_stream import GroupedStream
 from shared.streams.joining import GlobalTable, Joining, Table, join, repartitioned
@@ -173,7 +174,7 @@ class Stream:
 
     def repartition(self) -> Stream:
         """The stream by way of a topic of the application's own, with all records of a key in one partition."""
-        builder, flow, topic = self._builder, self._flow, f"{self._node}-repartition"
+        builder, flow, topic = self._builder, self._flow, self._node + REPARTITION_SUFFIX
         if topic not in builder._repartitioned:
             builder._repartitioned[topic] = Stream(builder, *repartitioned(builder, self._node, flow, topic))
         return builder._repartitioned[topic]

@@ -1,0 +1,166 @@
+"""`penstock streams reset`: an application forgets what it has read and computed, and starts afresh.
+
+First it says what would go; with `--execute` it goes. No instance may run meanwhile. The order is what makes a reset
+that is broken off harmless: the group's offsets go last, and a worker that finds offsets without the state they belong
+to refuses to start. What the application wrote for others (results, late records, dead letters) stays, and is written
+again from the beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+import typer
+
+from shared.clients.admin import Admin
+from shared.common import log
+from shared.common.errors import ConfigError, GroupNotEmpty, GroupNotFound, PenstockError
+from shared.common.lake import table_uri
+from shared.common.settings import CommandSettings, KafkaSettings
+from shared.common.topic_names import REPARTITION_SUFFIX, changelog_topic
+from shared.streams.settings import StreamsSettings
+
+PROGRAM = "penstock streams"
+
+
+class ResetSettings(CommandSettings):
+    """What a reset needs to know: the same settings as the aggregator's."""
+
+    kafka: KafkaSettings = KafkaSettings()
+    streams: StreamsSettings = StreamsSettings()
+
+
+class ResetPlan(NamedTuple):
+    """What goes: the committed offsets by topic and partition, topics, and the snapshot's folder.
+
+    `by_hand` is a snapshot at a URI, which has to be removed with the store's own tools.
+    """
+
+    application: str
+    offsets: dict[str, int]
+    topics: list[str]
+    snapshot: str | None
+    by_hand: str | None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to forget."""
+        return not (self.offsets or self.topics or self.snapshot or self.by_hand)
+
+
+async def plan_reset(admin: Admin, settings: StreamsSettings) -> ResetPlan:
+    """What a reset would do now; GroupNotEmpty names the members that still run."""
+    application = settings.application_id
+    try:
+        members = (await admin.describe_group(application)).members
+        offsets = await admin.group_offsets(application)
+    except GroupNotFound:
+        members, offsets = (), {}
+    if members:
+        raise GroupNotEmpty(f"application {application} is running: stop {'; '.join(map(str, members))}")
+    known = await admin.list_topics()
+    own = [name for name in known if name == changelog_topic(application) or _is_repartition(name, application)]
+    snapshot, by_hand = _snapshot(settings)
+    committed = {str(at): to.offset for at, to in sorted(offsets.items())}
+    return ResetPlan(application, committed, own, snapshot, by_hand)
+
+
+def _snapshot(settings: StreamsSettings) -> tuple[str | None, str | None]:
+    """The folder of the application's tables, or their URI."""
+    root = "" if settings.lake is None else table_uri(settings.lake, settings.application_id)
+    if "://" in root:
+        return None, root
+    return (root, None) if root and Path(root).is_dir() else (None, None)
+
+
+def _is_repartition(topic: str, application: str) -> bool:
+    return topic.startswith(f"{application}-") and topic.endswith(REPARTITION_SUFFIX)
+
+
+async def carry_out(admin: Admin, plan: ResetPlan) -> None:
+    """Forget what the plan names; the group's offsets go last."""
+    if plan.topics:
+        await admin.delete_topics(plan.topics)
+    if plan.snapshot is not None:
+        shutil.rmtree(plan.snapshot)
+    if plan.offsets:
+        await admin.delete_group(plan.application)
+
+
+def lines_of(plan: ResetPlan) -> list[str]:
+    """The plan in words."""
+    if plan.is_empty:
+        return [f"application {plan.application}: there is nothing to forget"]
+    lines = [f"topic {topic}: its records" for topic in plan.topics]
+    if plan.snapshot is not None:
+        lines.append(f"snapshot {plan.snapshot}: open windows and closed ones")
+    lines += [f"offset of {at}: {offset}" for at, offset in plan.offsets.items()]
+    if plan.by_hand is not None:
+        lines.append(f"to be removed by hand, before the next start: everything below {plan.by_hand}")
+    return lines
+
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="A streams application as a whole.")
+
+
+@app.callback()
+def _group() -> None:
+    pass
+
+
+@app.command()
+def reset(
+    application_id: Annotated[
+        str | None, typer.Option(help="whose state goes; default: streams.application_id")
+    ] = None,
+    bootstrap_servers: Annotated[str | None, typer.Option(help="host:port, comma-separated")] = None,
+    config: Annotated[str | None, typer.Option(help="TOML file")] = None,
+    execute: Annotated[bool, typer.Option("--execute", help="do it; without this it is only said")] = False,
+    json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+) -> None:
+    """Forget offsets, changelog, own topics and snapshot, so that the application starts afresh."""
+    given = {"--config": config, "--kafka.bootstrap-servers": bootstrap_servers}
+    given["--streams.application-id"] = application_id
+    arguments = [part for flag, value in given.items() if value is not None for part in (flag, value)]
+    settings = ResetSettings.load(arguments, program=f"{PROGRAM} reset")
+    log.configure(settings.log, "streams")
+    plan = asyncio.run(_reset(settings, execute))
+    if json:
+        typer.echo(msgspec.json.encode({**plan._asdict(), "executed": execute}))
+        return
+    for line in lines_of(plan):
+        typer.echo(line)
+    if not plan.is_empty:
+        typer.echo("done" if execute else "nothing was changed; --execute does it")
+
+
+async def _reset(settings: ResetSettings, execute: bool) -> ResetPlan:
+    async with Admin(settings.kafka) as admin:
+        plan = await plan_reset(admin, settings.streams)
+        if execute:
+            await carry_out(admin, plan)
+    return plan
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; the exit status (1 where it was refused, 2 for wrong arguments or settings)."""
+    try:
+        app(args=arguments, prog_name=PROGRAM)
+    except SystemExit as e:
+        return e.code if isinstance(e.code, int) else 0
+    except ConfigError as e:
+        print(e, file=sys.stderr)
+        return 2
+    except PenstockError as e:
+        print(f"{PROGRAM}: {type(e).__name__}: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,90 @@
+"""`penstock streams reset` on the fake broker: what it would forget, what it refuses, what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from services.aggregator.reset import ResetPlan, lines_of, main
+from shared.clients.admin import Admin, NewTopic
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.common.records import TopicPartition
+from shared.common.settings import KafkaSettings
+from shared.testing.fake_broker import FakeCluster
+
+OWN = ["app-by-user-repartition", "app-changelog"]
+OTHERS = ["app", "app-late", "other-changelog", "other-x-repartition"]
+
+
+async def prepare(admin: Admin, lake: Path) -> None:
+    """An application that has read, written and was compacted, beside what is not its own."""
+    await admin.create_topics([NewTopic(name, 1, 1) for name in (*OWN, *OTHERS)])
+    await admin.alter_group_offsets("app", {TopicPartition("app", 0): 0})
+    for application in ("app", "other"):
+        (lake / application / "state").mkdir(parents=True)
+        (lake / application / "state" / "file").write_text("rows")
+
+
+def folders(lake: Path) -> list[str]:
+    return sorted(path.name for path in lake.iterdir())
+
+
+def arguments(cluster: FakeCluster, *more: str) -> list[str]:
+    return ["reset", "--application-id", "app", "--bootstrap-servers", cluster.bootstrap_servers, "--json", *more]
+
+
+async def test_it_is_said_first_and_done_then(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --execute nothing changes; with it what is the application's goes, and what is others' stays."""
+    monkeypatch.setenv("PENSTOCK_STREAMS__LAKE", str(tmp_path))
+    async with FakeCluster() as cluster, Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        await prepare(admin, tmp_path)
+        for more in ([], ["--execute"], []):
+            assert await asyncio.to_thread(main, arguments(cluster, *more)) == 0
+            if "app" in folders(tmp_path):
+                assert set(OWN) <= set(await admin.list_topics())
+                assert await admin.group_offsets("app")
+        assert await admin.list_topics() == sorted(OTHERS)
+        assert [group.group_id for group in await admin.list_groups()] == []
+    assert folders(tmp_path) == ["other"]
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["executed"] for one in said] == [False, True, False]
+    plan = {"application": "app", "offsets": {"app-0": 0}, "topics": OWN, "snapshot": str(tmp_path / "app")}
+    assert said[0] == {**plan, "by_hand": None, "executed": False}
+    assert said[2] == {**plan, "offsets": {}, "topics": [], "snapshot": None, "by_hand": None, "executed": False}
+
+
+async def test_a_running_application_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """While an instance is a member of the group nothing is forgotten, and the members are named."""
+    async with FakeCluster() as cluster:
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        cluster.create_topic("app", 1)
+        async with Consumer(kafka, ConsumerSettings(group_id="app")) as consumer:
+            consumer.subscribe(["app"])
+            while not consumer.assignment():
+                await consumer.poll(50)
+            assert await asyncio.to_thread(main, arguments(cluster, "--execute")) == 1
+    assert "application app is running: stop " in capsys.readouterr().err
+
+
+def test_the_plan_in_words() -> None:
+    """Each thing that goes has a line; a snapshot at a URI has to be removed by hand, and that is said."""
+    plan = ResetPlan("app", {"t-0": 7}, ["app-changelog"], None, "s3://lake/app")
+    assert lines_of(plan) == [
+        "topic app-changelog: its records",
+        "offset of t-0: 7",
+        "to be removed by hand, before the next start: everything below s3://lake/app",
+    ]
+    assert lines_of(ResetPlan("app", {}, [], "/lake/app", None)) == ["snapshot /lake/app: open windows and closed ones"]
+    assert lines_of(ResetPlan("app", {}, [], None, None)) == ["application app: there is nothing to forget"]
+
+
+def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong flag and a wrong setting both end with status 2."""
+    assert main(["reset", "--execut"]) == 2
+    assert main(["reset", "--application-id", "a b"]) == 2
+    assert "application" in capsys.readouterr().err
