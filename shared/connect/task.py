@@ -1,7 +1,8 @@
 """What a connector's author writes: tasks.
 
-All methods are awaited on the worker's event loop, one at a time for each task; what blocks goes to
-`asyncio.to_thread`. The semantics are those of org.apache.kafka.connect.source.SourceTask and sink.SinkTask.
+All methods are awaited on the worker's event loop, one at a time for each task, save that a source's `commit` and
+`commit_record` may run while its `poll` waits; what blocks goes to `asyncio.to_thread`. The semantics are those of
+org.apache.kafka.connect.source.SourceTask and sink.SinkTask.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class SourceTask(Task):
     async def poll(self) -> Sequence[SourceRecord] | None:
         """The next records, None or none at all where there are none for now; it may wait, best for less than 1 s.
 
-        RetriableError: poll again later. It is cancelled while it waits when the task is to stop or to pause.
+        RetriableError: poll again later. It is cancelled when the task is to stop, so that it may wait.
         """
 
     async def commit(self) -> None:

@@ -83,6 +83,10 @@ class Worker:
         found = self._connectors.get(id) if isinstance(id, str) else self._tasks.get(id)
         return None if found is None else found.state
 
+    def task_metrics(self) -> list[tuple[ConnectorTaskId, State, dict[str, float]]]:
+        """Each task here with its state and what it counts, by Kafka Connect's names with underscores."""
+        return [(id, task.state, task.metrics.values()) for id, task in sorted(self._tasks.items())]
+
     def stalled_ms(self, id: ConnectorTaskId) -> int:
         """For how long a task has been inside one call of its connector's code; 0 where it is not."""
         task = self._tasks.get(id)

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
+from shared.common.clock import Clock
 from shared.common.log import get_logger
 from shared.connect.states import ConnectorTaskId, Event, State, TargetState, after
 from shared.connect.status_listener import StatusListener
+from shared.connect.task_metrics import TaskMetrics
 from shared.connect.worker_connector import trace_of
 
 log = get_logger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -33,8 +38,12 @@ class TaskSpec:
 class WorkerTask(ABC):
     """One task's life."""
 
-    def __init__(self, id: ConnectorTaskId, listener: StatusListener) -> None:
+    def __init__(self, id: ConnectorTaskId, listener: StatusListener, metrics: TaskMetrics, clock: Clock) -> None:
         self.id = id
+        self.metrics = metrics
+        self._clock = clock
+        self._entered_ms: int | None = None
+        self.cancelled = False
         self.state = State.UNASSIGNED
         self.error: Exception | None = None
         self.target = TargetState.STARTED
@@ -58,9 +67,17 @@ class WorkerTask(ABC):
     async def _close(self) -> None:
         """Stop the connector's task and let go of everything; called once, after whatever came before."""
 
-    @abstractmethod
     def stalled_ms(self, now_ms: int) -> int:
-        """For how long it has been inside one call of the connector's code."""
+        """For how long it has been inside one call of the connector's code, in ms; 0 where it is not in one."""
+        return 0 if self._entered_ms is None else max(0, now_ms - self._entered_ms)
+
+    async def _call(self, call: Awaitable[T]) -> T:
+        """Await the connector's code, and remember since when."""
+        self._entered_ms = self._clock.monotonic_ms()
+        try:
+            return await call
+        finally:
+            self._entered_ms = None
 
     def start(self, target: TargetState) -> asyncio.Task[None]:
         """Begin; the asyncio task ends when the task has."""
@@ -87,7 +104,7 @@ class WorkerTask(ABC):
 
     def cancel(self) -> None:
         """End it now: what runs is cancelled and not waited for, and nothing more is committed or reported."""
-        self.stopping = True
+        self.stopping = self.cancelled = True
         if self._runner is not None:
             self._runner.cancel()
 

@@ -1,0 +1,1 @@
+"""The converters that ship, under the names of Kafka Connect's."""

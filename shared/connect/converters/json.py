@@ -1,0 +1,139 @@
+"""JsonConverter: values as JSON, with their schemas beside them (`schemas.enable`, the default) or plain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from shared.common.records import Headers
+from shared.connect.config_def import ConfigDef, Importance, Type, at_least, one_of
+from shared.connect.converter import Converted, Converter, HeaderConverter
+from shared.connect.converters.json_schema import schema_from_json, schema_to_json, value_from_json, value_to_json
+from shared.connect.errors import DataError
+from shared.connect.schema import Schema
+
+NOT_AN_ENVELOPE = (
+    'JsonConverter with schemas.enable requires "schema" and "payload" fields and may not contain additional fields. '
+    "If you are trying to deserialize plain JSON data, set schemas.enable=false in your converter configuration."
+)
+NO_JSON = "Converting byte[] to Kafka Connect data failed due to serialization error: "
+"""What dead letters say of bytes that are no JSON."""
+
+
+class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
+    schema: msgspec.Raw
+    payload: msgspec.Raw
+
+
+class JsonConverter(Converter, HeaderConverter):
+    """JSON; with an envelope the value has a schema, without it is what it is."""
+
+    kafka_class = "org.apache.kafka.connect.json.JsonConverter"
+
+    def __init__(self) -> None:
+        self._enveloped, self._numeric, self._replace_null = True, False, True
+        self._cache_size = 1000
+        self._read: dict[bytes, Schema | None] = {}
+        self._written: dict[Schema, bytes] = {}
+        self._decode = msgspec.json.Decoder().decode
+        self._decode_envelope = msgspec.json.Decoder(_Envelope).decode
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return (
+            ConfigDef()
+            .define("schemas.enable", Type.BOOLEAN, True, Importance.HIGH, "Whether each value has its schema with it.")
+            .define("schemas.cache.size", Type.INT, 1000, Importance.HIGH, "Schemas kept parsed.", at_least(0))
+            .define(
+                "decimal.format",
+                Type.STRING,
+                "BASE64",
+                Importance.LOW,
+                "How decimals are written: BASE64 of their unscaled bytes, or NUMERIC.",
+                one_of("BASE64", "NUMERIC", ignore_case=True),
+            )
+            .define(
+                "replace.null.with.default",
+                Type.BOOLEAN,
+                True,
+                Importance.LOW,
+                "Whether null becomes a field's default.",
+            )
+        )
+
+    def configure(self, configs: Mapping[str, Any], is_key: bool) -> None:
+        values = self.config().parse(configs)
+        self._enveloped = values["schemas.enable"]
+        self._cache_size = values["schemas.cache.size"]
+        self._numeric = values["decimal.format"].upper() == "NUMERIC"
+        self._replace_null = values["replace.null.with.default"]
+
+    def configure_headers(self, configs: Mapping[str, Any]) -> None:
+        self.configure(configs, False)
+
+    def from_connect_data(self, topic: str, schema: Schema | None, value: Any) -> bytes | None:
+        if schema is None and value is None:
+            return None
+        payload = value_to_json(schema, value, self._numeric, self._replace_null)
+        try:
+            encoded = msgspec.json.encode(payload)
+        except (TypeError, ValueError, OverflowError) as e:
+            raise DataError(f"Converting Kafka Connect data to byte[] failed due to serialization error: {e}") from e
+        if not self._enveloped:
+            return encoded
+        return b'{"schema":' + self._schema_bytes(schema) + b',"payload":' + encoded + b"}"
+
+    def _schema_bytes(self, schema: Schema | None) -> bytes:
+        if schema is None:
+            return b"null"
+        try:
+            known = self._written.get(schema)
+        except TypeError:  # a default that cannot be hashed
+            return msgspec.json.encode(schema_to_json(schema, self._numeric))
+        if known is None:
+            known = msgspec.json.encode(schema_to_json(schema, self._numeric))
+            if len(self._written) < self._cache_size:
+                self._written[schema] = known
+        return known
+
+    def to_connect_data(self, topic: str, data: bytes | None, headers: Headers = ()) -> Converted:
+        if data is None or not self._enveloped:
+            if not data:
+                return None, None
+            try:
+                return None, self._decode(data)
+            except msgspec.DecodeError as e:
+                raise DataError(NO_JSON) from e
+        try:
+            envelope = self._decode_envelope(data)
+        except msgspec.ValidationError:
+            raise DataError(NOT_AN_ENVELOPE) from None
+        except msgspec.DecodeError as e:
+            raise DataError(NO_JSON) from e
+        schema = self._schema(bytes(envelope.schema))
+        return schema, value_from_json(schema, self._decode(envelope.payload), self._replace_null)
+
+    def to_connect_values(self, topic: str, datas: Sequence[bytes | None]) -> tuple[Schema | None, list[Any]] | None:
+        if self._enveloped:
+            return None
+        decode = self._decode
+        try:
+            return None, [decode(data) if data else None for data in datas]
+        except msgspec.DecodeError:
+            return None
+
+    def _schema(self, raw: bytes) -> Schema | None:
+        if raw in self._read:
+            return self._read[raw]
+        schema = schema_from_json(self._decode(raw))
+        if len(self._read) < self._cache_size:
+            self._read[raw] = schema
+        return schema
+
+    def from_connect_header(self, topic: str, name: str, schema: Schema | None, value: Any) -> bytes | None:
+        return self.from_connect_data(topic, schema, value)
+
+    def to_connect_header(self, topic: str, name: str, data: bytes | None) -> Converted:
+        return self.to_connect_data(topic, data)

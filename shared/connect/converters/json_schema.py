@@ -1,0 +1,306 @@
+"""Schemas and values in JSON, as JsonConverter's envelope has them: `{"schema": …, "payload": …}`.
+
+>>> schema = schema_from_json({"type": "struct", "fields": [{"field": "n", "type": "int32", "optional": True}]})
+>>> value_to_json(schema, {"n": 3}), value_from_json(schema, {"n": 3})
+({'n': 3}, {'n': 3})
+>>> schema_to_json(schema)
+{'type': 'struct', 'fields': [{'type': 'int32', 'optional': True, 'field': 'n'}], 'optional': False}
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+from collections.abc import Callable, Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from shared.connect.errors import DataError
+from shared.connect.schema import (
+    DATE,
+    DECIMAL,
+    INTEGER_BITS,
+    TIME,
+    TIMESTAMP,
+    Field,
+    Schema,
+    SchemaType,
+)
+
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+EPOCH_DAY = dt.date(1970, 1, 1)
+DAY_MS = 86_400_000
+DEPTH_MAX = 200
+"""Schemas nested deeper are refused."""
+_TYPES = {kind.value: kind for kind in SchemaType}
+
+
+def schema_from_json(json: Any, depth: int = 0) -> Schema | None:
+    """A schema of an envelope; None for null. DataError where it is none."""
+    if json is None:
+        return None
+    if not isinstance(json, dict) or json.get("type") not in _TYPES or depth > DEPTH_MAX:
+        raise DataError(f"Unknown schema type: {json.get('type') if isinstance(json, dict) else json!r:.100}")
+    kind = _TYPES[json["type"]]
+    parameters = json.get("parameters") or {}
+    version = json.get("version")
+    if not isinstance(parameters, dict) or not (version is None or type(version) is int):
+        raise DataError("Invalid schema: parameters must be an object and version an integer")
+    schema = Schema(
+        kind,
+        optional=json.get("optional") is True,
+        name=json.get("name"),
+        version=version,
+        doc=json.get("doc"),
+        parameters=tuple((str(key), str(value)) for key, value in parameters.items()),
+        **_parts(kind, json, depth),
+    )
+    if (default := json.get("default")) is not None:
+        schema = Schema(**{**_fields_of(schema), "default": value_from_json(schema, default)})
+    return schema
+
+
+def _parts(kind: SchemaType, json: dict[str, Any], depth: int) -> dict[str, Any]:
+    def inner(name: str) -> Schema:
+        found = schema_from_json(json.get(name), depth + 1)
+        if found is None:
+            raise DataError(f"{kind.value} schema without its {name}")
+        return found
+
+    if kind is SchemaType.ARRAY:
+        return {"value_schema": inner("items")}
+    if kind is SchemaType.MAP:
+        return {"key_schema": inner("keys"), "value_schema": inner("values")}
+    if kind is not SchemaType.STRUCT:
+        return {}
+    fields = []
+    if not isinstance(json.get("fields"), list):
+        raise DataError('Struct schema\'s "fields" argument is not an array.')
+    for field in json["fields"]:
+        name = field.get("field") if isinstance(field, dict) else None
+        if not isinstance(name, str):
+            raise DataError('Struct schema\'s field name not specified properly: no text in "field"')
+        fields.append(Field(name, schema_from_json(field, depth + 1)))  # type: ignore[arg-type]  # not null: a dict
+    return {"fields": tuple(fields)}
+
+
+def _fields_of(schema: Schema) -> dict[str, Any]:
+    return {name: getattr(schema, name) for name in schema.__dataclass_fields__}
+
+
+def schema_to_json(schema: Schema | None, numeric_decimals: bool = False) -> dict[str, Any] | None:
+    """A schema for an envelope."""
+    if schema is None:
+        return None
+    json: dict[str, Any] = {"type": schema.type.value}
+    if schema.type is SchemaType.STRUCT:
+        json["fields"] = [
+            {**(schema_to_json(field.schema, numeric_decimals) or {}), "field": field.name} for field in schema.fields
+        ]
+    elif schema.type is SchemaType.ARRAY:
+        json["items"] = schema_to_json(schema.value_schema, numeric_decimals)
+    elif schema.type is SchemaType.MAP:
+        json["keys"] = schema_to_json(schema.key_schema, numeric_decimals)
+        json["values"] = schema_to_json(schema.value_schema, numeric_decimals)
+    json["optional"] = schema.optional
+    optional_parts = {"name": schema.name, "version": schema.version, "doc": schema.doc}
+    json |= {key: value for key, value in optional_parts.items() if value is not None}
+    if schema.parameters:
+        json["parameters"] = dict(schema.parameters)
+    if schema.has_default:
+        json["default"] = value_to_json(schema, schema.default, numeric_decimals)
+    return json
+
+
+def value_to_json(schema: Schema | None, value: Any, numeric_decimals: bool = False, replace_null: bool = True) -> Any:
+    """A value as JSON has it; DataError where it is not of its schema."""
+    if schema is None:
+        return _plain(value)
+    if value is None:
+        if schema.has_default and replace_null:
+            value = schema.default
+        if value is None:
+            if schema.optional:
+                return None
+            raise DataError("Conversion error: null value for field that is required and has no default value")
+    if schema.name in _TO_JSON:
+        return _TO_JSON[schema.name](schema, value, numeric_decimals)
+    if schema.type is SchemaType.STRUCT:
+        if not isinstance(value, Mapping):
+            raise DataError(f"Invalid type for STRUCT: {type(value).__name__}")
+        get = value.get
+        return {f.name: value_to_json(f.schema, get(f.name), numeric_decimals, replace_null) for f in schema.fields}
+    if schema.type is SchemaType.ARRAY and isinstance(value, list | tuple):
+        return [value_to_json(schema.value_schema, item, numeric_decimals, replace_null) for item in value]
+    if schema.type is SchemaType.MAP and isinstance(value, Mapping):
+        return _map_to_json(schema, value, numeric_decimals, replace_null)
+    if schema.type is SchemaType.BYTES and isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode()
+    schema.validate(value)
+    return value
+
+
+def _map_to_json(schema: Schema, value: Mapping[Any, Any], numeric: bool, replace_null: bool) -> Any:
+    items = [(key, value_to_json(schema.value_schema, item, numeric, replace_null)) for key, item in value.items()]
+    if schema.key_schema is not None and schema.key_schema.type is SchemaType.STRING and None not in value:
+        return dict(items)
+    return [[value_to_json(schema.key_schema, key, numeric, replace_null), item] for key, item in items]
+
+
+def _plain(value: Any) -> Any:
+    """A value without a schema."""
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {key: _plain(item) for key, item in value.items()}
+        return [[_plain(key), _plain(item)] for key, item in value.items()]
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode()
+    raise DataError(f"Java class {type(value).__name__} does not have corresponding schema type.")
+
+
+def value_from_json(schema: Schema | None, json: Any, replace_null: bool = True) -> Any:
+    """A value of an envelope; DataError where it is not of its schema."""
+    if schema is None:
+        return json
+    if json is None:
+        if schema.has_default and replace_null:
+            return schema.default
+        if schema.optional:
+            return None
+        raise DataError(f"Invalid null value for required {schema.type.name} field")
+    if schema.name in _FROM_JSON:
+        return _FROM_JSON[schema.name](schema, json)
+    if schema.type is SchemaType.STRUCT:
+        if not isinstance(json, dict):
+            raise DataError(f"Structs should be encoded as JSON objects, but found {type(json).__name__}")
+        return {
+            field.name: value_from_json(field.schema, json.get(field.name), replace_null) for field in schema.fields
+        }
+    if schema.type is SchemaType.ARRAY and isinstance(json, list):
+        return [value_from_json(schema.value_schema, item, replace_null) for item in json]
+    if schema.type is SchemaType.MAP:
+        return _map_from_json(schema, json, replace_null)
+    if schema.type is SchemaType.BYTES and isinstance(json, str):
+        return _base64(json)
+    if schema.type in (SchemaType.FLOAT32, SchemaType.FLOAT64) and type(json) is int:
+        return float(json)
+    schema.validate(json)
+    return json
+
+
+def _map_from_json(schema: Schema, json: Any, replace_null: bool) -> dict[Any, Any]:
+    values = schema.value_schema
+    if isinstance(json, dict):
+        return {key: value_from_json(values, item, replace_null) for key, item in json.items()}
+    if isinstance(json, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in json):
+        pairs = ((value_from_json(schema.key_schema, k, replace_null), v) for k, v in json)
+        try:
+            return {key: value_from_json(values, item, replace_null) for key, item in pairs}
+        except TypeError as e:
+            raise DataError(f"a map's key must be a plain value: {e}") from None
+    raise DataError("Maps should be encoded as JSON objects, or arrays of pairs where their keys are no strings")
+
+
+def _base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as e:
+        raise DataError(f"Invalid bytes field: {e}") from None
+
+
+def decimal_to_bytes(value: Decimal, scale: int) -> bytes:
+    """The unscaled value, big-endian in two's complement, as Java's BigDecimal gives it."""
+    unscaled = value.scaleb(scale)
+    if unscaled != unscaled.to_integral_value():
+        raise DataError(f"BigDecimal has mismatching scale value for given Decimal schema: {value}, scale {scale}")
+    number = int(unscaled)
+    return number.to_bytes((number + (number < 0)).bit_length() // 8 + 1, "big", signed=True)
+
+
+def decimal_from_bytes(data: bytes, scale: int) -> Decimal:
+    return Decimal(int.from_bytes(data, "big", signed=True)).scaleb(-scale)
+
+
+def scale_of(schema: Schema) -> int:
+    try:
+        return int(schema.parameter("scale") or "")
+    except ValueError:
+        raise DataError("Invalid Decimal schema: scale parameter not found.") from None
+
+
+def timestamp_ms(value: dt.datetime) -> int:
+    """ms since the epoch; a datetime without a time zone is taken as UTC."""
+    value = value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
+    return (value - EPOCH) // dt.timedelta(milliseconds=1)
+
+
+def _decimal_to_json(schema: Schema, value: Any, numeric: bool) -> Any:
+    if not isinstance(value, Decimal):
+        raise DataError(f"Invalid type for Decimal, expected Decimal but was {type(value).__name__}")
+    return float(value) if numeric else base64.b64encode(decimal_to_bytes(value, scale_of(schema))).decode()
+
+
+def _decimal_from_json(schema: Schema, json: Any) -> Decimal:
+    if isinstance(json, str):
+        return decimal_from_bytes(_base64(json), scale_of(schema))
+    if isinstance(json, int | float) and not isinstance(json, bool):
+        try:
+            return Decimal(str(json)).quantize(Decimal(1).scaleb(-scale_of(schema)))
+        except InvalidOperation:
+            raise DataError(f"Invalid Decimal: {json}") from None
+    raise DataError("Invalid type for Decimal, underlying representation should be numeric or bytes")
+
+
+def _integer(json: Any, what: str, bits: int) -> int:
+    if type(json) is not int or not -(1 << bits - 1) <= json < 1 << bits - 1:
+        raise DataError(f"Invalid type for {what}, underlying representation should be integer but was {json!r:.50}")
+    return json
+
+
+def _expect(value: Any, kind: type, what: str) -> Any:
+    if not isinstance(value, kind) or (kind is dt.date and isinstance(value, dt.datetime)):
+        raise DataError(f"Invalid type for {what}, expected {kind.__name__} but was {type(value).__name__}")
+    return value
+
+
+def time_ms(value: dt.time) -> int:
+    """ms since midnight."""
+    return ((value.hour * 60 + value.minute) * 60 + value.second) * 1000 + value.microsecond // 1000
+
+
+def time_of(ms: int) -> dt.time:
+    if not 0 <= ms < DAY_MS:
+        raise DataError(f"Invalid time: {ms} ms are no time of one day")
+    return (EPOCH + dt.timedelta(milliseconds=ms)).time()
+
+
+def date_of(days: int) -> dt.date:
+    try:
+        return EPOCH_DAY + dt.timedelta(days=days)
+    except OverflowError:
+        raise DataError(f"Invalid date: {days} days after 1970 are beyond what Python's dates hold") from None
+
+
+def timestamp_of(ms: int) -> dt.datetime:
+    try:
+        return EPOCH + dt.timedelta(milliseconds=ms)
+    except OverflowError:
+        raise DataError(f"Invalid timestamp: {ms} ms after 1970 are beyond what Python's dates hold") from None
+
+
+_TO_JSON: dict[str | None, Callable[[Schema, Any, bool], Any]] = {
+    DECIMAL: _decimal_to_json,
+    DATE: lambda _schema, value, _numeric: (_expect(value, dt.date, "Date") - EPOCH_DAY).days,
+    TIME: lambda _schema, value, _numeric: time_ms(_expect(value, dt.time, "Time")),
+    TIMESTAMP: lambda _schema, value, _numeric: timestamp_ms(_expect(value, dt.datetime, "Timestamp")),
+}
+_FROM_JSON: dict[str | None, Callable[[Schema, Any], Any]] = {
+    DECIMAL: _decimal_from_json,
+    DATE: lambda _schema, json: date_of(_integer(json, "Date", 32)),
+    TIME: lambda _schema, json: time_of(_integer(json, "Time", 32)),
+    TIMESTAMP: lambda _schema, json: timestamp_of(_integer(json, "Timestamp", INTEGER_BITS[SchemaType.INT64])),
+}

@@ -1,0 +1,183 @@
+"""StringConverter, ByteArrayConverter and the primitives: one value without an envelope, big-endian as Java has it."""
+
+from __future__ import annotations
+
+import codecs
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from shared.common.records import Headers
+from shared.connect.config_def import ConfigDef, Importance, Type
+from shared.connect.config_types import as_text, invalid
+from shared.connect.converter import Converted, Converter, HeaderConverter
+from shared.connect.errors import DataError
+from shared.connect.schema import (
+    OPTIONAL_BOOLEAN,
+    OPTIONAL_BYTES,
+    OPTIONAL_FLOAT32,
+    OPTIONAL_FLOAT64,
+    OPTIONAL_INT16,
+    OPTIONAL_INT32,
+    OPTIONAL_INT64,
+    OPTIONAL_STRING,
+    Schema,
+    SchemaType,
+)
+
+
+class _Both(Converter, HeaderConverter):
+    """A converter of keys, values and headers alike."""
+
+    def configure_headers(self, configs: Mapping[str, Any]) -> None:
+        self.configure(configs, False)
+
+    def from_connect_header(self, topic: str, name: str, schema: Schema | None, value: Any) -> bytes | None:
+        return self.from_connect_data(topic, schema, value)
+
+    def to_connect_header(self, topic: str, name: str, data: bytes | None) -> Converted:
+        return self.to_connect_data(topic, data)
+
+
+def _encoding(name: str, value: Any) -> None:
+    try:
+        codecs.lookup(value)
+    except LookupError:
+        raise invalid(name, value, "no such encoding") from None
+
+
+class StringConverter(_Both):
+    """Text; what is no text is written as it is shown, bytes that are none are read with replacement characters."""
+
+    kafka_class = "org.apache.kafka.connect.storage.StringConverter"
+
+    def __init__(self) -> None:
+        self._encoding = "utf-8"
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return ConfigDef().define(
+            "converter.encoding", Type.STRING, "UTF-8", Importance.HIGH, "The text's encoding.", _encoding
+        )
+
+    def configure(self, configs: Mapping[str, Any], is_key: bool) -> None:
+        self._encoding = codecs.lookup(self.config().parse(configs)["converter.encoding"]).name
+
+    def from_connect_data(self, topic: str, schema: Schema | None, value: Any) -> bytes | None:
+        if value is None:
+            return None
+        try:
+            return (value if type(value) is str else as_text(value, None) or "").encode(self._encoding)
+        except UnicodeEncodeError as e:
+            raise DataError(f"Failed to serialize to a string: {e.reason}") from e
+
+    def to_connect_data(self, topic: str, data: bytes | None, headers: Headers = ()) -> Converted:
+        return OPTIONAL_STRING, None if data is None else data.decode(self._encoding, "replace")
+
+    def to_connect_values(self, topic: str, datas: Sequence[bytes | None]) -> tuple[Schema | None, list[Any]]:
+        encoding = self._encoding
+        if None not in datas:
+            return OPTIONAL_STRING, [data.decode(encoding, "replace") for data in datas]  # type: ignore[union-attr]
+        return OPTIONAL_STRING, [None if data is None else data.decode(encoding, "replace") for data in datas]
+
+
+class ByteArrayConverter(_Both):
+    """The bytes as they are."""
+
+    kafka_class = "org.apache.kafka.connect.converters.ByteArrayConverter"
+
+    def from_connect_data(self, topic: str, schema: Schema | None, value: Any) -> bytes | None:
+        if schema is not None and schema.type is not SchemaType.BYTES:
+            raise DataError(f"Invalid schema type for ByteArrayConverter: {schema.type.name}")
+        if value is None or isinstance(value, bytes):
+            return value
+        if isinstance(value, bytearray | memoryview):
+            return bytes(value)
+        raise DataError(f"ByteArrayConverter is not compatible with objects of type {type(value).__name__}")
+
+    def to_connect_data(self, topic: str, data: bytes | None, headers: Headers = ()) -> Converted:
+        return OPTIONAL_BYTES, data
+
+    def to_connect_values(self, topic: str, datas: Sequence[bytes | None]) -> tuple[Schema | None, list[Any]]:
+        return OPTIONAL_BYTES, list(datas)
+
+
+class _NumberConverter(_Both):
+    schema: ClassVar[Schema]
+    form: ClassVar[struct.Struct]
+    python: ClassVar[type]
+
+    def from_connect_data(self, topic: str, schema: Schema | None, value: Any) -> bytes | None:
+        if schema is not None and schema.type is not self.schema.type:
+            raise DataError(f"Failed to serialize to {self.schema.type.name}: the schema is {schema.type.name}")
+        if value is None:
+            return None
+        fits = type(value) is int or (self.python is float and type(value) is float)
+        try:
+            if fits:
+                return self.form.pack(value)
+        except (struct.error, OverflowError):
+            pass
+        raise DataError(f"Failed to serialize to {self.schema.type.name}: {value!r:.100}")
+
+    def to_connect_data(self, topic: str, data: bytes | None, headers: Headers = ()) -> Converted:
+        if data is None:
+            return self.schema, None
+        if len(data) != self.form.size:
+            raise DataError(
+                f"Failed to deserialize {self.schema.type.name}: {len(data)} bytes, where it has {self.form.size}"
+            )
+        return self.schema, self.form.unpack(data)[0]
+
+
+class ShortConverter(_NumberConverter):
+    """INT16 in two bytes."""
+
+    kafka_class = "org.apache.kafka.connect.converters.ShortConverter"
+    schema, form, python = OPTIONAL_INT16, struct.Struct(">h"), int
+
+
+class IntegerConverter(_NumberConverter):
+    """INT32 in four bytes."""
+
+    kafka_class = "org.apache.kafka.connect.converters.IntegerConverter"
+    schema, form, python = OPTIONAL_INT32, struct.Struct(">i"), int
+
+
+class LongConverter(_NumberConverter):
+    """INT64 in eight bytes."""
+
+    kafka_class = "org.apache.kafka.connect.converters.LongConverter"
+    schema, form, python = OPTIONAL_INT64, struct.Struct(">q"), int
+
+
+class FloatConverter(_NumberConverter):
+    """FLOAT32 in four bytes."""
+
+    kafka_class = "org.apache.kafka.connect.converters.FloatConverter"
+    schema, form, python = OPTIONAL_FLOAT32, struct.Struct(">f"), float
+
+
+class DoubleConverter(_NumberConverter):
+    """FLOAT64 in eight bytes."""
+
+    kafka_class = "org.apache.kafka.connect.converters.DoubleConverter"
+    schema, form, python = OPTIONAL_FLOAT64, struct.Struct(">d"), float
+
+
+class BooleanConverter(_Both):
+    """One byte, 1 or 0."""
+
+    kafka_class = "org.apache.kafka.connect.converters.BooleanConverter"
+
+    def from_connect_data(self, topic: str, schema: Schema | None, value: Any) -> bytes | None:
+        if schema is not None and schema.type is not SchemaType.BOOLEAN:
+            raise DataError(f"Invalid schema type for BooleanConverter: {schema.type.name}")
+        if value is None or isinstance(value, bool):
+            return None if value is None else bytes([value])
+        raise DataError(f"BooleanConverter is not compatible with objects of type {type(value).__name__}")
+
+    def to_connect_data(self, topic: str, data: bytes | None, headers: Headers = ()) -> Converted:
+        if data is None or data in (b"\x00", b"\x01"):
+            return OPTIONAL_BOOLEAN, None if data is None else data == b"\x01"
+        raise DataError(f"Failed to deserialize BOOLEAN: {data[:20]!r}")

@@ -1,0 +1,101 @@
+"""SimpleHeaderConverter: headers as text, whose type is found again by their form.
+
+>>> converter = SimpleHeaderConverter()
+>>> [converter.to_connect_header("t", "h", text)[1] for text in (b"12", b"1.5", b"true", b"null", b"abc", b"[1,2]")]
+[12, 1.5, True, None, 'abc', [1, 2]]
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from typing import Any
+
+import msgspec
+
+from shared.connect.config_types import as_text
+from shared.connect.converter import Converted, HeaderConverter
+from shared.connect.converters.json_schema import value_to_json
+from shared.connect.schema import (
+    BOOLEAN,
+    FLOAT64,
+    INT8,
+    INT16,
+    INT32,
+    INT64,
+    STRING,
+    Schema,
+    date_schema,
+    time_schema,
+    timestamp_schema,
+)
+
+NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
+DECIMAL = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.?[0-9]+)([eE][+-]?[0-9]{1,3})?")
+TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+DAY = re.compile(r"\d{4}-\d\d-\d\d")
+CLOCK = re.compile(r"\d\d:\d\d:\d\d\.\d{3}Z")
+INTEGERS = ((8, INT8), (16, INT16), (32, INT32), (64, INT64))
+
+
+class SimpleHeaderConverter(HeaderConverter):
+    """Text without a schema beside it; a whole number has the smallest type that holds it."""
+
+    kafka_class = "org.apache.kafka.connect.storage.SimpleHeaderConverter"
+
+    def from_connect_header(self, topic: str, name: str, schema: Schema | None, value: Any) -> bytes | None:
+        if value is None:
+            return None
+        return _text(value, schema).encode()
+
+    def to_connect_header(self, topic: str, name: str, data: bytes | None) -> Converted:
+        if data is None:
+            return None, None
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            return STRING, data.decode(errors="replace")
+        return _parsed(text)
+
+
+def _text(value: Any, schema: Schema | None) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dt.datetime):
+        at = value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
+        return at.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{at.microsecond // 1000:03d}Z"
+    if isinstance(value, dt.date):
+        return value.isoformat()
+    if isinstance(value, dt.time):
+        return value.strftime("%H:%M:%S.") + f"{value.microsecond // 1000:03d}Z"
+    if isinstance(value, dict | list):
+        return msgspec.json.encode(value_to_json(schema, value)).decode()
+    if isinstance(value, bytes):
+        return str(value_to_json(None, value))
+    return as_text(value, None) or ""
+
+
+def _parsed(text: str) -> Converted:
+    if text in ("true", "false"):
+        return BOOLEAN, text == "true"
+    if text == "null":
+        return None, None
+    if NUMBER.fullmatch(text):
+        number = int(text)
+        for bits, schema in INTEGERS:
+            if -(1 << bits - 1) <= number < 1 << bits - 1:
+                return schema, number
+    if DECIMAL.fullmatch(text):
+        return FLOAT64, float(text)
+    try:
+        if TIMESTAMP.fullmatch(text):
+            return timestamp_schema(), dt.datetime.fromisoformat(text)
+        if DAY.fullmatch(text):
+            return date_schema(), dt.date.fromisoformat(text)
+        if CLOCK.fullmatch(text):
+            return time_schema(), dt.time.fromisoformat(text[:-1])
+        if text[:1] + text[-1:] in ("[]", "{}"):
+            return None, msgspec.json.decode(text)
+    except ValueError:
+        pass
+    return STRING, text

@@ -1,0 +1,32 @@
+"""Which client settings a connector may override: `connector.client.config.override.policy`.
+
+>>> check_overrides("Principal", "consumer", {"sasl.jaas.config": "x"})
+>>> check_overrides("None", "consumer", {"max.poll.records": "1"})
+Traceback (most recent call last):
+    ...
+shared.common.errors.ConfigError: consumer.override.max.poll.records: the override policy None does not allow it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shared.connect.errors import ConfigError
+
+PRINCIPAL = ("security.protocol", "sasl.jaas.config", "sasl.mechanism")
+CLIENTS = ("producer", "consumer", "admin")
+
+
+def refused_overrides(policy: str, overrides: Iterable[str]) -> list[str]:
+    """Those of a client's settings that the policy does not allow."""
+    kind = policy.lower()
+    if kind == "all":
+        return []
+    return [name for name in overrides if kind == "none" or name not in PRINCIPAL]
+
+
+def check_overrides(policy: str, client: str, overrides: Iterable[str]) -> None:
+    """ConfigError where one is not allowed."""
+    if refused := refused_overrides(policy, overrides):
+        names = ", ".join(f"{client}.override.{name}" for name in refused)
+        raise ConfigError(f"{names}: the override policy {policy} does not allow it")

@@ -1,0 +1,298 @@
+"""What at-least-once and exactly-once source tasks share: poll, transform, convert, send.
+
+A batch that `poll` returned is sent record by record, in order; one whose sending fails in passing is gone on with
+after a short wait from the record that failed. What the producer reports later comes back through callbacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shared.clients.admin import Admin
+from shared.clients.producer import Producer
+from shared.common.clock import Clock
+from shared.common.errors import PenstockError, TopicAlreadyExists
+from shared.common.log import get_logger
+from shared.common.records import ProducerRecord, RecordMetadata
+from shared.connect.conversion import Conversion
+from shared.connect.error_handling import Failure, Stage
+from shared.connect.error_reporting import ErrorReporters
+from shared.connect.errors import ConnectError, RetriableError
+from shared.connect.record import SourceRecord
+from shared.connect.states import ConnectorTaskId, Event
+from shared.connect.status_listener import StatusListener
+from shared.connect.task import OffsetStorageReader, SourceTask, TransactionContext
+from shared.connect.task_metrics import TaskMetrics
+from shared.connect.topic_creation import TopicCreationGroups
+from shared.connect.worker_task import WorkerTask
+
+log = get_logger(__name__)
+
+SEND_FAILED_BACKOFF_MS = 100
+CLOSE_TIMEOUT_MS = 30_000
+"""How long the producer may take to send what it still has."""
+
+
+@dataclass
+class WorkerSourceTaskContext:
+    """What a source task may ask, as `SourceTaskContext` says."""
+
+    configs: Mapping[str, str]
+    offset_storage_reader: OffsetStorageReader
+    transaction_context: TransactionContext | None = None
+
+
+@dataclass
+class SourceParts:
+    """What a source task works with."""
+
+    task: SourceTask
+    props: Mapping[str, str]
+    context: WorkerSourceTaskContext
+    producer: Producer
+    conversion: Conversion
+    reporters: ErrorReporters
+    admin: Admin | None = None
+    topic_groups: TopicCreationGroups | None = None
+
+
+class SourceTaskShell(WorkerTask):
+    """The loop of a source task."""
+
+    def __init__(
+        self, id: ConnectorTaskId, listener: StatusListener, parts: SourceParts, metrics: TaskMetrics, clock: Clock
+    ) -> None:
+        super().__init__(id, listener, metrics, clock)
+        self.parts, self.task, self.producer = parts, parts.task, parts.producer
+        self.to_send: list[SourceRecord] | None = None
+        self.send_error: Exception | None = None
+        self._known_topics: set[str] = set()
+        self._topics_said: set[str] = set()
+        self._initialized = False
+
+    @abstractmethod
+    async def _prepare_to_send(self, record: SourceRecord, produced: ProducerRecord) -> object:
+        """A record is about to be sent; what it gives comes back with the record's fate."""
+
+    @abstractmethod
+    def _sent(self, record: SourceRecord, token: object, metadata: RecordMetadata) -> None:
+        """Kafka has the record."""
+
+    @abstractmethod
+    def _skipped(self, record: SourceRecord, token: object) -> None:
+        """Kafka refused the record, and that is tolerated."""
+
+    @abstractmethod
+    async def _dropped(self, record: SourceRecord) -> None:
+        """A transform dropped the record, or it failed and that is tolerated."""
+
+    @abstractmethod
+    def _not_sent(self, token: object) -> None:
+        """The record could not even be handed to the producer, and will be once more."""
+
+    @abstractmethod
+    async def _batch_sent(self) -> None:
+        """Everything of a poll was handed to the producer."""
+
+    @abstractmethod
+    async def _before_loop(self) -> None:
+        """About to poll for the first time, or after a pause."""
+
+    @abstractmethod
+    async def _last_commit(self, *, failed: bool) -> None:
+        """Nothing more will be polled or sent; `failed`: since something went wrong."""
+
+    async def _start(self) -> None:
+        await self.parts.reporters.start()
+        if self.parts.admin is not None:
+            await self.parts.admin.__aenter__()
+        await self.producer.start()
+        await self._before_initialize()
+        self._initialized = True
+        self.task.initialize(self.parts.context)
+        await self._call(self.task.start(dict(self.parts.props)))
+
+    async def _before_initialize(self) -> None:
+        """Whatever must be so before the connector's task may read its offsets."""
+
+    async def _execute(self) -> None:
+        failed = True
+        try:
+            if not self.should_pause:
+                await self._before_loop()
+            while not self.stopping:
+                await self.iteration()
+            failed = False
+        finally:
+            if not self.cancelled:
+                await self._last_commit(failed=failed)
+
+    async def iteration(self) -> None:
+        """One turn: pause if that is wanted, poll where nothing is left to send, send."""
+        self._raise_send_error()
+        if self.should_pause:
+            await self._pause()
+            return
+        if self.to_send is None:
+            self.to_send = await self._poll()
+            if not self.to_send:
+                self.to_send = None
+                return
+        if not await self._send_records():
+            await self._until_changed(SEND_FAILED_BACKOFF_MS)
+
+    async def _pause(self) -> None:
+        if self.state.name != "PAUSED":
+            self.moved(Event.PAUSED)
+        while self.should_pause and not self.stopping:
+            self._changed.clear()
+            await self._changed.wait()
+        if not self.stopping:
+            self.moved(Event.RUNNING)
+            await self._before_loop()
+
+    async def _until_changed(self, timeout_ms: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+        self._changed.clear()
+
+    async def _poll(self) -> list[SourceRecord] | None:
+        """The next batch; None where there is none, or the task is to end."""
+        started_ms = self._clock.monotonic_ms()
+        poll = asyncio.ensure_future(self._call(self.task.poll()))
+        changed: asyncio.Future[Any] | None = None
+        try:
+            await asyncio.sleep(0)
+            while not poll.done():
+                changed = asyncio.ensure_future(self._changed.wait())
+                waiting: list[asyncio.Future[Any]] = [poll, changed]
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                if self.stopping and not poll.done():
+                    return None
+                if not poll.done():
+                    self._changed.clear()  # a pause takes effect when the poll is over
+            records = list(poll.result() or ())
+        except RetriableError as e:
+            log.warning("poll will be tried again", task=str(self.id), error=f"{type(e).__name__}: {e}")
+            await self._until_changed(SEND_FAILED_BACKOFF_MS)
+            return None
+        finally:
+            if changed is not None:
+                changed.cancel()
+            if not poll.done():
+                poll.cancel()
+                await asyncio.gather(poll, return_exceptions=True)
+        if records:
+            self.metrics.timed("poll_batch", self._clock.monotonic_ms() - started_ms)
+            self.metrics.add("source_record_poll_total", len(records))
+            self.metrics.sized("batch_size", len(records))
+        return records
+
+    async def _send_records(self) -> bool:
+        """Send what was polled; False where it must be gone on with after a while."""
+        records = self.to_send or []
+        self._topics_said.clear()
+        for index, record in enumerate(records):
+            produced = await self.parts.conversion.producer_record(record)
+            if produced is None:
+                await self._dropped(record)
+                continue
+            token: object = None
+            try:
+                await self._have_topic(produced.topic)
+                token = await self._prepare_to_send(record, produced)
+                await self._send(record, produced, token)
+            except RetriableError as e:
+                log.warning("send will be tried again", task=str(self.id), error=f"{type(e).__name__}: {e}")
+                self._not_sent(token)
+                self.to_send = records[index:]
+                return False
+            except PenstockError as e:
+                await self._refused(record, token, e)
+            if self.send_error is not None:
+                self._raise_send_error()
+        self.to_send = None
+        await self._batch_sent()
+        return True
+
+    async def _send(self, record: SourceRecord, produced: ProducerRecord, token: object) -> None:
+        def on_delivery(metadata: RecordMetadata | None, error: Exception | None) -> None:
+            if metadata is not None and error is None:
+                self.metrics.add("source_record_write_total")
+                self._sent(record, token, metadata)
+            elif error is not None and not self.cancelled:
+                self._failed_later(record, token, error)
+
+        await self.producer.send(
+            produced.topic,
+            produced.value,
+            key=produced.key,
+            headers=produced.headers,
+            partition=produced.partition,
+            timestamp=produced.timestamp,
+            on_delivery=on_delivery,
+        )
+        if produced.topic not in self._topics_said:
+            self._topics_said.add(produced.topic)
+            self._listener.on_topic_used(self.id, produced.topic)
+
+    def _failed_later(self, record: SourceRecord, token: object, error: Exception) -> None:
+        failure = Failure(Stage.KAFKA_PRODUCE, type(self.task), error)
+        if self._tolerates_send_errors:
+            self._skipped(record, token)
+            self.metrics.add("total_records_skipped")
+            self.parts.reporters.await_before_commit(
+                asyncio.ensure_future(self.parts.reporters.report(record, failure))
+            )
+        elif self.send_error is None:
+            self.send_error = error
+
+    async def _refused(self, record: SourceRecord, token: object, error: PenstockError) -> None:
+        """The producer would not take the record."""
+        if not self._tolerates_send_errors:
+            self._not_sent(token)
+            raise ConnectError(f"Unrecoverable exception from producer send: {error}") from error
+        await self.parts.reporters.report(record, Failure(Stage.KAFKA_PRODUCE, type(self.task), error))
+        self.metrics.add("total_records_skipped")
+        self._skipped(record, token)
+
+    @property
+    def _tolerates_send_errors(self) -> bool:
+        return self.parts.conversion.operator.settings.tolerate
+
+    def _raise_send_error(self) -> None:
+        if self.send_error is not None:
+            raise ConnectError(
+                f"Unrecoverable exception from producer send callback: {self.send_error}"
+            ) from self.send_error
+
+    async def _have_topic(self, topic: str) -> None:
+        """Make a topic that does not exist, where the connector says how."""
+        if topic in self._known_topics or self.parts.admin is None or self.parts.topic_groups is None:
+            return
+        if topic not in await self.parts.admin.list_topics(internal=True):
+            new = self.parts.topic_groups.topic(topic)
+            try:
+                await self.parts.admin.create_topics([new])
+            except TopicAlreadyExists:
+                log.info("topic was made by another meanwhile", topic=topic)
+        self._known_topics.add(topic)
+
+    async def _close(self) -> None:
+        try:
+            if self._initialized:
+                await self._call(self.task.stop())
+        finally:
+            self.parts.conversion.chain.close()
+            await self.parts.reporters.close()
+            if self.parts.admin is not None:
+                await self.parts.admin.close()
+            await self.producer.close(0 if self.cancelled else CLOSE_TIMEOUT_MS)

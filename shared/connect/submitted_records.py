@@ -1,0 +1,167 @@
+"""Which source offsets may be stored: those up to which every record of the same source partition is in Kafka.
+
+>>> submitted = SubmittedRecords()
+>>> first = submitted.submit({"file": "a"}, {"position": 1})
+>>> second = submitted.submit({"file": "a"}, {"position": 2})
+>>> second.ack()
+>>> submitted.committable().offsets  # the first is not in Kafka yet
+{}
+>>> first.ack()
+>>> committable = submitted.committable()
+>>> [(dict(o.partition), o.offset) for o in committable.offsets.values()], committable.acked, submitted.pending
+([({'file': 'a'}, {'position': 2})], 2, 0)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from shared.connect.record import Offset, Partition
+
+Key = tuple[tuple[str, Any], ...] | bytes
+
+
+class PartitionOffset(NamedTuple):
+    """A source partition with how far it may be said to be read."""
+
+    partition: Partition
+    offset: Offset
+
+
+@dataclass
+class Committable:
+    """What may be stored, and how much is still under way."""
+
+    offsets: dict[Key, PartitionOffset] = field(default_factory=dict)
+    acked: int = 0
+    pending: int = 0
+    deques: int = 0
+    largest_deque: int = 0
+    largest_partition: Partition | None = None
+
+    def __repr__(self) -> str:
+        return f"<Committable {len(self.offsets)} offsets, {self.acked} acked, {self.pending} pending>"
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.acked and not self.pending and not self.offsets
+
+    @property
+    def has_pending(self) -> bool:
+        return self.pending > 0
+
+    def updated_with(self, newer: Committable) -> Committable:
+        """This, and over it what came later."""
+        return Committable(
+            self.offsets | newer.offsets,
+            self.acked + newer.acked,
+            newer.pending,
+            newer.deques,
+            newer.largest_deque,
+            newer.largest_partition,
+        )
+
+
+class SubmittedRecord:
+    """One record under way."""
+
+    __slots__ = ("_owner", "_settled", "acked", "key", "offset", "partition")
+
+    def __init__(self, owner: SubmittedRecords, key: Key, partition: Partition, offset: Offset) -> None:
+        self._owner, self.key, self.partition, self.offset = owner, key, partition, offset
+        self.acked = self._settled = False
+
+    def __repr__(self) -> str:
+        return f"<SubmittedRecord {self.offset} {'acked' if self.acked else 'pending'}>"
+
+    def ack(self) -> None:
+        """Kafka has it."""
+        if not self._settled:
+            self._settled = self.acked = True
+            self._owner.pending -= 1
+
+    def drop(self) -> bool:
+        """It was never sent: forget it; False where that was done before, or it was acknowledged."""
+        if self._settled:
+            return False
+        self._settled = True
+        self._owner.pending -= 1
+        self._owner.forget(self)
+        return True
+
+
+class SubmittedRecords:
+    """The records under way, in order, for each source partition."""
+
+    def __init__(self) -> None:
+        self.queues: dict[Key, deque[SubmittedRecord]] = {}
+        self.pending = 0
+        self._last: tuple[Partition, Key] | None = None
+
+    def __repr__(self) -> str:
+        return f"<SubmittedRecords {self.pending} pending of {len(self.queues)} partitions>"
+
+    def submit(self, partition: Partition, offset: Offset) -> SubmittedRecord:
+        """A record is about to be sent."""
+        key = self._key(partition)
+        record = SubmittedRecord(self, key, partition, offset)
+        queue = self.queues.get(key)
+        if queue is None:
+            queue = self.queues[key] = deque()
+        queue.append(record)
+        self.pending += 1
+        return record
+
+    def committable(self) -> Committable:
+        """Take the offsets up to which all is acknowledged; what was taken is not given again."""
+        result = Committable()
+        for key, queue in list(self.queues.items()):
+            last = None
+            while queue and queue[0].acked:
+                last = queue.popleft()
+                result.acked += 1
+            if last is not None:
+                result.offsets[key] = PartitionOffset(last.partition, last.offset)
+            if not queue:
+                del self.queues[key]
+                continue
+            result.deques += 1
+            result.pending += len(queue)
+            if len(queue) > result.largest_deque:
+                result.largest_deque, result.largest_partition = len(queue), queue[0].partition
+        return result
+
+    def forget(self, record: SubmittedRecord) -> None:
+        """Used by the record itself, from the end: what was never sent was submitted last."""
+        queue = self.queues.get(record.key)
+        if queue is None:
+            return
+        if queue[-1] is record:
+            queue.pop()
+        else:
+            queue.remove(record)
+        if not queue:
+            del self.queues[record.key]
+
+    def _key(self, partition: Partition) -> Key:
+        last = self._last
+        if last is not None and last[0] is partition:
+            return last[1]
+        key = key_of(partition)
+        self._last = (partition, key)
+        return key
+
+
+def key_of(partition: Mapping[str, Any]) -> Key:
+    """Equal for equal partitions, whatever the order of their names."""
+    try:
+        key = tuple(sorted(partition.items()))
+        hash(key)
+    except TypeError:  # values that cannot be hashed, or compared
+        return msgspec.json.encode(partition, order="deterministic")
+    return key

@@ -1,0 +1,309 @@
+"""A sink task as the worker runs it: Kafka to `put`, `pre_commit` to the group's offsets.
+
+`SinkCore` decides, this awaits. The group rebalances beside the loop, so loop and listener take turns by a lock, which
+the loop lets go only while it waits for records; what was polled of a partition that has been away meanwhile is left
+out, and read again from its committed offset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+
+from shared.clients.consumer import Consumer, RebalanceListener
+from shared.common.clock import Clock
+from shared.common.log import get_logger
+from shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition
+from shared.connect.conversion import Conversion
+from shared.connect.error_reporting import ErrorReporters
+from shared.connect.errors import ConnectError, RetriableError
+from shared.connect.record import SinkRecord
+from shared.connect.sink_core import Partitions, SinkCore
+from shared.connect.states import ConnectorTaskId, Event, State
+from shared.connect.status_listener import StatusListener
+from shared.connect.task import ErrantRecordReporter, SinkTask
+from shared.connect.task_metrics import TaskMetrics
+from shared.connect.worker_task import WorkerTask
+
+log = get_logger(__name__)
+
+Polled = dict[TopicPartition, Columns]
+CLOSE_TIMEOUT_MS = 30_000
+"""How long the last commit and leaving the group may take together."""
+
+
+class WorkerSinkTask(WorkerTask, RebalanceListener):
+    """One sink task's life; also its consumer's rebalance listener."""
+
+    def __init__(
+        self,
+        id: ConnectorTaskId,
+        listener: StatusListener,
+        task: SinkTask,
+        props: Mapping[str, str],
+        topics: Sequence[str] | re.Pattern[str],
+        consumer: Consumer,
+        conversion: Conversion,
+        core: SinkCore,
+        reporters: ErrorReporters,
+        metrics: TaskMetrics,
+        clock: Clock,
+    ) -> None:
+        super().__init__(id, listener, metrics, clock)
+        self.task, self.core = task, core
+        self._props, self._topics = dict(props), topics
+        self._consumer, self._conversion, self._reporters = consumer, conversion, reporters
+        self._turn = asyncio.Lock()
+        self.raw: dict[tuple[str, int, int], ConsumerRecord] = {}
+        self._initialized = False
+        self.context: WorkerSinkTaskContext
+
+    async def _start(self) -> None:
+        await self._reporters.start()
+        self._initialized = True
+        self.task.initialize(self.context)
+        await self._call(self.task.start(self._props))
+        self._consumer.subscribe(self._topics, self)
+        await self._consumer.start()
+
+    async def _execute(self) -> None:
+        if self.should_pause:
+            self._changed.set()
+        while not self.stopping:
+            await self.iteration()
+
+    async def iteration(self) -> None:
+        """One turn: commit if it is due, count out a commit that takes too long, read and deliver."""
+        now_ms = self._clock.monotonic_ms()
+        async with self._turn:
+            self._follow_target()
+            if self.core.commit_is_due(now_ms):
+                await self._commit(now_ms)
+            if self.core.commit_expired(now_ms):
+                self.metrics.add("offset_commit_failure_total")
+                log.warning("commit of offsets timed out", task=str(self.id))
+            self._rewind()
+            timeout_ms = self.core.poll_timeout_ms(now_ms)
+        polled = await self._poll(timeout_ms)
+        async with self._turn:
+            if polled is not None:
+                taken, assigned = polled
+                ours = {tp: columns for tp, columns in taken.items() if self.core.is_still_ours(tp, assigned)}
+                await self._convert(ours)
+                await self._deliver()
+
+    def _follow_target(self) -> None:
+        """Pause or go on, where that is newly wanted."""
+        if not self._changed.is_set() or self.stopping:
+            return
+        self._changed.clear()
+        if self.should_pause:
+            self._consumer.pause(*self.core.assigned)
+            if self.state is not State.PAUSED:
+                self.moved(Event.PAUSED)
+            self.core.commit_requested = True
+        else:
+            if not self.core.paused_for_redelivery:
+                self._consumer.resume(*self.core.resumable())
+            if self.state is State.PAUSED:
+                self.moved(Event.RUNNING)
+
+    async def _take(self, timeout_ms: int) -> tuple[Polled, int]:
+        """Records, with the count of assignments that they were taken under."""
+        return await self._consumer.poll(timeout_ms), self.core.assignments
+
+    async def _poll(self, timeout_ms: int) -> tuple[Polled, int] | None:
+        """Records; empty after the timeout; None where the target state has changed meanwhile."""
+        taken = await self._take(0)
+        if taken[0] or timeout_ms <= 0:
+            return taken
+        poll = asyncio.ensure_future(self._take(timeout_ms))
+        changed = asyncio.ensure_future(self._changed.wait())
+        try:
+            await asyncio.wait((poll, changed), return_when=asyncio.FIRST_COMPLETED)
+            if poll.done():
+                return poll.result()
+            return None
+        finally:
+            for one in (poll, changed):
+                if not one.done():
+                    one.cancel()
+            await asyncio.gather(poll, changed, return_exceptions=True)
+
+    async def _convert(self, polled: Polled) -> None:
+        batch: list[SinkRecord] = []
+        count = 0
+        keep_raw = self.context.errant_record_reporter is not None
+        for tp, columns in polled.items():
+            records = await self._conversion.sink_records(columns)
+            batch = records if not batch else batch + records
+            count += len(columns)
+            if keep_raw:
+                self.raw.update({(tp.topic, tp.partition, record.offset): record for record in columns.records()})
+        if polled:
+            self.core.received({tp: int(columns.offsets[-1]) + 1 for tp, columns in polled.items()})
+            self.metrics.add("sink_record_read_total", count)
+            self.metrics.sized("batch_size", count)
+            for topic in {tp.topic for tp in polled}:
+                self._listener.on_topic_used(self.id, topic)
+            self.core.batch = batch
+
+    async def _deliver(self) -> None:
+        batch, started_ms = self.core.batch, self._clock.monotonic_ms()
+        try:
+            await self._call(self.task.put(list(batch)))
+        except RetriableError as e:
+            log.warning("put will be tried again", task=str(self.id), error=f"{type(e).__name__}: {e}")
+            self._consumer.pause(*self.core.delivery_failed())
+            self.metrics.set("sink_record_active_count", len(batch))
+            return
+        if batch:
+            self.metrics.timed("put_batch", self._clock.monotonic_ms() - started_ms)
+            self.metrics.add("sink_record_send_total", len(batch))
+        self.metrics.set("sink_record_active_count", 0)
+        self.raw.clear()
+        if (resumed := self.core.delivered()) and not self.should_pause:
+            self._consumer.resume(*resumed)
+
+    def _rewind(self) -> None:
+        for tp, offset in self.core.take_rewinds().items():
+            self._consumer.seek(tp, offset)
+
+    async def _commit(self, now_ms: int) -> None:
+        """Begin a commit beside the loop."""
+        await self._reporters.flush()
+        begun = self.core.begin_commit(now_ms)
+        if begun is None:
+            return
+        seqno, wanted = begun
+        try:
+            provided = await self._call(self.task.pre_commit(dict(wanted)))
+        except Exception as e:  # of the connector: nothing since the last commit counts
+            log.error("offset commit failed, reading again", task=str(self.id), error=f"{type(e).__name__}: {e}")
+            for tp, offset in self.core.pre_commit_failed().items():
+                self._consumer.seek(tp, offset)
+            self._committed(seqno, e, None)
+            return
+        offsets = self.core.committable(provided or {})
+        if not offsets:
+            self._committed(seqno, None, None)
+            return
+        self._consumer.commit_async(offsets, lambda _offsets, error: self._committed(seqno, error, offsets))
+
+    def _committed(
+        self, seqno: int, error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None
+    ) -> None:
+        took_ms = self.core.commit_completed(seqno, error, offsets, self._clock.monotonic_ms())
+        self.metrics.set("offset_commit_seq_no", self.core.commit_seqno)
+        if took_ms is None:
+            self.metrics.add("offset_commit_skip_total")
+        elif error is not None:
+            self.metrics.add("offset_commit_failure_total")
+            log.error("offset commit failed", task=str(self.id), error=f"{type(error).__name__}: {error}")
+        else:
+            self.metrics.timed("offset_commit", took_ms)
+            self.metrics.add("offset_commit_success_total")
+            self.metrics.add("offset_commit_completion_total")
+
+    async def on_partitions_assigned(self, partitions: Partitions) -> None:
+        """Take new partitions up where the group's offsets are, and have the task open them."""
+        async with self._turn:
+            positions = {tp: await self._consumer.position(tp) for tp in sorted(partitions)}
+            paused = self.core.opened(positions)
+            self.metrics.set("partition_count", len(self.core.assigned))
+            self._consumer.pause(*(self.core.assigned if self.should_pause else paused))
+            if partitions:
+                await self._call(self.task.open(frozenset(partitions)))
+                self._rewind()
+
+    async def on_partitions_revoked(self, partitions: Partitions) -> None:
+        """Have the task finish them, and commit."""
+        async with self._turn:
+            await self._close_partitions(partitions, lost=False)
+
+    async def on_partitions_lost(self, partitions: Partitions) -> None:
+        """Have the task let go of them; a commit would be refused."""
+        async with self._turn:
+            await self._close_partitions(partitions, lost=True)
+
+    async def _close_partitions(self, partitions: Partitions, *, lost: bool) -> None:
+        partitions = frozenset(partitions) & frozenset(self.core.assigned)
+        if not partitions or self.cancelled:
+            return
+        try:
+            if not lost:
+                await self._last_commit(partitions)
+        finally:
+            try:
+                await self._call(self.task.close(partitions))
+            finally:
+                self.core.closed(partitions)
+                self.metrics.set("partition_count", len(self.core.assigned))
+
+    async def _last_commit(self, partitions: Partitions) -> None:
+        """Commit before partitions are given away; a task that cannot flush has them read again by the next owner."""
+        begun = self.core.begin_commit(self._clock.monotonic_ms(), partitions)
+        if begun is None:
+            return
+        seqno, wanted = begun
+        offsets: dict[TopicPartition, OffsetAndMetadata] = {}
+        try:
+            await self._reporters.flush()
+            provided = await self._call(self.task.pre_commit(dict(wanted)))
+            if offsets := self.core.committable(provided or {}):
+                await self._consumer.commit(offsets)
+        except Exception as e:  # of the connector, or the commit: what is not committed is read again
+            self._committed(seqno, e, None)
+        else:
+            self._committed(seqno, None, offsets)
+
+    async def _close(self) -> None:
+        try:
+            await self._consumer.close(0 if self.cancelled else CLOSE_TIMEOUT_MS)
+        finally:
+            try:
+                if self._initialized:
+                    await self._call(self.task.stop())
+            finally:
+                self._conversion.chain.close()
+                await self._reporters.close()
+
+
+class WorkerSinkTaskContext:
+    """What a sink task may ask, as `SinkTaskContext` says."""
+
+    def __init__(self, task: WorkerSinkTask, props: Mapping[str, str], consumer: Consumer) -> None:
+        self._task, self._core, self._consumer = task, task.core, consumer
+        self.configs = dict(props)
+        self.errant_record_reporter: ErrantRecordReporter | None = None
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        return frozenset(self._core.assigned)
+
+    def offset(self, tp: TopicPartition, offset: int) -> None:
+        if offset < 0:
+            raise ValueError(f"{tp}: cannot read on from offset {offset}")
+        self._core.rewinds[tp] = offset
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        self._check_assigned(partitions)
+        self._core.paused_by_task.update(partitions)
+        if not self._task.should_pause:
+            self._consumer.pause(*partitions)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        self._check_assigned(partitions)
+        self._core.paused_by_task.difference_update(partitions)
+        if not self._task.should_pause and not self._core.paused_for_redelivery:
+            self._consumer.resume(*partitions)
+
+    def timeout(self, timeout_ms: int) -> None:
+        self._core.retry_timeout_ms = timeout_ms
+
+    def request_commit(self) -> None:
+        self._core.commit_requested = True
+
+    def _check_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        if foreign := [str(tp) for tp in partitions if tp not in self._core.assigned]:
+            raise ConnectError(f"partitions that are not this task's: {', '.join(foreign)}")

@@ -1,0 +1,256 @@
+"""What the tests of tasks share: a listener that remembers, connectors that say what is done to them, a worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar
+
+from shared.common.records import TopicPartition
+from shared.connect import (
+    ConfigDef,
+    SinkConnector,
+    SinkRecord,
+    SinkTask,
+    SourceConnector,
+    SourceRecord,
+    SourceTask,
+)
+from shared.connect.plugins import Plugins
+from shared.connect.states import ConnectorTaskId, TargetState
+from shared.connect.storage.offset_store import MemoryOffsetStore
+from shared.connect.task import Offsets
+from shared.connect.task_factory import TaskFactory
+from shared.connect.worker import Worker
+from shared.connect.worker_config import WorkerConfig
+from shared.connect.worker_task import TaskSpec
+from shared.testing.fake_broker import FakeCluster
+
+STRING = "org.apache.kafka.connect.storage.StringConverter"
+TP = TopicPartition("t", 0)
+
+
+class Store(MemoryOffsetStore):
+    """Offsets in memory that a test can look at, perhaps said to lie in a topic."""
+
+    topic: str | None = None
+
+    @property
+    def data(self) -> dict[bytes, bytes]:
+        return self.cache.raw()
+
+
+class Remembering:
+    """A status listener that remembers: pairs of an id and what happened to it."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+        self.traces: list[str] = []
+        self.topics: set[str] = set()
+
+    def _note(self, id: object, what: str) -> None:
+        self.events.append((str(id), what))
+
+    def of(self, id: object) -> list[str]:
+        return [what for whose, what in self.events if whose == str(id)]
+
+    def on_startup(self, id: object) -> None:
+        self._note(id, "startup")
+
+    def on_running(self, id: object) -> None:
+        self._note(id, "running")
+
+    def on_paused(self, id: object) -> None:
+        self._note(id, "paused")
+
+    def on_stopped(self, id: object) -> None:
+        self._note(id, "stopped")
+
+    def on_failure(self, id: object, trace: str) -> None:
+        self._note(id, "failure")
+        self.traces.append(trace)
+
+    def on_shutdown(self, id: object) -> None:
+        self._note(id, "shutdown")
+
+    def on_restart(self, id: object) -> None:
+        self._note(id, "restart")
+
+    def on_deletion(self, id: object) -> None:
+        self._note(id, "deletion")
+
+    def on_topic_used(self, id: object, topic: str) -> None:
+        self.topics.add(topic)
+
+
+class SayingSinkTask(SinkTask):
+    """Notes each call, and raises what the test has put into `raising` under the call's name, once each."""
+
+    made: ClassVar[list[SayingSinkTask]] = []
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.values: list[Any] = []
+        self.records: list[SinkRecord] = []
+        self.raising: dict[str, list[Exception]] = {}
+        self.gives: Callable[[Offsets], Offsets] = lambda offsets: offsets
+        self.on_put: Callable[[SayingSinkTask, list[SinkRecord]], None] = lambda _task, _records: None
+        SayingSinkTask.made.append(self)
+        type(self).prepare(self)
+
+    prepare: ClassVar[Callable[[SayingSinkTask], None]] = staticmethod(lambda _task: None)
+
+    def _say(self, what: str, *more: Any) -> None:
+        self.calls.append((what, *more) if more else what)
+        if self.raising.get(what):
+            raise self.raising[what].pop(0)
+
+    async def start(self, props: Mapping[str, str]) -> None:
+        self._say("start")
+
+    async def open(self, partitions: frozenset[TopicPartition]) -> None:
+        self._say("open", sorted(tp.partition for tp in partitions))
+
+    async def put(self, records: list[SinkRecord]) -> None:
+        if records:
+            self._say("put", len(records))
+            self.on_put(self, records)
+            self.records += records
+            self.values += [record.value for record in records]
+
+    async def pre_commit(self, offsets: Offsets) -> Offsets:
+        self._say("pre_commit", {tp.partition: offset.offset for tp, offset in offsets.items()})
+        return self.gives(offsets)
+
+    async def close(self, partitions: frozenset[TopicPartition]) -> None:
+        self._say("close", sorted(tp.partition for tp in partitions))
+
+    async def stop(self) -> None:
+        self._say("stop")
+
+
+class SayingSink(SinkConnector):
+    """A sink whose tasks note what is done to them."""
+
+    task_class = SayingSinkTask
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return ConfigDef()
+
+    async def start(self, props: Mapping[str, str]) -> None:
+        self._props = dict(props)
+
+    async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
+        return [self._props] * max_tasks
+
+
+class SayingSourceTask(SourceTask):
+    """Gives the batches that the test puts into `batches`, then waits."""
+
+    made: ClassVar[list[SayingSourceTask]] = []
+    prepare: ClassVar[Callable[[SayingSourceTask], None]] = staticmethod(lambda _task: None)
+
+    def __init__(self) -> None:
+        self.batches: asyncio.Queue[Sequence[SourceRecord] | Exception | None] = asyncio.Queue()
+        self.calls: list[Any] = []
+        self.committed: list[tuple[Any, bool]] = []
+        self.commits = 0
+        SayingSourceTask.made.append(self)
+        type(self).prepare(self)
+
+    async def start(self, props: Mapping[str, str]) -> None:
+        self.calls.append("start")
+
+    async def poll(self) -> Sequence[SourceRecord] | None:
+        batch = await self.batches.get()
+        if isinstance(batch, Exception):
+            raise batch
+        return batch
+
+    async def commit(self) -> None:
+        self.commits += 1
+
+    async def commit_record(self, record: SourceRecord, metadata: object) -> None:
+        self.committed.append((record.value, metadata is not None))
+
+    async def stop(self) -> None:
+        self.calls.append("stop")
+
+
+class SayingSource(SourceConnector):
+    """A source whose tasks give what a test tells them to."""
+
+    task_class = SayingSourceTask
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return ConfigDef()
+
+    async def start(self, props: Mapping[str, str]) -> None:
+        self._props = dict(props)
+
+    async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
+        return [self._props] * max_tasks
+
+
+def source_record(value: Any, position: int, topic: str = "t", file: str = "a", **more: Any) -> SourceRecord:
+    return SourceRecord(
+        topic, None, None, None, None, value,
+        source_partition={"file": file}, source_offset={"position": position}, **more,
+    )  # fmt: skip
+
+
+class Running:
+    """A worker on a fake cluster, with what its connectors said."""
+
+    def __init__(self, cluster: FakeCluster, worker: Worker, listener: Remembering, store: Store) -> None:
+        self.cluster, self.worker, self.listener, self.store = cluster, worker, listener, store
+
+    async def run(self, connector: type, target: TargetState = TargetState.STARTED, **settings: str) -> ConnectorTaskId:
+        """Start one task of a connector; settings with underscores for dots."""
+        given = {name.replace("_", "."): value for name, value in settings.items()}
+        props = {"name": "c", "connector.class": f"{connector.__module__}.{connector.__name__}", **given}
+        self.worker.plugins.add(connector, props["connector.class"])
+        id = ConnectorTaskId("c", 0)
+        await self.worker.start_task(TaskSpec(id, props, props), target, self.listener)
+        return id
+
+    async def until(self, holds: Callable[[], Any], timeout_s: float = 20.0) -> None:
+        """Let everything run until something holds."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while not holds():
+            assert loop.time() < deadline, (self.listener.events, self.listener.traces)
+            done: asyncio.Event = asyncio.Event()
+            loop.call_later(0.005, done.set)
+            await done.wait()
+
+
+@asynccontextmanager
+async def running(**settings: str) -> AsyncIterator[Running]:
+    """A worker on a fake cluster with the topic `t`; worker settings with underscores for dots."""
+    SayingSinkTask.made.clear()
+    SayingSourceTask.made.clear()
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        props = {
+            "bootstrap.servers": cluster.bootstrap_servers,
+            "key.converter": STRING,
+            "value.converter": STRING,
+            "offset.flush.interval.ms": "50",
+            "task.restart.enable": "false",
+            **{name.replace("_", "."): value for name, value in settings.items()},
+        }
+        plugins, store = Plugins.installed(), Store()
+        if props.get("exactly.once.source.support") == "enabled":
+            cluster.create_topic("offsets")
+            store.topic = "offsets"
+        config = WorkerConfig(props, resolve=plugins.any_kind)
+        worker = Worker(config, plugins, store, TaskFactory(config, plugins, store))
+        await worker.startup()
+        try:
+            yield Running(cluster, worker, Remembering(), store)
+        finally:
+            await worker.shutdown()

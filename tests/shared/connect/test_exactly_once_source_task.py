@@ -1,0 +1,110 @@
+"""Exactly-once source tasks against the fake broker: records and offsets in one transaction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shared.connect.states import ConnectorTaskId, TargetState
+from shared.connect.worker_task import TaskSpec
+from tests.shared.connect.harness import Running, SayingSource, SayingSourceTask, running, source_record
+
+ENABLED = {"exactly_once_source_support": "enabled"}
+
+
+def task() -> SayingSourceTask:
+    return SayingSourceTask.made[-1]
+
+
+async def started(run: Running, **settings: str) -> Any:
+    made = len(SayingSourceTask.made)
+    id = await run.run(SayingSource, **settings)
+    await run.until(lambda: len(SayingSourceTask.made) > made and task().calls)
+    return id
+
+
+def values(run: Running, topic: str = "t") -> list[bytes | None]:
+    return [record.value for record in run.cluster.records(topic)]
+
+
+async def test_records_and_offsets_are_one_transaction() -> None:
+    """Each poll's records become visible together with the offset after them."""
+    async with running(**ENABLED) as run:
+        await started(run)
+        task().batches.put_nowait([source_record("a", 1), source_record("b", 2)])
+        await run.until(lambda: task().commits == 1)
+        assert values(run) == [b"a", b"b"]
+        assert values(run, "offsets") == [b'{"position":2}']
+        assert task().committed == [("a", True), ("b", True)]
+
+
+async def test_the_task_says_where_transactions_end() -> None:
+    """Under `transaction.boundary=connector` nothing is committed before the task says so, and an abort undoes."""
+    async with running(**ENABLED) as run:
+        id = await started(run, transaction_boundary="connector")
+        context = task().context.transaction_context
+        assert context is not None
+        first = [source_record("a", 1), source_record("b", 2)]
+        context.commit_transaction(first[0])
+        task().batches.put_nowait(first)
+        await run.until(lambda: task().commits == 1)
+        assert values(run) == [b"a"]
+        aborted, kept = source_record("c", 3), source_record("d", 4)
+        context.abort_transaction(aborted)
+        context.commit_transaction(kept)
+        task().batches.put_nowait([aborted])
+        task().batches.put_nowait([kept])
+        await run.until(lambda: task().commits == 2)
+        assert values(run) == [b"a", b"d"]
+        assert values(run, "offsets") == [b'{"position":1}', b'{"position":4}']
+        await run.worker.stop_tasks([id])
+
+
+async def test_a_newer_instance_fences_the_older() -> None:
+    """What the older one still tries to write is refused, and fails it."""
+    async with running(**ENABLED) as run:
+        id = await started(run)
+        older = task()
+        older.batches.put_nowait([source_record("a", 1)])
+        await run.until(lambda: older.commits == 1)
+        zombie = run.worker._tasks.pop(id)  # a worker that lost its place and does not know it
+        run.worker._watchers.pop(id).cancel()
+        newer_id = await started(run)
+        assert newer_id == id
+        older.batches.put_nowait([source_record("zombie", 2)])
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert "ProducerFenced" in run.listener.traces[0] or "InvalidTxnState" in run.listener.traces[0]
+        task().batches.put_nowait([source_record("b", 2)])
+        await run.until(lambda: task().commits == 1)
+        assert values(run) == [b"a", b"b"]
+        zombie.cancel()
+
+
+async def test_what_was_not_committed_is_aborted_in_the_end() -> None:
+    """A task that fails leaves nothing of its open transaction."""
+    async with running(**ENABLED) as run:
+        id = await started(run, transaction_boundary="interval", transaction_boundary_interval_ms="600000")
+        task().batches.put_nowait([source_record("a", 1)])
+        await run.until(lambda: run.cluster.records("t", committed=False))
+        task().batches.put_nowait(ValueError("broken"))
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert values(run) == values(run, "offsets") == []
+
+
+async def test_a_stop_commits_what_is_complete() -> None:
+    """Where transactions end by time, the last one ends with the task."""
+    async with running(**ENABLED) as run:
+        id = await started(run, transaction_boundary="interval", transaction_boundary_interval_ms="600000")
+        task().batches.put_nowait([source_record("a", 1)])
+        await run.until(lambda: run.cluster.records("t", committed=False))
+        await run.worker.stop_tasks([id])
+        assert (values(run), values(run, "offsets")) == ([b"a"], [b'{"position":1}'])
+
+
+async def test_without_an_offset_topic_it_is_refused() -> None:
+    """Offsets in a file cannot be part of a transaction: the task fails and says so."""
+    async with running(**ENABLED) as run:
+        run.store.topic = None
+        id = ConnectorTaskId("c", 0)
+        props = {"connector.class": "FileStreamSource", "file": "f", "topic": "t", "name": "c"}
+        assert not await run.worker.start_task(TaskSpec(id, props, props), TargetState.STARTED, run.listener)
+        assert "exactly-once sources need offsets in a Kafka topic" in run.listener.traces[0]

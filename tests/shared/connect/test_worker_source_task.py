@@ -1,0 +1,158 @@
+"""Source tasks against the fake broker: records first, offsets later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shared.connect import RetriableError
+from shared.connect.states import TargetState
+from shared.testing.fake_broker import Api, Fail
+from tests.shared.connect.harness import Running, SayingSource, SayingSourceTask, running, source_record
+
+KEY = b'["c",{"file":"a"}]'
+
+
+def task() -> SayingSourceTask:
+    return SayingSourceTask.made[-1]
+
+
+async def started(run: Running, **settings: str) -> Any:
+    id = await run.run(SayingSource, **settings)
+    await run.until(lambda: SayingSourceTask.made and task().calls)
+    return id
+
+
+def values(run: Running, topic: str = "t") -> list[bytes | None]:
+    return [record.value for record in run.cluster.records(topic)]
+
+
+async def test_records_are_sent_and_then_their_offsets_stored() -> None:
+    """Records come in order; the offset of the last is stored, and the connector's task hears of both."""
+    async with running() as run:
+        await started(run)
+        task().batches.put_nowait([source_record("a", 1), source_record("b", 2)])
+        await run.until(lambda: run.store.data.get(KEY) == b'{"position":2}')
+        assert values(run) == [b"a", b"b"]
+        await run.until(lambda: task().commits)
+        assert task().committed == [("a", True), ("b", True)]
+        assert run.listener.topics == {"t"}
+
+
+async def test_a_stop_waits_for_what_is_under_way() -> None:
+    """The last commit has everything that was sent; then the task is stopped, though its poll waits."""
+    async with running(offset_flush_interval_ms="600000") as run:
+        id = await started(run)
+        task().batches.put_nowait([source_record("a", 1)])
+        await run.until(lambda: values(run))
+        await run.worker.stop_tasks([id])
+        assert run.store.data == {KEY: b'{"position":1}'}
+        assert task().calls == ["start", "stop"]
+        assert run.listener.of(id) == ["startup", "shutdown"]
+
+
+async def test_a_retriable_error_of_poll_is_nothing() -> None:
+    """The task goes on polling."""
+    async with running() as run:
+        id = await started(run)
+        task().batches.put_nowait(RetriableError("later"))
+        task().batches.put_nowait([source_record("a", 1)])
+        await run.until(lambda: values(run) == [b"a"])
+        assert run.listener.of(id) == ["startup"]
+
+
+async def test_an_error_of_poll_fails_the_task() -> None:
+    """Its trace is reported, and what was sent before is stored."""
+    async with running(offset_flush_interval_ms="600000") as run:
+        id = await started(run)
+        task().batches.put_nowait([source_record("a", 1)])
+        task().batches.put_nowait(ValueError("broken"))
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert "ValueError: broken" in run.listener.traces[0]
+        assert run.store.data == {KEY: b'{"position":1}'}
+        assert task().calls[-1] == "stop"
+
+
+async def test_a_pause_holds_records_back() -> None:
+    """What a poll returns while the task is to pause is sent before it does; then nothing is polled."""
+    async with running() as run:
+        id = await started(run)
+        await run.worker.set_target_state("c", TargetState.PAUSED)
+        task().batches.put_nowait([source_record("a", 1)])
+        await run.until(lambda: "paused" in run.listener.of(id))
+        task().batches.put_nowait([source_record("b", 2)])
+        await run.until(lambda: run.store.data)
+        assert values(run) == [b"a"]
+        await run.worker.set_target_state("c", TargetState.STARTED)
+        await run.until(lambda: values(run) == [b"a", b"b"])
+        assert run.listener.of(id) == ["startup", "paused", "running"]
+
+
+async def test_a_task_may_start_paused() -> None:
+    """It polls only when its connector goes on."""
+    async with running() as run:
+        id = await run.run(SayingSource, TargetState.PAUSED)
+        await run.until(lambda: "paused" in run.listener.of(id))
+        task().batches.put_nowait([source_record("a", 1)])
+        await run.worker.set_target_state("c", TargetState.STARTED)
+        await run.until(lambda: values(run) == [b"a"])
+
+
+async def test_an_offset_waits_for_the_records_before_it() -> None:
+    """While a record is refused by its broker no later offset of its source partition is stored."""
+    async with running() as run:
+        run.cluster.create_topic("other")
+        await started(run)
+        with run.cluster.control(Api.PRODUCE, Fail(7)):  # REQUEST_TIMED_OUT: sent again and again
+            task().batches.put_nowait([source_record("a", 1)])
+            await run.until(lambda: run.worker.task_metrics()[0][2]["offset_commit_success_total"] > 2)
+            assert run.store.data == {}
+        await run.until(lambda: run.store.data.get(KEY) == b'{"position":1}')
+
+
+async def test_a_record_that_cannot_be_sent_fails_the_task() -> None:
+    """A record too large for the producer is an error of the task, unless errors are tolerated."""
+    async with running() as run:
+        id = await started(run, producer_override_max_request_size="100")
+        task().batches.put_nowait([source_record("x" * 1000, 1)])
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert "RecordTooLarge" in run.listener.traces[0]
+    async with running() as run:
+        await started(run, producer_override_max_request_size="1000", errors_tolerance="all")
+        task().batches.put_nowait([source_record("x" * 9000, 1), source_record("y", 2)])
+        await run.until(lambda: run.store.data.get(KEY) == b'{"position":2}')
+        assert values(run) == [b"y"]
+        assert task().committed == [("x" * 9000, False), ("y", True)]
+
+
+async def test_an_offset_store_that_fails_is_tried_again() -> None:
+    """Offsets that could not be stored are stored with the next flush."""
+    async with running() as run:
+        original, failures = run.store.set, [RetriableError("down"), RetriableError("down")]
+
+        async def failing(offsets: Any) -> None:
+            if failures:
+                raise failures.pop()
+            await original(offsets)
+
+        run.store.set = failing  # type: ignore[method-assign]
+        await started(run)
+        task().batches.put_nowait([source_record("a", 1)])
+        await run.until(lambda: run.store.data.get(KEY) == b'{"position":1}')
+        assert failures == []
+
+
+async def test_topics_are_made_as_their_group_says() -> None:
+    """A topic that does not exist is made with the settings of the first group that matches it."""
+    async with running() as run:
+        await started(
+            run,
+            topic_creation_groups="wide",
+            topic_creation_wide_include="w.*",
+            topic_creation_wide_partitions="3",
+            topic_creation_default_partitions="1",
+            topic_creation_default_replication_factor="1",
+        )
+        task().batches.put_nowait([source_record("a", 1, topic="w1"), source_record("b", 2, topic="n1")])
+        await run.until(lambda: run.store.data.get(KEY) == b'{"position":2}')
+        assert [run.cluster.leader("w1", partition) for partition in range(3)] == [1, 1, 1]
+        assert values(run, "n1") == [b"b"]
