@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "aggregator": (SERVICES, "services.aggregator.main:main", "Run a topology: windows, punctuation, exactly-once."),
     "admin": (SERVICES, "services.admin.main:main", "REST for groups, offsets and topics; the dashboard."),
     "compact": (JOBS, "services.compactor.main:compact_main", "Fold the changelog into Delta tables."),
+    "backfill": (JOBS, "services.compactor.main:backfill_main", "Build an application's first state from history."),
     "audit": (JOBS, "services.compactor.main:audit_main", "Prove the stream's windows against Spark's own."),
     "doctor": (LOCAL, "services.local.doctor.main:main", "Say what is wrong with Kafka, its topics, this machine."),
     "streams": (SERVICES, "services.aggregator.reset:main", "Reset an application: offsets, state, snapshot."),

@@ -23,7 +23,7 @@ from typer.main import get_command
 from services.admin.settings import AdminServiceSettings
 from services.aggregator.settings import AggregatorSettings
 from services.cli import COMMANDS
-from services.compactor.settings import AuditSettings, CompactSettings
+from services.compactor.settings import AuditSettings, BackfillSettings, CompactSettings
 from services.consumer import dlq
 from services.consumer.settings import ConsumerServiceSettings
 from services.local.demo import main as demo
@@ -44,6 +44,7 @@ SETTINGS: dict[str, type[CommandSettings]] = {
     "admin": AdminServiceSettings,
     "compact": CompactSettings,
     "audit": AuditSettings,
+    "backfill": BackfillSettings,
 }
 OPTIONS = {"demo": demo.app, "dlq": dlq.app}
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import sys
 from collections.abc import Coroutine, Mapping
-from pathlib import Path
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
@@ -21,35 +18,15 @@ from services.aggregator.compaction import SCHEDULE_NAME, CompactionSupervisor
 from services.aggregator.settings import AggregatorSettings
 from shared.common import daemon
 from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import ConfigError
 from shared.streams.punctuation import PunctuationType
 from shared.streams.stream_task import StreamTask
 from shared.streams.stream_worker import StreamWorker
-from shared.streams.topology import Topology
+from shared.streams.topology_loading import load_topology
 
 PROGRAM = "penstock aggregator"
 STUCK_MS = 60_000  # a turn polls, processes and commits: it takes a fraction of a second
 WORKER_SHARE, REQUEST_SHARE = 0.7, 0.1  # of `shutdown_timeout_ms`; a compaction is stopped meanwhile
 COMPACTION_PARTITION = 0  # the one instance that owns it asks for compactions
-
-
-def load_topology(name: str, options: dict[str, str]) -> Topology:
-    """The topology that `module:function` returns; ConfigError says what is wrong with it."""
-    module, _, function = name.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:  # a console script does not look in the current folder, where user code lies
-        sys.path.insert(0, here)
-    try:
-        build = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as e:
-        raise ConfigError(f"topology: {name}: {e}") from e
-    try:
-        topology = build(**options)
-    except TypeError as e:
-        raise ConfigError(f"topology: {name}: {e}") from e
-    if not isinstance(topology, Topology):
-        raise ConfigError(f"topology: {name} returned {type(topology).__name__}, not a Topology")
-    return topology
 
 
 class Aggregator:

@@ -1,108 +1,29 @@
-"""One compaction: the changelog since the covered offsets, folded into the Delta tables.
+"""One compaction: the changelog since the covered offsets, folded into the Delta tables (see `fold`).
 
-Order of commits. First each store's finals are appended to `closed/<store>`, then one MERGE into `state` writes live
-windows, deletes and the new covered offsets. A run has a number, one above that of the state it starts from. Every
-append and the MERGE carry it as Delta's transaction version, so Delta makes each of them once a run. An append also
-carries the run's end offsets: a run that crashed before its MERGE left them behind, and the next one, which has the
-same number, adopts them, so that what it skips is exactly what was appended. Two jobs at once have the same number
-too: Delta lets one of them through.
-
-A partition in which nothing moved but wall-clock grids is left as it is: an idle application, whose punctuation still
-commits, would otherwise rewrite its progress rows for ever. Its covered offset stays behind by a bounded tail.
+Afterwards it deletes changelog records, where it is told to: those that the snapshot before its own covers, never more.
 """
 
-# ruff: noqa: S608 - SQL is the only way in, and every name and text in it is quoted
 from __future__ import annotations
 
-import json
-import time
-import uuid
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
-import msgspec
-from py4j.protocol import Py4JJavaError
-from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import tables, upkeep
-from services.compactor.bodies import final_rows, live_rows
-from services.compactor.changelog import Newest, Window, latest_per_window, read_window, require_same_layout
-from services.compactor.failures import CompactionConflict, translated
+from services.compactor import tables
+from services.compactor.fold import Fold, Plan, Say, Summary
 from services.compactor.kafka import TopicOffsets, delete_records, read_range, topic_offsets
 from services.compactor.settings import CompactSettings
 from shared.common.errors import ChangelogHole
-from shared.streams.changelog_format import FINAL, Progress, decode_progress, parse_places
-
-Say = Callable[[str], object]
-IDLE_RECORDS_MAX = 1_000  # of an idle partition's tail: what a restore reads beyond the snapshot for nothing
-MERGE_KEY = ("partition", "row", "store", "key", "start_ms")
+from shared.streams.changelog_format import parse_places
 
 
-class Summary(NamedTuple):
-    """What a run did. Offsets are by changelog partition: `to_offsets` are the covered ones now."""
-
-    run: int
-    partitions: int
-    entries: int
-    live_rows: int
-    deleted_rows: int
-    finals: int
-    from_offsets: dict[int, int]
-    to_offsets: dict[int, int]
-    state_version: int | None
-    seconds: float
-    adopted: bool = False
-    foreign_records: int = 0
-    optimized_partitions: int = 0
-    vacuumed: bool = False
-
-
-class Plan(NamedTuple):
-    """What a run starts from: the covered rows, and from where to where it reads."""
-
-    run: int
-    covered: dict[int, Row]
-    offsets: TopicOffsets
-    start: dict[int, int]
-    end: dict[int, int]
-    adopted: bool
-
-
-class Compaction:
+class Compaction(Fold):
     """One run for one application. Give it a Spark session, then `run()`."""
 
+    settings: CompactSettings
+
     def __init__(self, spark: SparkSession, settings: CompactSettings, say: Say) -> None:
-        self.spark, self.settings, self.say = spark, settings, say
-        self.job = uuid.uuid4().hex
-        self.state = f"{settings.tables}/state"
-
-    def closed(self, store: str) -> str:
-        """Where a store's closed windows are."""
-        return f"{self.settings.tables}/closed/{store}"
-
-    def run(self) -> Summary:
-        """Compact once.
-
-        Raises CorruptRecord, ChangelogHole, SchemaMismatch (nothing was changed), CompactionConflict (another job did
-        the same run), or an error of Kafka's or Spark's.
-        """
-        started = time.monotonic()
-        try:
-            plan = self.plan()
-            settings = self.settings
-            records = read_range(self.spark, settings.kafka, plan.offsets.topic, plan.start, plan.end).persist()
-            try:
-                summary = self._fold(plan, records)
-            finally:
-                records.unpersist()
-            if settings.delete_covered and summary.to_offsets != summary.from_offsets:
-                self._delete_covered(plan)
-            summary = self._look_after(summary)
-        except (Py4JJavaError, PySparkException) as e:
-            raise translated(e) from e
-        return summary._replace(seconds=round(time.monotonic() - started, 3))
+        super().__init__(spark, settings, say)
 
     def plan(self) -> Plan:
         """Where to read; raises ChangelogHole where the changelog does not go on where the tables end."""
@@ -113,159 +34,25 @@ class Compaction:
         run = max((row.run for row in covered.values()), default=0) + 1
         start = {p: covered[p].changelog_offset if p in covered else 0 for p in offsets.earliest}
         require_no_hole(offsets, covered, start)
-        pending = self._pending(run, covered)
+        pending = self.pending(run, covered)
         end = dict(offsets.latest)
         if pending is not None:
             self.say(f"run {run} was begun and not ended: it goes on up to where it meant to go")
-            end = {p: pending.get(p, start[p]) for p in end}
+            end = {p: int(pending["to_offsets"].get(str(p), start[p])) for p in end}
         return Plan(run, covered, offsets, start, end, pending is not None)
 
-    def _pending(self, run: int, covered: Mapping[int, Row]) -> dict[int, int] | None:
-        """The end offsets of a crashed run of this number, None where there was none."""
-        for store in self._known_stores(covered):
-            said = tables.pending_append(self.spark, self.closed(store), run)
-            if said is not None:
-                return {int(partition): int(offset) for partition, offset in said["to_offsets"].items()}
-        return None
+    def records(self, plan: Plan) -> DataFrame:
+        """The changelog records of the run (READ_SCHEMA)."""
+        return read_range(self.spark, self.settings.kafka, plan.offsets.topic, plan.start, plan.end)
 
-    def _known_stores(self, covered: Mapping[int, Row]) -> list[str]:
-        """Stores that may have a table: the folders, since a first run can crash before any progress row is there."""
-        names = {s.name for row in covered.values() for s in decode_progress(row.progress.encode()).stores}
-        return sorted(names.union(upkeep.tables_below(self.spark, f"{self.settings.tables}/closed")))
+    def skipped(self) -> frozenset[tuple[int, int]]:
+        """Partitions and offsets of records to leave out."""
+        return parse_places(self.settings.skip_changelog_records)
 
-    def _fold(self, plan: Plan, records: DataFrame) -> Summary:
-        epochs = {p: row.epoch for p, row in plan.covered.items()}
-        skip = parse_places(self.settings.skip_changelog_records)
-        window = read_window(self.spark, plan.offsets.topic, records, epochs, skip)
-        entries = window.entries.persist()
-        try:
-            numbers = {row.partition: row["count"] for row in entries.groupBy("partition").count().collect()}
-            newest = moved(window.newest, plan, numbers)
-            window = window._replace(entries=entries, newest=newest)
-            summary = self._write(plan, window, sum(numbers.values())) if newest else self._nothing_new(plan)
-        finally:
-            entries.unpersist()
-        return summary._replace(foreign_records=window.foreign_records)
-
-    def _nothing_new(self, plan: Plan) -> Summary:
-        self.say("nothing new")
-        live, version = _live_rows(self.spark, self.state), _version(self.spark, self.state)
-        before = {p: int(plan.start[p]) for p in plan.start}
-        return Summary(plan.run - 1, len(before), 0, live, 0, 0, before, before, version, 0.0)
-
-    def _write(self, plan: Plan, window: Window, total: int) -> Summary:
-        before = {p: int(plan.start[p]) for p in plan.start}
-        for row in plan.covered.values():
-            require_same_layout(decode_progress(row.progress.encode()).stores, window.stores)
-        tables.require_names(window.stores)
-        tables.ensure_state(self.spark, self.state, window.layouts())
-        after = before | {p: n.covered_offset for p, n in window.newest.items()}
-        self.say(f"run {plan.run}: {total} entries in {len(window.newest)} partitions")
-        finals = self._append_finals(plan, window, window.entries, after)
-        deleted = self._merge(plan, window, window.entries)
-        live, version = _live_rows(self.spark, self.state), _version(self.spark, self.state)
-        return Summary(plan.run, len(before), total, live, deleted, finals, before, after, version, 0.0, plan.adopted)
-
-    def _append_finals(self, plan: Plan, window: Window, entries: DataFrame, after: dict[int, int]) -> int:
-        """Append each store's closed windows once; their number."""
-        appended = 0
-        topic = plan.offsets.topic
-        said = json.dumps({"penstock_run": plan.run, "job": self.job, "to_offsets": after})
-        for store, layout in zip(window.stores, window.layouts(), strict=True):
-            own = entries.filter((F.col("operation") == F.lit(FINAL)) & (F.col("store") == layout.number))
-            count = own.count()
-            if not count:
-                continue
-            decoded = own.mapInArrow(final_rows(topic, layout), tables.final_schema(layout))
-            # A day's rows in one task: as many files as days, not days times tasks.
-            (
-                tables.closed_frame(decoded, store)
-                .repartition("day")
-                .write.format("delta")
-                .mode("append")
-                .partitionBy("day")
-                .option("txnAppId", self._transaction(store.name))
-                .option("txnVersion", plan.run)
-                .option("userMetadata", said)
-                .save(self.closed(store.name))
-            )
-            self._require_ours(self.closed(store.name), plan)
-            self.say(f"closed/{store.name}: {count} windows")
-            appended += count
-        return appended
-
-    def _transaction(self, table: str) -> str:
-        return f"penstock-compact-{self.settings.application}-{table}"
-
-    def _merge(self, plan: Plan, window: Window, entries: DataFrame) -> int:
-        """The one commit that makes the run count; how many rows it deleted."""
-        layouts = window.layouts()
-        latest = latest_per_window(entries)
-        rows = latest.mapInArrow(live_rows(plan.offsets.topic, layouts), tables.live_schema(layouts))
-        rows = rows.withColumns({name: F.lit(None).cast("string") for name in ("progress", "topic_id")})
-        progress = self._progress(window.newest, plan)
-        source = rows.withColumn("run", F.lit(plan.run)).unionByName(progress, allowMissingColumns=True).persist()
-        source.createOrReplaceTempView("penstock_changes")
-        columns = [name for name, _ in tables.STATE_HEAD] + [layout.name for layout in layouts]
-        columns += [name for name, _ in tables.STATE_TAIL]
-        names = [tables.quoted(name) for name in columns]
-        partitions = ", ".join(str(p) for p in window.newest)
-        same = " AND ".join(f"t.{name} = s.{name}" for name in MERGE_KEY)
-        conf = {
-            "spark.databricks.delta.write.txnAppId": self._transaction("state"),
-            "spark.databricks.delta.write.txnVersion": str(plan.run),
-            "spark.databricks.delta.commitInfo.userMetadata": json.dumps({"penstock_run": plan.run, "job": self.job}),
-        }
-        for name, value in conf.items():
-            self.spark.conf.set(name, value)
-        try:
-            self.spark.sql(
-                f"MERGE INTO {tables.delta(self.state)} t USING penstock_changes s "
-                f"ON t.partition IN ({partitions}) AND {same} "
-                "WHEN MATCHED AND NOT s.live THEN DELETE "
-                f"WHEN MATCHED THEN UPDATE SET {', '.join(f't.{n} = s.{n}' for n in names)} "
-                f"WHEN NOT MATCHED AND s.live THEN INSERT ({', '.join(names)}) "
-                f"VALUES ({', '.join(f's.{n}' for n in names)})"
-            )
-        finally:
-            for name in conf:
-                self.spark.conf.unset(name)
-            source.unpersist()
-        metrics = self._require_ours(self.state, plan)
-        return int(metrics.get("numTargetRowsDeleted", 0))
-
-    def _progress(self, newest: Mapping[int, Newest], plan: Plan) -> DataFrame:
-        rows = [
-            (
-                "progress",
-                p,
-                "",
-                b"",
-                0,
-                n.covered_offset,
-                n.epoch,
-                n.commit,
-                n.body.decode(),
-                plan.offsets.topic_id,
-                plan.run,
-            )
-            for p, n in newest.items()
-        ]
-        schema = (
-            "row string, partition int, store string, key binary, start_ms bigint, changelog_offset bigint, "
-            "epoch int, commit bigint, progress string, topic_id string, run bigint"
-        )
-        return self.spark.createDataFrame(rows, schema).withColumn("live", F.lit(True))
-
-    def _require_ours(self, path: str, plan: Plan) -> dict[str, str]:
-        """The metrics of this run's commit. CompactionConflict where another job made it."""
-        for row in tables.history(self.spark, path):
-            said = json.loads(row.userMetadata) if row.userMetadata else None
-            if isinstance(said, dict) and said.get("penstock_run") == plan.run:
-                if said["job"] != self.job and not (plan.adopted and path != self.state):
-                    raise CompactionConflict(f"another job has done run {plan.run} of {path}; this one stops")
-                return dict(row.operationMetrics or {})
-        raise CompactionConflict(f"{path} has moved on past run {plan.run}: another job is compacting; this one stops")
+    def after_merge(self, plan: Plan, summary: Summary) -> None:
+        """What is done once the run counts."""
+        if self.settings.delete_covered and summary.to_offsets != summary.from_offsets:
+            self._delete_covered(plan)
 
     def _delete_covered(self, plan: Plan) -> None:
         """Delete what the snapshot before this one covers: who restores from that one still finds the rest."""
@@ -278,39 +65,6 @@ class Compaction:
             settings = self.settings
             delete_records(self.spark, settings.kafka, plan.offsets.topic, before, settings.kafka_timeout_ms)
             self.say(f"deleted changelog records of {len(before)} partitions, up to the snapshot before")
-
-    def _look_after(self, summary: Summary) -> Summary:
-        """OPTIMIZE and VACUUM, each where its policy says so."""
-        settings, ran = self.settings, summary.to_offsets != summary.from_offsets
-        due = settings.vacuum_every == 1 or (ran and summary.run % settings.vacuum_every == 0)
-        optimized, vacuumed = 0, settings.retention_hours is not None and due
-        for path in (self.state, *(self.closed(s) for s in self._known_stores({}))):
-            if not tables.exists(self.spark, path):
-                continue
-            if settings.optimize_files_max:
-                optimized += upkeep.optimize(self.spark, path, settings.optimize_files_max)
-            if vacuumed and settings.retention_hours is not None:
-                upkeep.vacuum(self.spark, path, settings.retention_hours)
-        if optimized:
-            self.say(f"optimized {optimized} partitions")
-        return summary._replace(optimized_partitions=optimized, vacuumed=vacuumed)
-
-
-def moved(newest: Mapping[int, Newest], plan: Plan, entries: Mapping[int, int]) -> dict[int, Newest]:
-    """The partitions to write: those with entries, with progress beyond grids and the wall clock, or a long tail."""
-
-    def has_moved(partition: int, new: Newest) -> bool:
-        row = plan.covered.get(partition)
-        if row is None or entries.get(partition) or new.epoch != row.epoch:
-            return True
-        tail = new.covered_offset - row.changelog_offset
-        return tail > IDLE_RECORDS_MAX or _lasting(new.progress) != _lasting(decode_progress(row.progress.encode()))
-
-    return {partition: new for partition, new in newest.items() if has_moved(partition, new)}
-
-
-def _lasting(progress: Progress) -> Progress:
-    return msgspec.structs.replace(progress, grids_ms={}, wall_ms=0)
 
 
 def require_no_hole(offsets: TopicOffsets, covered: Mapping[int, Row], start: Mapping[int, int]) -> None:
@@ -335,13 +89,3 @@ def require_no_hole(offsets: TopicOffsets, covered: Mapping[int, Row], start: Ma
                 f"{topic}-{partition} ends at {latest}, before the covered offset {first}: "
                 f"offsets {latest} to {first - 1} are missing"
             )
-
-
-def _version(spark: SparkSession, path: str) -> int | None:
-    return int(tables.history(spark, path)[0].version) if tables.exists(spark, path) else None
-
-
-def _live_rows(spark: SparkSession, path: str) -> int:
-    if not tables.exists(spark, path):
-        return 0
-    return int(spark.table(tables.delta(path)).filter("row = 'window'").count())

@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 
 from services.compactor.bodies import CORRUPT
+from services.compactor.replay import FAILED
 from services.compactor.spark import SparkFailed, first_line
-from shared.common.errors import ChangelogHole, CorruptRecord, PenstockError
+from shared.common.errors import ChangelogHole, CorruptRecord, FatalError, PenstockError
 
 
 class CompactionConflict(PenstockError):
     """Another job compacted the same application at the same time, and its commit won; nothing of this one counts."""
+
+
+class BackfillFailed(FatalError):
+    """A record of history cannot be processed, or the topology cannot be run in Spark; the message says which."""
 
 
 _CONFLICTS = (
@@ -28,6 +33,7 @@ _CONFLICTS = (
 )
 _DATA_LOSS = ("KafkaDataLoss", "data may have been lost", "OffsetOutOfRangeException", "Some data may have been lost")
 _CORRUPT = re.compile(rf"{CORRUPT}: (.+)")
+_REPLAY = re.compile(rf"{FAILED}: (.+)")
 
 
 def translated(error: Exception) -> PenstockError:
@@ -36,6 +42,8 @@ def translated(error: Exception) -> PenstockError:
     text = f"{cause.toString() if cause is not None else ''}\n{error}"
     if found := _CORRUPT.search(text):
         return CorruptRecord(found.group(1).strip())
+    if found := _REPLAY.search(text):
+        return BackfillFailed(found.group(1).strip())
     if any(name in text for name in _CONFLICTS):
         return CompactionConflict(f"another job changed the tables at the same time: {first_line(error)}")
     if any(name in text for name in _DATA_LOSS):

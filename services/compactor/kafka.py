@@ -8,7 +8,8 @@ records only.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from py4j.protocol import Py4JJavaError
@@ -77,8 +78,6 @@ def topic_offsets(spark: SparkSession, kafka: KafkaSettings, topic: str, timeout
     Raises UnknownTopicOrPartition, BrokerNotAvailable, AuthenticationFailed or AuthorizationFailed.
     """
     java = jvm(spark)
-    bytes_class = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
-    more = {"isolation.level": "read_committed", "key.deserializer": bytes_class, "value.deserializer": bytes_class}
     try:
         admin = java.org.apache.kafka.clients.admin.AdminClient.create(_properties(java, client_properties(kafka)))
         try:
@@ -88,21 +87,47 @@ def topic_offsets(spark: SparkSession, kafka: KafkaSettings, topic: str, timeout
             description = admin.describeTopics(names).allTopicNames().get(timeout_ms, milliseconds).get(topic)
         finally:
             admin.close()
-        consumer = java.org.apache.kafka.clients.consumer.KafkaConsumer(
-            _properties(java, client_properties(kafka) | more)
-        )
-        try:
+        with _consumer(java, kafka) as consumer:
             partitions = java.java.util.ArrayList()
             for info in description.partitions():
                 partitions.add(java.org.apache.kafka.common.TopicPartition(topic, info.partition()))
             limit = java.java.time.Duration.ofMillis(timeout_ms)
             earliest = _by_partition(consumer.beginningOffsets(partitions, limit))
             latest = _by_partition(consumer.endOffsets(partitions, limit))
-        finally:
-            consumer.close()
     except Py4JJavaError as e:
         raise _translated(e, kafka, topic) from None
     return TopicOffsets(topic, str(description.topicId().toString()), earliest, latest)
+
+
+def offsets_at(
+    spark: SparkSession, kafka: KafkaSettings, held: TopicOffsets, time_ms: int, timeout_ms: int
+) -> dict[int, int]:
+    """Each partition's first offset whose timestamp is `time_ms` or later; partitions without one are left out.
+
+    Errors as `topic_offsets`.
+    """
+    java = jvm(spark)
+    wanted = java.java.util.HashMap()
+    for partition in held.latest:
+        place = java.org.apache.kafka.common.TopicPartition(held.topic, partition)
+        wanted.put(place, java.java.lang.Long.valueOf(time_ms))
+    try:
+        with _consumer(java, kafka) as consumer:
+            found = consumer.offsetsForTimes(wanted, java.java.time.Duration.ofMillis(timeout_ms))
+            return {int(p.partition()): int(found[p].offset()) for p in found if found[p] is not None}
+    except Py4JJavaError as e:
+        raise _translated(e, kafka, held.topic) from None
+
+
+@contextmanager
+def _consumer(java: Any, kafka: KafkaSettings) -> Iterator[Any]:
+    bytes_class = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
+    more = {"isolation.level": "read_committed", "key.deserializer": bytes_class, "value.deserializer": bytes_class}
+    consumer = java.org.apache.kafka.clients.consumer.KafkaConsumer(_properties(java, client_properties(kafka) | more))
+    try:
+        yield consumer
+    finally:
+        consumer.close()
 
 
 def delete_records(

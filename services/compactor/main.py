@@ -1,9 +1,9 @@
-"""`penstock compact` and `penstock audit`.
+"""`penstock compact`, `penstock backfill` and `penstock audit`.
 
-Progress goes to standard error, the result to standard output. Exit statuses of `compact`: 0 done (also when there was
-nothing new), 1 refused or failed, 2 wrong settings, 3 another job compacted at the same time and won. Of `audit`: 0 no
-differences, 1 differences, 2 wrong settings, 3 it could not be carried out (also where nodes before the window make
-Spark's sessions say nothing about the stream's: the message names them).
+Progress goes to standard error, the result to standard output. Exit statuses of `compact` and `backfill`: 0 done (also
+when there was nothing new), 1 refused or failed, 2 wrong settings, 3 another job compacted at the same time and won.
+Of `audit`: 0 no differences, 1 differences, 2 wrong settings, 3 it could not be carried out (also where nodes before
+the window make Spark's sessions say nothing about the stream's: the message names them).
 """
 
 from __future__ import annotations
@@ -11,10 +11,15 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from services.compactor.settings import AuditSettings, CompactSettings
+from services.compactor.settings import AuditSettings, BackfillSettings, CompactSettings, UpkeepSettings
 from shared.common.errors import ConfigError, PenstockError
 from shared.common.log import configure
+
+if TYPE_CHECKING:
+    from services.compactor.fold import Fold
 
 DONE, FAILED, WRONG_SETTINGS, CONFLICT = 0, 1, 2, 3
 AUDIT_OK, AUDIT_DIFFERENCES, AUDIT_FAILED = 0, 1, 3
@@ -26,24 +31,41 @@ def compact_main(arguments: list[str]) -> int:
         settings = CompactSettings.load(arguments, program="penstock compact")
     except ConfigError as e:
         return _say(str(e), WRONG_SETTINGS)
-    configure(settings.log, "compact")
     # Imported late: pyspark takes a second, which --help and a wrong setting need not wait for.
     from services.compactor.compact import Compaction
+
+    return _fold("compact", settings, lambda spark: Compaction(spark, settings, _say))
+
+
+def backfill_main(arguments: list[str]) -> int:
+    """Run one backfill; the exit status."""
+    try:
+        settings = BackfillSettings.load(arguments, program="penstock backfill")
+    except ConfigError as e:
+        return _say(str(e), WRONG_SETTINGS)
+    from services.compactor.backfill import Backfill
+
+    return _fold("backfill", settings, lambda spark: Backfill(spark, settings, _say))
+
+
+def _fold(name: str, settings: UpkeepSettings, make: Callable[[Any], Fold]) -> int:
+    configure(settings.log, name)
     from services.compactor.failures import CompactionConflict
     from services.compactor.spark import spark_session
 
     try:
         started = time.monotonic()
-        with spark_session(settings.spark, f"penstock compact {settings.application}", settings.tables) as spark:
+        with spark_session(settings.spark, f"penstock {name} {settings.application}", settings.tables) as spark:
             start_seconds = round(time.monotonic() - started, 3)
-            summary = Compaction(spark, settings, _say).run()
+            job = make(spark)
+            summary = job.run()
     except CompactionConflict as e:
         return _say(str(e), CONFLICT)
     except ConfigError as e:
         return _say(str(e), WRONG_SETTINGS)
     except PenstockError as e:
         return _say(f"{type(e).__name__}: {e}", FAILED)
-    print(json.dumps({**summary._asdict(), "spark_start_seconds": start_seconds}), flush=True)
+    print(json.dumps({**summary._asdict(), **job.more(), "spark_start_seconds": start_seconds}), flush=True)
     return DONE
 
 
@@ -77,8 +99,8 @@ def _say(text: str, status: int = DONE) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m services.compactor.main compact|audit …`."""
-    commands = {"compact": compact_main, "audit": audit_main}
+    """`python -m services.compactor.main compact|backfill|audit …`."""
+    commands = {"compact": compact_main, "backfill": backfill_main, "audit": audit_main}
     if not arguments or arguments[0] not in commands:
         return _say(f"usage: {'|'.join(commands)} [flags]; --help lists them", WRONG_SETTINGS)
     return commands[arguments[0]](arguments[1:])

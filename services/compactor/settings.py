@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
 from shared.common.topic_names import changelog_topic
+from shared.streams.topology_loading import NAME_PATTERN
 
 DELTA_NAME = r"^[^\s,;{}()=/\\]+$"  # what a folder and a Delta column can both be called
+PLACE = r"^(earliest|latest|\d+:\d+(,\d+:\d+)*|\d+|\d{4}-\d\d-\d\d.*)$"
+PLACES = "earliest, latest, partition:offset (comma-separated), a time as ISO 8601 (UTC) or as ms since the epoch"
 
 
 class SparkSettings(Section):
@@ -25,17 +28,12 @@ class SparkSettings(Section):
 
 
 class JobSettings(CommandSettings):
-    """What both jobs need."""
+    """What all jobs need."""
 
     kafka: KafkaSettings = KafkaSettings()
     application: str = Field(pattern=DELTA_NAME, description="the aggregator's application id")
     lake: str = Field(min_length=1, description="folder or URI that holds the Delta tables of all applications")
     changelog: str | None = Field(None, description="changelog topic; default: <application>-changelog")
-    skip_changelog_records: str = Field(
-        "",
-        pattern=r"^(\d+:\d+(,\d+:\d+)*)?$",
-        description="partition:offset, comma-separated: corrupt changelog records to leave out",
-    )
     spark: SparkSettings = SparkSettings()
     kafka_timeout_ms: PositiveMs = Field(
         60_000, description="how long Kafka may take to answer about topics and offsets"
@@ -55,12 +53,9 @@ class JobSettings(CommandSettings):
         return f"{root.rstrip('/')}/{self.application}"
 
 
-class CompactSettings(JobSettings):
-    """`penstock compact`: fold the changelog into Delta tables."""
+class UpkeepSettings(JobSettings):
+    """What the jobs that write the tables do for them afterwards."""
 
-    delete_covered: bool = Field(
-        False, description="afterwards delete changelog records that the snapshot before this one covers"
-    )
     optimize_files_max: Annotated[int, Field(ge=0)] = Field(
         20, description="rewrite a partition of a table into one file once it has more files than this; 0: never"
     )
@@ -73,9 +68,63 @@ class CompactSettings(JobSettings):
     )
 
 
+class CompactSettings(UpkeepSettings):
+    """`penstock compact`: fold the changelog into Delta tables."""
+
+    skip_changelog_records: str = Field(
+        "",
+        pattern=r"^(\d+:\d+(,\d+:\d+)*)?$",
+        description="partition:offset, comma-separated: corrupt changelog records to leave out",
+    )
+    delete_covered: bool = Field(
+        False, description="afterwards delete changelog records that the snapshot before this one covers"
+    )
+
+
+class BackfillSettings(UpkeepSettings):
+    """`penstock backfill`: build an application's first state from history."""
+
+    topology: Annotated[str, Field(pattern=NAME_PATTERN)] = Field(
+        description="module:function that returns a shared.streams Topology: the aggregator's own"
+    )
+    topology_options: dict[str, str] = Field({}, description="keyword arguments for that function")
+    start: str = Field("earliest", pattern=PLACE, description=f"first record of each source topic: {PLACES}")
+    end: str = Field("latest", pattern=PLACE, description=f"where to stop, and the aggregator goes on: {PLACES}")
+    files: str | None = Field(None, min_length=1, description="read this folder, file or pattern, not the topics")
+    format: Literal["parquet", "delta", "json", "csv"] = Field("parquet", description="of `files`")
+    reader_options: dict[str, str] = Field({}, description="of Spark's reader of `files`, such as header=false")
+    topic: str | None = Field(None, description="source topic that `files` stand for; default: the only one")
+    key_column: str | None = Field(None, description="of `files`: the record key; without it, records have none")
+    timestamp_column: str = Field("timestamp", min_length=1, description="of `files`: a timestamp, or ms since epoch")
+    value_column: str | None = Field(
+        None, description="of `files`: the value as bytes or text; default: the whole row as a JSON object"
+    )
+    order_column: str | None = Field(
+        None, description="of `files`: rows are taken in this order; default: file order (not with delta)"
+    )
+    hand_over: str = Field(
+        "earliest", pattern=PLACE, description=f"with `files`: where in the topics the aggregator goes on: {PLACES}"
+    )
+    outputs: Literal["none", "refused", "all"] = Field(
+        "refused", description="what is written to its topic: late records and dead letters, results too, or nothing"
+    )
+    processing_guarantee: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    processing_exception_handler: Literal["dead_letter", "fail"] = "dead_letter"
+    max_request_size: Annotated[int, Field(gt=0)] = Field(1024 * 1024, description="as the aggregator has it")
+    key_bytes_max: Annotated[int, Field(gt=0)] | None = Field(None, description="as the aggregator has it")
+    commit_records: Annotated[int, Field(gt=0)] = Field(
+        100_000, description="source records between two commits of a task, which bound its memory"
+    )
+
+
 class AuditSettings(JobSettings):
     """`penstock audit`: compare the stream's windows with Spark's own over the source topic."""
 
+    skip_changelog_records: str = Field(
+        "",
+        pattern=r"^(\d+:\d+(,\d+:\d+)*)?$",
+        description="partition:offset, comma-separated: corrupt changelog records to leave out",
+    )
     store: str | None = Field(None, description="the store to audit; default: the only one")
     source: str | None = Field(None, description="source topic, where it is not what the changelog says")
     results: str | None = Field(None, description="topic of closed windows, where it is not what the changelog says")

@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from api.settings import Pointer
-from services.aggregator.main import load_topology
 from services.local import ports
 from services.local.broker_config import EmbeddedKafkaSettings
 from services.local.example import example_event, source_type
@@ -30,6 +29,7 @@ from shared.clients.admin import Admin, event_time_topic
 from shared.common import daemon, log
 from shared.common.errors import ConfigError
 from shared.common.settings import DaemonSettings, HttpSettings, KafkaSettings, LogSettings, PositiveMs
+from shared.streams.topology_loading import load_topology
 
 PROGRAM = "penstock up"
 RESTART_MS = 1_000

@@ -14,8 +14,9 @@ from deltalake import DeltaTable, QueryBuilder
 
 from services.aggregator.backlog import Backlog, measure
 from services.compactor import upkeep
-from services.compactor.compact import Compaction, Plan
+from services.compactor.compact import Compaction
 from services.compactor.failures import CompactionConflict
+from services.compactor.fold import Plan
 from services.compactor.settings import CompactSettings
 from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin
@@ -231,7 +232,7 @@ def test_an_idle_application_writes_nothing(
     assert third.to_offsets[idle.partition] == first.to_offsets[idle.partition]
     assert third.to_offsets[busy.partition] > first.to_offsets[busy.partition]
 
-    monkeypatch.setattr("services.compactor.compact.IDLE_RECORDS_MAX", 1)
+    monkeypatch.setattr("services.compactor.fold.IDLE_RECORDS_MAX", 1)
     assert job(simulation).run().to_offsets[idle.partition] > first.to_offsets[idle.partition]
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from services.compactor.changelog import is_foreign
-from services.compactor.compact import Compaction, Summary
+from services.compactor.compact import Compaction
+from services.compactor.fold import Summary
 from services.compactor.settings import CompactSettings
 from services.local.kafka import EmbeddedKafka
 from shared.common.errors import CorruptRecord

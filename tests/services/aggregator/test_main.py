@@ -1,4 +1,4 @@
-"""Loading a topology by name."""
+"""The aggregator as a service."""
 
 from __future__ import annotations
 
@@ -12,27 +12,18 @@ import msgspec
 import pytest
 import structlog
 
-from services.aggregator.main import Aggregator, load_topology, main
+from services.aggregator.main import Aggregator, main
 from services.aggregator.settings import AggregatorSettings
 from shared.common import daemon, log
-from shared.common.errors import ConfigError
 from shared.common.settings import LogSettings
 
 MODULE = """
 from shared.streams.dsl import StreamsBuilder
 
-CONSTANT = 3
-
 def build(topic="in", gap="10"):
     builder = StreamsBuilder()
     builder.stream(topic).to(f"{topic}-{gap}")
     return builder.build()
-
-def unfinished():
-    return StreamsBuilder()
-
-def empty():
-    return StreamsBuilder().build()
 """
 
 
@@ -49,31 +40,6 @@ def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root.setLevel(level)
     structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()
-
-
-def test_a_function_of_the_current_folder() -> None:
-    """A module of the current folder is found, and its function gets the options."""
-    topology = load_topology("my_topologies:build", {"topic": "clicks", "gap": "5"})
-    assert topology.source_topics() == ["clicks"]
-    assert "clicks-5" in topology.output_topics()
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "said"),
-    [
-        ("no_such_module:build", {}, "no_such_module:build: No module named 'no_such_module'"),
-        ("my_topologies:biuld", {}, "my_topologies:biuld: module 'my_topologies' has no attribute 'biuld'"),
-        ("my_topologies:CONSTANT", {}, "my_topologies:CONSTANT: 'int' object is not callable"),
-        ("my_topologies:build", {"gpa": "5"}, "unexpected keyword argument 'gpa'"),
-        ("my_topologies:unfinished", {}, "my_topologies:unfinished returned StreamsBuilder, not a Topology"),
-        ("my_topologies:empty", {}, "no stream was defined"),
-    ],
-)
-def test_what_is_wrong_with_a_topology(name: str, options: dict[str, str], said: str) -> None:
-    """A module, function or option that is not there, and what is no topology, is a ConfigError that says so."""
-    with pytest.raises(ConfigError, match="topology: ") as raised:
-        load_topology(name, options)
-    assert said in str(raised.value)
 
 
 @pytest.mark.parametrize(("ends", "logged"), [("raises", "ZeroDivisionError"), ("returns", "'backlog' has ended")])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from services.admin.settings import AdminServiceSettings
 from services.aggregator.settings import AggregatorSettings
-from services.compactor.settings import AuditSettings, CompactSettings
+from services.compactor.settings import AuditSettings, BackfillSettings, CompactSettings
 from services.consumer.dlq import DlqSettings
 from services.consumer.settings import ConsumerServiceSettings
 from services.local.gateway import GatewaySettings
@@ -31,6 +31,7 @@ COMMANDS: list[type[CommandSettings]] = [
     AdminServiceSettings,
     AggregatorSettings,
     AuditSettings,
+    BackfillSettings,
     CompactSettings,
     ConsumerServiceSettings,
     DlqSettings,

@@ -1,0 +1,194 @@
+"""`penstock backfill`: an application's first state from history, and the hand-over to its aggregator.
+
+The tasks run in Spark (see `replay`); what they would have written to the changelog is folded into the tables as a
+compaction folds a changelog. The progress that the tables hold then is what a restore begins with: the aggregator reads
+its sources from where the backfill ended, and the changelog, which is still empty, from its beginning.
+
+It makes an application's first state or none: where the lake or the changelog has some, it refuses. A backfill that
+crashed left nothing that counts; the next one goes on up to the same ends and appends nothing twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
+
+from services.compactor import tables
+from services.compactor.backfill_inputs import Ends, History, read_history
+from services.compactor.changelog import Newest
+from services.compactor.fold import Fold, Plan, Say, Summary
+from services.compactor.kafka import READ_SCHEMA, TopicOffsets, topic_offsets
+from services.compactor.replay import OUT_SQL, ReplayJob, nothing, replay
+from services.compactor.settings import BackfillSettings
+from shared.clients.producer import Producer, ProducerSettings
+from shared.common.clock import SYSTEM_CLOCK
+from shared.common.errors import ConfigError
+from shared.common.records import ProducerRecord
+from shared.common.settings import KafkaSettings
+from shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings
+from shared.streams.topics import prepare_topics
+from shared.streams.topology import Topology
+from shared.streams.topology_loading import load_topology
+
+FIRST_RUN = 1
+OUTPUTS_AT_ONCE = 10_000  # records written to topics at a time, held in the driver
+
+
+class Backfill(Fold):
+    """One backfill. Give it a Spark session, then `run()`."""
+
+    settings: BackfillSettings
+
+    def __init__(self, spark: SparkSession, settings: BackfillSettings, say: Say) -> None:
+        super().__init__(spark, settings, say)
+        self.now_ms = int(time.time() * 1000)
+        self.topology = load_topology(settings.topology, settings.topology_options)
+        require_whole_partitions(self.topology)
+        self.history: History | None = None
+        self.written: dict[str, int] = {}
+        """Records that the tasks had for each topic but the changelog, whether they were written there or not."""
+
+    def plan(self) -> Plan:
+        """Make the topics that are missing; ConfigError where the application has state already."""
+        settings = self.settings
+        streams = StreamsSettings(
+            application_id=settings.application, topic_wait_ms=settings.kafka_timeout_ms, **self._limits()
+        )
+        if streams.changelog_topic != settings.changelog_topic:
+            raise ConfigError(f"changelog: the aggregator's is {streams.changelog_topic}")
+        asyncio.run(prepare_topics(settings.kafka, streams, self.topology, SYSTEM_CLOCK))
+        offsets = topic_offsets(self.spark, settings.kafka, settings.changelog_topic, settings.kafka_timeout_ms)
+        self._require_nothing(tables.progress_rows(self.spark, self.state), offsets)
+        pending = self.pending(FIRST_RUN, {})
+        adopted = None if pending is None else _ends(pending.get("to_sources"))
+        if pending is not None and adopted is None:
+            raise ConfigError(f"{settings.tables} holds closed windows of a compaction that was not ended: finish it")
+        if adopted is not None:
+            self.say("a backfill was begun and not ended: this one goes on up to where that meant to go")
+        self.history = read_history(self.spark, settings, self.topology.source_topics(), adopted)
+        self.say(f"order: {self.history.order}")
+        return Plan(FIRST_RUN, {}, offsets, dict.fromkeys(offsets.latest, 0), offsets.latest, adopted is not None)
+
+    def records(self, plan: Plan) -> DataFrame:
+        """What the tasks would have written to the changelog; what was for other topics is written there."""
+        assert self.history is not None
+        job = self._job(self.history)
+        out = self.history.records.mapInArrow(replay(job), OUT_SQL).persist()
+        entries = out.filter(F.col("topic").isNull()).drop("topic", "headers")
+        begun = {row.partition for row in entries.select("partition").distinct().collect()}
+        idle = [row for p in sorted(plan.offsets.latest.keys() - begun) for row in nothing(job, p)]
+        self.written = {
+            row.topic: row["count"] for row in out.filter("topic IS NOT NULL").groupBy("topic").count().collect()
+        }
+        if wanted := [topic for topic in self.topology.output_topics() if self._is_written(topic)]:
+            written = asyncio.run(
+                write_outputs(
+                    self.settings.kafka,
+                    self.settings.max_request_size,
+                    out.filter(F.col("topic").isin(wanted)).toLocalIterator(),
+                )
+            )
+            self.say(f"{written} records written to {', '.join(wanted)}")
+        if not idle:
+            return entries
+        more = self.spark.createDataFrame([row[:5] for row in idle], READ_SCHEMA)
+        return entries.unionByName(more)
+
+    def covered(self, newest: Mapping[int, Newest]) -> dict[int, Newest]:
+        """The tables cover the sources, and nothing of the changelog."""
+        return {partition: progress._replace(covered_offset=0) for partition, progress in newest.items()}
+
+    def note(self, after: Mapping[int, int]) -> dict[str, Any]:
+        """As a compaction's, with the source offsets at which this backfill ends."""
+        assert self.history is not None
+        return {**super().note(after), "to_sources": self.history.ends}
+
+    def more(self) -> dict[str, Any]:
+        """Where the aggregator goes on, the order that was taken, and what the tasks had for each topic."""
+        assert self.history is not None
+        return {"hand_over": self.history.ends, "order": self.history.order, "outputs": self.written}
+
+    def after_merge(self, plan: Plan, summary: Summary) -> None:
+        """Let go of what the tasks wrote."""
+        self.spark.catalog.clearCache()
+
+    def _is_written(self, topic: str) -> bool:
+        refused = {name for source in self.topology.sources() for name in (source.late, source.dead_letters)}
+        return self.settings.outputs == "all" or (self.settings.outputs == "refused" and topic in refused)
+
+    def _limits(self) -> dict[str, Any]:
+        return {"max_request_size": self.settings.max_request_size, "key_bytes_max": self.settings.key_bytes_max}
+
+    def _job(self, history: History) -> ReplayJob:
+        settings = self.settings
+        return ReplayJob(
+            settings.topology,
+            settings.topology_options,
+            str(Path.cwd()),
+            settings.application,
+            settings.processing_guarantee,
+            settings.processing_exception_handler,
+            settings.max_request_size,
+            settings.key_bytes_max,
+            settings.commit_records,
+            history.ends,
+            history.source_ids,
+            self.now_ms,
+        )
+
+    def _require_nothing(self, covered: Mapping[int, Row], changelog: TopicOffsets) -> None:
+        said = "A backfill makes an application's first state: give the application another id, or start it afresh"
+        if covered:
+            raise ConfigError(f"{self.settings.tables} has state already. {said}")
+        if used := sorted(p for p, end in changelog.latest.items() if end):
+            raise ConfigError(f"{changelog.topic} has records already (partitions {used}). {said}")
+
+
+def require_whole_partitions(topology: Topology) -> None:
+    """ConfigError where a task needs more than its partition of the source topics."""
+    beyond = [*topology.internal_topics(), *(table.topic for table in topology.global_tables.values())]
+    if beyond:
+        raise ConfigError(
+            f"topology: a backfill runs each partition by itself, and this topology needs {', '.join(beyond)} as well: "
+            "a topic that it writes itself, or a global table"
+        )
+
+
+async def write_outputs(kafka: KafkaSettings, max_request_size: int, rows: Iterable[Row]) -> int:
+    """Write rows (OUT) to their topics, in their order; how many. Raises what the first one failed with."""
+    settings = ProducerSettings(max_request_size=max_request_size + REFUSAL_BYTES_MAX)
+    written = 0
+    async with Producer(kafka, settings) as producer:
+        for some in _batches(rows):
+            results = await (await producer.send_many([_record(row) for row in some]))
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
+            written += len(some)
+    return written
+
+
+def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    rest = iter(rows)
+    while some := list(itertools.islice(rest, OUTPUTS_AT_ONCE)):
+        yield some
+
+
+def _record(row: Row) -> ProducerRecord:
+    headers = tuple((h.key, None if h.value is None else bytes(h.value)) for h in row.headers)
+    key, value = (None if part is None else bytes(part) for part in (row.key, row.value))
+    return ProducerRecord(row.topic, value, key, headers, row.partition, row.timestamp_ms)
+
+
+def _ends(said: Any) -> Ends | None:
+    """Source ends as an append's note has them: JSON knows only text as keys."""
+    if not isinstance(said, dict):
+        return None
+    return {topic: {int(p): int(offset) for p, offset in ends.items()} for topic, ends in said.items()}

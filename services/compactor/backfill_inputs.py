@@ -1,0 +1,184 @@
+"""History as the tasks take it: source records by partition, each partition in its order.
+
+A topic's order is its offsets'. Of several source topics each keeps its own order, and they are taken together by the
+highest timestamp that each has reached: what a stream that is never behind would have seen. Files have a column that
+orders them, or their own order: by path, then by place in the file. Rows that the column does not tell apart keep the
+latter. A file's row goes to the partition that a producer would have chosen for its key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Window as SparkWindow
+from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
+from pyspark.sql.types import BinaryType, IntegralType, StringType, TimestampType
+
+from services.compactor.kafka import TopicOffsets, offsets_at, read_range, topic_offsets
+from services.compactor.replay import HEADERS_SQL, partitioned
+from services.compactor.settings import BackfillSettings
+from shared.common.errors import ConfigError
+from shared.streams.changelog_format import parse_places
+
+COLUMNS = ("partition", "topic", "offset", "timestamp_ms", "key", "value", "headers")
+RECORDS_SQL = (
+    f"partition int, topic string, offset bigint, timestamp_ms bigint, key binary, value binary, {HEADERS_SQL}"
+)
+READER_DEFAULTS = {"csv": {"header": "true", "inferSchema": "true"}}
+_PLACES = re.compile(r"\d+:\d+(,\d+:\d+)*")
+Ends = dict[str, dict[int, int]]
+
+
+class History(NamedTuple):
+    """Records (COLUMNS) in order, and by source topic and partition the offset at which the aggregator goes on."""
+
+    records: DataFrame
+    ends: Ends
+    source_ids: dict[str, str]
+    order: str
+
+
+def read_history(
+    spark: SparkSession, settings: BackfillSettings, topics: Sequence[str], adopted: Ends | None = None
+) -> History:
+    """What is to be replayed; `adopted` are the ends of a run that crashed. Raises ConfigError, or an error of Kafka's.
+
+    For UnknownTopicOrPartition, BrokerNotAvailable and the others see `topic_offsets`.
+    """
+    held = {topic: topic_offsets(spark, settings.kafka, topic, settings.kafka_timeout_ms) for topic in topics}
+    ids = {topic: offsets.topic_id for topic, offsets in held.items()}
+    stop = settings.end if settings.files is None else settings.hand_over
+    ends = adopted or {topic: place(spark, settings, offsets, stop) for topic, offsets in held.items()}
+    if settings.files is not None:
+        records, order = file_records(spark, settings, topics, held)
+        return History(records, ends, ids, order)
+    starts = {topic: place(spark, settings, offsets, settings.start) for topic, offsets in held.items()}
+    frames = [
+        read_range(spark, settings.kafka, topic, starts[topic], ends[topic], headers=True)
+        .withColumn("topic", F.lit(topic))
+        .select(*COLUMNS)
+        for topic in topics
+    ]
+    if len(frames) == 1:  # one task of Spark's a partition, in the order of offsets
+        return History(frames[0], ends, ids, "offset")
+    together = frames[0]
+    for frame in frames[1:]:
+        together = together.unionByName(frame)
+    so_far = SparkWindow.partitionBy("partition", "topic").orderBy("offset")
+    reached = F.max("timestamp_ms").over(so_far.rowsBetween(SparkWindow.unboundedPreceding, 0))
+    partitions = len(held[topics[0]].latest)
+    ordered = _in_order(together.withColumn("_reached", reached), partitions, "_reached", "topic", "offset")
+    return History(ordered, ends, ids, "highest timestamp so far of each topic, then offset")
+
+
+def place(spark: SparkSession, settings: BackfillSettings, offsets: TopicOffsets, text: str) -> dict[int, int]:
+    """A place of the settings as an offset of each partition, within what the topic holds.
+
+    Raises ConfigError for partitions or offsets that the topic does not have.
+    """
+    if text == "earliest":
+        return dict(offsets.earliest)
+    if text == "latest":
+        return dict(offsets.latest)
+    if not _PLACES.fullmatch(text):
+        at = offsets_at(spark, settings.kafka, offsets, time_ms(text), settings.kafka_timeout_ms)
+        return {p: at.get(p, end) for p, end in offsets.latest.items()}
+    given = dict(parse_places(text))
+    if wrong := sorted(given.keys() ^ offsets.latest.keys()):
+        said = "an offset for each partition is needed, and no other"
+        raise ConfigError(f"{offsets.topic}: {text}: {said} (partitions {wrong})")
+    for partition, offset in sorted(given.items()):
+        if not offsets.earliest[partition] <= offset <= offsets.latest[partition]:
+            held = f"the topic holds {offsets.earliest[partition]} to {offsets.latest[partition]}"
+            raise ConfigError(f"{offsets.topic}-{partition}: offset {offset}; {held}")
+    return given
+
+
+def time_ms(text: str) -> int:
+    """Milliseconds since the epoch, of a number or an ISO 8601 time, which is UTC where it does not say otherwise.
+
+    >>> time_ms("1357002000000"), time_ms("2013-01-01T01:00:00Z"), time_ms("2013-01-01")
+    (1357002000000, 1357002000000, 1356998400000)
+    """
+    if text.isdecimal():
+        return int(text)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError as e:
+        raise ConfigError(f"{text}: {e}") from None
+    return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def file_records(
+    spark: SparkSession, settings: BackfillSettings, topics: Sequence[str], held: Mapping[str, TopicOffsets]
+) -> tuple[DataFrame, str]:
+    """Rows of files as records of the topic that they stand for, and the order they are taken in."""
+    topic = settings.topic or (topics[0] if len(topics) == 1 else "")
+    if topic not in topics:
+        raise ConfigError(f"topic: {topic or 'unset'}: the files stand for one of the topology's: {', '.join(topics)}")
+    if settings.format == "delta" and settings.order_column is None:
+        raise ConfigError("order_column: a Delta table's files have no order; name the column that orders its rows")
+    assert settings.files is not None
+    options = READER_DEFAULTS.get(settings.format, {}) | settings.reader_options
+    rows = spark.read.format(settings.format).options(**options).load(settings.files)
+    columns = (settings.key_column, settings.timestamp_column, settings.value_column, settings.order_column)
+    if missing := [name for name in columns if name is not None and name not in rows.columns]:
+        raise ConfigError(f"{settings.files} has no column {', '.join(missing)}; it has {', '.join(rows.columns)}")
+    metadata = F.col("_metadata")
+    own = ("_path", "_block", "_row")
+    order = [] if settings.order_column is None else ["_order"]
+    records = rows.select(
+        F.lit(0).alias("partition"),
+        F.lit(topic).alias("topic"),
+        F.lit(None).cast("bigint").alias("offset"),
+        _timestamp(rows, settings.timestamp_column).alias("timestamp_ms"),
+        _bytes(rows, settings.key_column).alias("key"),
+        _value(rows, settings.value_column).alias("value"),
+        F.expr(f"CAST(NULL AS {HEADERS_SQL.partition(' ')[2]})").alias("headers"),
+        metadata["file_path"].alias("_path"),
+        metadata["file_block_start"].alias("_block"),
+        F.monotonically_increasing_id().alias("_row"),
+        *([F.col(settings.order_column).alias("_order")] if settings.order_column is not None else []),
+    )
+    extra = ", _path string, _block bigint, _row bigint"
+    if order:
+        extra += f", _order {records.schema['_order'].dataType.simpleString()}"
+    partitions = len(held[topic].latest)
+    chosen = records.mapInArrow(partitioned(partitions), RECORDS_SQL + extra)
+    said = settings.order_column or "file order (path, then place in the file)"
+    return _in_order(chosen, partitions, *order, *own), said
+
+
+def _in_order(records: DataFrame, partitions: int, *order: str) -> DataFrame:
+    together = records.repartitionByRange(partitions, "partition").sortWithinPartitions("partition", *order)
+    return together.select(*COLUMNS)
+
+
+def _timestamp(rows: DataFrame, name: str) -> SparkColumn:
+    kind, column = rows.schema[name].dataType, F.col(name)
+    if isinstance(kind, IntegralType):
+        return column.cast("bigint")
+    if isinstance(kind, StringType):
+        column = F.to_timestamp(column)
+    elif not isinstance(kind, TimestampType):
+        column = column.cast("timestamp")
+    # A row without a time is a record without one, which becomes a dead letter.
+    return F.coalesce(F.unix_millis(column), F.lit(-1))
+
+
+def _bytes(rows: DataFrame, name: str | None) -> SparkColumn:
+    if name is None:
+        return F.lit(None).cast("binary")
+    column = F.col(name)
+    return column if isinstance(rows.schema[name].dataType, BinaryType) else column.cast("string").cast("binary")
+
+
+def _value(rows: DataFrame, name: str | None) -> SparkColumn:
+    if name is not None:
+        return _bytes(rows, name)
+    return F.to_json(F.struct(*(F.col(c) for c in rows.columns)), {"ignoreNullFields": "false"}).cast("binary")

@@ -1,0 +1,35 @@
+"""A user's topology by its name, `module:function`: for the aggregator, and for the jobs that run it in Spark."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from shared.common.errors import ConfigError
+from shared.streams.topology import Topology
+
+NAME_PATTERN = r"^[\w.]+:\w+$"
+
+
+def load_topology(name: str, options: Mapping[str, str], folder: str | None = None) -> Topology:
+    """The topology that `module:function` returns; ConfigError says what is wrong with it.
+
+    `folder` is where user code lies, beside what Python finds by itself; the current folder by default.
+    """
+    module, _, function = name.partition(":")
+    here = folder or str(Path.cwd())
+    if here not in sys.path:  # a console script does not look in the current folder
+        sys.path.insert(0, here)
+    try:
+        build = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as e:
+        raise ConfigError(f"topology: {name}: {e}") from e
+    try:
+        topology = build(**options)
+    except TypeError as e:
+        raise ConfigError(f"topology: {name}: {e}") from e
+    if not isinstance(topology, Topology):
+        raise ConfigError(f"topology: {name} returned {type(topology).__name__}, not a Topology")
+    return topology

@@ -1,0 +1,240 @@
+"""Backfills from a real topic and from files, and the hand-over to a real worker."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
+
+from services.compactor.backfill import Backfill
+from services.compactor.compact import Compaction
+from services.compactor.failures import BackfillFailed
+from services.compactor.settings import BackfillSettings, CompactSettings
+from services.local.kafka import EmbeddedKafka
+from shared.clients.producer.partitioner import for_key
+from shared.common.errors import ConfigError
+from shared.streams.stream_worker import StreamWorker
+from shared.streams.topology_loading import load_topology
+from shared.testing.topology_test_driver import TopologyTestDriver
+from tests.integration.test_stream_worker import Chain, chain_of, kafka_of, running, settings_of
+
+TOPOLOGY = """
+from shared.streams.aggregations import Count, CountDistinct, Mean, Sum
+from shared.streams.dsl import StreamsBuilder
+
+
+def build(topic, name):
+    builder = StreamsBuilder()
+    keyed = builder.stream(topic, late=f"{name}-late", dead_letters=f"{name}-dlq").group_by_key()
+    values = {"n": Count(), "sum": Sum("id"), "mean": Mean("id"), "places": CountDistinct("id")}
+    keyed.session_window(100, 50).aggregate("s", **values).on_close().to(f"{name}-out")
+    return builder.build()
+
+
+def failing(topic, name):
+    builder = StreamsBuilder()
+    builder.stream(topic).map_values(lambda value: 1 // 0).to(f"{name}-out")
+    return builder.build()
+"""
+STORES = ("s",)
+
+
+@pytest.fixture
+def job(spark: Any, kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Backfill]:
+    """Makes a backfill of application `name` from `topic`, into a lake of the test's own."""
+    module = f"history_{os.getpid()}_{abs(hash(tmp_path))}"
+    (tmp_path / f"{module}.py").write_text(TOPOLOGY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def make(topic: str, name: str, kind: type[Backfill] = Backfill, build: str = "build", **more: Any) -> Backfill:
+        settings = BackfillSettings(
+            application=name,
+            lake=str(tmp_path / "lake"),
+            kafka=kafka_of(kafka),
+            topology=f"{module}:{build}",
+            topology_options={"topic": topic, "name": name},
+            **more,
+        )
+        return kind(spark, settings, print)
+
+    return make
+
+
+def worker_of(job: Backfill) -> StreamWorker:
+    settings = job.settings
+    build = load_topology(settings.topology, settings.topology_options)
+    return StreamWorker(settings.kafka, settings_of(settings.application, lake=settings.lake), build)
+
+
+def compact(job: Backfill) -> None:
+    given = job.settings
+    settings = CompactSettings(application=given.application, lake=given.lake, kafka=given.kafka)
+    Compaction(job.spark, settings, print).run()
+
+
+def rows(path: Path, columns: str) -> list[dict[str, Any]]:
+    table = DeltaTable(str(path))
+    found = QueryBuilder().register("t", table).execute(f"SELECT {columns} FROM t").read_all()
+    return sorted(pa.table(found).to_pylist(), key=repr)
+
+
+def state_of(job: Backfill) -> tuple[list[Any], list[Any]]:
+    """Closed windows with results, state and closing time, and live windows: all but when they were written."""
+    folder = Path(job.settings.tables)
+    closed = "key, start_ms, end_ms, n, sum, mean, places, state, closed_at, revision, partition, day"
+    live = "partition, store, key, start_ms, end_ms, s"
+    windows = [row for row in rows(folder / "state", f"{live}, row") if row.pop("row") == "window"]
+    return rows(folder / "closed" / "s", closed), windows
+
+
+async def stream(worker: StreamWorker, chain: Chain) -> dict[int, dict[str, Any]]:
+    """Have a worker take the topic to its end; what it says of its tasks."""
+    async with running(worker):
+        await chain.wait_processed(worker)
+        return {task["partition"]: task for task in worker.describe()["tasks"]}
+
+
+async def test_backfill_and_hand_over_equal_having_streamed(
+    kafka: EmbeddedKafka, topic_name: str, job: Callable[..., Backfill]
+) -> None:
+    """A backfill up to an offset, and the aggregator from there on, leave the rows that streaming all of it leaves."""
+    async with chain_of(kafka, topic_name) as chain:
+        await chain.send(400)
+        history = job(topic_name, f"{topic_name}-b", commit_records=57)
+        done = await asyncio.to_thread(history.run)
+        assert done.finals > 0
+        assert history.more()["hand_over"] == {topic_name: {0: 200, 1: 200}}
+        streamed = job(topic_name, f"{topic_name}-a")
+        await stream(worker_of(streamed), chain)
+        await asyncio.to_thread(compact, streamed)
+        assert state_of(history) == state_of(streamed)
+        late = await chain.read(f"{topic_name}-a-late")
+        assert len(late) == history.written[f"{topic_name}-b-late"] > 0
+
+        def told(records: list[Any]) -> list[Any]:
+            header = "penstock.late.offset"
+            return sorted((r.partition, r.timestamp, r.key, r.value, dict(r.headers)[header]) for r in records)
+
+        assert told(await chain.read(f"{topic_name}-b-late")) == told(late)
+
+        with pytest.raises(ConfigError, match="has state already"):
+            await asyncio.to_thread(job(topic_name, f"{topic_name}-b").run)
+
+        await chain.send(200)
+        described = await stream(worker_of(history), chain)
+        assert {p: task["records"] for p, task in described.items()} == {0: 100, 1: 100}
+        assert all(task["restored_windows"] > 0 for task in described.values())
+        await stream(worker_of(streamed), chain)
+        for one in (history, streamed):
+            await asyncio.to_thread(compact, one)
+        assert state_of(history) == state_of(streamed)
+
+
+def history_of(number: int) -> list[dict[str, Any]]:
+    """Rows in their order; some come late, and sessions merge and close."""
+    back = {0: 90, 3: 400}
+    return [
+        {"nth": i, "at": max(0, i * 13 - back.get(i % 7, 0)), "who": f"key-{i * 5 % 6}", "id": i} for i in range(number)
+    ]
+
+
+def streamed(job: Backfill, topic: str, given: list[dict[str, Any]], partitions: int) -> list[Any]:
+    """Closed windows of an uninterrupted run over rows in this order, each partition on its own."""
+    settings, found = job.settings, []
+    for partition in range(partitions):
+        build = load_topology(settings.topology, settings.topology_options)
+        driver = TopologyTestDriver(build, partition=partition)
+        for row in given:
+            if for_key(row["who"].encode(), partitions) == partition:
+                driver.pipe(topic, key=row["who"].encode(), value=json.dumps(row).encode(), timestamp=row["at"])
+        found += [json.loads(r.value or b"") for r in driver.read(f"{settings.application}-out")]
+    return sorted(([w["key"], w["start"], w["end"], w["n"], w["sum"]] for w in found), key=repr)
+
+
+def write_files(folder: Path, given: list[dict[str, Any]]) -> dict[str, Path]:
+    """The rows as a Parquet file and a Delta table out of order, and in file order as JSON (two files) and CSV."""
+    table, mixed = pa.Table.from_pylist(given), pa.Table.from_pylist(given[::-1])
+    pa.parquet.write_table(mixed, folder / "rows.parquet")
+    write_deltalake(str(folder / "delta"), mixed)
+    (folder / "json").mkdir()
+    half = len(given) // 3
+    for name, part in (("a", given[:half]), ("b", given[half:])):
+        (folder / "json" / f"{name}.json").write_text("\n".join(map(json.dumps, part)))
+    with (folder / "rows.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, table.column_names)
+        writer.writeheader()
+        writer.writerows(given)
+    return {
+        f: folder / p
+        for f, p in (("parquet", "rows.parquet"), ("delta", "delta"), ("json", "json"), ("csv", "rows.csv"))
+    }
+
+
+@pytest.mark.parametrize(
+    "kind", ["parquet", "json", *(pytest.param(k, marks=pytest.mark.soak) for k in ("delta", "csv"))]
+)
+async def test_files_equal_having_streamed_them_in_their_order(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, job: Callable[..., Backfill], kind: str
+) -> None:
+    """Rows by their order column, or in file order, leave the windows of a stream of them; then the topic is read."""
+    given = history_of(150)
+    files = write_files(tmp_path, given)
+    async with chain_of(kafka, topic_name) as chain:
+        await chain.send(20)
+        common = {"files": str(files[kind]), "format": kind, "key_column": "who", "timestamp_column": "at"}
+        order = {"order_column": "nth"} if kind in ("parquet", "delta") else {}
+        history = job(topic_name, topic_name, hand_over="0:4,1:10", **common, **order)
+        done = await asyncio.to_thread(history.run)
+        closed = rows(Path(history.settings.tables) / "closed" / "s", "key, start_ms, end_ms, n, sum")
+        wanted = streamed(history, topic_name, given, 2)
+        assert sorted((list(row.values()) for row in closed), key=repr) == wanted
+        assert len(wanted) == done.finals > 10
+        described = await stream(worker_of(history), chain)
+        assert {p: task["records"] for p, task in described.items()} == {0: 6, 1: 0}
+
+
+class Crashing(Backfill):
+    """Ends after the closed windows were appended and before the state is merged."""
+
+    def _merge(self, *arguments: Any) -> int:
+        raise KeyboardInterrupt
+
+
+async def test_a_backfill_after_a_crash_appends_nothing_twice(
+    kafka: EmbeddedKafka, topic_name: str, job: Callable[..., Backfill]
+) -> None:
+    """It goes on up to the ends of the one that crashed, whatever came to the topic since."""
+    async with chain_of(kafka, topic_name) as chain:
+        await chain.send(200)
+        with pytest.raises(KeyboardInterrupt):
+            await asyncio.to_thread(job(topic_name, topic_name, Crashing, outputs="none").run)
+        await chain.send(50)
+        history = job(topic_name, topic_name, outputs="none")
+        done = await asyncio.to_thread(history.run)
+        assert done.adopted
+        assert history.more()["hand_over"] == {topic_name: {0: 100, 1: 100}}
+        keys = rows(Path(history.settings.tables) / "closed" / "s", "partition, key, start_ms, end_ms")
+        assert len(keys) == len({tuple(row.values()) for row in keys}) == done.finals
+
+
+async def test_what_a_backfill_refuses(kafka: EmbeddedKafka, topic_name: str, job: Callable[..., Backfill]) -> None:
+    """A topology that fails names node and record; places that the topic does not have are named too."""
+    async with chain_of(kafka, topic_name, partitions=1) as chain:
+        await chain.send(5)
+        failing = job(topic_name, topic_name, build="failing", processing_exception_handler="fail")
+        with pytest.raises(BackfillFailed, match=f"{topic_name}-0@0 .*cannot be processed: ZeroDivisionError"):
+            await asyncio.to_thread(failing.run)
+        with pytest.raises(ConfigError, match=f"{topic_name}-0: offset 9; the topic holds 0 to 5"):
+            await asyncio.to_thread(job(topic_name, topic_name, start="0:9").run)
+        with pytest.raises(ConfigError, match="order_column: a Delta table's files have no order"):
+            await asyncio.to_thread(job(topic_name, topic_name, files="x", format="delta").run)

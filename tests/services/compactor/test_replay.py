@@ -1,0 +1,144 @@
+"""History through a task, batch by batch, without Spark."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from services.compactor.replay import EPOCH, FAILED, FIRST_OFFSET, OUT, ReplayJob, cut, nothing, partitioned, replay
+from shared.clients.producer.partitioner import for_key
+from shared.streams.changelog_format import FINAL, PROGRESS, TAKEOVER, decode, decode_progress
+from shared.streams.changelog_reader import Change, ChangelogReader
+from shared.streams.topology_loading import load_topology
+from shared.testing.topology_test_driver import TopologyTestDriver
+
+MODULE = """
+from shared.streams.aggregations import Count
+from shared.streams.dsl import StreamsBuilder
+
+
+def build():
+    builder = StreamsBuilder()
+    windows = builder.stream("in").group_by_key().session_window(100, 50)
+    windows.aggregate("s", n=Count()).on_close().to("out")
+    return builder.build()
+
+
+def failing():
+    builder = StreamsBuilder()
+    builder.stream("in").map_values(lambda value: 1 // 0).to("out")
+    return builder.build()
+"""
+RECORDS = pa.schema(
+    [
+        *(("partition", pa.int32()), ("topic", pa.string()), ("offset", pa.int64()), ("timestamp_ms", pa.int64())),
+        *(("key", pa.binary()), ("value", pa.binary()), ("headers", OUT.field("headers").type)),
+    ]
+)
+Row = tuple[int, int, bytes, int]
+"""Partition, offset, key, timestamp."""
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReplayJob]:
+    """A job for two partitions of `in` that hands over at offsets 90 and 91."""
+    (tmp_path / "replayed.py").write_text(MODULE)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    ends = {"in": {0: 90, 1: 91}}
+    where = ("replayed:build", {}, str(tmp_path), "app", "exactly_once", "dead_letter")
+    yield ReplayJob(*where, 1024, None, 4, ends, {"in": "the id"}, 77)  # type: ignore[arg-type]
+    sys.modules.pop("replayed", None)
+
+
+def batch(given: list[Row], offsets: bool = True) -> pa.RecordBatch:
+    rows = [(p, "in", offset if offsets else None, at, key, b'{"a":1}', None) for p, offset, key, at in given]
+    columns = zip(*rows, strict=True)
+    return pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, RECORDS, strict=True)], schema=RECORDS)
+
+
+def given(partition: int, number: int) -> list[Row]:
+    return [(partition, i, b"ab"[i % 2 : i % 2 + 1], i * 70 - 300 * (i % 5 == 4)) for i in range(number)]
+
+
+def run(job: ReplayJob, *batches: pa.RecordBatch) -> list[dict[str, Any]]:
+    return [row for out in replay(job)(iter(batches)) for row in out.to_pylist()]
+
+
+def test_the_changelog_is_what_the_aggregator_would_have_written(job: ReplayJob) -> None:
+    """Each partition's entries, however the batches are cut, restore to the windows of a run of the test driver."""
+    rows = given(0, 30) + given(1, 21)
+    found = run(job, batch(rows[:13]), batch(rows[13:37]), batch(rows[37:]))
+    for partition, number, end in ((0, 30, 90), (1, 21, 91)):
+        driver = TopologyTestDriver(load_topology(job.topology, {}, job.folder), partition=partition)
+        for _, _, key, at in given(partition, number):
+            driver.pipe("in", key=key, value=b'{"a":1}', timestamp=max(at, -1))
+        changes: list[Change] = []
+        reader = ChangelogReader(changes.append)
+        own = [row for row in found if row["topic"] is None and row["partition"] == partition]
+        assert [row["offset"] for row in own] == list(range(FIRST_OFFSET, FIRST_OFFSET + len(own)))
+        for row in own:
+            reader.feed(row["offset"], row["key"], row["value"])
+        finals = [row["value"] for row in own if decode(row["value"]).operation == FINAL]
+        published = [r for r in driver.read("out") if r.value]
+        assert len(finals) == len(published) > 2
+        assert reader.epoch == EPOCH
+        assert reader.progress is not None
+        assert (reader.progress.sources, reader.progress.source_ids) == ({"in": end}, {"in": "the id"})
+        live = {(c.key, c.start): c.end for c in changes if c.operation == b"L"}
+        for change in changes:
+            if change.operation != b"L":
+                live.pop((change.key, change.start), None)
+        assert {(str(w.key).encode(), w.start) for w in driver.task.stores["s"].rows()} <= live.keys()
+
+
+def test_outputs_carry_their_topics(job: ReplayJob) -> None:
+    """Late records and results come out with topic, timestamp and headers, and no changelog offset."""
+    found = [row for row in run(job, batch(given(0, 30))) if row["topic"] is not None]
+    assert {row["topic"] for row in found} == {"out", "in-late", "in-dlq"}
+    late = next(row for row in found if row["topic"] == "in-late")
+    assert {"key": "penstock.late.offset", "value": b"9"} in late["headers"]
+    assert all(row["offset"] is None for row in found)
+
+
+def test_rows_without_an_offset_are_counted(job: ReplayJob) -> None:
+    """A file's rows go by their place in the partition, over batches."""
+    rows = given(0, 30)
+    counted = run(job, batch(rows[:7], offsets=False), batch(rows[7:], offsets=False))
+    assert counted == run(job, batch(rows))
+
+
+def test_a_partition_without_records_is_handed_over(job: ReplayJob) -> None:
+    """Its changelog is a takeover and the progress that says where the aggregator begins."""
+    values = [row[4] for row in nothing(job, 1)]
+    assert [decode(value).operation for value in values] == [TAKEOVER, PROGRESS]
+    assert decode_progress(decode(values[-1]).body).sources == {"in": 91}
+    assert run(job) == []
+
+
+def test_a_failing_node_names_the_record(job: ReplayJob) -> None:
+    """What stops the task stops the job, with a mark by which the driver knows the message."""
+    stopped = job._replace(topology="replayed:failing", handler="fail")
+    with pytest.raises(ValueError, match=rf"{FAILED}: ProcessingFailed: .*in-0@0"):
+        run(stopped, batch(given(0, 2)))
+
+
+def test_batches_are_cut_where_the_partition_changes() -> None:
+    """A slice holds one partition; an empty batch has none."""
+    rows = given(0, 3) + given(1, 2) + given(0, 1)
+    assert [part.num_rows for part in cut(batch(rows))] == [3, 2, 1]
+    assert list(cut(batch(rows).slice(0, 0))) == []
+
+
+def test_rows_go_where_a_producer_would_have_sent_them() -> None:
+    """The partition is the producer's own choice for the key, and 0 without one."""
+    keys = [b"a", None, b"b", b"a", "ü".encode()]
+    rows = pa.record_batch({"partition": pa.array([9] * 5, pa.int32()), "key": pa.array(keys, pa.binary())})
+    (out,) = partitioned(7)(iter([rows]))
+    assert out.column("partition").to_pylist() == [0 if key is None else for_key(key, 7) for key in keys]
+    (out,) = partitioned(7)(iter([rows.slice(1, 1)]))
+    assert out.column("partition").to_pylist() == [0]
