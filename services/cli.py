@@ -35,6 +35,12 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "producer": (SERVICES, "services.producer.main:main", "HTTP ingest: events in, acknowledged by Kafka."),
     "consumer": (SERVICES, "services.consumer.main:main", "Run a handler over topics, in parallel per key."),
     "aggregator": (SERVICES, "services.aggregator.main:main", "Run a topology: windows, punctuation, exactly-once."),
+    "connect": (
+        SERVICES,
+        "services.connect.main:main",
+        "Run a Connect worker: Kafka Connect's REST, connectors in Python.",
+    ),
+    "connectors": (SERVICES, "services.connect.connectors:main", "List, create and steer connectors over REST."),
     "admin": (SERVICES, "services.admin.main:main", "REST for groups, offsets and topics; the dashboard."),
     "compact": (JOBS, "services.compactor.main:compact_main", "Fold the changelog into Delta tables."),
     "backfill": (JOBS, "services.compactor.main:backfill_main", "Build an application's first state from history."),

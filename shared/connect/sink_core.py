@@ -52,6 +52,8 @@ class SinkCore:
         self.pending: dict[TopicPartition, OffsetAndMetadata] = {}
         self.current: dict[TopicPartition, OffsetAndMetadata] = {}
         self.last_committed: dict[TopicPartition, OffsetAndMetadata] = {}
+        self.unsaid: set[TopicPartition] = set()
+        """Partitions whose offset in `last_committed` is where reading began, and was never committed from here."""
         self.committing = False
         self.commit_seqno = 0
         self.commit_failures = 0
@@ -97,7 +99,11 @@ class SinkCore:
         return self.commit_seqno, wanted
 
     def committable(self, provided: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Of what `pre_commit` gave, what may be committed and is new: only what is ours and was delivered."""
+        """Of what `pre_commit` gave, what may be committed: only what is ours and was delivered; nothing without news.
+
+        With the first news goes where reading began in partitions of which there is none yet, as with Kafka Connect:
+        the group then has an offset of every partition.
+        """
         found = {}
         for tp, offset in provided.items():
             if tp not in self.current:
@@ -106,7 +112,7 @@ class SinkCore:
                 log.warning("offset that was not delivered is not committed", partition=str(tp), offset=offset.offset)
             elif self.last_committed.get(tp) != offset:
                 found[tp] = offset
-        return found
+        return {**{tp: self.last_committed[tp] for tp in self.unsaid}, **found} if found else {}
 
     def commit_completed(self, seqno: int, error: Exception | None, offsets: Offsets | None, now_ms: int) -> int | None:
         """The answer to a commit: how long it took in ms; None where a newer one has been begun since."""
@@ -117,6 +123,7 @@ class SinkCore:
         else:
             self.commit_failures = 0
             self.last_committed.update({tp: offset for tp, offset in (offsets or {}).items() if tp in self.current})
+            self.unsaid -= set(offsets or ())
         self.committing = False
         return now_ms - self._commit_started_ms
 
@@ -193,6 +200,7 @@ class SinkCore:
         for tp, position in positions.items():
             self.assigned[tp] = self._assignments
             self.last_committed[tp] = self.current[tp] = OffsetAndMetadata(position)
+        self.unsaid |= set(positions)
         self.paused_by_task &= set(self.assigned)
         self.paused_for_redelivery = self.paused_for_redelivery and bool(self.batch)
         return frozenset(self.assigned) if self.paused_for_redelivery else frozenset(self.paused_by_task)
@@ -203,6 +211,7 @@ class SinkCore:
         for offsets in (self.assigned, self.current, self.last_committed, self.pending, self.rewinds):
             for tp in gone:
                 offsets.pop(tp, None)
+        self.unsaid -= gone
         self.batch = [record for record in self.batch if _partition_of(record) not in gone]
 
 

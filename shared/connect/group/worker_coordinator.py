@@ -89,6 +89,14 @@ class WorkerCoordinator:
             self.group.on_failure(e, self._clock.monotonic_ms())
         self._follow_up()
 
+    async def step_out(self) -> None:
+        """Give up everything and leave the group; `ensure_active` comes back to it."""
+        held = self.group.held
+        await self._rebalances.on_revoked(held, lost=False)
+        self.group.on_given_up(held)
+        if member_id := self.group.leave():
+            await self._leave(member_id)
+
     async def close(self) -> None:
         """Leave the group; what the worker ran must be stopped by then."""
         beating, self._beating = self._beating, None

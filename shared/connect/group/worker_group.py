@@ -336,6 +336,7 @@ class WorkerGroup:
         """For good; gives the member id that the group is to be told, "" for none."""
         member_id = self.member_id
         self._forget(member=True)
+        self.rejoin("left the group")
         self.state = MemberState.UNJOINED
         return member_id
 

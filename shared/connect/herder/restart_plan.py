@@ -1,5 +1,8 @@
 """What a restart request restarts: decided from the statuses alone, so that every worker comes to the same answer.
 
+The leader writes RESTARTING of all that it concerns as soon as it takes a request; to the workers that then look at it,
+that is as good as FAILED.
+
 >>> connector = ConnectorStatus("orders", State.RUNNING, "a:8083", 1)
 >>> states = (State.FAILED, State.RUNNING)
 >>> tasks = [TaskStatus(ConnectorTaskId("orders", n), state, "a:8083", 1) for n, state in enumerate(states)]
@@ -16,6 +19,8 @@ from shared.connect.states import ConnectorTaskId, State
 from shared.connect.storage.config_records import RestartRequest
 from shared.connect.storage.status_records import ConnectorStatus, TaskStatus
 
+TO_RESTART = (State.FAILED, State.RESTARTING)
+
 
 @dataclass(frozen=True, slots=True)
 class RestartPlan:
@@ -30,7 +35,7 @@ class RestartPlan:
 
 def plan_restart(request: RestartRequest, connector: ConnectorStatus, tasks: Sequence[TaskStatus]) -> RestartPlan:
     """What a request restarts, given what everything is doing."""
-    chosen = [t for t in tasks if request.include_tasks and (not request.only_failed or t.state is State.FAILED)]
+    chosen = [t for t in tasks if request.include_tasks and (not request.only_failed or t.state in TO_RESTART)]
     return RestartPlan(
-        not request.only_failed or connector.state is State.FAILED, tuple(status.task for status in chosen)
+        not request.only_failed or connector.state in TO_RESTART, tuple(status.task for status in chosen)
     )

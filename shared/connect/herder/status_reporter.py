@@ -6,7 +6,8 @@ task may be another worker's by then.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from shared.common.clock import Clock
@@ -84,6 +85,14 @@ class StatusReporter:
         self._topics.add(seen)
         if known is None:
             self._statuses.put(TopicStatus(topic, id.connector, id.task, self._clock.now_ms()))
+
+    def announce_restart(self, tasks: Iterable[ConnectorTaskId], connector: str | None) -> None:
+        """These are about to be restarted, wherever they are: they keep the worker that they are on."""
+        cache = self._statuses.cache
+        found = [cache.task(task) for task in tasks] + [None if connector is None else cache.connector(connector)]
+        for status in found:
+            if status is not None:
+                self._statuses.put(replace(status, state=State.RESTARTING, trace=None))
 
     def forget_connector(self, name: str) -> None:
         """A connector is gone: so is all that was said of it, its tasks and its topics."""

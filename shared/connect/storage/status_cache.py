@@ -76,6 +76,10 @@ class StatusCache:
         """Every connector of which there is a status."""
         return sorted(self._connectors)
 
+    def connectors_with_tasks(self) -> list[str]:
+        """Every connector of a task of which there is a status."""
+        return sorted(self._tasks)
+
     def may_write(self, status: ConnectorStatus | TaskStatus) -> bool:
         """Whether a safe status may follow what stands."""
         stands = self.connector(status.connector) if isinstance(status, ConnectorStatus) else self.task(status.task)

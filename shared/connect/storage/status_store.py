@@ -51,7 +51,10 @@ class StatusStore:
         """Write what was reported, then read no longer."""
 
     async def flush(self) -> None:
-        """Return when all that was reported up to now is written."""
+        """Return when all that was reported up to now is written; after `FLUSH_MS` in any case."""
+
+    async def refresh(self) -> None:
+        """Read all that others have written up to now; KafkaTimeout."""
 
     def put(self, status: StatusRecord) -> None:
         """Report, whatever stands."""
@@ -77,8 +80,7 @@ class KafkaStatusStore(StatusStore):
         self._writing = asyncio.create_task(self._write(), name="write statuses")
 
     async def stop(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            await self.flush()
+        await self.flush()
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.cancel()
@@ -87,8 +89,12 @@ class KafkaStatusStore(StatusStore):
 
     async def flush(self) -> None:
         if self._writing is not None:
-            async with asyncio.timeout(FLUSH_MS / 1000):
-                await self._reports.join()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_MS / 1000):
+                    await self._reports.join()
+
+    async def refresh(self) -> None:
+        await self._log.read_to_end()
 
     def put(self, status: StatusRecord) -> None:
         self._report(status, safe=False)

@@ -1,0 +1,184 @@
+"""A Connect worker as a process: REST, the stores, the herder, in this order.
+
+REST listens first, so that a port that is taken is found before anything else, and answers 503 until the herder has
+read its topics. What keeps a worker from starting ends it with a status of its own (`EXIT_STATUSES`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from api.connect import create_connect_app
+from api.connect_starting import StartingApp
+from api.server import HttpServer
+from services.connect.settings import CommandLine, advertised, listener, misspelled
+from shared.clients.admin import Admin
+from shared.clients.connection import Connection
+from shared.clients.producer import Producer, ProducerSettings
+from shared.common.errors import ConfigError, PenstockError
+from shared.common.log import get_logger
+from shared.connect.errors import ConnectError
+from shared.connect.herder.base_herder import Stores
+from shared.connect.herder.distributed import DistributedHerder
+from shared.connect.herder.metrics import ConnectMetrics
+from shared.connect.herder.settings import DistributedConfig, StandaloneConfig
+from shared.connect.herder.standalone import StandaloneHerder
+from shared.connect.offset_store import OffsetBackingStore
+from shared.connect.plugins import Plugins
+from shared.connect.storage.config_state import ConfigChange
+from shared.connect.storage.config_store import ConfigStore, KafkaConfigStore, MemoryConfigStore
+from shared.connect.storage.offset_store import FileOffsetStore, KafkaOffsetStore
+from shared.connect.storage.status_store import KafkaStatusStore, StatusStore
+from shared.connect.task_factory import TaskFactory
+from shared.connect.worker import Worker
+
+log = get_logger(__name__)
+
+FAILED, WRONG_SETTING, PORT_TAKEN, KAFKA_UNREACHABLE, CONNECTOR_FAILED = 1, 2, 3, 4, 5
+EXIT_STATUSES: Mapping[int, str] = {
+    FAILED: "an error while it ran",
+    WRONG_SETTING: "a setting is missing or wrong",
+    PORT_TAKEN: "the address of REST cannot be had",
+    KAFKA_UNREACHABLE: "Kafka cannot be reached, or refuses the credentials",
+    CONNECTOR_FAILED: "a connector that was named on the command line cannot be made",
+}
+REQUEST_SHARE_MS = 5_000
+"""How long requests in flight may take when the worker ends."""
+
+
+class StartFailed(PenstockError):
+    """The worker cannot start; `status` is its exit status."""
+
+    def __init__(self, status: int, reason: BaseException) -> None:
+        super().__init__(str(reason) or type(reason).__name__)
+        self.status = status
+
+
+class ConnectDaemon:
+    """One worker, from its settings on; `url` is REST's address once it listens."""
+
+    def __init__(self, asked: CommandLine, registry: CollectorRegistry | None = None) -> None:
+        self._asked, self._config = asked, asked.config
+        self._registry = CollectorRegistry() if registry is None else registry
+        self._http = listener(self._config)
+        self._starting = StartingApp()
+        self.server = HttpServer(self._starting, self._http)
+        kafka = self._config.kafka
+        self._admin = Admin(kafka)
+        self._connection = Connection(kafka)
+        self._producer = Producer(kafka, ProducerSettings(linger_ms=0))
+        self.herder: DistributedHerder | StandaloneHerder | None = None
+        self._loop: asyncio.Task[None] | None = None
+        self.exit_status = FAILED
+
+    def __repr__(self) -> str:
+        return f"<ConnectDaemon {self._asked.mode}, {self.server!r}>"
+
+    async def startup(self) -> None:
+        """REST, Kafka, the stores, the connectors of the command line; StartFailed says which of it cannot be had."""
+        for name in misspelled(self._config):
+            log.warning("a setting that nothing knows", name=name)
+        await self._step(self.server.start(), {ConfigError: PORT_TAKEN})
+        await self._step(self._reach_kafka(), {ConfigError: WRONG_SETTING, PenstockError: KAFKA_UNREACHABLE})
+        herder = self.herder = self._make_herder()
+        self._starting.app = create_connect_app(herder, self._registry)
+        await self._step(herder.startup(), {ConfigError: WRONG_SETTING, PenstockError: KAFKA_UNREACHABLE})
+        self._loop = asyncio.create_task(herder.main_loop(), name="herder")
+        for path, config in self._asked.connectors.items():
+            await self._step(self._make_connector(herder, path, config), {PenstockError: CONNECTOR_FAILED})
+
+    async def main_loop(self) -> None:
+        """Work until cancelled, or until the herder or REST ends."""
+        assert self._loop is not None, "startup() comes first"
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.server.wait())
+            tasks.create_task(self._herd(self._loop))
+
+    async def _herd(self, loop: asyncio.Task[None]) -> None:
+        await loop
+
+    async def shutdown(self) -> None:
+        """No more requests; then what runs is stopped, and the group is left."""
+        await self.server.stop(REQUEST_SHARE_MS)
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.wait([self._loop])
+        if self.herder is not None:
+            await self.herder.shutdown()
+        await self._producer.close(REQUEST_SHARE_MS)
+        await self._connection.close()
+        await self._admin.close()
+
+    async def _step(self, step: object, statuses: Mapping[type[PenstockError], int]) -> None:
+        try:
+            await step  # type: ignore[misc]
+        except* PenstockError as group:
+            first = _first(group)
+            self.exit_status = next((s for kind, s in statuses.items() if isinstance(first, kind)), FAILED)
+            raise StartFailed(self.exit_status, first) from None
+
+    async def _reach_kafka(self) -> None:
+        await self._admin.__aenter__()
+        await self._connection.open()
+        await self._producer.__aenter__()
+
+    def _make_herder(self) -> DistributedHerder | StandaloneHerder:
+        plugins, config = Plugins.installed(), self._config
+        worker_id = advertised(config, self._http, self.server.port)
+        stores = self._stores()
+        group_id = config["group.id"] if isinstance(config, DistributedConfig) else "connect"
+        worker = Worker(
+            config, plugins, stores.offsets, TaskFactory(config, plugins, stores.offsets, group_id=group_id)
+        )
+        herder: DistributedHerder | StandaloneHerder
+        if isinstance(config, DistributedConfig):
+            herder = DistributedHerder(
+                config, worker, self._admin, self._connection, stores, url=f"http://{worker_id}/", worker_id=worker_id
+            )
+        else:
+            herder = StandaloneHerder(worker, self._admin, stores, worker_id)
+        ConnectMetrics(herder, self._registry)
+        return herder
+
+    def _stores(self) -> Stores:
+        config, kafka = self._config, self._config.kafka
+        if isinstance(config, StandaloneConfig):
+            file = FileOffsetStore(Path(config["offset.storage.file.filename"]))
+            return Stores(MemoryConfigStore(self._on_change), StatusStore(), file)
+        shared = (kafka, self._admin, self._producer)
+        configs: ConfigStore = KafkaConfigStore(
+            *shared,
+            config.topic("config"),
+            self._on_change,
+            transactional_id=config.leader_transactional_id if config.transactional_leader else None,
+        )
+        offsets: OffsetBackingStore = KafkaOffsetStore(*shared, config.topic("offset"))
+        return Stores(configs, KafkaStatusStore(*shared, config.topic("status")), offsets)
+
+    def _on_change(self, change: ConfigChange) -> None:
+        if self.herder is not None:
+            self.herder.on_config_change(change)
+
+    async def _make_connector(
+        self, herder: DistributedHerder | StandaloneHerder, path: Path, config: Mapping[str, str]
+    ) -> None:
+        name = config.get("name")
+        if not name:
+            raise ConnectError(f"{path}: the connector has no name")
+        try:
+            await herder.put_connector(name, config, replace=True)
+        except PenstockError as e:
+            raise ConnectError(f"{path}: {e}") from e
+        log.info("created a connector", connector=name, file=str(path))
+
+
+def _first(group: BaseExceptionGroup[PenstockError]) -> PenstockError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, PenstockError)
+    return error

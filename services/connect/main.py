@@ -1,0 +1,47 @@
+"""`penstock connect standalone|distributed`: a Connect worker as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from services.connect.daemon import EXIT_STATUSES, WRONG_SETTING, ConnectDaemon
+from services.connect.settings import CommandLine, Mode, read_command_line
+from shared.common import daemon
+from shared.common.errors import ConfigError
+from shared.common.log import configure
+
+SHUTDOWN_TIMEOUT_MS = 60_000
+"""Beyond what tasks have (`task.shutdown.graceful.timeout.ms`), for commits, the group and the topics."""
+
+USAGE = """\
+penstock connect standalone WORKER.properties [CONNECTOR.properties …] [--NAME=VALUE …]
+penstock connect distributed WORKER.properties [--NAME=VALUE …]
+
+Run a Connect worker with Kafka Connect's settings and REST. --NAME=VALUE goes before the file, for every setting of a
+worker; --log.level and --log.format are the log's. Exit statuses:
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run until SIGTERM; the exit status is one of `EXIT_STATUSES`, 0 after a shutdown that was asked for."""
+    if not arguments or arguments[0] not in ("standalone", "distributed"):
+        asked_for_help = not arguments or arguments[0] in ("--help", "-h", "help")
+        statuses = "\n".join(f"  {status}  {what}" for status, what in EXIT_STATUSES.items())
+        print(USAGE + statuses, file=sys.stdout if asked_for_help else sys.stderr)
+        return 0 if asked_for_help else WRONG_SETTING
+    mode: Mode = "standalone" if arguments[0] == "standalone" else "distributed"
+    try:
+        asked = read_command_line(mode, arguments[1:])
+        configure(asked.log, "connect")
+        return asyncio.run(_drive(asked))
+    except ConfigError as e:
+        print(f"penstock connect: {e}", file=sys.stderr)
+        return WRONG_SETTING
+
+
+async def _drive(asked: CommandLine) -> int:
+    worker = ConnectDaemon(asked)
+    status = await daemon.run(worker, asked.config["task.shutdown.graceful.timeout.ms"] + SHUTDOWN_TIMEOUT_MS)
+    return worker.exit_status if status else status

@@ -1,0 +1,142 @@
+"""From a worker's command line to its settings: a properties file as Kafka Connect's, and flags over it.
+
+`--group.id=orders` is `group.id=orders` in the file. REST's address is the first of `listeners`; what other workers and
+clients are told is `rest.advertised.host.name` and `rest.advertised.port`, by default the listener's own.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from shared.common.errors import ConfigError
+from shared.common.setting_names import nearest
+from shared.common.settings import HttpSettings, LogSettings
+from shared.connect.client_settings import unknown_properties
+from shared.connect.herder.settings import DistributedConfig, StandaloneConfig
+from shared.connect.properties import parse_properties
+from shared.connect.worker_config import WorkerConfig
+
+Mode = Literal["standalone", "distributed"]
+
+EVERY_ADDRESS = "0.0.0.0"  # noqa: S104 - Kafka Connect's default listener has no host
+LOG_FLAGS = ("log.level", "log.format")
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """What was asked for: the worker's settings, and a standalone worker's connectors by file."""
+
+    mode: Mode
+    config: DistributedConfig | StandaloneConfig
+    connectors: dict[Path, dict[str, str]]
+    log: LogSettings
+
+
+def read_command_line(mode: Mode, arguments: Sequence[str]) -> CommandLine:
+    """The command line with its files; ConfigError names what is wrong."""
+    files, flags = _split(arguments)
+    if not files:
+        raise ConfigError(f"name the worker's properties file: penstock connect {mode} WORKER.properties …")
+    if mode == "distributed" and len(files) > 1:
+        raise ConfigError("a distributed worker takes no connectors on the command line: create them over REST")
+    log = {name.removeprefix("log."): flags.pop(name) for name in LOG_FLAGS if name in flags}
+    props = read_properties(files[0]) | flags
+    config = DistributedConfig(props) if mode == "distributed" else StandaloneConfig(props)
+    return CommandLine(
+        mode, config, {path: read_properties(path) for path in files[1:]}, LogSettings.model_validate(log)
+    )
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
+    files: list[Path] = []
+    flags: dict[str, str] = {}
+    rest = iter(arguments)
+    for argument in rest:
+        if not argument.startswith("--"):
+            files.append(Path(argument))
+            continue
+        name, equals, value = argument[2:].partition("=")
+        if not equals:
+            value = next(rest, "")
+            if not value:
+                raise ConfigError(f"--{name}: needs a value")
+        flags[name] = value
+    return files, flags
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """A properties file, or a connector's JSON file (its config, or `name` and `config` as REST has them)."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as e:
+        raise ConfigError(f"{path}: {e.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is no UTF-8 text") from None
+    try:
+        return _read_json(text) if path.suffix == ".json" else parse_properties(text)
+    except ConfigError as e:
+        raise ConfigError(f"{path}: {e}") from None
+
+
+def _read_json(text: str) -> dict[str, str]:
+    try:
+        found = msgspec.json.decode(text)
+    except msgspec.DecodeError as e:
+        raise ConfigError(f"no JSON: {e}") from None
+    if not isinstance(found, dict):
+        raise ConfigError("must be a JSON object")
+    config = found.get("config", found)
+    if not isinstance(config, dict):
+        raise ConfigError("'config' must be a JSON object")
+    named = {"name": found["name"], **config} if "config" in found and "name" in found else config
+    return {name: value if isinstance(value, str) else str(value) for name, value in named.items()}
+
+
+def misspelled(config: WorkerConfig) -> list[str]:
+    """Settings that neither the worker nor its clients know, each with what was probably meant: to be logged."""
+    known = [key.name for key in config.definition]
+    given = [name for name in config.props if name not in config.definition and not _is_prefixed(name)]
+    return [f"{name}{nearest(name, known)}" for name in unknown_properties(dict.fromkeys(given, ""))]
+
+
+PREFIXES = (
+    *("producer.", "consumer.", "admin.", "key.converter.", "value.converter.", "header.converter."),
+    *("config.providers.", "config.storage.", "offset.storage.", "status.storage.", "metrics.", "topic."),
+)
+"""What follows one of these is another part's to know."""
+
+
+def _is_prefixed(name: str) -> bool:
+    return name.startswith(PREFIXES)
+
+
+def listener(config: WorkerConfig) -> HttpSettings:
+    """Where REST is served: the first of `listeners`; ConfigError where it is none."""
+    given = config["listeners"]
+    text = given[0] if given else ""
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as e:
+        raise ConfigError(f"listeners: {text}: {e}") from None
+    if parts.scheme.lower() != "http":
+        raise ConfigError(
+            f"listeners: {text!r}: must be http://HOST:PORT (put a proxy that speaks TLS in front for https)"
+        )
+    return HttpSettings(host=parts.hostname or EVERY_ADDRESS, port=8083 if port is None else port)
+
+
+def advertised(config: WorkerConfig, http: HttpSettings, port: int) -> str:
+    """`host:port` by which other workers reach this one."""
+    host = config["rest.advertised.host.name"] or (
+        socket.getfqdn() if http.host in (EVERY_ADDRESS, "::") else http.host
+    )
+    shown = config["rest.advertised.port"] or port
+    return f"[{host}]:{shown}" if ":" in host else f"{host}:{shown}"

@@ -1,0 +1,228 @@
+"""What both herders have in common: everything that reads, validates, and asks plugins (an edge).
+
+Reads are answered from what this worker has read of the configs and statuses: they neither wait for a rebalance nor
+need the leader. What changes something is each herder's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shared.clients.admin import Admin
+from shared.common.clock import SYSTEM_CLOCK, Clock
+from shared.common.errors import ConfigError
+from shared.connect.connector import SinkConnector, SourceConnector
+from shared.connect.errors import ConnectorNotFound
+from shared.connect.herder import views
+from shared.connect.herder.connector_offsets import ConnectorOffsets, Row
+from shared.connect.herder.errors import BadRequest, Forbidden
+from shared.connect.herder.loggers import Loggers
+from shared.connect.herder.status_reporter import StatusReporter
+from shared.connect.herder.views import Json
+from shared.connect.herder.work_runner import WorkRunner
+from shared.connect.offset_store import OffsetBackingStore
+from shared.connect.plugins import Plugins, class_name
+from shared.connect.states import ConnectorTaskId, TargetState
+from shared.connect.storage.config_records import Config
+from shared.connect.storage.config_state import ConfigSnapshot
+from shared.connect.storage.config_store import ConfigStore
+from shared.connect.storage.status_store import StatusStore
+from shared.connect.validation import ConfigInfos, plugin_definitions, validate_connector
+from shared.connect.version import CONNECT_VERSION
+from shared.connect.worker import Worker
+
+NOT_STOPPED = (
+    "Connectors must be in the STOPPED state before their offsets can be modified. This can be done for the specified "
+    "connector by issuing a 'PUT' request to the '/connectors/{name}/stop' endpoint"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """Where a herder keeps what it knows."""
+
+    configs: ConfigStore
+    statuses: StatusStore
+    offsets: OffsetBackingStore
+
+
+class BaseHerder:
+    """Reads, validation, offsets; `generation` is the group's."""
+
+    generation = 0
+    _runner: WorkRunner
+
+    def __init__(
+        self, worker: Worker, admin: Admin, stores: Stores, worker_id: str, *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.worker, self.worker_id = worker, worker_id
+        self.plugins: Plugins = worker.plugins
+        self.loggers = Loggers(clock)
+        self._admin, self._stores, self._clock = admin, stores, clock
+        self._offsets = ConnectorOffsets(admin, stores.offsets)
+        self._reporter = StatusReporter(
+            stores.statuses,
+            worker_id,
+            clock,
+            generation=lambda: self.generation,
+            version=self._version_of,
+            tracks_topics=worker.config["topic.tracking.enable"],
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the worker has started up."""
+        return True
+
+    def snapshot(self) -> ConfigSnapshot:
+        """The configs as far as they were read."""
+        return self._stores.configs.snapshot()
+
+    def _version_of(self, connector: str) -> str | None:
+        try:
+            plugin = self.plugins.connector_class(self.snapshot().configs[connector]["connector.class"])
+            return str(plugin.version(object.__new__(plugin)))
+        except (KeyError, ConfigError):
+            return None
+
+    def startup_metrics(self) -> dict[str, float]:
+        """How often connectors and tasks were started, under Kafka Connect's names."""
+        found: dict[str, float] = {}
+        for kind in ("connector", "task"):
+            good, bad = float(self._runner.startups[kind, True]), float(self._runner.startups[kind, False])
+            found[f"{kind}_startup_attempts_total"] = good + bad
+            found[f"{kind}_startup_success_total"] = good
+            found[f"{kind}_startup_failure_total"] = bad
+            found[f"{kind}_startup_success_percentage"] = good / (good + bad) if good + bad else 0.0
+            found[f"{kind}_startup_failure_percentage"] = bad / (good + bad) if good + bad else 0.0
+        return found
+
+    def rebalance_metrics(self) -> dict[str, float]:
+        """How often the group has assigned, under Kafka Connect's names; nothing where there is no group."""
+        return {}
+
+    # --- what REST reads ---
+
+    async def server_info(self) -> Json:
+        """The runtime's version and the cluster's id."""
+        cluster = await self._admin.cluster()
+        return {"version": CONNECT_VERSION, "commit": "penstock", "kafka_cluster_id": cluster.cluster_id}
+
+    def connectors(self) -> list[str]:
+        """All connectors' names, sorted."""
+        return self.snapshot().connectors()
+
+    def connector_info(self, name: str) -> Json:
+        """See `views.connector_info`."""
+        return views.connector_info(self.snapshot(), self.plugins, name)
+
+    def connector_config(self, name: str) -> Config:
+        """A connector's config as it is kept, with its `${…}` unresolved; ConnectorNotFound."""
+        return views.config_of(self.snapshot(), name)
+
+    def task_infos(self, name: str) -> list[Json]:
+        """See `views.task_infos`."""
+        return views.task_infos(self.snapshot(), name)
+
+    def connector_status(self, name: str) -> Json:
+        """See `views.connector_status`."""
+        return views.connector_status(self.snapshot(), self._stores.statuses.cache, self.plugins, name)
+
+    def task_status(self, task: ConnectorTaskId) -> Json:
+        """See `views.task_status`."""
+        return views.task_status(self._stores.statuses.cache, task)
+
+    def active_topics(self, name: str) -> Json:
+        """The topics that a connector has used; Forbidden where they are not tracked."""
+        if not self.worker.config["topic.tracking.enable"]:
+            raise Forbidden("Topic tracking is disabled.")
+        return views.active_topics(self._stores.statuses.cache, name)
+
+    def reset_active_topics(self, name: str) -> None:
+        """Empty that list; Forbidden where the settings do not allow it."""
+        if not self.worker.config["topic.tracking.enable"]:
+            raise Forbidden("Topic tracking is disabled.")
+        if not self.worker.config["topic.tracking.allow.reset"]:
+            raise Forbidden("Topic tracking reset is disabled.")
+        self._reporter.forget_topics(name)
+
+    def plugin_list(self, *, connectors_only: bool) -> list[dict[str, str]]:
+        """The plugins that are installed."""
+        return self.plugins.listed(connectors_only=connectors_only)
+
+    def plugin_config(self, name: str) -> list[Json]:
+        """A plugin's settings; ConnectorNotFound."""
+        return plugin_definitions(*self.plugins.config_of(name))
+
+    async def connector_offsets(self, name: str) -> Json:
+        """Where a connector is; ConnectorNotFound."""
+        config = self.connector_config(name)
+        is_sink = views.kind_of_connector(self.plugins, config) == "sink"
+        return await self._offsets.read(name, config, is_sink=is_sink)
+
+    # --- validation ---
+
+    def validate(self, config: Mapping[str, str], plugin: str | None = None) -> Json:
+        """What is wrong with a config, setting by setting; secrets that it refers to are not shown.
+
+        `plugin` is the class that the request is about. Raises ConfigError where there is no such class.
+        """
+        given = config.get("connector.class")
+        if plugin is not None and given is not None and not self._is_same_plugin(plugin, given):
+            raise BadRequest(f"Included connector type {given} does not match request type {plugin}")
+        return self._validated(config).as_json()
+
+    def _is_same_plugin(self, plugin: str, given: str) -> bool:
+        if plugin == given:
+            return True
+        found = self.plugins.any_kind(given)
+        return found is not None and self.plugins.any_kind(plugin) is found
+
+    def _validated(self, config: Mapping[str, str]) -> ConfigInfos:
+        infos = validate_connector(self.plugins, self.worker.resolve(config), self.worker.config.values)
+        for row in infos.configs:
+            value = row["value"]
+            if "${" in config.get(value["name"], ""):
+                value["value"] = config[value["name"]]
+        return infos
+
+    def _check_config(self, name: str, config: Mapping[str, str]) -> None:
+        """BadRequest in Kafka Connect's words where a connector with this config cannot be made."""
+        infos = self._validated(config)
+        if infos.error_count:
+            raise BadRequest(infos.refusal())
+
+    # --- offsets ---
+
+    def _check_stopped(self, name: str) -> Config:
+        snapshot = self.snapshot()
+        config = views.config_of(snapshot, name)
+        if snapshot.target_state(name) is not TargetState.STOPPED or snapshot.tasks(name):
+            raise BadRequest(NOT_STOPPED.format(name=name))
+        return config
+
+    async def _alter_offsets(self, name: str, rows: Sequence[Row] | None) -> Json:
+        config = self._check_stopped(name)
+        resolved = self.worker.resolve(config)
+        plugin = self.plugins.connector_class(resolved.get("connector.class", ""))
+        connector = plugin()
+        if isinstance(connector, SinkConnector):
+            said = await self._offsets.alter_sink(name, connector, resolved, rows)
+        elif isinstance(connector, SourceConnector):
+            await self._fence_for_offsets(name)
+            said = await self._offsets.alter_source(name, connector, resolved, rows)
+        else:
+            raise BadRequest(f"{class_name(plugin)} is neither source nor sink")
+        return {"message": said}
+
+    async def _fence_for_offsets(self, name: str) -> None:
+        """Before a source's offsets are changed: make sure that no task of it writes any more."""
+
+    @staticmethod
+    def _patched(config: Config, patch: Mapping[str, str | None]) -> dict[str, str]:
+        return {name: value for name, value in (dict(config) | dict(patch)).items() if value is not None}
+
+    @staticmethod
+    def _unknown(name: str, separator: str = " ") -> ConnectorNotFound:
+        return ConnectorNotFound(f"Unknown connector{separator}{name}")

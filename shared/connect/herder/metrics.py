@@ -1,0 +1,115 @@
+"""The worker's metrics under Kafka Connect's names, in Prometheus' form.
+
+A JMX name `kafka.connect:type=sink-task-metrics,connector=…,task=…`, attribute `put-batch-avg-time-ms`, is
+`kafka_connect_sink_task_metrics_put_batch_avg_time_ms{connector="…",task="…"}`, as the usual exporters write it. They
+are computed when they are asked for: nothing is counted twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from shared.connect.herder import views
+from shared.connect.plugins import Plugins
+from shared.connect.states import State
+from shared.connect.storage.config_state import ConfigSnapshot
+from shared.connect.task_metrics import ERROR_METRICS, SINK_METRICS, SOURCE_METRICS
+from shared.connect.worker import Worker
+
+PREFIX = "kafka_connect"
+Rows = dict[tuple[str, ...], float]
+
+STATES = (State.RUNNING, State.PAUSED, State.FAILED, State.UNASSIGNED, State.RESTARTING)
+
+
+class Herder(Protocol):
+    """What the metrics are read from."""
+
+    worker: Worker
+    plugins: Plugins
+
+    def snapshot(self) -> ConfigSnapshot: ...
+
+    def startup_metrics(self) -> Mapping[str, float]: ...
+
+    def rebalance_metrics(self) -> Mapping[str, float]: ...
+
+
+class ConnectMetrics(Collector):
+    """The metrics of one worker, registered where it is made."""
+
+    def __init__(self, herder: Herder, registry: CollectorRegistry) -> None:
+        self._herder = herder
+        registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        """Every metric as it is now."""
+        yield from self._worker()
+        yield from self._connectors()
+        yield from self._tasks()
+        for name, value in self._herder.rebalance_metrics().items():
+            yield _gauge("connect_worker_rebalance_metrics", name, {(): value}, ())
+
+    def _worker(self) -> Iterable[Metric]:
+        worker, group = self._herder.worker, "connect_worker_metrics"
+        counts = {"connector_count": len(worker.connector_names()), "task_count": len(worker.task_ids())}
+        for name, value in {**counts, **self._herder.startup_metrics()}.items():
+            yield _gauge(group, name, {(): float(value)}, ())
+        states: Counter[tuple[str, State | None]] = Counter(
+            (task.connector, worker.state(task)) for task in worker.task_ids()
+        )
+        for state in STATES:
+            rows: Rows = {(name,): float(states[name, state]) for name in worker.connector_names()}
+            yield _gauge(group, f"connector_{state.value.lower()}_task_count", rows, ("connector",))
+        totals = Counter(task.connector for task in worker.task_ids())
+        sums: Rows = {(name,): float(totals[name]) for name in worker.connector_names()}
+        yield _gauge(group, "connector_total_task_count", sums, ("connector",))
+
+    def _connectors(self) -> Iterable[Metric]:
+        worker, snapshot = self._herder.worker, self._herder.snapshot()
+        rows: dict[tuple[str, ...], float] = {}
+        for name in worker.connector_names():
+            config = snapshot.configs.get(name, {})
+            kind = views.kind_of_connector(self._herder.plugins, config)
+            state = worker.state(name)
+            rows[name, kind, config.get("connector.class", ""), "" if state is None else state.value.lower()] = 1.0
+        yield _gauge("connector_metrics", "status", rows, ("connector", "connector_type", "connector_class", "status"))
+
+    def _tasks(self) -> Iterable[Metric]:
+        found: dict[tuple[str, str], dict[tuple[str, ...], float]] = {}
+        for task, state, values in self._herder.worker.task_metrics():
+            own = (task.connector, str(task.task))
+            found.setdefault(("connector_task_metrics", "status"), {})[(*own, state.value.lower())] = 1.0
+            for name, value in values.items():
+                found.setdefault((group_of(name), name), {})[own] = value
+        for (group, name), rows in sorted(found.items()):
+            labels = ("connector", "task", "status") if name == "status" else ("connector", "task")
+            yield _gauge(group, name, rows, labels)
+
+
+def group_of(name: str) -> str:
+    """The group of metrics that one of a task's is in.
+
+    >>> group_of("put_batch_avg_time_ms"), group_of("source_record_poll_total"), group_of("total_retries")
+    ('sink_task_metrics', 'source_task_metrics', 'task_error_metrics')
+    """
+    if name in ERROR_METRICS:
+        return "task_error_metrics"
+    if name in SINK_METRICS or name.startswith("put_batch"):
+        return "sink_task_metrics"
+    if name in SOURCE_METRICS or name.startswith("poll_batch"):
+        return "source_task_metrics"
+    return "connector_task_metrics"
+
+
+def _gauge(group: str, name: str, rows: Mapping[tuple[str, ...], float], labels: tuple[str, ...]) -> Metric:
+    family = GaugeMetricFamily(f"{PREFIX}_{group}_{name}", f"Kafka Connect's {group.replace('_', '-')}.", labels=labels)
+    for values, value in sorted(rows.items()):
+        family.add_metric(values, value)
+    return family

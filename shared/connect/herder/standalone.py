@@ -1,0 +1,250 @@
+"""The herder of a worker that is alone: configs in memory, offsets in a file, no group (an edge).
+
+What is asked runs in one loop, as in a group; this worker runs everything and leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+from shared.clients.admin import Admin
+from shared.common.clock import SYSTEM_CLOCK, Clock
+from shared.common.log import get_logger
+from shared.connect.errors import ConnectError, ConnectorNotFound
+from shared.connect.group.connect_protocol import Work
+from shared.connect.herder import views
+from shared.connect.herder.base_herder import BaseHerder, Stores
+from shared.connect.herder.command_queue import CommandQueue
+from shared.connect.herder.connector_offsets import Row
+from shared.connect.herder.errors import AlreadyExists, BadRequest
+from shared.connect.herder.restart_plan import plan_restart
+from shared.connect.herder.views import Json
+from shared.connect.herder.work_runner import WorkRunner
+from shared.connect.states import ConnectorTaskId, State, TargetState
+from shared.connect.storage.config_records import Config, RestartRequest
+from shared.connect.storage.config_state import ConfigChange
+from shared.connect.worker import Worker
+from shared.connect.worker_connector import trace_of
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+HEALTH_MS = 10_000
+NO_INTERNAL = "A standalone worker takes no requests from other workers."
+
+
+class StandaloneHerder(BaseHerder):
+    """The herder of one worker by itself."""
+
+    def __init__(
+        self, worker: Worker, admin: Admin, stores: Stores, worker_id: str, *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        super().__init__(worker, admin, stores, worker_id, clock=clock)
+        self._wakeup = asyncio.Event()
+        self._commands = CommandQueue(clock, self._wakeup.set)
+        self._started = False
+        self._runner = WorkRunner(
+            worker,
+            self._reporter,
+            self.snapshot,
+            on_started=self._reconfigure,
+            on_reconfiguration=self._reconfigure,
+        )
+
+    def __repr__(self) -> str:
+        return f"<StandaloneHerder {self._runner!r}, {self._commands!r}>"
+
+    @property
+    def is_ready(self) -> bool:
+        return self._started
+
+    async def startup(self) -> None:
+        """Read the offsets."""
+        await self._stores.configs.start()
+        await self.worker.startup()
+        self._started = True
+
+    async def main_loop(self) -> None:
+        """Work until cancelled."""
+        while True:
+            await self._commands.run_due()
+            wait_ms = self._commands.wait_ms()
+            try:
+                async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
+                    await self._wakeup.wait()
+            except TimeoutError:
+                pass
+            self._wakeup.clear()
+
+    async def shutdown(self) -> None:
+        """Stop what runs."""
+        self._commands.close()
+        await self._runner.close()
+        await self.worker.shutdown()
+
+    def on_config_change(self, change: ConfigChange) -> None:
+        """The config store's listener: nothing comes from elsewhere, and what is done here is done already."""
+
+    async def is_healthy(self) -> bool:
+        """Whether the loop comes to requests."""
+
+        async def nothing() -> None: ...
+
+        try:
+            await self._commands.ask(nothing, HEALTH_MS)
+        except ConnectError:
+            return False
+        return True
+
+    # --- connectors ---
+
+    async def put_connector(
+        self, name: str, config: Config, target: TargetState | None = None, *, replace: bool
+    ) -> tuple[bool, Json]:
+        """Make a connector, or with `replace` change it; gives whether it is new, and what REST shows of it."""
+        self._check_config(name, config)
+
+        async def put() -> tuple[bool, Json]:
+            exists = name in self.snapshot().configs
+            if exists and not replace:
+                raise AlreadyExists(f"Connector {name} already exists")
+            await self._stores.configs.put_connector(name, config, target)
+            if exists:
+                self._runner.beside(self._runner.restart_connector(name))
+            else:
+                self._runner.start_connector(name)
+            return not exists, self.connector_info(name)
+
+        return await self._ask(put)
+
+    async def patch_connector(self, name: str, patch: Mapping[str, str | None]) -> Json:
+        """Change some settings of a connector; None takes one away."""
+        config = self._patched(self.connector_config(name), patch)
+        return (await self.put_connector(name, config, replace=True))[1]
+
+    async def delete_connector(self, name: str) -> None:
+        """Delete a connector; ConnectorNotFound."""
+
+        async def delete() -> None:
+            self.connector_config(name)
+            await self._runner.stop(Work({name}, self._tasks_here(name)))
+            await self._stores.configs.remove_connector(name)
+            self._reporter.forget_connector(name)
+
+        await self._ask(delete)
+
+    async def set_target_state(self, name: str, target: TargetState) -> None:
+        """Have a connector run, pause or stop; ConnectorNotFound."""
+
+        async def put() -> None:
+            if name not in self.snapshot().configs:
+                raise self._unknown(name)
+            if target is TargetState.STOPPED:
+                await self._put_tasks(name, [])
+            await self._stores.configs.put_target_state(name, target)
+            await self._runner.set_target_state(name)
+
+        await self._ask(put)
+
+    # --- restarts ---
+
+    async def restart_connector(self, name: str) -> None:
+        """Restart a connector without its tasks; ConnectorNotFound."""
+
+        async def restart() -> None:
+            if name not in self.snapshot().configs:
+                raise self._unknown(name, ": ")
+            await self._runner.restart_connector(name)
+
+        await self._ask(restart)
+
+    async def restart_task(self, task: ConnectorTaskId) -> None:
+        """Restart a task; ConnectorNotFound."""
+
+        async def restart() -> None:
+            if task.connector not in self.snapshot().configs:
+                raise self._unknown(task.connector, ": ")
+            if task not in self.snapshot().tasks(task.connector):
+                raise ConnectorNotFound(f"Unknown task: {task}")
+            await self._runner.restart_tasks([task])
+
+        await self._ask(restart)
+
+    async def restart(self, request: RestartRequest) -> Json:
+        """Restart a connector and its tasks as the request says; gives its status with what is being restarted."""
+
+        async def restart() -> Json:
+            name, cache = request.connector, self._stores.statuses.cache
+            if name not in self.snapshot().configs:
+                raise self._unknown(name, ": ")
+            status = cache.connector(name)
+            if status is None:
+                raise ConnectorNotFound(f"Status for connector {name} not found")
+            plan = plan_restart(request, status, cache.tasks(name))
+            shown = views.connector_status(self.snapshot(), cache, self.plugins, name, plan)
+            await self._runner.restart_tasks(plan.tasks, announced=True)
+            if plan.connector:
+                self._runner.beside(self._runner.restart_connector(name, announced=True))
+            return shown
+
+        return await self._ask(restart)
+
+    # --- offsets, loggers, requests between workers ---
+
+    async def alter_offsets(self, name: str, rows: Sequence[Row] | None) -> Json:
+        """Set a stopped connector's offsets, or forget all of them (None); BadRequest while it is not stopped."""
+        return await self._ask(lambda: self._alter_offsets(name, rows))
+
+    async def set_cluster_level(self, logger: str, level: str) -> None:
+        """Set a logger's level; the cluster is this worker."""
+        self.loggers.set_level(logger, level)
+
+    async def put_task_configs(
+        self, name: str, configs: Sequence[Config], body: bytes, headers: Mapping[str, str]
+    ) -> None:
+        """There are no other workers."""
+        raise BadRequest(NO_INTERNAL)
+
+    async def fence(self, name: str, body: bytes, headers: Mapping[str, str]) -> None:
+        """There are no other workers."""
+        raise BadRequest(NO_INTERNAL)
+
+    # --- task configs ---
+
+    async def _ask(self, run: Callable[[], Awaitable[T]]) -> T:
+        return await self._commands.ask(run)
+
+    def _tasks_here(self, name: str) -> list[ConnectorTaskId]:
+        return [task for task in self._runner.running().tasks if task.connector == name]
+
+    def _reconfigure(self, name: str) -> None:
+        self._runner.beside(self._make_tasks(name))
+
+    async def _make_tasks(self, name: str) -> None:
+        config = self.snapshot().configs.get(name)
+        if config is None or self.worker.state(name) is not State.RUNNING:
+            return
+        try:
+            made = await self.worker.connector_task_configs(name, config)
+        except ConnectorNotFound:
+            return
+        except Exception as e:  # of the connector: whatever it is, it fails this connector
+            log.error("tasks cannot be configured", connector=name, reason=str(e), known=isinstance(e, ConnectError))
+            self._reporter.on_failure(name, trace_of(e))
+            return
+        await self._ask(lambda: self._put_tasks(name, made))
+
+    async def _put_tasks(self, name: str, made: Sequence[Config]) -> None:
+        snapshot = self.snapshot()
+        if name not in snapshot.configs:
+            return
+        await self._stores.configs.put_tasks(name, made)
+        snapshot = self.snapshot()
+        gone = set(self._tasks_here(name)) - set(snapshot.tasks(name))
+        await self._runner.stop(Work((), gone | self._runner.outdated(snapshot.tasks(name), whole_sets=False)))
+        for task in gone:
+            self._reporter.on_deletion(task)
+        await self._runner.start(Work((), snapshot.tasks(name)))

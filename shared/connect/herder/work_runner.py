@@ -1,0 +1,192 @@
+"""What a worker is to run and what it runs, brought together (an edge).
+
+A connector's start may take as long as it likes: it runs beside the herder, which hears through `on_started` that it is
+done. Tasks start at once and come up by themselves. Whatever is stopped is stopped when the call returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import Any
+
+from shared.common.errors import PenstockError
+from shared.common.log import get_logger
+from shared.connect.group.connect_protocol import Work
+from shared.connect.states import ConnectorTaskId, State
+from shared.connect.status_listener import StatusListener
+from shared.connect.storage.config_state import ConfigSnapshot
+from shared.connect.worker import Worker
+from shared.connect.worker_connector import trace_of
+from shared.connect.worker_task import TaskSpec
+
+log = get_logger(__name__)
+
+
+class WorkRunner:
+    """Starts and stops connectors and tasks of one worker as the configs say."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        listener: StatusListener,
+        snapshot: Callable[[], ConfigSnapshot],
+        *,
+        on_started: Callable[[str], None],
+        on_reconfiguration: Callable[[str], None],
+        before_task: Callable[[ConnectorTaskId], Awaitable[bool]] | None = None,
+    ) -> None:
+        self._worker, self._listener, self._snapshot = worker, listener, snapshot
+        self._on_started, self._on_reconfiguration = on_started, on_reconfiguration
+        self._before_task = before_task
+        self._beside: set[asyncio.Task[Any]] = set()
+        self._preparing: dict[ConnectorTaskId, asyncio.Task[None]] = {}
+        self._specs: dict[ConnectorTaskId, TaskSpec] = {}
+        self.startups: Counter[tuple[str, bool]] = Counter()
+        """How often a `connector` or `task` was started, and whether that went well."""
+
+    def __repr__(self) -> str:
+        return f"<WorkRunner of {self._worker!r}>"
+
+    def running(self) -> Work:
+        """What is here, also what failed here."""
+        return Work(self._worker.connector_names(), {*self._worker.task_ids(), *self._preparing})
+
+    def outdated(self, tasks: Iterable[ConnectorTaskId], *, whole_sets: bool) -> set[ConnectorTaskId]:
+        """Those of the tasks that run here otherwise than they are configured now.
+
+        `whole_sets`: with one task all of its set are, since their producers are fenced together.
+        """
+        snapshot, here = self._snapshot(), self.running().tasks
+        return {task for task in set(tasks) & here if whole_sets or self._is_outdated(task, snapshot)}
+
+    def _is_outdated(self, task: ConnectorTaskId, snapshot: ConfigSnapshot) -> bool:
+        spec = self._specs.get(task)
+        return (
+            spec is None
+            or spec.task_config != snapshot.task_configs.get(task)
+            or _without_tasks_max(spec.connector_config)
+            != _without_tasks_max(snapshot.applied_configs.get(task.connector, {}))
+        )
+
+    def beside(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run something beside the herder; what it raises is logged."""
+        task = asyncio.create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._beside.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("work beside the herder failed", exc_info=error)
+
+    async def start(self, work: Work) -> None:
+        """Start what of it does not run yet and is configured."""
+        snapshot, here = self._snapshot(), self.running()
+        for name in sorted(work.connectors - here.connectors):
+            if name in snapshot.configs:
+                self.start_connector(name)
+        for task in sorted(work.tasks - here.tasks):
+            if task in snapshot.tasks(task.connector):
+                await self.start_task(task)
+
+    async def stop(self, work: Work) -> None:
+        """Stop it: tasks first, since a connector may serve its tasks."""
+        for task in work.tasks & self._preparing.keys():
+            self._preparing.pop(task).cancel()
+        await self._worker.stop_tasks(work.tasks & self._worker.task_ids())
+        await self._worker.stop_connectors(work.connectors & self._worker.connector_names())
+
+    async def close(self) -> None:
+        """Stop everything."""
+        await self.stop(self.running())
+        beside = tuple(self._beside)
+        for task in beside:
+            task.cancel()
+        if beside:
+            await asyncio.wait(beside)
+
+    def start_connector(self, name: str) -> None:
+        """Start a connector as it is configured, in its target state."""
+        snapshot = self._snapshot()
+        self.beside(self._start_connector(name, snapshot))
+
+    async def _start_connector(self, name: str, snapshot: ConfigSnapshot) -> None:
+        if name in self._worker.connector_names():
+            return
+        state = await self._worker.start_connector(
+            name, snapshot.configs[name], snapshot.target_state(name), self._listener, self._on_reconfiguration
+        )
+        self.startups["connector", state is not State.FAILED] += 1
+        if state is State.RUNNING:
+            self._on_started(name)
+
+    async def restart_connector(self, name: str, *, announced: bool = False) -> None:
+        """Stop and start a connector; `announced`: say RESTARTING in between. Returns when it runs or has failed."""
+        await self._worker.stop_connector(name)
+        if announced:
+            self._listener.on_restart(name)
+        await self._start_connector(name, self._snapshot())
+
+    async def start_task(self, task: ConnectorTaskId) -> None:
+        """Start a task as it is configured; with `before_task`, once that says that it may."""
+        if self._before_task is None:
+            await self._start_task(task)
+        elif task not in self._preparing:
+            preparing = asyncio.create_task(self._prepare(task))
+            self._preparing[task] = preparing
+            self._beside.add(preparing)
+            preparing.add_done_callback(self._ended)
+
+    async def _prepare(self, task: ConnectorTaskId) -> None:
+        assert self._before_task is not None
+        try:
+            may = await self._before_task(task)
+        except (PenstockError, OSError) as e:
+            self._listener.on_failure(task, trace_of(e))
+            may = False
+        finally:
+            self._preparing.pop(task, None)
+        if may:
+            await self._start_task(task)
+
+    async def _start_task(self, task: ConnectorTaskId) -> None:
+        snapshot = self._snapshot()
+        if task not in snapshot.tasks(task.connector) or task in self._worker.task_ids():
+            return
+        spec = TaskSpec(
+            task,
+            snapshot.applied_configs.get(task.connector, snapshot.configs[task.connector]),
+            snapshot.task_configs[task],
+            snapshot.task_generations.get(task.connector, 0),
+            len(snapshot.tasks(task.connector)),
+        )
+        self._specs[task] = spec
+        started = await self._worker.start_task(spec, snapshot.target_state(task.connector), self._listener)
+        self.startups["task", started] += 1
+
+    async def restart_tasks(self, tasks: Iterable[ConnectorTaskId], *, announced: bool = False) -> None:
+        """Stop and start tasks."""
+        chosen = sorted(tasks)
+        await self.stop(Work((), chosen))
+        for task in chosen:
+            if announced:
+                self._listener.on_restart(task)
+            await self.start_task(task)
+
+    async def set_target_state(self, name: str) -> None:
+        """Bring what of a connector is here to its target state."""
+        target = self._snapshot().target_state(name)
+        self.beside(self._set_target_state(name, target))
+
+    async def _set_target_state(self, name: str, target: Any) -> None:
+        before = self._worker.state(name)
+        await self._worker.set_target_state(name, target)
+        if before is not State.RUNNING and self._worker.state(name) is State.RUNNING:
+            self._on_started(name)
+
+
+def _without_tasks_max(config: Mapping[str, str]) -> dict[str, str]:
+    """How many tasks a connector may have is nothing to each of them."""
+    return {name: value for name, value in config.items() if name != "tasks.max"}

@@ -1,0 +1,62 @@
+"""A distributed Connect worker in this process, over a real broker, and a client on its REST."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+
+from services.connect.daemon import ConnectDaemon
+from services.connect.settings import read_command_line
+
+JSON_CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
+
+
+def properties(bootstrap_servers: str, group: str | None = None, **more: str) -> dict[str, str]:
+    """A worker's settings, of a cluster of its own unless `group` names one; underscores stand for dots."""
+    group = group or f"connect-{uuid.uuid4().hex[:8]}"
+    return {
+        "bootstrap.servers": bootstrap_servers,
+        "group.id": group,
+        **{f"{store}.storage.topic": f"{group}-{store}" for store in ("config", "offset", "status")},
+        **{f"{store}.storage.replication.factor": "1" for store in ("config", "offset", "status")},
+        "offset.storage.partitions": "5",
+        "key.converter": JSON_CONVERTER,
+        "value.converter": JSON_CONVERTER,
+        "listeners": "http://127.0.0.1:0",
+        "offset.flush.interval.ms": "500",
+        "scheduled.rebalance.max.delay.ms": "2000",
+        **{name.replace("_", "."): value for name, value in more.items()},
+    }
+
+
+def properties_file(folder: Path, props: dict[str, str]) -> Path:
+    """The settings as a file that a command line names."""
+    path = folder / f"worker-{uuid.uuid4().hex[:6]}.properties"
+    path.write_text("".join(f"{name}={value}\n" for name, value in props.items()))
+    return path
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path, props: dict[str, str], mode: str = "distributed") -> AsyncIterator[httpx.AsyncClient]:
+    """A worker that has started, and a client on its REST."""
+    file = str(properties_file(folder, props))
+    daemon = ConnectDaemon(read_command_line("standalone" if mode == "standalone" else "distributed", [file]))
+    working: asyncio.Task[None] | None = None
+    try:
+        await daemon.startup()
+        working = asyncio.create_task(daemon.main_loop())
+        async with httpx.AsyncClient(base_url=daemon.server.url, trust_env=False, timeout=60) as client:
+            async with asyncio.timeout(30):
+                while (await client.get("/health")).status_code != 200:  # noqa: ASYNC110 - polled as a client would
+                    await asyncio.sleep(0.05)
+            yield client
+    finally:
+        if working is not None:
+            working.cancel()
+            await asyncio.wait([working])
+        await daemon.shutdown()
