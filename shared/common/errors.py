@@ -151,6 +151,10 @@ class OffsetOutOfRange(PenstockError):
     """An offset outside of what the partition holds, where no reset is allowed."""
 
 
+class LogTruncation(OffsetOutOfRange):
+    """Records that were read are not in the log any more: it was truncated when its leader changed. Seek to go on."""
+
+
 class NoOffsetForPartition(PenstockError):
     """No committed offset, and `auto_offset_reset` is `none`."""
 

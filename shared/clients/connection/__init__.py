@@ -14,7 +14,7 @@ from shared.clients.connection.batches import (
 )
 from shared.clients.connection.client import Connection, default_client_id, translated
 from shared.clients.connection.errors import error_for_code, name_of, translate
-from shared.clients.connection.fetch import FetchedPartition, FetchRequest, FetchResponse
+from shared.clients.connection.fetch import NO_EPOCH, FetchedPartition, FetchRequest, FetchResponse
 from shared.clients.connection.lookups import by_leader, list_offsets
 from shared.clients.connection.piece import Piece
 from shared.clients.connection.produce import ProduceAnswer, ProduceResponse
@@ -22,6 +22,7 @@ from shared.clients.connection.wire_types import NO_UUID, decode_assignment
 
 __all__ = [
     "COMPRESSION",
+    "NO_EPOCH",
     "NO_UUID",
     "BatchRecord",
     "Connection",

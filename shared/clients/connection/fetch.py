@@ -3,7 +3,7 @@
 The records of a partition stay where they arrived and are copied when they are decoded, and not before. Kafka 2.8 and
 later speak version 12; the request opens no fetch session, so each one names all that it wants.
 
->>> request = FetchRequest(500, 1, 1 << 20, True, [("clicks", [(0, 7, 65_536)])])
+>>> request = FetchRequest(500, 1, 1 << 20, True, [("clicks", [(0, 7, NO_EPOCH, 65_536)])])
 >>> request.prepare({1: (4, 17)})
 <Fetch v12, 1 topics>
 """
@@ -20,11 +20,11 @@ from shared.common.errors import UnsupportedVersion
 API_KEY = 1
 VERSION = 12
 CORRELATION_BYTES = 4
-LEADER_TAG = 1
+DIVERGING_TAG, LEADER_TAG = 0, 1
 SHARED_BY_MAX = 4
 """The records of a partition that make up less than this part of a response are copied out of it, so that what is
 buffered keeps no more than so many times its own size in memory."""
-NO_OFFSET = -1
+NO_OFFSET = NO_EPOCH = -1
 
 _int32 = struct.Struct(">i")
 _request = struct.Struct(">iiiibii")
@@ -37,8 +37,9 @@ _partition = struct.Struct(">ihqqq")
 """Partition, error code, high watermark, last stable offset, log start offset."""
 _aborted = struct.Struct(">qq")
 
-Wanted = list[tuple[str, list[tuple[int, int, int]]]]
-"""`[(topic, [(partition, offset, max bytes)])]`."""
+Wanted = list[tuple[str, list[tuple[int, int, int, int]]]]
+"""`[(topic, [(partition, offset, epoch of the batch before it, max bytes)])]`: with an epoch (else NO_EPOCH) the broker
+says whether its log is the one that the client has read so far."""
 
 
 class FetchedPartition(NamedTuple):
@@ -53,6 +54,8 @@ class FetchedPartition(NamedTuple):
     records: bytes | memoryview = b""
     leader: int | None = None
     """The partition's leader, where the broker asked is not it and knows who is."""
+    diverged_at: int | None = None
+    """From where on the broker's log is not the one that was read, since it was truncated in between."""
 
 
 class FetchResponse:
@@ -150,8 +153,8 @@ class FetchRequest:
         ]
         for topic, partitions in self._topics:
             parts += (text(topic), uvarint(len(partitions) + 1))
-            for partition, offset, max_bytes in partitions:
-                parts += (_wanted.pack(partition, -1, offset, -1, -1, max_bytes), NO_TAGS)
+            for partition, offset, epoch, max_bytes in partitions:
+                parts += (_wanted.pack(partition, NO_EPOCH, offset, epoch, NO_OFFSET, max_bytes), NO_TAGS)
             parts.append(NO_TAGS)
         parts.append(b"\x01\x01" + NO_TAGS)  # no forgotten topics, no rack
         return _FetchStruct(b"".join(parts), len(self._topics))

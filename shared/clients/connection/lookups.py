@@ -31,7 +31,9 @@ async def list_offsets(
         missing = [tp for tp in stamps if tp not in found]
         for node, topics in (await by_leader(connection, missing)).items():
             rows = [(t, [(p, -1, stamps[TopicPartition(t, p)]) for p in ps]) for t, ps in topics.items()]
-            response = await connection.send(node, wire.LIST_OFFSETS(-1, level, rows), "list offsets")
+            request = wire.LIST_OFFSETS(-1, level, rows)
+            # Not behind a fetch, which the broker may hold for as long as there is nothing to fetch.
+            response = await connection.send(node, request, "list offsets", coordination=True)
             for topic, partitions in response.topics:
                 for partition, code, _, offset, _ in partitions:
                     tp = TopicPartition(topic, partition)
@@ -47,7 +49,8 @@ async def by_leader(connection: Connection, partitions: Iterable[TopicPartition]
     """Partitions by leader and topic, from fresh metadata; NotLeaderOrFollower (passing) where one has none."""
     wanted = list(partitions)
     rows: list[Any] = [(NO_UUID, name, {}) for name in dict.fromkeys(tp.topic for tp in wanted)]
-    response = await connection.send(connection.any_node(), wire.METADATA(rows, False, False, False), "metadata")
+    request = wire.METADATA(rows, False, False, False)
+    response = await connection.send(connection.any_node(), request, "metadata", coordination=True)
     leaders: dict[TopicPartition, int] = {}
     for code, name, _, _, partition_rows, *_ in response.topics:
         if code:

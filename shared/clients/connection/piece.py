@@ -17,6 +17,7 @@ from aiokafka.errors import UnsupportedCodecError
 from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.legacy_records import LegacyRecordBatch
 
+from shared.clients.connection.fetch import NO_EPOCH
 from shared.common.errors import ConfigError, CorruptRecord, PenstockError
 from shared.common.records import NO_TIMESTAMP, Columns, Headers, Int64Array
 
@@ -24,7 +25,7 @@ DECODED_RECORDS = 4_096
 """So many records are decoded at a time, at least, and handed out in slices: a short poll does not wait for the whole
 piece, and few slices are cut short by a batch's end."""
 
-LENGTH_END = 12
+LENGTH_END = EPOCH_AT = 12
 MAGIC_AT = 16
 ATTRIBUTES_AT = 21
 COUNT_AT = 57
@@ -35,7 +36,7 @@ ABORT = 0
 
 _offset_length = struct.Struct(">qi")
 _attributes_delta = struct.Struct(">hi")
-_count = struct.Struct(">i")
+_count = _epoch = struct.Struct(">i")
 _control = struct.Struct(">hh")
 
 
@@ -60,7 +61,8 @@ class _Batch:
 class Piece:
     """What was fetched of one partition from `position` on; `aborted` are (producer id, first offset) pairs.
 
-    `end_offset` is where to fetch on, `position` the offset of the next record to be handed out.
+    `end_offset` is where to fetch on, `end_epoch` the leader epoch of the batch before it (-1 where it has none),
+    `position` the offset of the next record to be handed out.
     """
 
     __slots__ = (
@@ -73,6 +75,7 @@ class Piece:
         "_gone",
         "_torn",
         "_where",
+        "end_epoch",
         "end_offset",
         "position",
         "size",
@@ -90,6 +93,7 @@ class Piece:
         self._data = data
         self.size = len(data)
         self.position = self._decoded_to = self.end_offset = position
+        self.end_epoch = NO_EPOCH
         self._aborted = None if aborted is None else sorted(aborted, key=lambda one: one[1], reverse=True)
         self._gone: set[int] = set()
         self._batches: list[_Batch] = []
@@ -149,6 +153,7 @@ class Piece:
             if batch.next_offset > self.end_offset:  # or it ends before what was asked for
                 self._batches.append(batch)
                 self.end_offset = batch.next_offset
+                self.end_epoch = _epoch.unpack_from(data, batch.start + EPOCH_AT)[0] if batch.magic >= 2 else NO_EPOCH
         if size and not self._batches:
             self._torn = f"no whole batch in {size} bytes"
 

@@ -21,6 +21,7 @@ from typing import Literal, Self
 from prometheus_client import CollectorRegistry
 
 from shared.clients.consumer.committer import Committer, OnCommit
+from shared.clients.consumer.decoding import Decoding, Undecodable
 from shared.clients.consumer.fetching import Fetching
 from shared.clients.consumer.listener import RebalanceListener
 from shared.clients.consumer.membership import Membership
@@ -31,6 +32,7 @@ from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import IllegalState, PenstockError
 from shared.common.log import get_logger
 from shared.common.records import Columns, ConsumerRecord, GroupMetadata, OffsetAndMetadata, TopicPartition
+from shared.common.serialization import Deserializer, bytes_deserializer
 from shared.common.settings import KafkaSettings
 
 log = get_logger(__name__)
@@ -48,9 +50,14 @@ class Consumer(OffsetLookups):
         kafka: KafkaSettings,
         settings: ConsumerSettings | None = None,
         *,
+        key_deserializer: Deserializer = bytes_deserializer,
+        value_deserializer: Deserializer = bytes_deserializer,
         registry: CollectorRegistry | None = None,
     ) -> None:
+        """Deserializers are `(topic, bytes | None) -> value`; what they give is in the columns and the records."""
         self._settings = settings = settings or ConsumerSettings()
+        self._decoding = Decoding(key_deserializer, value_deserializer)
+        self._undecodable: dict[TopicPartition, Undecodable] = {}
         self._metrics = ConsumerMetrics(registry, settings.group_id or "")
         self._fetching = Fetching(kafka, settings, self._metrics)
         self._committer = Committer(
@@ -133,7 +140,8 @@ class Consumer(OffsetLookups):
 
         Also makes what earlier polls returned count as processed, and commits it as `commit_strategy` says. Raises what
         a listener raised, NoOffsetForPartition and OffsetOutOfRange (under `auto_offset_reset=none`), CorruptRecord,
-        AuthorizationFailed, IllegalState (closed); under `sync` what `commit` raises.
+        SerializationError (a deserializer's, with the record's place), AuthorizationFailed, IllegalState (closed);
+        under `sync` what `commit` raises.
         """
         self._check_open()
         if not self._fetching.is_subscribed:
@@ -148,6 +156,7 @@ class Consumer(OffsetLookups):
                 self._check_open()
                 self._membership.raise_pending()
                 self._fetching.check_errors()
+                self._raise_undecodable()
                 if not self._membership.rebalancing and (taken := await self._take(limit)):
                     return taken
                 now_ms = SYSTEM_CLOCK.monotonic_ms()
@@ -251,12 +260,35 @@ class Consumer(OffsetLookups):
         except PenstockError as e:
             await asyncio.sleep(0)  # who polls on in spite of it must not keep the other partitions from being fetched
             raise await self._with_offsets(e) from e
+        if taken and not self._decoding.is_plain:
+            taken = self._decoded(taken)
         for tp, columns in taken.items():
             self._metrics.consumed(tp.topic, len(columns))
         positions = {tp: p for tp in taken if (p := self._fetching.position(tp)) is not None}
         self._membership.returned(positions)
         self._metrics.lag(self._fetching.known_lag(positions))
         return taken
+
+    def _decoded(self, taken: dict[TopicPartition, Columns]) -> dict[TopicPartition, Columns]:
+        """What could be decoded; the rest is read again, and raised once there is nothing to be given before it."""
+        given = {}
+        for tp, columns in taken.items():
+            decoded, wrong = self._decoding.decode(columns)
+            if decoded is not None:
+                given[tp] = decoded
+            if wrong is not None:
+                self._fetching.seek(tp, wrong.offset)
+                self._undecodable[tp] = wrong
+        if not given:
+            self._raise_undecodable()
+        return given
+
+    def _raise_undecodable(self) -> None:
+        """One of a record that is still the next of its partition."""
+        while self._undecodable:
+            tp, wrong = self._undecodable.popitem()
+            if self.known_position(tp) == wrong.offset:
+                raise wrong.error
 
     async def _iterate(self) -> AsyncIterator[ConsumerRecord]:
         while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from shared.clients.connection import Piece
+from shared.clients.connection import NO_EPOCH, Piece
 from shared.clients.consumer.reset_policy import ResetPolicy
 from shared.common.errors import PenstockError
 from shared.common.records import TopicPartition
@@ -28,12 +28,14 @@ class FetchLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetch:
-    """A request to be sent: the partitions, in order of preference, with the offsets wanted."""
+    """A request to be sent: the partitions, in order of preference, with the offsets wanted, and the leader epochs of
+    what was fetched just before them (-1: nothing was)."""
 
     node: int
     wanted: dict[TopicPartition, int]
     max_bytes: int
     max_wait_ms: int
+    epochs: dict[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +64,7 @@ class PartitionState:
         "backoff_ms",
         "buffered_bytes",
         "error",
+        "fetch_epoch",
         "fetch_offset",
         "high_watermark",
         "is_paused",
@@ -96,6 +99,7 @@ class PartitionState:
         self.pieces.clear()
         self.buffered_bytes = 0
         self.fetch_offset = self.position or 0
+        self.fetch_epoch = NO_EPOCH
 
     def back_off(self, now_ms: float, first_ms: float) -> None:
         self.backoff_ms = min(self.backoff_ms * 2, BACKOFF_MAX_MS) or first_ms

@@ -20,6 +20,7 @@ from shared.clients.consumer.reset_policy import ResetPolicy
 from shared.common.errors import (
     CorruptRecord,
     IllegalState,
+    LogTruncation,
     NoOffsetForPartition,
     OffsetOutOfRange,
     PenstockError,
@@ -114,7 +115,9 @@ class Fetcher:
             longest_ms = self.limits.fetch_max_wait_ms
             for node, tps in idle.items():
                 wait_ms = min(LEFT_OUT_WAIT_MS, longest_ms) if node in left_out else longest_ms
-                fetch = Fetch(node, {tp: self._partitions[tp].fetch_offset for tp in tps}, share, wait_ms)
+                wanted = {tp: self._partitions[tp].fetch_offset for tp in tps}
+                epochs = {tp: self._partitions[tp].fetch_epoch for tp in tps}
+                fetch = Fetch(node, wanted, share, wait_ms, epochs)
                 self._in_flight[node] = share
                 for tp in tps:
                     self._partitions[tp].asked = fetch
@@ -210,15 +213,40 @@ class Fetcher:
             if not isinstance(error, RetriableError):
                 self._fail(tp, state, error)
 
-    def received(self, fetch: Fetch, response: FetchResponse, now_ms: float) -> None:
-        """The answer to a fetch."""
+    def received(self, fetch: Fetch, response: FetchResponse, now_ms: float) -> dict[TopicPartition, int]:
+        """The answer to a fetch; gives the leaders that it names for partitions which were asked of the wrong node."""
+        moved = {}
         for tp, state in self._answered(fetch):
             answer = response.answers.get(tp)
             code = response.error_code or (UNKNOWN_SERVER_ERROR if answer is None else answer.error_code)
             if answer is None or code:
+                is_first = not state.backoff_ms
                 self._refused(tp, state, code, now_ms)
+                if answer is not None and answer.leader is not None:
+                    moved[tp] = answer.leader
+                    if is_first:
+                        state.retry_ms = now_ms  # at once; from the second time on with back-off
+            elif answer.diverged_at is not None:
+                self._diverged(tp, state, answer.diverged_at)
             else:
                 self._arrived(tp, state, answer)
+        return moved
+
+    def _diverged(self, tp: TopicPartition, state: PartitionState, end_offset: int) -> None:
+        """The log was truncated below what was fetched: a leader was elected that had not replicated all of it."""
+        position, epoch = state.position, state.fetch_epoch
+        assert position is not None
+        if position <= end_offset:  # nothing was handed out that is not there any more
+            state.go_to(position, None)
+            self._ready.pop(tp, None)
+        elif self._policy.is_none:
+            state.forget_pieces()
+            state.fetch_epoch = epoch  # so that it is found out again, until there is a seek
+            reason = f"records from offset {end_offset} on were read that are not in the log any more"
+            self._fail(tp, state, LogTruncation(f"{tp} at offset {position}: {reason}"))
+        else:
+            state.go_to(end_offset, None)
+            self._ready.pop(tp, None)
 
     def _arrived(self, tp: TopicPartition, state: PartitionState, answer: FetchedPartition) -> None:
         state.backoff_ms = state.retry_ms = 0
@@ -228,7 +256,7 @@ class Fetcher:
         piece = Piece(*tp, state.fetch_offset, answer.records, answer.aborted if self.read_committed else None)
         state.pieces.append(piece)
         state.buffered_bytes += piece.size
-        state.fetch_offset = piece.end_offset
+        state.fetch_offset, state.fetch_epoch = piece.end_offset, piece.end_epoch
         self._ready[tp] = None
         self._partitions[tp] = self._partitions.pop(tp)  # its turn comes again after the others'
 

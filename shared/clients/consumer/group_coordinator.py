@@ -73,6 +73,7 @@ class GroupCoordinator:
         self._tasks: list[asyncio.Task[None]] = []
         self._calling = self._stopping = False
         self._broken: BaseException | None = None
+        self._began_ms: int | None = None
 
     def __repr__(self) -> str:
         return f"<GroupCoordinator {self.state}>"
@@ -94,6 +95,11 @@ class GroupCoordinator:
         if error is not None:
             self.wake()
             raise error
+
+    @property
+    def rebalance_ms(self) -> float:
+        """How long the rebalance has taken that goes on now."""
+        return 0.0 if self._began_ms is None else float(self._clock.monotonic_ms() - self._began_ms)
 
     async def stop_joining(self, timeout_ms: float) -> None:
         """Take no further step; a listener's call that is under way has so long to end."""
@@ -124,6 +130,8 @@ class GroupCoordinator:
         self._follow_up()
 
     async def _do(self, step: Step) -> None:
+        if self._began_ms is None and isinstance(step, Join | Revoke):
+            self._began_ms = self._clock.monotonic_ms()
         match step:
             case Wait(ms):
                 with contextlib.suppress(TimeoutError):
@@ -137,6 +145,7 @@ class GroupCoordinator:
                 self._beats.set()
                 await self._call(self._rebalances.on_assigned(assigned, added))
                 self.state.on_completed()
+                self._began_ms = None
             case Join():
                 await self._join(step)
             case Gather(topics):

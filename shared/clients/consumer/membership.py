@@ -112,7 +112,6 @@ class Membership:
     async def on_assigned(self, partitions: frozenset[TopicPartition], added: frozenset[TopicPartition]) -> None:
         """After the group has assigned; `added` are those that were not ours before."""
         self._begin()
-        self._metrics.rebalanced()
         self._metrics.no_lag(self._owned - partitions)
         self._owned = partitions
         self._committer.keep(partitions)
@@ -129,6 +128,7 @@ class Membership:
             if self.listener is not None:
                 await self._call(self.listener.on_partitions_assigned(added), "on_partitions_assigned", None)
         finally:
+            self._metrics.rebalanced(self._fetching.rebalance_ms)
             self._end()
 
     async def leave(self, timeout_ms: float | None) -> None:

@@ -37,6 +37,9 @@ class ConsumerMetrics:
         self._rebalances = counter(registry, "consumer_rebalances", "Assignments received.", "group").labels(
             group=group
         )
+        self._rebalance_length = histogram(
+            registry, "consumer_rebalance_seconds", "From giving back, or joining, to the listener having been told."
+        )
 
     def consumed(self, topic: str, records: int) -> None:
         self._consumed.labels(group=self._group, topic=topic).inc(records)
@@ -70,5 +73,7 @@ class ConsumerMetrics:
     def commit_failed(self) -> None:
         self._failed.inc()
 
-    def rebalanced(self) -> None:
+    def rebalanced(self, length_ms: float) -> None:
+        """The group has assigned, and the listener knows."""
         self._rebalances.inc()
+        self._rebalance_length.observe(length_ms / 1000)

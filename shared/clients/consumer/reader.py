@@ -141,10 +141,11 @@ class Reader:
             self._wake()
 
     async def _fetch(self, fetch: Fetch) -> None:
-        topics: dict[str, list[tuple[int, int, int]]] = {}
+        topics: dict[str, list[tuple[int, int, int, int]]] = {}
         limits = self.fetcher.limits
-        for (topic, partition), offset in fetch.wanted.items():
-            topics.setdefault(topic, []).append((partition, offset, limits.max_partition_fetch_bytes))
+        for tp, offset in fetch.wanted.items():
+            row = tp.partition, offset, fetch.epochs[tp], limits.max_partition_fetch_bytes
+            topics.setdefault(tp.topic, []).append(row)
         request = FetchRequest(
             fetch.max_wait_ms,
             limits.fetch_min_bytes,
@@ -162,7 +163,8 @@ class Reader:
                 self._metrics.fetch_failed()
         else:
             now_ms = self._clock.monotonic_ms()
-            self.fetcher.received(fetch, response, now_ms)
+            for tp, node in self.fetcher.received(fetch, response, now_ms).items():
+                self._connection.leader_moved(tp, node)
             if self._metrics is not None:
                 size = sum(len(answer.records) for answer in response.answers.values())
                 self._metrics.fetched(now_ms - started_ms, size)

@@ -103,6 +103,11 @@ class Subscribing:
         return "" if self._group is None else self._group.member_id
 
     @property
+    def rebalance_ms(self) -> float:
+        """How long the rebalance has taken that goes on now."""
+        return 0.0 if self._coordinator is None else self._coordinator.rebalance_ms
+
+    @property
     def is_cooperative(self) -> bool:
         """Whether partitions are kept during a rebalance."""
         return self._group is not None and self._group.assignor.is_cooperative

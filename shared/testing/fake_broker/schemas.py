@@ -151,6 +151,9 @@ topics []
     high_watermark int64 = -1
     last_stable_offset int64 4+ = -1
     log_start_offset int64 5+ = -1
+    diverging_epoch {} 12+ tag 0
+      epoch int32 = -1
+      end_offset int64 = -1
     current_leader {} 12+ tag 1
       leader_id int32 = -1
       leader_epoch int32 = -1

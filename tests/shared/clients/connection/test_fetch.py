@@ -31,7 +31,7 @@ def both_ways(body: bytes) -> FetchResponse:
 
 def test_a_request() -> None:
     """Every field is where Kafka looks for it; no session is opened."""
-    topics = [("a", [(0, 7, 100), (1, 1 << 40, 200)]), ("ü", [(2, 0, 300)])]
+    topics = [("a", [(0, 7, -1, 100), (1, 1 << 40, 5, 200)]), ("ü", [(2, 0, -1, 300)])]
     made = FetchRequest(500, 2, 1 << 20, True, topics).prepare({1: (4, 17)})
     assert (made.API_KEY, made.API_VERSION) == (1, VERSION)
     body, end = SPOKEN[Api.FETCH].request.decode(made.encode(), VERSION, 0)
@@ -40,11 +40,12 @@ def test_a_request() -> None:
     assert (body.isolation_level, body.session_id, body.session_epoch, body.rack_id) == (1, 0, -1, "")
     assert body.forgotten_topics == []
     asked = [
-        (t.name, [(p.partition, p.fetch_offset, p.partition_max_bytes) for p in t.partitions]) for t in body.topics
+        (t.name, [(p.partition, p.fetch_offset, p.last_fetched_epoch, p.partition_max_bytes) for p in t.partitions])
+        for t in body.topics
     ]
     assert asked == topics
     first = body.topics[0].partitions[0]
-    assert (first.current_leader_epoch, first.last_fetched_epoch, first.log_start_offset) == (-1, -1, -1)
+    assert (first.current_leader_epoch, first.log_start_offset) == (-1, -1)
     assert FetchRequest(0, 0, 1, False, []).prepare({1: (12, 12)}).encode()[16] == 0
 
 
@@ -56,7 +57,7 @@ def test_a_broker_without_the_version(versions: dict[int, tuple[int, int]]) -> N
 
 
 def test_a_response() -> None:
-    """Records, ends, aborted transactions, errors and a new leader, from either kind of input."""
+    """Records, ends, aborted transactions, errors, a new leader and a truncation, from either kind of input."""
     large = b"r" * 1_000
     rows: list[Any] = [
         Message(
@@ -70,6 +71,7 @@ def test_a_response() -> None:
         ),
         Message(partition=1, error_code=6, current_leader=Message(leader_id=3, leader_epoch=4), records=None),
         Message(partition=2, error_code=0, high_watermark=0, aborted_transactions=None, records=b"small"),
+        Message(partition=3, error_code=0, diverging_epoch=Message(epoch=2, end_offset=44), records=None),
     ]
     topics = [Message(name="ü", partitions=rows)]
     body = SPOKEN[Api.FETCH].response.encode(
@@ -79,12 +81,13 @@ def test_a_response() -> None:
     assert (response.throttle_ms, response.error_code, list(response.answers)) == (
         11,
         0,
-        [("ü", 0), ("ü", 1), ("ü", 2)],
+        [("ü", 0), ("ü", 1), ("ü", 2), ("ü", 3)],
     )
     assert response.answers["ü", 0] == FetchedPartition(0, 9, 8, 1, ((5, 2), (6, 3)), large)
     assert response.answers["ü", 1] == FetchedPartition(6, -1, -1, -1, (), b"", 3)
     assert response.answers["ü", 2].records == b"small"
-    assert repr(response) == "<FetchResponse 3 partitions, 1005 bytes, error 0>"
+    assert [answer.diverged_at for answer in response.answers.values()] == [None, None, None, 44]
+    assert repr(response) == "<FetchResponse 4 partitions, 1005 bytes, error 0>"
 
 
 def test_what_is_small_keeps_nothing_large_alive() -> None:

@@ -123,7 +123,7 @@ async def test_a_connection_of_aiokafka() -> None:
         connection = Connection(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers))
         await connection.open()
         node = connection.nodes()[0]
-        request = FetchRequest(300, 1, 1 << 20, False, [("t", [(0, 0, 1 << 20)])])
+        request = FetchRequest(300, 1, 1 << 20, False, [("t", [(0, 0, -1, 1 << 20)])])
         waiting = asyncio.create_task(connection.fetch(node, request, "fetch"))
         assert (await waiting).answers["t", 0].high_watermark == 0
         socket = connection._client._conns[node, 0]

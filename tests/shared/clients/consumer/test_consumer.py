@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.clients.producer import Producer, ProducerSettings
@@ -21,11 +22,13 @@ from shared.common.errors import (
     NoOffsetForPartition,
     PenstockError,
     RebalanceInProgress,
+    SerializationError,
     UnknownMember,
 )
 from shared.common.records import GroupMetadata, OffsetAndMetadata, ProducerRecord, TopicPartition
+from shared.common.serialization import json_deserializer, string_deserializer
 from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import Action, Api, Close, Drop, ErrorCode, Fail, FakeCluster, Request
+from shared.testing.fake_broker import Action, Api, Close, Delay, Drop, ErrorCode, Fail, FakeCluster, Request
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 RECORDS = 10
@@ -303,3 +306,56 @@ async def test_offsets_of_an_open_transaction_are_waited_for(cluster: FakeCluste
             assert await consumer.poll(50) == {}
             await producer.commit_transaction()
             assert await consumer.position(A) == 6
+
+
+async def test_deserializers_and_what_they_cannot_read(cluster: FakeCluster) -> None:
+    """Columns hold what they give; a record that cannot be decoded is raised by place until there is a seek past it."""
+    async with Producer(kafka_of(cluster)) as producer:
+        for value in (b"x", b"11"):
+            await (await producer.send("t", value, key=b"k", partition=0))
+    settings = ConsumerSettings(auto_offset_reset="earliest", fetch_max_wait_ms=20)
+    async with Consumer(
+        kafka_of(cluster), settings, key_deserializer=string_deserializer, value_deserializer=json_deserializer
+    ) as consumer:
+        consumer.assign([A])
+        values: list[object] = []
+        async with asyncio.timeout(10):
+            while len(values) < RECORDS:
+                for columns in (await consumer.poll(20)).values():
+                    values += columns.values
+            assert values == list(range(RECORDS))
+            for _ in range(3):
+                with pytest.raises(SerializationError, match="t-0 at offset 10: value: t: not JSON"):
+                    await until(consumer, lambda: False)
+            assert await consumer.position(A) == RECORDS
+            consumer.seek(A, RECORDS + 1)
+            while not (taken := await consumer.poll(20)):
+                pass
+        assert (taken[A].keys, taken[A].values) == (["k"], [11])
+
+
+async def test_lookups_do_not_wait_for_a_fetch(cluster: FakeCluster) -> None:
+    """While the broker holds a fetch that has nothing to give, offsets are told at once."""
+    settings = ConsumerSettings(auto_offset_reset="latest", fetch_max_wait_ms=3_000)
+    async with Consumer(kafka_of(cluster), settings) as consumer:
+        consumer.assign([A])
+        assert await consumer.position(A) == RECORDS
+        assert await consumer.poll(50) == {}
+        started = time.monotonic()
+        assert await consumer.end_offsets([A]) == {A: RECORDS}
+        assert await consumer.offsets_for_times({A: 0}) == {A: 0}
+        assert time.monotonic() - started < 1
+
+
+async def test_rebalances_are_counted_and_timed(cluster: FakeCluster) -> None:
+    """From the join to the listener having been told."""
+    registry = CollectorRegistry()
+    cluster.control(Api.JOIN_GROUP, Delay(30))
+    async with Consumer(kafka_of(cluster), ConsumerSettings(group_id="g"), registry=registry) as consumer:
+        consumer.subscribe(["t"])
+        await until(consumer, consumer.assignment)
+        await until(consumer, lambda: registry.get_sample_value("penstock_consumer_rebalance_seconds_count"))
+    assert registry.get_sample_value("penstock_consumer_rebalances_total", {"group": "g"}) == 1
+    length = registry.get_sample_value("penstock_consumer_rebalance_seconds_sum")
+    assert length is not None
+    assert 0.05 < length < 5

@@ -24,6 +24,7 @@ from shared.common.errors import (
     BrokerNotAvailable,
     CorruptRecord,
     IllegalState,
+    LogTruncation,
     NoOffsetForPartition,
     OffsetOutOfRange,
     PenstockError,
@@ -35,12 +36,13 @@ NOT_LEADER, OUT_OF_RANGE, UNAUTHORIZED, CORRUPT, UNKNOWN = 6, 1, 29, 2, -1
 SIZE = 1_000
 
 
-def batch(first: int, count: int, size: int = 1) -> bytes:
+def batch(first: int, count: int, size: int = 1, epoch: int = -1) -> bytes:
     builder = new_batch_builder(1 << 20, COMPRESSION["none"], False)
     for i in range(count):
         builder.append(i, 5, None, b"x" * size, [])
     data = bytearray(seal_batch(builder, (-1, -1, -1)))
     data[0:8] = first.to_bytes(8, "big")
+    data[12:16] = epoch.to_bytes(4, "big", signed=True)
     data[17:21] = crc32c(bytes(data[21:])).to_bytes(4, "big")
     return bytes(data)
 
@@ -497,3 +499,66 @@ def test_its_repr_tells_the_state() -> None:
     scene.fetcher.reset(A0, ResetPolicy("latest"))
     assert "to be placed by" in repr(scene.fetcher)
     assert isinstance(scene.work().lookups[0], Lookup)
+
+
+def hint(code: int, leader: int) -> FetchedPartition:
+    return FetchedPartition(code, leader=leader)
+
+
+def test_a_leader_that_is_named_is_asked_at_once() -> None:
+    """The one named in the answer is asked without back-off the first time, and with it afterwards."""
+    scene = Scene().at(a0=5, a1=5)
+    (fetch,) = scene.work().fetches
+    made = {A0: hint(NOT_LEADER, 3), A1: FetchedPartition(NOT_LEADER)}
+    assert scene.fetcher.received(fetch, FetchResponse(made), scene.now) == {A0: 3}
+    scene.leaders[A0] = 3
+    (fetch,) = scene.work().fetches
+    assert (fetch.node, fetch.wanted) == (3, {A0: 5})
+    assert scene.fetcher.received(fetch, FetchResponse({A0: hint(NOT_LEADER, 1)}), scene.now) == {A0: 1}
+    assert scene.work().fetches == []
+
+
+def test_a_fetch_says_what_was_read_before() -> None:
+    """The epoch of the last batch goes with the next fetch; after a seek there is none."""
+    scene = Scene().at(a0=0)
+    assert scene.fetches()[1].epochs == {A0: -1}
+    scene = Scene().at(a0=0)
+    scene.give(a0=batch(0, 3, epoch=4) + batch(3, 2, epoch=6))
+    assert scene.fetches()[1].epochs == {A0: 6}
+    scene = Scene().at(a0=0)
+    scene.give(a0=batch(0, 3, epoch=4))
+    scene.fetcher.seek(A0, 2)
+    assert scene.fetches()[1].epochs == {A0: -1}
+
+
+def diverged(at: int) -> FetchedPartition:
+    return FetchedPartition(0, 100, 90, diverged_at=at)
+
+
+def test_a_truncation_ahead_of_the_position_is_nobodys_concern() -> None:
+    """What was fetched and not handed out is dropped and fetched again from the log as it is now."""
+    scene = Scene("none").at(a0=0)
+    scene.give(a0=batch(0, 10, epoch=4))
+    assert scene.take(3) == {A0: [0, 1, 2]}
+    scene.give(a0=diverged(5))
+    assert scene.fetches()[1].wanted == {A0: 3}
+    assert scene.fetcher.position(A0) == 3
+    assert scene.take() == {}
+
+
+def test_a_truncation_of_what_was_handed_out() -> None:
+    """With a reset policy reading goes on where the log ended; without one it is an error until a seek."""
+    scene = Scene("earliest").at(a0=0)
+    scene.give(a0=batch(0, 10, epoch=4))
+    scene.take()
+    scene.give(a0=diverged(7))
+    assert scene.fetches()[1].wanted == {A0: 7}
+    scene = Scene("none").at(a0=0)
+    scene.give(a0=batch(0, 10, epoch=4))
+    scene.take()
+    for _ in range(2):
+        scene.give(a0=diverged(7))
+        with pytest.raises(LogTruncation, match="a-0 at offset 10: records from offset 7 on were read that are not"):
+            scene.take()
+    scene.fetcher.seek(A0, 7)
+    assert scene.fetches()[1].epochs == {A0: -1}

@@ -1,0 +1,69 @@
+"""Keys and values of fetched columns through the user's deserializers.
+
+A record that cannot be decoded ends what is given of its partition: what comes before it is given, then
+SerializationError names topic, partition and offset, again at every poll until a seek past it.
+
+>>> from shared.common.records import ConsumerRecord
+>>> from shared.common.serialization import json_deserializer
+>>> columns = Columns.of([ConsumerRecord("clicks", 0, 7 + i, 0, b"ann", v) for i, v in enumerate([b"1", b"{"])])
+>>> decoded, error = Decoding(value=json_deserializer).decode(columns)
+>>> decoded.values, decoded.keys, error.offset, str(error.error)
+([1], [b'ann'], 8, 'clicks-0 at offset 8: value: clicks: not JSON: Input data was truncated')
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shared.common.errors import SerializationError
+from shared.common.records import Columns
+from shared.common.serialization import Deserializer, bytes_deserializer
+
+
+@dataclass(frozen=True, slots=True)
+class Undecodable:
+    """The first record that cannot be decoded."""
+
+    offset: int
+    error: SerializationError
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """The deserializers; bytes stay as they are by default."""
+
+    key: Deserializer = bytes_deserializer
+    value: Deserializer = bytes_deserializer
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is to be done."""
+        return self.key is bytes_deserializer and self.value is bytes_deserializer
+
+    def decode(self, columns: Columns) -> tuple[Columns | None, Undecodable | None]:
+        """The records up to the first that cannot be decoded (None: it is the first of all), and that one."""
+        keys, wrong_key = _decode(self.key, columns.topic, columns.keys)
+        values, wrong_value = _decode(self.value, columns.topic, columns.values[: len(keys)])
+        keys = keys[: len(values)]
+        decoded = replace(columns[: len(values)], keys=keys, values=values) if values else None
+        cause, what = (wrong_value, "value") if wrong_value is not None else (wrong_key, "key")
+        if cause is None:
+            return decoded, None
+        offset = int(columns.offsets[len(values)])
+        where = f"{columns.topic_partition} at offset {offset}"
+        error = SerializationError(f"{where}: {what}: {cause}")
+        error.__cause__ = cause
+        return decoded, Undecodable(offset, error)
+
+
+def _decode(deserializer: Deserializer, topic: str, column: list[bytes | None]) -> tuple[list[Any], Exception | None]:
+    if deserializer is bytes_deserializer:
+        return column, None
+    decoded: list[Any] = []
+    try:
+        for data in column:
+            decoded.append(deserializer(topic, data))  # noqa: PERF401 - what came before an error counts
+    except Exception as e:  # user code
+        return decoded, e
+    return decoded, None
