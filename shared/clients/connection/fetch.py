@@ -107,7 +107,12 @@ def _read_partition(reader: Reader) -> tuple[int, FetchedPartition]:
         records = bytes(records)
     tags = reader.tags()
     leader = leader_in(tags, LEADER_TAG) if code else None
-    return partition, FetchedPartition(code, high_watermark, stable, start, tuple(aborted), records, leader)
+    diverged_at = None
+    if (tagged := tags.get(DIVERGING_TAG)) is not None:
+        end_offset = _diverging.unpack_from(tagged)[1]
+        diverged_at = end_offset if end_offset >= 0 else None
+    ends = high_watermark, stable, start
+    return partition, FetchedPartition(code, *ends, tuple(aborted), records, leader, diverged_at)
 
 
 class _FetchStruct(FlexibleStruct):
