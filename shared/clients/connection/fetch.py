@@ -36,6 +36,8 @@ _head = struct.Struct(">ihi")
 _partition = struct.Struct(">ihqqq")
 """Partition, error code, high watermark, last stable offset, log start offset."""
 _aborted = struct.Struct(">qq")
+_diverging = struct.Struct(">iq")
+"""The largest epoch up to which broker and client agree, and its end offset."""
 
 Wanted = list[tuple[str, list[tuple[int, int, int, int]]]]
 """`[(topic, [(partition, offset, epoch of the batch before it, max bytes)])]`: with an epoch (else NO_EPOCH) the broker
