@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
@@ -54,6 +55,7 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
     stream = read_stream(spark, settings)
     store = stream.store
     require_auditable(store)
+    require_time_by_records(stream.progress)
     not_compared: list[str] = []
     say(f"store {store.name}: gap {store.gap_ms} ms, grace {store.grace_ms} ms, source {store.source}")
     source = topic_offsets(spark, settings.kafka, store.source, settings.kafka_timeout_ms)
@@ -95,6 +97,15 @@ def require_auditable(store: StoreSchema) -> None:
             f"store {store.name!r} cannot be audited: {', '.join(store.upstream)} stands before its window and may "
             f"drop, change or add records, and Spark sees the topic {store.source} alone. Nothing was compared. "
             "To audit it, write what the node forwards to a topic, and window that"
+        )
+
+
+def require_time_by_records(progress: dict[int, Progress]) -> None:
+    """Raise NotAuditable where time was moved on without records: which windows that closed no record can tell."""
+    if advanced := [str(partition) for partition, one in sorted(progress.items()) if one.idle is not UNSET]:
+        raise NotAuditable(
+            f"the time of partitions {', '.join(advanced)} was moved on while their topics were idle: "
+            "the records alone do not say which windows that closed. Nothing was compared"
         )
 
 

@@ -116,6 +116,20 @@ class StoreSchema(msgspec.Struct, frozen=True, omit_defaults=True):
         return tuple(Column(f"{a.name}_{name}", type_) for a in self.aggregations for name, type_ in a.state)
 
 
+class IdleAdvanced(msgspec.Struct, frozen=True):
+    """Time was moved on without a record when these were the positions; `stream_time_ms` is the task's after it."""
+
+    sources: dict[str, int]
+    stream_time_ms: int
+
+
+class IdleTime(msgspec.Struct, frozen=True):
+    """By how much time was ever moved on without a record, and the advances since the commit before."""
+
+    total_ms: int
+    advances: tuple[IdleAdvanced, ...] = ()
+
+
 class Progress(msgspec.Struct, frozen=True):
     """What ends every commit: how far the task is, and all that a restart needs beside the windows.
 
@@ -123,7 +137,7 @@ class Progress(msgspec.Struct, frozen=True):
     `operator_times_ms` that of each store's operator, -1 where no record came yet; `grids_ms` the next due time of
     each named punctuation schedule; `guarantee` is the processing guarantee of the owner; `wall_ms` is when the commit
     was made. `source_ids` are the ids of the source topics that the offsets belong to; a topic without one was not
-    recorded.
+    recorded. `idle` is there where time was moved on without a record.
     """
 
     application: str
@@ -136,6 +150,7 @@ class Progress(msgspec.Struct, frozen=True):
     wall_ms: int
     version: int = FORMAT_VERSION
     source_ids: dict[str, str] = {}
+    idle: IdleTime | msgspec.UnsetType = msgspec.UNSET
 
 
 class Takeover(msgspec.Struct, frozen=True):

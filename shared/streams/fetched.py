@@ -57,6 +57,17 @@ def regulate(ready: Ready, consumer: Consumer) -> None:
             consumer.resume(at)
 
 
+def advance_idle(ready: Ready, consumer: Consumer, now_ms: int) -> None:
+    """Move the times of tasks on that have read everything and are idle for long enough."""
+    for partition, owned in ready.items():
+        if owned.task is None or owned.inputs is None or owned.idle is None or owned.inputs.is_paused:
+            continue
+        own = [at for at in consumer.assignment() if at.partition == partition]
+        at_end = all(consumer.is_at_end(at) and not owned.inputs.holds(at.topic) for at in own)
+        if by_ms := owned.idle.due_ms(now_ms, owned.task.sources, at_end=at_end):
+            owned.task.advance_time(by_ms)
+
+
 def advance(ready: Ready, consumer: Consumer) -> None:
     """Take positions that have moved past the marks of transactions, which no poll returns, as progress.
 

@@ -7,7 +7,9 @@ import time
 from typing import Any
 
 from shared.streams.changelog import ChangelogPartition, RestoreReport
+from shared.streams.idle_advance import IdleAdvance
 from shared.streams.refusal_log import RefusalLog
+from shared.streams.settings import StreamsSettings
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_inputs import TaskInputs
 
@@ -19,9 +21,16 @@ class OwnedTask:
         self.changelog = changelog
         self.task: StreamTask | None = None
         self.inputs: TaskInputs | None = None
+        self.idle: IdleAdvance | None = None
         self.report = RestoreReport()
         self.restoring: asyncio.Task[None] | None = None
         self.refusals = RefusalLog(changelog.topic_partition.partition)
+
+    def begin(self, task: StreamTask, settings: StreamsSettings) -> None:
+        """A restored task takes records from now on."""
+        limits = settings.max_task_idle_ms, settings.max_future_ms
+        self.idle = None if settings.idle_advance_ms is None else IdleAdvance(settings.idle_advance_ms)
+        self.task, self.inputs = task, TaskInputs(task, task.topology, *limits)
 
     async def close(self, timeout_ms: float | None = None) -> None:
         """Stop restoring, close the processors and the producer; calls after the first find nothing left to do.

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from shared.common.settings import PositiveMs, Section
 from shared.common.topic_names import changelog_topic
 from shared.streams.changelog_format import parse_places
+from shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
 
 REFUSAL_BYTES_MAX = 16 * 1024
 """What a dead letter or a late record may be larger than the source record it holds."""
@@ -45,8 +46,20 @@ class StreamsSettings(Section):
     restore_attempts_max: Annotated[int, Field(gt=0)] = Field(
         5, description="times in a row that a task's failed commit or restore is tried again before the worker fails"
     )
-    processing_exception_handler: Literal["dead_letter", "fail"] = Field(
-        "dead_letter", description="where a node raises before a store took the record: dead letter, or stop"
+    deserialization_exception_handler: ExceptionHandler = Field(
+        "dead_letter", description="where a record cannot be decoded: dead letter, leave it out, or stop"
+    )
+    processing_exception_handler: ExceptionHandler = Field(
+        "dead_letter", description="where a node raises before a store took the record: dead letter, leave out, or stop"
+    )
+    production_exception_handler: ExceptionHandler = Field(
+        "dead_letter", description="where a result cannot be written, and no store took the record: the same"
+    )
+    max_future_ms: PositiveMs | None = Field(
+        86_400_000, description="a record further ahead of the clock cannot be decoded; unset: any may move time"
+    )
+    idle_advance_ms: PositiveMs | None = Field(
+        None, description="a task whose topics are quiet for this long moves its time on by as much; unset: never"
     )
     max_request_size: Annotated[int, Field(gt=0)] = Field(
         1024 * 1024, description="bytes of a result or a changelog entry; the topic's max.message.bytes must fit"
@@ -87,6 +100,15 @@ class StreamsSettings(Section):
     def changelog_topic(self) -> str:
         """The one changelog of the application."""
         return changelog_topic(self.application_id)
+
+    @property
+    def error_handlers(self) -> ErrorHandlers:
+        """The handlers of all stages."""
+        return ErrorHandlers(
+            self.deserialization_exception_handler,
+            self.processing_exception_handler,
+            self.production_exception_handler,
+        )
 
     def skipped_changelog_offsets(self, partition: int) -> frozenset[int]:
         """The offsets of a changelog partition that `skip_changelog_records` names."""

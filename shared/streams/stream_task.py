@@ -30,14 +30,12 @@ from shared.clients.consumer.dead_letters import (
 from shared.common.errors import ConfigError, DataError, FatalError, IllegalState
 from shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from shared.common.serialization import string_deserializer
-from shared.streams.changelog_format import (
-    Progress,
-    StateCodec,
-    encode_progress,
-)
+from shared.streams.changelog_format import Progress, StateCodec, encode_progress
 from shared.streams.column_path import COLUMNS_MIN, ColumnPath, column_paths
+from shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
+from shared.streams.idle_advance import IdleAdvances
 from shared.streams.late_records import late_record
-from shared.streams.processor import ProcessingFailed, Record, RecordMetadata, StateRefused
+from shared.streams.processor import ProcessingFailed, Record, RecordMetadata
 from shared.streams.punctuation import PunctuationType, Punctuator, Schedule
 from shared.streams.store_entries import encode_stores
 from shared.streams.tables import Lookup
@@ -50,7 +48,6 @@ from shared.streams.windowed_aggregate import NO_TIME, TimedProcessor, WindowKey
 from shared.streams.wiring import NodeContext, Wiring
 
 Guarantee = Literal["exactly_once", "at_least_once"]
-ProcessingExceptionHandler = Literal["dead_letter", "fail"]
 
 RECORD_BYTES_MAX = 1024 * 1024
 """The producer's default of `max_request_size`."""
@@ -62,10 +59,9 @@ Refusals = Mapping[RecordMetadata, DataError]
 class StreamTask:
     """Runs a topology over one partition; `epoch` is the owner epoch its changelog entries carry.
 
-    `processing_exception_handler` says what becomes of a record for which a node raised something other than DataError
-    (which always makes a dead letter); `refused` are records to be treated as if their processing raised at its end;
-    `check_states` has states encoded with every record, to find the one whose state cannot be written; `columns_min` is
-    the least number of records that are taken as columns where the topology allows it.
+    `handlers` say what becomes of a record that cannot be handled; `refused` are records to be treated as if what came
+    of them could not be written; `check_states` has states encoded with every record, to find the one whose state
+    cannot be written; `columns_min` records or more are taken as columns where the topology allows it.
     """
 
     def __init__(
@@ -77,7 +73,7 @@ class StreamTask:
         guarantee: Guarantee = "exactly_once",
         epoch: int = 1,
         deduplicate_updates: bool = True,
-        processing_exception_handler: ProcessingExceptionHandler = "dead_letter",
+        handlers: ErrorHandlers = DEAD_LETTERS,
         record_bytes_max: int = RECORD_BYTES_MAX,
         key_bytes_max: int | None = None,
         refused: Refusals | None = None,
@@ -101,9 +97,10 @@ class StreamTask:
         self._schedules = TaskSchedules()
         self.outputs = TaskOutputs()
         self._late = self._closing = 0
+        self._idle = IdleAdvances()
         self._prepared = self.metrics.committed
         self._source_record: ConsumerRecord | None = None
-        self._handler, self._refused = processing_exception_handler, refused
+        self._handlers, self._refused = handlers, refused
         self.check_states, self.record_bytes_max = check_states, record_bytes_max
         self.key_bytes_max = key_bytes_max or default_key_bytes_max(record_bytes_max)
         self._wiring = Wiring(topology, record_bytes_max, self._output)
@@ -116,10 +113,8 @@ class StreamTask:
 
     def __repr__(self) -> str:
         sizes = {name: len(store) for name, store in self.stores.items()}
-        return (
-            f"StreamTask({self.application}-{self.partition}, epoch {self.epoch}, commit {self.commit_number}, "
-            f"stream time {self.stream_time_ms}, sources {self.sources}, stores {sizes})"
-        )
+        at = f"epoch {self.epoch}, commit {self.commit_number}, stream time {self.stream_time_ms}"
+        return f"StreamTask({self.application}-{self.partition}, {at}, sources {self.sources}, stores {sizes})"
 
     # --- life ---
 
@@ -144,6 +139,7 @@ class StreamTask:
         """Take up time, offsets and grids from a progress record; before `initialize`."""
         self.stream_time_ms, self.sources = progress.stream_time_ms, dict(progress.sources)
         self.source_ids = dict(progress.source_ids)
+        self._idle = IdleAdvances(progress.idle)
         self._schedules.restored = dict(progress.grids_ms)
         for operator in self._operators():
             operator.stream_time_ms = progress.operator_times_ms.get(operator.store_name, NO_TIME)
@@ -232,25 +228,47 @@ class StreamTask:
         """Make a dead letter of a record that no store has taken, or raise what must not become one."""
         if isinstance(error, ConfigError | FatalError | IllegalState | MemoryError):
             raise error
-        if self._handler == "fail" and not isinstance(error, DataError):
-            what = f"{_place(record)} (processing_exception_handler is fail)"
-            raise self._failure(what, error, source.name) from error
+        if stage == STAGE_PROCESS and self._wiring.is_of_sink(error):
+            stage = STAGE_PRODUCE
+        handler, setting = self._handlers.of(stage, error)
+        if handler == "fail":
+            raise self._wiring.failure(f"{_place(record)} ({setting} is fail)", error, source.name) from error
+        if handler == "continue":
+            self.count_skipped(f"{stage} error")
+            return
         letter = DeadLetter.of(record, stage, error, 1, self.application)
         self._output(dead_letter_record(source.dead_letters, letter))
         self.metrics.dead_letter(record.topic, stage)
         self.metrics.refused_at["dead_letters"] = _place(record)
 
-    def _failure(self, what: str, error: Exception, node: str | None = None) -> ProcessingFailed:
-        where = self._wiring.node_of(error) or node
-        kind = "" if isinstance(error, ProcessingFailed) else f"{type(error).__name__}: "
-        make = StateRefused if isinstance(error, StateRefused) else ProcessingFailed
-        about = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
-        return make(f"{f'node {where!r}: ' if where else ''}{what} cannot be processed: {about}{kind}{error}")
-
     def _fail(self, what: str, error: Exception) -> ProcessingFailed:
         """The task holds half of something: it must not be committed, and takes nothing more."""
-        self.failed, self.needs_commit = self._failure(what, error), False
+        self.failed, self.needs_commit = self._wiring.failure(what, error), False
         return self.failed
+
+    def refuse(self, record: ConsumerRecord, error: DataError) -> None:
+        """Refuse a record as if it could not be decoded: it moves no time, and no node sees it."""
+        if record.offset >= self.sources.get(record.topic, -1):
+            self.in_hand(record)
+            self._refuse(self._routes[record.topic][0], record, STAGE_DESERIALIZE, error)
+            self._source_record = self.record_metadata = None
+            self.sources[record.topic] = record.offset + 1
+            self.needs_commit = True
+
+    def advance_time(self, ms: int) -> None:
+        """Move stream time and the operators' times on without a record, where there was one before."""
+        if self.failed is not None or self.stream_time_ms == NO_TIME:
+            return
+        self.stream_time_ms += ms
+        self._idle.note(self.sources, self.stream_time_ms, ms)
+        self.needs_commit = True
+        try:
+            for operator in self._operators():
+                if operator.stream_time_ms != NO_TIME:
+                    operator.advance_time(operator.stream_time_ms + ms)
+            self._schedules.stream_time.may_punctuate(self.stream_time_ms)
+        except Exception as e:
+            raise self._fail(f"an advance of partition {self.partition}'s time by {ms} ms", e) from e
 
     def advance(self, topic: str, position: int) -> None:
         """Take it that everything before `position` is read: offsets without a record, as transactions' marks are."""
@@ -348,6 +366,7 @@ class StreamTask:
             stores=self.topology.schemas(),
             wall_ms=now_ms,
             source_ids=dict(self.source_ids),
+            idle=self._idle.take(),
         )
 
     # --- inside ---
@@ -366,10 +385,6 @@ class StreamTask:
         self._output(late_record(record, source.late, close_time_ms, operator_time_ms, store))
         self._late += 1
         self.metrics.refused_at["late"] = _place(record)
-
-    def count_missed(self, windows: int) -> None:
-        """Count windows that the record in hand came too late for."""
-        self.metrics.missed(windows)
 
     def count_skipped(self, reason: str, records: int = 1) -> None:
         """Count the record in hand, and others of its batch before it, as skipped."""

@@ -33,7 +33,7 @@ from shared.common.log import get_logger
 from shared.common.records import Columns, TopicPartition
 from shared.common.settings import KafkaSettings
 from shared.streams.changelog import ChangelogPartition
-from shared.streams.fetched import advance, give_out, make_consumer
+from shared.streams.fetched import advance, advance_idle, give_out, make_consumer
 from shared.streams.global_tables import GlobalTables
 from shared.streams.owned_task import OwnedTask
 from shared.streams.repartition_purge import RepartitionPurge
@@ -118,6 +118,7 @@ class StreamWorker(RebalanceListener):
             give_out(batches, ready, self._consumer, self._clock.now_ms())
             advance(ready, self._consumer)
             now_ms = self._clock.now_ms()
+            advance_idle(ready, self._consumer, now_ms)
             for owned in self._running():
                 assert owned.task is not None
                 if owned.inputs is not None and not owned.inputs.is_paused:
@@ -295,7 +296,7 @@ class StreamWorker(RebalanceListener):
         await self._positions.find(task, self._consumer, self._partitions_of(partition))
         task.initialize(self._clock.now_ms())
         self._on_task(task)
-        owned.task, owned.inputs = task, TaskInputs(task, self.topology, self._settings.max_task_idle_ms)
+        owned.begin(task, self._settings)
         restored = report.snapshot_windows + report.changelog_records
         self._restores.restored(partition, report.milliseconds, restored, report.foreign_records)
         log.info(
@@ -315,7 +316,7 @@ class StreamWorker(RebalanceListener):
             partition,
             application=self._settings.application_id,
             guarantee=self._settings.processing_guarantee,
-            processing_exception_handler=self._settings.processing_exception_handler,
+            handlers=self._settings.error_handlers,
             record_bytes_max=self._settings.max_request_size,
             key_bytes_max=self._settings.key_bytes_max,
             refused=self._commits.refused(partition),

@@ -6,6 +6,9 @@ part with one topic takes them as they come. While a task is paused everything s
 
 from __future__ import annotations
 
+import numpy as np
+
+from shared.common.errors import DataError
 from shared.common.records import Columns
 from shared.streams.partition_group import Lags, PartitionGroup
 from shared.streams.stream_task import StreamTask
@@ -15,10 +18,16 @@ BUFFERED_RECORDS_MAX = 1_000  # a partition with more at hand is not fetched fro
 
 
 class TaskInputs:
-    """Hands a task its records; `max_task_idle_ms` as in `partition_group`."""
+    """Hands a task its records; `max_task_idle_ms` as in `partition_group`.
 
-    def __init__(self, task: StreamTask, topology: Topology, max_task_idle_ms: int = 0) -> None:
-        self._task = task
+    A record that is more than `max_future_ms` ahead of the clock would close every window there is, and make all that
+    comes after it late: it is refused before it moves any time.
+    """
+
+    def __init__(
+        self, task: StreamTask, topology: Topology, max_task_idle_ms: int = 0, max_future_ms: int | None = None
+    ) -> None:
+        self._task, self._max_future_ms = task, max_future_ms
         self.is_paused = False
         self._groups = []
         for names in topology.sub_topologies():
@@ -41,7 +50,23 @@ class TaskInputs:
         for group in self._groups:
             alone = len(group.queues) == 1
             while len(group) and (alone or group.is_ready(now_ms, lags)):
-                self._task.process(group.next_run(), now_ms)
+                self._process(group.next_run(), now_ms)
+
+    def _process(self, columns: Columns, now_ms: int) -> None:
+        """Have a run processed, and what lies too far ahead of the clock refused."""
+        if self._max_future_ms is None or columns.timestamps.max() <= (limit_ms := now_ms + self._max_future_ms):
+            self._task.process(columns, now_ms)
+            return
+        start = 0
+        for at in np.flatnonzero(columns.timestamps > limit_ms).tolist():
+            if at > start:
+                self._task.process(columns[start:at], now_ms)
+            ahead_ms = int(columns.timestamps[at]) - now_ms
+            said = f"{columns.topic}: the record lies {ahead_ms} ms in the future; max_future_ms={self._max_future_ms}"
+            self._task.refuse(columns.record(at), DataError(said))
+            start = at + 1
+        if start < len(columns):
+            self._task.process(columns[start:], now_ms)
 
     def is_full(self, topic: str) -> bool:
         """Whether so many of the topic's records are here that no more should be fetched."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from shared.clients.connection import record_size
 from shared.common.errors import ConfigError, RecordTooLarge
 from shared.common.records import Columns, Int64Array, ProducerRecord
-from shared.streams.processor import Processor, Record, RecordMetadata
+from shared.streams.processor import ProcessingFailed, Processor, Record, RecordMetadata, StateRefused
 from shared.streams.punctuation import PunctuationType, Punctuator, Schedule
 from shared.streams.result_encoders import encode_json, encode_updates
 from shared.streams.state.store import StateStore
@@ -106,6 +106,18 @@ class Wiring:
             found = self._names.get(id(frame.f_locals.get("self")), found)
         return found
 
+    def is_of_sink(self, error: BaseException) -> bool:
+        """Whether an error was raised where a record was to be written."""
+        return self.node_of(error) in self._sinks
+
+    def failure(self, what: str, error: Exception, node: str | None = None) -> ProcessingFailed:
+        """The error that ends the task, with the node it came from, else `node`."""
+        where = self.node_of(error) or node
+        kind = "" if isinstance(error, ProcessingFailed) else f"{type(error).__name__}: "
+        make = StateRefused if isinstance(error, StateRefused) else ProcessingFailed
+        about = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
+        return make(f"{f'node {where!r}: ' if where else ''}{what} cannot be processed: {about}{kind}{error}")
+
 
 class NodeContext:
     """What one processor sees of its task: the `ProcessorContext` of its node."""
@@ -174,7 +186,7 @@ class NodeContext:
         self._task.emit_late(close_time_ms, operator_time_ms, next(iter(self._node.stores), self._node.name))
 
     def count_missed(self, windows: int) -> None:
-        self._task.count_missed(windows)
+        self._task.metrics.missed(windows)
 
     def count_skipped(self, reason: str, records: int = 1) -> None:
         self._task.count_skipped(reason, records)

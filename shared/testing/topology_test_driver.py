@@ -23,9 +23,11 @@ from shared.common.records import Columns, ConsumerRecord, Headers, ProducerReco
 from shared.streams.changelog_format import Takeover, encode_takeover
 from shared.streams.changelog_reader import Change, ChangelogReader
 from shared.streams.column_path import COLUMNS_MIN
+from shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
 from shared.streams.global_table import GlobalTableRows
+from shared.streams.idle_advance import IdleAdvance
 from shared.streams.restore import restore_task
-from shared.streams.stream_task import Guarantee, ProcessingExceptionHandler, StreamTask
+from shared.streams.stream_task import Guarantee, StreamTask
 from shared.streams.task_inputs import TaskInputs
 from shared.streams.topology import Topology
 from shared.testing.manual_clock import ManualClock
@@ -50,13 +52,15 @@ class TopologyTestDriver:
         guarantee: Guarantee = "exactly_once",
         partition: int = 0,
         deduplicate_updates: bool = False,
-        processing_exception_handler: ProcessingExceptionHandler = "dead_letter",
+        handlers: ErrorHandlers = DEAD_LETTERS,
+        max_future_ms: int | None = None,
+        idle_advance_ms: int | None = None,
         columns_min: int = COLUMNS_MIN,
     ) -> None:
         self.topology = topology = topology.of_application(APPLICATION)
         self.guarantee, self.partition, self.commit_each = guarantee, partition, commit_each
         self.deduplicate_updates = deduplicate_updates
-        self.processing_exception_handler = processing_exception_handler
+        self.handlers, self.max_future_ms, self.idle_advance_ms = handlers, max_future_ms, idle_advance_ms
         self.columns_min = columns_min
         self.clock = ManualClock(now_ms)
         self.changelog: list[tuple[bytes | None, bytes]] = []
@@ -83,8 +87,9 @@ class TopologyTestDriver:
         self._append([(topic, key, value, timestamp, ()) for key, value, timestamp in records])
 
     def advance_wall_clock(self, ms: int) -> None:
-        """Move the wall clock and evaluate WALL_CLOCK_TIME schedules."""
+        """Move the wall clock, evaluate WALL_CLOCK_TIME schedules, and where topics are idle move their time on."""
         self.clock.advance(ms)
+        self._advance_idle()
         if not self._inputs.is_paused:
             self.task.punctuate_wall_clock(self.clock.now_ms())
         if self.commit_each:
@@ -132,7 +137,7 @@ class TopologyTestDriver:
             guarantee=self.guarantee,
             epoch=reader.epoch + 1,
             deduplicate_updates=self.deduplicate_updates,
-            processing_exception_handler=self.processing_exception_handler,
+            handlers=self.handlers,
             columns_min=self.columns_min,
         )
         task.global_tables = self.global_tables
@@ -140,7 +145,8 @@ class TopologyTestDriver:
         takeover = Takeover(APPLICATION, "driver", self.clock.now_ms())
         self.changelog.append((None, encode_takeover(task.epoch, takeover)))
         task.initialize(self.clock.now_ms())
-        self.task, self._inputs = task, TaskInputs(task, self.topology)
+        self.task, self._inputs = task, TaskInputs(task, self.topology, max_future_ms=self.max_future_ms)
+        self._idle = None if self.idle_advance_ms is None else IdleAdvance(self.idle_advance_ms)
         if self.piped:
             self._take(self.piped)
 
@@ -152,6 +158,12 @@ class TopologyTestDriver:
         """Go on, with what was piped meanwhile."""
         self._inputs.is_paused = False
         self._take([])
+
+    def _advance_idle(self) -> None:
+        if self._idle is None or self._inputs.is_paused:
+            return
+        if by_ms := self._idle.due_ms(self.clock.now_ms(), self.task.sources, at_end=True):
+            self.task.advance_time(by_ms)
 
     def _append(self, records: list[tuple[str, bytes | None, bytes | None, int, Headers]]) -> None:
         new = []
@@ -169,6 +181,7 @@ class TopologyTestDriver:
             self._inputs.add(Columns.of(list(run)))
             self._inputs.process(self.clock.now_ms(), lags)
         self._inputs.process(self.clock.now_ms(), lags)
+        self._advance_idle()
         if not self._inputs.is_paused:
             self.task.punctuate_wall_clock(self.clock.now_ms())
         if self.commit_each:

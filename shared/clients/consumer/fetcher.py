@@ -98,6 +98,11 @@ class Fetcher:
         end = state.last_stable_offset if self.read_committed else state.high_watermark
         return None if end is None or state.position is None else max(0, end - state.position)
 
+    def is_at_end(self, tp: TopicPartition) -> bool:
+        """Whether the position is the high watermark that was told last."""
+        state = self._of(tp)
+        return state.position is not None and state.position == state.high_watermark
+
     @property
     def buffered_bytes(self) -> int:
         """What is buffered, in bytes as fetched."""

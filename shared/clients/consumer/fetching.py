@@ -55,6 +55,10 @@ class Fetching(Subscribing):
         self._check_assigned([tp])
         return self._fetcher.position(tp)
 
+    def is_at_end(self, tp: TopicPartition) -> bool:
+        """Whether there was nothing at or after the position, not even of an open transaction."""
+        return self._fetcher.is_at_end(tp)
+
     def known_lag(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """How far the positions are behind the end (under read_committed: the stable end) last told."""
         return {tp: lag for tp in partitions if (lag := self._fetcher.lag(tp)) is not None}

@@ -52,6 +52,11 @@ class OffsetLookups:
         self._check_open()
         return self._fetching.known_lag([tp]).get(tp) if tp in self._fetching.assignment() else None
 
+    def is_at_end(self, tp: TopicPartition) -> bool:
+        """Whether the position was the high watermark when that was told last; under an open transaction it is not."""
+        self._check_open()
+        return tp in self._fetching.assignment() and self._fetching.is_at_end(tp)
+
     def forget_commits(self) -> None:
         """Drop offsets whose commit is still pending, which would otherwise be sent with the next generation."""
         self._check_open()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from services.compactor.audit_inputs import NotAuditable, require_auditable
+from services.compactor.audit_inputs import NotAuditable, require_auditable, require_time_by_records
 from shared.streams.aggregations import Count
+from shared.streams.changelog_format import IdleTime, Progress
 from shared.streams.dsl import StreamsBuilder
 
 
@@ -22,3 +23,11 @@ def test_only_sessions_are_audited() -> None:
         require_auditable(hopping)
     with pytest.raises(NotAuditable, match="filter-2 stands before its window"):
         require_auditable(msgspec.structs.replace(sessions, upstream=("filter-2",)))
+
+
+def test_time_that_moved_by_itself_is_not_audited() -> None:
+    """Where time was moved on without records, the partitions are named and nothing is compared."""
+    plain = Progress("app", "exactly_once", {"in": 5}, 10, {"s": 10}, {}, (), 0)
+    require_time_by_records({0: plain})
+    with pytest.raises(NotAuditable, match="partitions 1 was moved on while their topics were idle"):
+        require_time_by_records({0: plain, 1: msgspec.structs.replace(plain, idle=IdleTime(7))})

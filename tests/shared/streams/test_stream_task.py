@@ -16,6 +16,7 @@ from shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from shared.streams.aggregations import Aggregate, Count, CountDistinct, Mean, Sum
 from shared.streams.changelog_format import FINAL, LIVE, PROGRESS, decode, decode_progress
 from shared.streams.dsl import Stream, StreamsBuilder
+from shared.streams.error_handlers import ErrorHandlers
 from shared.streams.processor import ProcessingFailed, Processor, ProcessorContext, Record, RecordMetadata
 from shared.streams.punctuation import PunctuationType
 from shared.streams.restore import restore_task
@@ -203,7 +204,7 @@ def test_a_deserializer_that_raises_makes_a_dead_letter() -> None:
 
 def test_fail_stops_before_the_record() -> None:
     """With `fail` an error other than DataError names the place; what came before is committed, and nothing after."""
-    task = task_of(raising("map_values"), processing_exception_handler="fail")
+    task = task_of(raising("map_values"), handlers=ErrorHandlers(process="fail"))
     records = columns(
         "in", (0, b"k", b'{"x":1}', 0), (1, b"k", b"{", 0), (2, b"k", b"null", 0), (3, b"k", b'{"x":1}', 0)
     )
@@ -223,7 +224,7 @@ def test_a_refusal_after_a_store_took_the_record_is_fatal(handler: Any) -> None:
     """Downstream of a store a record cannot become a dead letter, and half of its effect is never committed."""
     builder, stream = plain()
     stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_update().peek(_refuse).to("out")
-    task = task_of(builder.build(), deduplicate_updates=False, processing_exception_handler=handler)
+    task = task_of(builder.build(), deduplicate_updates=False, handlers=ErrorHandlers(process=handler))
     with pytest.raises(ProcessingFailed, match=r"node 'peek-2': in-0@0, which a store had taken, .* DataError: no"):
         task.process(columns("in", (0, b"k", b"{}", 0)), 0)
     assert not task.needs_commit

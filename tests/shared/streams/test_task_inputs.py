@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from shared.common.records import Columns, ConsumerRecord
+from shared.clients.consumer.dead_letters import parse_dead_letter
+from shared.common.errors import DataError
+from shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.processor import Record
 from shared.streams.stream_task import StreamTask
@@ -26,6 +28,10 @@ def inputs_of(seen: list[tuple[str, int]], max_task_idle_ms: int = 0) -> tuple[T
 def records(topic: str, *timestamps: int) -> Columns:
     key = topic.encode()
     return Columns.of([ConsumerRecord(topic, 0, i, at, key, b"{}") for i, at in enumerate(timestamps)])
+
+
+def as_read(record: ProducerRecord) -> ConsumerRecord:
+    return ConsumerRecord(record.topic, 0, 0, 0, record.key, record.value, record.headers)
 
 
 def test_each_part_has_its_own_order() -> None:
@@ -78,3 +84,19 @@ def test_a_topic_is_full_beyond_the_limit() -> None:
     assert not inputs.is_full("b")
     inputs.clear()
     assert not inputs.holds("a")
+
+
+def test_a_record_too_far_in_the_future_moves_nothing() -> None:
+    """What lies further ahead of the clock than `max_future_ms` is a dead letter; what is around it is processed."""
+    seen: list[tuple[str, int]] = []
+    _, task = inputs_of(seen)
+    inputs = TaskInputs(task, task.topology, max_future_ms=100)
+    inputs.add(records("c", 2_101, 50, 2_100, 9_999, 9_998, 60))
+    inputs.process(2_000, {})
+    assert seen == [("c", 50), ("c", 2_100), ("c", 60)]
+    assert (task.stream_time_ms, task.sources["c"], task.metrics.dead_letters_total) == (2_100, 6, 3)
+    letters = [parse_dead_letter(as_read(record)) for record in task.prepare_commit(0).outputs]
+    assert [(letter.record.offset, letter.stage) for letter in letters] == [(i, "deserialize") for i in (0, 3, 4)]
+    assert letters[0].message == "c: the record lies 101 ms in the future; max_future_ms=100"
+    task.refuse(records("c", 1).record(0), DataError("again"))
+    assert task.metrics.dead_letters_total == 3

@@ -8,6 +8,7 @@ from shared.clients.connection import record_size
 from shared.common.errors import RecordTooLarge
 from shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from shared.streams.dsl import StreamsBuilder
+from shared.streams.error_handlers import ErrorHandlers
 from shared.streams.processor import ProcessingFailed, Record
 from shared.streams.result_encoders import encode_json
 from shared.streams.stream_task import StreamTask
@@ -22,7 +23,7 @@ def test_an_error_is_of_the_innermost_node(value: bytes, node: str) -> None:
     builder = StreamsBuilder()
     chain = builder.stream("in").filter(lambda record: "y" not in record.value).map_values(lambda value: value["x"])
     chain.to("out", lambda record: (None, record.value.encode()))
-    task = StreamTask(builder.build(), 0, application="app", processing_exception_handler="fail")
+    task = StreamTask(builder.build(), 0, application="app", handlers=ErrorHandlers("fail", "fail", "fail"))
     task.initialize(0)
     with pytest.raises(ProcessingFailed, match=f"node '{node}': in-0@0 "):
         task.process(Columns.of([ConsumerRecord("in", 0, 0, 0, b"k", value)]), 0)

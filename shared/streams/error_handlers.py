@@ -1,0 +1,42 @@
+"""What becomes of a record that cannot be handled, by the stage at which that showed.
+
+`dead_letter` sends it to its source's dead-letter topic, `continue` leaves it out and counts it, `fail` stops the task
+before it. At `process` a DataError says that the record is bad, not the program: it is a dead letter also under `fail`.
+Once a store has a record none of this helps: the task fails.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shared.clients.consumer.dead_letters import STAGE_DESERIALIZE, STAGE_PROCESS
+from shared.common.errors import DataError
+
+ExceptionHandler = Literal["dead_letter", "continue", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorHandlers:
+    """One a stage: reading key, value and timestamp; the nodes; writing what they sent on."""
+
+    deserialize: ExceptionHandler = "dead_letter"
+    process: ExceptionHandler = "dead_letter"
+    produce: ExceptionHandler = "dead_letter"
+
+    def of(self, stage: str, error: Exception) -> tuple[ExceptionHandler, str]:
+        """What to do about this error, and the setting that says so.
+
+        >>> handlers = ErrorHandlers(process="fail")
+        >>> handlers.of("process", ValueError())[0], handlers.of("process", DataError())[0]
+        ('fail', 'dead_letter')
+        """
+        if stage == STAGE_DESERIALIZE:
+            return self.deserialize, "deserialization_exception_handler"
+        if stage == STAGE_PROCESS:
+            handler = "dead_letter" if self.process == "fail" and isinstance(error, DataError) else self.process
+            return handler, "processing_exception_handler"
+        return self.produce, "production_exception_handler"
+
+
+DEAD_LETTERS = ErrorHandlers()

@@ -1,0 +1,126 @@
+"""Time that moves on by itself: when, by how much, and what is kept of it."""
+
+from __future__ import annotations
+
+from msgspec import UNSET
+
+from shared.streams.aggregations import Count
+from shared.streams.changelog_format import PROGRESS, IdleTime, Progress, decode, decode_progress
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.idle_advance import IdleAdvance, IdleAdvances
+from shared.streams.processor import Processor, ProcessorContext, Record
+from shared.streams.punctuation import PunctuationType
+from shared.testing.topology_test_driver import TopologyTestDriver
+
+
+def driver_of(idle_advance_ms: int | None = 100) -> TopologyTestDriver:
+    builder = StreamsBuilder()
+    grouped = builder.stream("in").group_by_key()
+    grouped.tumbling_window(50, grace=10).aggregate("w", n=Count()).on_close().to("out")
+    grouped.session_window(50).aggregate("s", n=Count()).on_close().to("sessions")
+    return TopologyTestDriver(builder.build(), idle_advance_ms=idle_advance_ms)
+
+
+def progress(driver: TopologyTestDriver) -> list[Progress]:
+    entries = [decode(value) for _, value in driver.changelog]
+    return [decode_progress(entry.body) for entry in entries if entry.operation == PROGRESS]
+
+
+def test_quiet_begins_with_the_last_record() -> None:
+    """A record or an end that is not known starts the wait anew; a wait that was served starts the next."""
+    idle = IdleAdvance(100)
+    assert idle.due_ms(0, {"in": 1}, at_end=True) == 0
+    assert idle.due_ms(90, {"in": 2}, at_end=True) == 0
+    assert idle.due_ms(189, {"in": 2}, at_end=True) == 0
+    assert idle.due_ms(190, {"in": 2}, at_end=True) == 100
+    assert idle.due_ms(250, {"in": 2}, at_end=False) == 0
+    assert idle.due_ms(300, {"in": 2}, at_end=True) == 0
+    assert idle.due_ms(400, {"in": 2}, at_end=True) == 100
+
+
+def test_idle_windows_close() -> None:
+    """Without a record the windows of a quiet topic are closed once time has moved on far enough, each once."""
+    driver = driver_of()
+    driver.pipe("in", key=b"k", value=b"{}", timestamp=20)
+    for _ in range(9):
+        driver.advance_wall_clock(10)
+    assert driver.read("out") == []
+    driver.advance_wall_clock(10)
+    assert [record.value for record in driver.read("out")] == [b'{"key":"k","start":0,"end":50,"n":1}']
+    assert len(driver.read("sessions")) == 1
+    assert driver.task.stream_time_ms == 120
+    driver.advance_wall_clock(1_000)
+    assert (driver.read("out"), driver.task.stream_time_ms) == ([], 1_120)
+
+
+def test_what_comes_after_an_advance_is_late_for_it() -> None:
+    """Records are judged by the time that was moved on, and a crash changes nothing about that."""
+    driver = driver_of()
+    driver.pipe("in", key=b"k", value=b"{}", timestamp=20)
+    driver.advance_wall_clock(100)
+    driver.crash()
+    driver.restore()
+    driver.pipe("in", key=b"k", value=b"{}", timestamp=30)
+    assert len(driver.read("in-late")) == 2
+    assert driver.task.stream_time_ms == 120
+
+
+def test_each_advance_is_in_the_changelog_with_its_positions() -> None:
+    """The commit after an advance says at which offsets it happened; the sum of all stays from then on."""
+    driver = driver_of()
+    driver.pipe("in", key=b"k", value=b"{}", timestamp=20)
+    driver.advance_wall_clock(100)
+    driver.crash()
+    driver.restore()
+    driver.pipe("in", key=b"k", value=b"{}", timestamp=500)
+    first, advanced, last = progress(driver)
+    assert (first.idle, last.idle) == (UNSET, IdleTime(100))
+    assert isinstance(advanced.idle, IdleTime)
+    assert [(one.sources, one.stream_time_ms) for one in advanced.idle.advances] == [({"in": 1}, 120)]
+    advances = IdleAdvances()
+    for ms in (5, 7):
+        advances.note({"in": 1}, 100 + ms, ms)
+    noted = advances.take()
+    assert isinstance(noted, IdleTime)
+    assert (noted.total_ms, [one.stream_time_ms for one in noted.advances]) == (12, [107])
+
+
+def test_there_is_no_time_to_move_before_the_first_record() -> None:
+    """An empty topic stays at no time at all; so does one whose records have no keys, as far as windows go."""
+    driver = driver_of()
+    driver.advance_wall_clock(1_000)
+    assert (driver.task.stream_time_ms, driver.task.needs_commit) == (-1, False)
+    driver.pipe("in", key=None, value=b"{}", timestamp=20)
+    driver.advance_wall_clock(1_000)
+    assert {operator.stream_time_ms for operator in driver.task._operators()} == {-1}
+
+
+def test_off_unless_asked_for_and_while_paused() -> None:
+    """Without the setting time waits for records, and a paused task's time stands still."""
+    for driver in (driver_of(None), driver_of()):
+        driver.pipe("in", key=b"k", value=b"{}", timestamp=20)
+        driver.pause()
+        driver.advance_wall_clock(1_000)
+        assert driver.task.stream_time_ms == 20
+
+
+def test_stream_time_punctuation_sees_it() -> None:
+    """A STREAM_TIME schedule fires when time is moved on past it."""
+    fired: list[int] = []
+
+    class Scheduled(Processor):
+        """Notes when it is called."""
+
+        def init(self, context: ProcessorContext) -> None:
+            super().init(context)
+            context.schedule(50, PunctuationType.STREAM_TIME, fired.append)
+
+        def process(self, record: Record) -> None:
+            self.context.forward(record)
+
+    builder = StreamsBuilder()
+    builder.stream("in").process(Scheduled)
+    driver = TopologyTestDriver(builder.build(), idle_advance_ms=100)
+    driver.pipe("in", key=b"k", value=b"{}", timestamp=20)
+    driver.advance_wall_clock(100)
+    assert fired == [20, 120]
