@@ -22,7 +22,8 @@ from shared.clients.producer.partitioner import for_key
 from shared.common.errors import PenstockError
 from shared.common.records import Columns, ProducerRecord
 from shared.streams.changelog_format import Takeover, encode_takeover
-from shared.streams.stream_task import Guarantee, ProcessingExceptionHandler, StreamTask
+from shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
+from shared.streams.stream_task import Guarantee, StreamTask
 from shared.streams.topology_loading import load_topology
 
 FIRST_OFFSET = -(2**50)
@@ -53,7 +54,7 @@ class ReplayJob(NamedTuple):
     folder: str
     application: str
     guarantee: Guarantee
-    handler: ProcessingExceptionHandler
+    handler: ExceptionHandler
     record_bytes_max: int
     key_bytes_max: int | None
     commit_records: int
@@ -74,7 +75,7 @@ class PartitionReplay:
             application=job.application,
             guarantee=job.guarantee,
             epoch=EPOCH,
-            processing_exception_handler=job.handler,
+            handlers=ErrorHandlers(process=job.handler, produce=job.handler),
             record_bytes_max=job.record_bytes_max,
             key_bytes_max=job.key_bytes_max,
         )

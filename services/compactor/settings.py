@@ -109,7 +109,7 @@ class BackfillSettings(UpkeepSettings):
         "refused", description="what is written to its topic: late records and dead letters, results too, or nothing"
     )
     processing_guarantee: Literal["exactly_once", "at_least_once"] = "exactly_once"
-    processing_exception_handler: Literal["dead_letter", "fail"] = "dead_letter"
+    processing_exception_handler: Literal["dead_letter", "continue", "fail"] = "dead_letter"
     max_request_size: Annotated[int, Field(gt=0)] = Field(1024 * 1024, description="as the aggregator has it")
     key_bytes_max: Annotated[int, Field(gt=0)] | None = Field(None, description="as the aggregator has it")
     commit_records: Annotated[int, Field(gt=0)] = Field(
