@@ -26,7 +26,7 @@ def make_consumer(kafka: KafkaSettings, settings: StreamsSettings, registry: Col
         auto_offset_reset="none",
         isolation_level="read_committed",
         commit_strategy="none",
-        partition_assignment_strategy="range",  # of several topics, the same numbers to the same member
+        partition_assignment_strategy=settings.partition_assignment_strategy,
     )
     return Consumer(kafka, own, registry=registry)
 

@@ -37,6 +37,9 @@ class StreamsSettings(Section):
     group_instance_id: str | None = Field(
         None, description="this instance's own name: it gets its partitions back at once when it starts again"
     )
+    partition_assignment_strategy: Literal["range", "cooperative-sticky"] = Field(
+        "range", description="cooperative-sticky: tasks that stay run on through a rebalance; for one source topic"
+    )
     session_timeout_ms: PositiveMs = Field(45_000, description="the group gives up a silent instance after this")
     heartbeat_interval_ms: PositiveMs = 3_000
     transaction_timeout_ms: PositiveMs = Field(

@@ -7,7 +7,7 @@ command that mends it; what would lose results is said.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from shared.clients.admin import Admin, NewTopic, event_time_topic
 from shared.common.clock import Clock
@@ -39,9 +39,10 @@ async def prepare_topics(kafka: KafkaSettings, settings: StreamsSettings, topolo
     Returns the bytes of the largest dead letter or late record that there may be: that of a source's largest record.
 
     Raises UnknownTopicOrPartition naming the source topics that did not appear within `topic_wait_ms`, and ConfigError
-    where their numbers of partitions differ, or where the changelog is there and would lose state; warns where a result
-    or late topic would lose old event times.
+    where the assignor does not do for them, where their numbers of partitions differ, or where the changelog is there
+    and would lose state; warns where a result or late topic would lose old event times.
     """
+    require_one_assignment(settings.partition_assignment_strategy, topology.source_topics())
     internal = topology.internal_topics()
     sources = [topic for topic in topology.source_topics() if topic not in internal]
     others = [table.topic for table in topology.global_tables.values()]
@@ -79,6 +80,18 @@ async def prepare_topics(kafka: KafkaSettings, settings: StreamsSettings, topolo
             if name not in dead_letters:
                 warn_of_retention(name, await admin.describe_configs(name))
     return refusal_bytes_max
+
+
+def require_one_assignment(strategy: str, sources: Sequence[str]) -> None:
+    """Raise ConfigError where the assignor would give a partition's number to different instances, by topic.
+
+    Of several topics `range` gives the same numbers to the same member; the sticky ones look at each partition alone.
+    """
+    if strategy != "range" and len(sources) > 1:
+        raise ConfigError(
+            f"streams.partition_assignment_strategy={strategy} is for one source topic, not for {', '.join(sources)}: "
+            "a task takes the same partition of each"
+        )
 
 
 def require_same_partitions(counts: Mapping[str, int]) -> int:

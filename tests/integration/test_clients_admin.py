@@ -191,3 +191,42 @@ async def test_unreachable() -> None:
     with pytest.raises(BrokerNotAvailable, match=r"127\.0\.0\.1:1"):
         async with Admin(KafkaSettings(bootstrap_servers="127.0.0.1:1", request_timeout_ms=300)):
             pass
+
+
+async def test_configs_are_altered_one_by_one(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """What is set is in force, the others stay; None puts the default back; a value that makes no sense is named."""
+    async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
+        await admin.create_topics([NewTopic(topic_name, 1, configs={"retention.ms": "1000"})])
+        await admin.create_topics([NewTopic(f"{topic_name}-default", 1)])
+        default = (await admin.describe_configs(f"{topic_name}-default"))["retention.ms"]
+        for changes, expected in (
+            ({"max.message.bytes": "5000", "retention.ms": "2000"}, ("5000", "2000")),
+            ({"retention.ms": None}, ("5000", default)),
+        ):
+            await admin.alter_configs(topic_name, changes)
+            async with asyncio.timeout(10):
+                configs = await admin.describe_configs(topic_name)
+                while (configs["max.message.bytes"], configs["retention.ms"]) != expected:  # in force a little later
+                    configs = await admin.describe_configs(topic_name)
+        with pytest.raises(InvalidRequest, match=topic_name):
+            await admin.alter_configs(topic_name, {"retention.ms": "soon"})
+
+
+async def test_offsets_of_a_group_are_deleted(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Of the partitions named, the others stay; refused with the members named while there are any."""
+    connection = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    both = [TopicPartition(topic_name, p) for p in (0, 1)]
+    async with Admin(connection) as admin:
+        await admin.create_topics([NewTopic(topic_name, 2)])
+        await admin.alter_group_offsets(topic_name, dict.fromkeys(both, 0))
+        async with Consumer(connection, ConsumerSettings(group_id=topic_name)) as consumer:
+            consumer.subscribe([topic_name])
+            async with asyncio.timeout(20):
+                while not consumer.assignment():
+                    await consumer.poll(100)
+            with pytest.raises(GroupNotEmpty, match=consumer.group_metadata().member_id):
+                await admin.delete_group_offsets(topic_name, both)
+        await admin.delete_group_offsets(topic_name, both[:1])
+        assert list(await admin.group_offsets(topic_name)) == both[1:]
+        with pytest.raises(GroupNotFound):
+            await admin.delete_group_offsets(f"{topic_name}-none", both)

@@ -11,8 +11,10 @@ import pytest
 
 from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin, NewTopic
+from shared.clients.connection import Connection, FetchRequest
 from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.clients.producer import Producer, ProducerSettings
+from shared.common.errors import OffsetOutOfRange
 from shared.common.records import ProducerRecord, TopicPartition
 from shared.common.settings import KafkaSettings
 
@@ -176,3 +178,54 @@ async def test_batches_larger_than_every_limit(kafka: EmbeddedKafka, topic_name:
                 for tp, columns in (await consumer.poll(1_000, 30)).items():
                     seen[tp.partition] += [(r.value, r.headers) for r in columns.records()]
     assert seen == {p: [(r.value, r.headers) for r in records[p::2]] for p in seen}
+
+
+@pytest.mark.parametrize("policy", ["earliest", "none"])
+async def test_a_log_that_is_not_the_one_that_was_read(kafka: EmbeddedKafka, topic_name: str, policy: str) -> None:
+    """A topic that was made again and is shorter: the policy says where to go on, without one it is an error."""
+    tp, settings = TopicPartition(topic_name, 0), settings_of(kafka)
+    old = [ProducerRecord(topic_name, b"old %d" % i) for i in range(10)]
+    new = [ProducerRecord(topic_name, b"new %d" % i) for i in range(4)]
+    async with Admin(settings) as admin, Consumer(settings, ConsumerSettings(auto_offset_reset=policy)) as consumer:
+        await admin.create_topics([NewTopic(topic_name, 1)])
+        async with Producer(settings) as producer:
+            await send(producer, old)
+        consumer.assign([tp])
+        consumer.seek(tp, 0)
+        assert len(await read_to(consumer, tp, 10)) == 10
+        await admin.delete_topics([topic_name])
+        async with asyncio.timeout(20):
+            while topic_name in await admin.list_topics():
+                pass
+        await admin.create_topics([NewTopic(topic_name, 1)])
+        async with Producer(settings) as producer:
+            await send(producer, new)
+        if policy == "none":
+            with pytest.raises(OffsetOutOfRange, match=f"{topic_name}-0"):
+                await read_to(consumer, tp, 11)
+        else:
+            found: list[bytes | None] = []
+            async with asyncio.timeout(20):
+                while len(found) < 4:
+                    found += [v for columns in (await consumer.poll(200)).values() for v in columns.values]
+            assert found == [record.value for record in new]
+
+
+async def test_a_broker_says_where_its_log_diverges(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Told the epoch of what was read before, it names the end of that epoch where the reader is past it."""
+    async with Admin(settings_of(kafka)) as admin:
+        await admin.create_topics([NewTopic(topic_name, 1)])
+    async with Producer(settings_of(kafka)) as producer:
+        await send(producer, [ProducerRecord(topic_name, b"x")] * 7)
+    connection = Connection(settings_of(kafka))
+    await connection.open()
+    try:
+        connection.watch(topic_name)
+        await connection.wait_for_topic(topic_name, 10_000)
+        node = connection.any_node()
+        for offset, epoch, expected in ((7, 0, None), (9, 0, 7), (3, 0, None)):
+            request = FetchRequest(0, 1, 1 << 20, False, [(topic_name, [(0, offset, epoch, 1 << 20)])])
+            answer = (await connection.fetch(node, request, "fetch")).answers[topic_name, 0]
+            assert (answer.error_code, answer.diverged_at, answer.high_watermark) == (0, expected, 7)
+    finally:
+        await connection.close()

@@ -335,11 +335,12 @@ async def test_a_killed_worker_is_continued_exactly(kafka: EmbeddedKafka, topic_
             assert (set(got[0]), set(got[1])) == (set(closed), set(late))
 
 
-async def test_two_workers_share_and_rebalance(kafka: EmbeddedKafka, topic_name: str) -> None:
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+async def test_two_workers_share_and_rebalance(kafka: EmbeddedKafka, topic_name: str, strategy: str) -> None:
     """Partitions move to a second worker and back while records come, and no session is lost, doubled or split."""
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(200)
-        first, second = chain.worker(), chain.worker()
+        first, second = (chain.worker(partition_assignment_strategy=strategy) for _ in range(2))
 
         async def shared() -> bool:
             return [len(w.tasks()) for w in (first, second)] == [1, 1]

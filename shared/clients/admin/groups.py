@@ -188,6 +188,33 @@ class GroupsAdmin(TopicsAdmin):
             await self.alter_group_offsets(group_id, {tp: c.after for tp, c in changes.items()}, timeout_ms=timeout_ms)
         return changes
 
+    async def delete_group_offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition], *, timeout_ms: int | None = None
+    ) -> None:
+        """Forget what a group has committed for partitions; GroupNotEmpty names the members of one that has any,
+        GroupNotFound where there is no such group."""
+        await self._refuse_while_active(group_id, timeout_ms)
+        topics: dict[str, list[int]] = defaultdict(list)
+        for tp in partitions:
+            topics[tp.topic].append(tp.partition)
+        where = f"offsets of group {group_id}"
+        request = wire.OFFSET_DELETE(group_id, list(topics.items()))
+
+        async def delete() -> None:
+            response = await self._ask(group_id, request, where)
+            if response.error_code:
+                self._raise(response.error_code, group_id, where)
+            for topic, rows in response.topics:
+                for partition, code in rows:
+                    if code:
+                        self._raise(code, group_id, f"{where}, {TopicPartition(topic, partition)}")
+
+        try:
+            await self._run(delete, where, timeout_ms)
+        except GroupNotEmpty:
+            await self._refuse_while_active(group_id, timeout_ms)
+            raise
+
     async def delete_group(self, group_id: str, *, timeout_ms: int | None = None) -> None:
         """Delete a group and its offsets; GroupNotEmpty names the members, GroupNotFound where there is none."""
         where = f"group {group_id}"

@@ -28,6 +28,7 @@ T = TypeVar("T")
 IsolationLevel = Literal["read_uncommitted", "read_committed"]
 OffsetSpec = Literal["earliest", "latest"] | int
 TOPIC_RESOURCE = 2
+SET_CONFIG, DELETE_CONFIG = 0, 1
 
 
 def kafka_uuid(value: uuid.UUID) -> str:
@@ -147,6 +148,25 @@ class TopicsAdmin:
                 raise error_for_code(code, where, message)
             configs.update({row[0]: row[1] for row in rows})
         return configs
+
+    async def alter_configs(
+        self, topic: str, configs: Mapping[str, str | None], *, timeout_ms: int | None = None
+    ) -> None:
+        """Set configs of a topic, None puts one back to the broker's default; the others stay as they are.
+
+        Raises InvalidRequest with the broker's words, UnknownTopicOrPartition.
+        """
+        rows = [(name, DELETE_CONFIG if value is None else SET_CONFIG, value) for name, value in configs.items()]
+        request = wire.INCREMENTAL_ALTER_CONFIGS([(TOPIC_RESOURCE, topic, rows)], False)
+        where = f"configs of topic {topic}"
+
+        async def alter() -> None:
+            response = await self._connection.send(self._connection.any_node(), request, where)
+            for code, message, _, _ in response.resources:
+                if code:
+                    raise error_for_code(code, where, message)
+
+        await self._run(alter, where, timeout_ms)
 
     async def list_offsets(
         self,

@@ -71,6 +71,7 @@ CODES: dict[int, tuple[str, type[e.PenstockError]]] = {
     79: ("MEMBER_ID_REQUIRED", e.UnknownMember),
     81: ("GROUP_MAX_SIZE_REACHED", e.GroupMaxSizeReached),
     82: ("FENCED_INSTANCE_ID", e.FencedInstanceId),
+    86: ("GROUP_SUBSCRIBED_TO_TOPIC", e.GroupNotEmpty),
     87: ("INVALID_RECORD", e.InvalidRequest),
     88: ("UNSTABLE_OFFSET_COMMIT", e.UnstableOffsets),
     89: ("THROTTLING_QUOTA_EXCEEDED", e.BrokerNotAvailable),

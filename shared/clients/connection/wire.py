@@ -116,6 +116,24 @@ DESCRIBE_CONFIGS = Api(
     ),
 )
 
+INCREMENTAL_ALTER_CONFIGS = Api(
+    "IncrementalAlterConfigs",
+    44,
+    0,
+    (
+        (
+            "resources",
+            Array(
+                ("type", Int8),
+                ("name", TEXT),
+                ("configs", Array(("name", TEXT), ("operation", Int8), ("value", TEXT))),
+            ),
+        ),
+        ("validate_only", Boolean),
+    ),
+    (THROTTLE, ("resources", Array(ERROR, ("error_message", TEXT), ("type", Int8), ("name", TEXT)))),
+)
+
 LIST_OFFSETS = Api(
     "ListOffsets",
     2,
@@ -209,6 +227,14 @@ DESCRIBE_GROUPS = Api(
 
 DELETE_GROUPS = Api(
     "DeleteGroups", 42, 1, (("groups", Array(TEXT)),), (THROTTLE, ("results", Array(("group_id", TEXT), ERROR)))
+)
+
+OFFSET_DELETE = Api(
+    "OffsetDelete",
+    47,
+    0,
+    (("group_id", TEXT), ("topics", Array(("name", TEXT), ("partitions", Array(Int32))))),
+    (ERROR, THROTTLE, ("topics", Array(("name", TEXT), ("partitions", Array(("partition", Int32), ERROR))))),
 )
 
 OFFSET_COMMIT = Api(

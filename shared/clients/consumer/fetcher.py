@@ -232,13 +232,16 @@ class Fetcher:
                     if is_first:
                         state.retry_ms = now_ms  # at once; from the second time on with back-off
             elif answer.diverged_at is not None:
-                self._diverged(tp, state, answer.diverged_at)
+                self._diverged(tp, state, answer.diverged_at, answer.high_watermark)
             else:
                 self._arrived(tp, state, answer)
         return moved
 
-    def _diverged(self, tp: TopicPartition, state: PartitionState, end_offset: int) -> None:
-        """The log was truncated below what was fetched: a leader was elected that had not replicated all of it."""
+    def _diverged(self, tp: TopicPartition, state: PartitionState, end_offset: int, high_watermark: int) -> None:
+        """The log was truncated below what was fetched: a leader was elected that had not replicated all of it.
+
+        One that is shorter than the position may be of another topic by the same name: then the policy has its say.
+        """
         position, epoch = state.position, state.fetch_epoch
         assert position is not None
         if position <= end_offset:  # nothing was handed out that is not there any more
@@ -250,7 +253,8 @@ class Fetcher:
             reason = f"records from offset {end_offset} on were read that are not in the log any more"
             self._fail(tp, state, LogTruncation(f"{tp} at offset {position}: {reason}"))
         else:
-            state.go_to(end_offset, None)
+            is_shorter = high_watermark < position
+            state.go_to(None if is_shorter else end_offset, self._policy if is_shorter else None)
             self._ready.pop(tp, None)
 
     def _arrived(self, tp: TopicPartition, state: PartitionState, answer: FetchedPartition) -> None:

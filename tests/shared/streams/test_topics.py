@@ -19,6 +19,7 @@ from shared.streams.topics import (
     CHANGELOG_CONFIGS,
     loses_old_times,
     require_changelog,
+    require_one_assignment,
     require_same_partitions,
     warn_of_retention,
 )
@@ -66,6 +67,14 @@ def test_source_topics_must_have_as_many_partitions_each() -> None:
     assert require_same_partitions({"a": 4, "b": 4}) == 4
     with pytest.raises(ConfigError, match=r"different numbers of partitions \(a: 4, b: 2, c: 4\)"):
         require_same_partitions({"c": 4, "a": 4, "b": 2})
+
+
+def test_several_topics_need_the_range_assignor() -> None:
+    """Any other one may give a number to one member from one topic and to another from the next."""
+    require_one_assignment("range", ["a", "b"])
+    require_one_assignment("cooperative-sticky", ["a"])
+    with pytest.raises(ConfigError, match=r"streams\.partition_assignment_strategy=cooperative-sticky.*a, b"):
+        require_one_assignment("cooperative-sticky", ["a", "b"])
 
 
 @given(members=st.integers(1, 5), partitions=st.integers(1, 9), static=st.sets(st.integers(0, 4)))

@@ -553,6 +553,11 @@ def test_a_truncation_of_what_was_handed_out() -> None:
     scene.take()
     scene.give(a0=diverged(7))
     assert scene.fetches()[1].wanted == {A0: 7}
+    scene = Scene("earliest").at(a0=0)
+    scene.give(a0=batch(0, 10, epoch=4))
+    scene.take()
+    scene.give(a0=FetchedPartition(0, 8, 8, diverged_at=7))  # shorter than what was read: perhaps another log
+    assert [lookup.wanted for lookup in scene.work().lookups] == [{A0: ResetPolicy("earliest")}]
     scene = Scene("none").at(a0=0)
     scene.give(a0=batch(0, 10, epoch=4))
     scene.take()
