@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from fastapi import APIRouter, FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 from pydantic import SecretStr
 
 from api import problem
 from api.auth import Guard
+from api.settings import Credential
 
 
 def create_app(
@@ -16,19 +20,30 @@ def create_app(
     streams: APIRouter | None = None,
     dashboard: APIRouter | None = None,
     health: APIRouter | None = None,
+    rest_proxy: Sequence[APIRouter] = (),
     auth_token: SecretStr | None = None,
+    credentials: Mapping[str, Credential] | None = None,
+    cors_origins: Sequence[str] = (),
     local_hosts_only: bool = False,
     title: str = "Penstock",
 ) -> FastAPI:
     """An app of the parts given; each is the router that its module makes.
 
-    With `auth_token`, everything but `/`, `/health` and `/metrics` needs it; `local_hosts_only` refuses requests
-    whose Host header is not this machine (for a loopback address without a token).
+    With `auth_token` or `credentials`, everything but `/`, `/health` and `/metrics` needs one; `local_hosts_only`
+    refuses requests whose Host header is not this machine (for a loopback address without a token).
     """
     app = FastAPI(title=title, docs_url=None, redoc_url=None)
     problem.install(app)
-    for part in (ingest, admin, streams, dashboard, health):
+    for part in (ingest, *rest_proxy, admin, streams, dashboard, health):
         if part is not None:
             app.include_router(part)
-    app.add_middleware(Guard, auth_token=auth_token, local_hosts_only=local_hosts_only)
+    app.add_middleware(Guard, auth_token=auth_token, credentials=credentials, local_hosts_only=local_hosts_only)
+    if cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(cors_origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["Authorization", "Content-Type", "Idempotency-Key"],
+            expose_headers=["Retry-After", "Idempotency-Replayed"],
+        )
     return app

@@ -140,7 +140,9 @@ class Ingest:
         try:
             if asked.atomic or KEY_HEADER in request.headers:
                 return await self._as_one(asked, request, body, started_ms)
-            events = await open_events(request, body, asked.topic, self._read(asked.topic), self._settings, self._clock)
+            events = await open_events(
+                request, body, asked.topic, self.reader(asked.topic), self._settings, self._clock
+            )
             if not asked.acknowledged:
                 return await self._unacknowledged(asked, events)
             if events.unit == "line" and NDJSON_TYPE in request.headers.get("accept", ""):
@@ -214,7 +216,7 @@ class Ingest:
         whole = await whole_body(request, body, self._settings.max_body_bytes)
         name = request.headers.get(KEY_HEADER)
         key = None if name is None else idempotency_key(name, asked.topic, whole, atomic=asked.atomic)
-        read = self._read(asked.topic)
+        read = self.reader(asked.topic)
         events = await open_events(request, BodyReader.of(whole), asked.topic, read, self._settings, self._clock)
         work, all_of_it = self._work(asked, events.unit), Parsed()
         while (parsed := await events.next()) is not None:
@@ -280,8 +282,18 @@ class Ingest:
         except KafkaTimeout as e:  # nothing was handed over yet
             raise BrokerNotAvailable(str(e)) from None
 
-    def _read(self, topic: str) -> Read:
+    def reader(self, topic: str) -> Read:
+        """How the topic's events are read."""
         return self._readers.get(topic, self._reader)
+
+    def latest_ms(self) -> int:
+        """The latest event time that is taken now."""
+        return self._clock.now_ms() + self._settings.max_future_ms
+
+    def count(self, topic: str, stored: int, client: str) -> None:
+        """Count records that were stored by another way than this endpoint's."""
+        self._stored.labels(topic=topic).inc(stored)
+        self._records_of.pay(client, stored, self._clock.monotonic_ms())
 
     def _count(self, asked: Asked, tally: Tally, started_ms: int, status: int | None = None) -> None:
         now_ms = self._clock.monotonic_ms()

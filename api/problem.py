@@ -96,6 +96,30 @@ def kind_of_record(error: BaseException) -> ErrorKind:
     return kind
 
 
+def is_rest_proxy(path: str) -> bool:
+    """Whether a path speaks Confluent REST Proxy's language, or Kafka Connect's, which has the same errors."""
+    return path.startswith(("/topics", "/brokers", "/v3/", "/connectors", "/connector-plugins"))
+
+
+def rest_error_code(kind: ErrorKind, path: str) -> int:
+    """REST Proxy's number for an error.
+
+    >>> unknown = kind_of(errors.UnknownTopicOrPartition())
+    >>> rest_error_code(unknown, "/topics/t"), rest_error_code(unknown, "/v3/clusters/c/topics/t")
+    (40401, 40403)
+    >>> rest_error_code(kind_of(errors.BrokerNotAvailable()), "/v3/clusters"), rest_error_code(UNEXPECTED, "/topics")
+    (50003, 50002)
+    """
+    if kind.error_code == "UNKNOWN_TOPIC_OR_PARTITION":
+        return 40403 if path.startswith("/v3/") else 40401
+    own = {"UNKNOWN_PARTITION": 40402, "UNAUTHORIZED": 40101, "FORBIDDEN": 40301, "TOPIC_NOT_ALLOWED": 40301}
+    if kind.error_code in own:
+        return own[kind.error_code]
+    if kind.status < 500:
+        return kind.status
+    return 50002 if kind.retry_after_s is None else 50003
+
+
 class Problem(Exception):
     """An answer that is not a success; `extra` members are added to the body (RFC 9457, section 3.2)."""
 
@@ -109,6 +133,15 @@ class Problem(Exception):
     def of(cls, error: errors.PenstockError) -> Problem:
         kind = kind_of(error)
         return cls(kind, str(error) or kind.title)
+
+    def response_for(self, path: str) -> Response:
+        """The answer at a path: RFC 9457 under `/v1`, `{error_code, message}` with REST Proxy's numbers elsewhere."""
+        if not is_rest_proxy(path):
+            return self.response()
+        kind = self.kind
+        body = {"error_code": rest_error_code(kind, path), "message": self.detail}
+        headers = {} if kind.retry_after_s is None else {"Retry-After": str(kind.retry_after_s)}
+        return Response(msgspec.json.encode(body), kind.status, headers, JSON_TYPE)
 
     def response(self) -> Response:
         """The problem as an HTTP response."""
@@ -136,30 +169,33 @@ def install(app: FastAPI) -> None:
 
     async def on_problem(request: Request, error: Exception) -> Response:
         assert isinstance(error, Problem)
-        return error.response()
+        return error.response_for(request.url.path)
 
     async def on_penstock_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, errors.PenstockError)
         problem = Problem.of(error)
         if problem.kind.status >= 500:
             log.warning("request failed", path=request.url.path, error=type(error).__name__, reason=str(error))
-        return problem.response()
+        return problem.response_for(request.url.path)
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         kind = ErrorKind(error.status_code, f"HTTP_{error.status_code}", str(error.detail))
-        response = Problem(kind, f"{request.method} {request.url.path}: {error.detail}").response()
+        problem = Problem(kind, f"{request.method} {request.url.path}: {error.detail}")
+        response = problem.response_for(request.url.path)
         response.headers.update(error.headers or {})
         return response
 
     async def on_validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         places = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        return Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), "; ".join(places)).response()
+        problem = Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), "; ".join(places))
+        return problem.response_for(request.url.path)
 
     async def on_anything(request: Request, error: Exception) -> Response:
         log.error("request failed", path=request.url.path, error=type(error).__name__, exc_info=error)
-        return Problem(UNEXPECTED, "the service failed at this request; its log says why").response()
+        problem = Problem(UNEXPECTED, "the service failed at this request; its log says why")
+        return problem.response_for(request.url.path)
 
     app.add_exception_handler(Problem, on_problem)
     app.add_exception_handler(errors.PenstockError, on_penstock_error)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from api.connection_guard import GuardedHttp
 from shared.common.errors import ConfigError
 from shared.common.log import get_logger
 from shared.common.settings import HttpSettings
@@ -62,14 +63,20 @@ class HttpServer:
     @property
     def url(self) -> str:
         """The address for a client on this machine."""
-        return url_of(self.host, self.port)
+        url = url_of(self.host, self.port)
+        return url if self._settings.ssl_certfile is None else url.replace("http:", "https:", 1)
 
     async def start(self) -> None:
         """Listen; ConfigError where the address cannot be had."""
         bound = _bind(self._settings)
         self.port = bound.getsockname()[1]
+        password = self._settings.ssl_key_password
         config = uvicorn.Config(
             self._app,
+            http=GuardedHttp,
+            ssl_certfile=self._settings.ssl_certfile,
+            ssl_keyfile=self._settings.ssl_keyfile,
+            ssl_keyfile_password=None if password is None else password.get_secret_value(),
             log_config=None,
             log_level="warning",  # we log the address and the shutdown ourselves
             access_log=False,
@@ -79,6 +86,11 @@ class HttpServer:
             backlog=BACKLOG,
             limit_concurrency=CONCURRENT_REQUESTS_MAX,
         )
+        try:
+            config.load()
+        except (OSError, ValueError) as e:  # ssl.SSLError is an OSError
+            bound.close()
+            raise ConfigError(f"http.ssl_certfile, http.ssl_keyfile: {e}") from None
         self._server = _Uvicorn(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[bound]), name=f"http {self.port}")
         listening = asyncio.ensure_future(self._server.listening.wait())

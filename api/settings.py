@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, SecretStr, model_validator
 
 from shared.common.errors import ConfigError
 from shared.common.settings import PositiveMs, Section, ServiceSettings
@@ -77,16 +78,31 @@ class IngestSettings(Section):
         return self.topics.get(topic, self.default_topic)
 
 
+Scope = Literal["ingest", "read", "admin"]
+
+
+class Credential(Section):
+    """One client's secret, sent as a bearer token or as the password of basic auth, and what it opens."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    secret: SecretStr
+    scopes: tuple[Scope, ...] = Field(("read",), description="ingest, read, admin (which opens read too)")
+
+
 class GuardedSettings(ServiceSettings):
     """Settings of a service whose address must not be open to everyone."""
 
-    auth_token: SecretStr | None = Field(None, description="what clients send as Authorization: Bearer")
+    auth_token: SecretStr | None = Field(None, description="opens everything, as Authorization: Bearer")
+    credentials: dict[str, Credential] = Field({}, description="clients by name, each with secret and scopes")
+    cors_origins: tuple[str, ...] = Field((), description="web pages that may ask, as https://host; default: none")
     insecure_no_auth: bool = Field(False, description="serve other machines without a token (a trusted network)")
 
     @model_validator(mode="after")
     def _is_guarded(self) -> Self:
         try:
-            require_auth(self.http.host, self.auth_token, insecure_no_auth=self.insecure_no_auth)
+            secrets = [*([self.auth_token] if self.auth_token else []), *(c.secret for c in self.credentials.values())]
+            require_auth(self.http.host, secrets, insecure_no_auth=self.insecure_no_auth)
         except ConfigError as e:
             raise ValueError(str(e)) from None
         return self
@@ -94,17 +110,19 @@ class GuardedSettings(ServiceSettings):
     @property
     def local_hosts_only(self) -> bool:
         """Whether only requests that name this machine are served: a loopback address without a token."""
-        return self.auth_token is None and is_loopback(self.http.host)
+        return self.auth_token is None and not self.credentials and is_loopback(self.http.host)
 
 
-def require_auth(host: str, auth_token: SecretStr | None, *, insecure_no_auth: bool) -> None:
+def require_auth(host: str, secrets: Sequence[SecretStr], *, insecure_no_auth: bool) -> None:
     """Refuse to serve an address beyond this machine to everyone; ConfigError names the settings."""
-    if auth_token is not None:
-        if len(auth_token.get_secret_value()) < TOKEN_LENGTH_MIN:
-            raise ConfigError(f"auth_token: must have at least {TOKEN_LENGTH_MIN} characters")
-    elif not is_loopback(host) and not insecure_no_auth:
+    values = [secret.get_secret_value() for secret in secrets]
+    if any(len(value) < TOKEN_LENGTH_MIN for value in values):
+        raise ConfigError(f"auth_token, credentials: a secret must have at least {TOKEN_LENGTH_MIN} characters")
+    if len(set(values)) < len(values):
+        raise ConfigError("auth_token, credentials: two of them have the same secret")
+    if not values and not is_loopback(host) and not insecure_no_auth:
         raise ConfigError(
-            f"auth_token: required since http.host={host} is reachable from other machines"
+            f"auth_token or credentials: required since http.host={host} is reachable from other machines"
             " (or set insecure_no_auth=true where the network itself is trusted)"
         )
 

@@ -12,6 +12,7 @@ from api.app import create_app
 from api.dashboard import dashboard_router
 from api.health import health_router
 from api.kafka_daemon import KafkaHttpDaemon
+from api.rest_proxy import metadata_routers
 from api.server import HttpServer
 from services.admin.overview import Overview
 from services.admin.settings import AdminServiceSettings
@@ -37,9 +38,12 @@ class AdminDaemon(KafkaHttpDaemon):
         sources = [HttpSource(name, url, self._http) for name, url in settings.services.items()]
         app = create_app(
             admin=admin_router(admin),
+            rest_proxy=metadata_routers(admin),
             dashboard=dashboard_router(Overview(sources, KafkaSource(admin))),
             health=health_router("admin", {"kafka": self._probe}, registry),
             auth_token=settings.auth_token,
+            credentials=settings.credentials,
+            cors_origins=settings.cors_origins,
             local_hosts_only=settings.local_hosts_only,
             title="Penstock admin",
         )

@@ -51,6 +51,8 @@ class Aggregator:
             streams=streams_router(self),
             health=health_router("aggregator", checks, self._registry),
             auth_token=settings.auth_token,
+            credentials=settings.credentials,
+            cors_origins=settings.cors_origins,
             local_hosts_only=settings.local_hosts_only,
             title="Penstock aggregator",
         )

@@ -49,10 +49,13 @@ class GatewayDaemon(ProducerDaemon):
         others = [HttpSource(name, url, self._http) for name, url in self._services.items()]
         app = create_app(
             ingest=self.ingest.router,
+            rest_proxy=self.rest_proxy(),
             admin=admin_router(self._admin),
             dashboard=dashboard_router(Overview([own, *others], KafkaSource(self._admin))),
             health=health_router("gateway", checks | {other.name: other.check for other in others}, self._registry),
             auth_token=self._settings.auth_token,
+            credentials=self._settings.credentials,
+            cors_origins=self._settings.cors_origins,
             local_hosts_only=self._settings.local_hosts_only,
         )
         return HttpServer(app, self._settings.http)

@@ -12,6 +12,8 @@ from api.app import create_app
 from api.health import health_router
 from api.ingest import Ingest
 from api.kafka_daemon import KafkaHttpDaemon
+from api.rest_produce import RestProducer
+from api.rest_proxy import APIRouter, metadata_routers, produce_routers
 from api.server import HttpServer
 from services.producer.looked_up import LookedUpProducer
 from services.producer.settings import ProducerServiceSettings
@@ -35,15 +37,23 @@ class ProducerDaemon(KafkaHttpDaemon):
         looked_up = LookedUpProducer(self._producer, self._admin)
         self._transactor = KafkaTransactor(settings.kafka, settings.producer, settings.ingest, self._admin)
         self.ingest = Ingest(looked_up, settings.ingest, self._registry, kafka=self._probe, transactor=self._transactor)
+        self._rest = RestProducer(self.ingest, looked_up, settings.ingest)
         self.server = self._create_server()
+
+    def rest_proxy(self) -> list[APIRouter]:
+        """Confluent REST Proxy's routes."""
+        return [*produce_routers(self._rest, self._admin), *metadata_routers(self._admin)]
 
     def _create_server(self) -> HttpServer:
         """The server with the routes of this service."""
         settings = self._settings
         app = create_app(
             ingest=self.ingest.router,
+            rest_proxy=self.rest_proxy(),
             health=health_router("producer", {"kafka": self._probe}, self._registry),
             auth_token=settings.auth_token,
+            credentials=settings.credentials,
+            cors_origins=settings.cors_origins,
             local_hosts_only=settings.local_hosts_only,
             title="Penstock producer",
         )

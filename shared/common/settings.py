@@ -138,6 +138,15 @@ class HttpSettings(Section):
 
     host: str = "127.0.0.1"
     port: Port = Field(0, description="0: a free one, printed at start-up")
+    ssl_certfile: Path | None = Field(None, description="PEM file of the certificate; with it the address is https")
+    ssl_keyfile: Path | None = Field(None, description="PEM file of its key, where it is not in the same file")
+    ssl_key_password: SecretStr | None = None
+
+    @model_validator(mode="after")
+    def _tls_has_a_certificate(self) -> Self:
+        if self.ssl_certfile is None and (self.ssl_keyfile is not None or self.ssl_key_password is not None):
+            raise ValueError("ssl_keyfile and ssl_key_password also need ssl_certfile")
+        return self
 
 
 class LogSettings(Section):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import ssl
+from pathlib import Path
 
 import httpx
 import pytest
@@ -14,6 +16,7 @@ from api.app import create_app
 from api.server import HttpServer
 from shared.common.errors import ConfigError
 from shared.common.settings import HttpSettings
+from tests.integration.certificates import Authority
 
 
 class Gate:
@@ -101,3 +104,24 @@ async def test_stop_cuts_off_what_does_not_finish() -> None:
 async def test_stop_before_start_does_nothing() -> None:
     """A shutdown after a failed start-up is no error of its own."""
     await HttpServer(create_app(), HttpSettings()).stop()
+
+
+async def test_with_a_certificate_the_address_is_https(tmp_path: Path) -> None:
+    """TLS is the server's own; a certificate that cannot be read is refused by its setting."""
+    authority = Authority(tmp_path, "authority")
+    gate = Gate()
+    gate.open.set()
+    server = HttpServer(create_app(admin=gate.router), HttpSettings(ssl_certfile=authority.issue("server")))
+    await server.start()
+    try:
+        assert server.url.startswith("https://")
+        context = ssl.create_default_context(cafile=authority.cafile)
+        async with httpx.AsyncClient(trust_env=False, verify=context) as client:
+            assert (await client.get(f"{server.url}/gate")).json() == "through"
+    finally:
+        await server.stop(1_000)
+    (tmp_path / "broken.pem").write_text("no certificate")
+    with pytest.raises(ConfigError, match=r"http\.ssl_certfile"):
+        await HttpServer(create_app(), HttpSettings(ssl_certfile=tmp_path / "broken.pem")).start()
+    with pytest.raises(ConfigError, match="ssl_certfile"):
+        HttpSettings(ssl_keyfile=tmp_path / "server.pem")

@@ -30,20 +30,20 @@ def test_a_topic_without_entry_has_the_default() -> None:
 def test_a_loopback_address_needs_no_token(host: str) -> None:
     """Only this machine can reach it."""
     assert is_loopback(host)
-    require_auth(host, None, insecure_no_auth=False)
+    require_auth(host, [], insecure_no_auth=False)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "kafka.example", "localhost.example", ""])
 def test_any_other_address_needs_one(host: str) -> None:
     """Refused by the names of the settings, unless it is switched off explicitly."""
     with pytest.raises(ConfigError, match=r"auth_token.*insecure_no_auth"):
-        require_auth(host, None, insecure_no_auth=False)
-    require_auth(host, None, insecure_no_auth=True)
-    require_auth(host, SecretStr("x" * 16), insecure_no_auth=False)
+        require_auth(host, [], insecure_no_auth=False)
+    require_auth(host, [], insecure_no_auth=True)
+    require_auth(host, [SecretStr("x" * 16)], insecure_no_auth=False)
 
 
 def test_a_short_token_is_refused_without_being_shown() -> None:
     """A token that can be guessed is none."""
     with pytest.raises(ConfigError, match="at least 16 characters") as e:
-        require_auth("127.0.0.1", SecretStr("hunter2"), insecure_no_auth=False)
+        require_auth("127.0.0.1", [SecretStr("hunter2")], insecure_no_auth=False)
     assert "hunter2" not in str(e.value)

@@ -1,0 +1,105 @@
+"""Who may ask for what: credentials with scopes, and which scope a request needs.
+
+Sans-IO. A credential is a name and a secret; the secret alone is a bearer token, name and secret are basic auth.
+Secrets are compared in constant time, and every one is compared, so that an answer's time tells nothing.
+
+| scope | what it opens |
+|---|---|
+| ingest | storing events and records, by any of the interfaces |
+| read | everything that changes nothing |
+| admin | all else, and what `read` opens |
+
+>>> scope_of("POST", "/v1/topics/t/events"), scope_of("GET", "/v1/groups"), scope_of("DELETE", "/v1/groups/g")
+('ingest', 'read', 'admin')
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pydantic import SecretStr
+
+from api.settings import Credential, Scope
+
+_INGEST = re.compile(
+    r"/v1/topics/[^/]+/events|/topics/[^/]+(/partitions/[^/]+)?|/v3/clusters/[^/]+/topics/[^/]+/records(:batch)?"
+)
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
+OWNER = "owner"
+"""The name of whoever has the one token that opens everything."""
+
+
+class Principal(NamedTuple):
+    """Who asks, and what that opens."""
+
+    name: str
+    scopes: frozenset[Scope]
+
+    def may(self, scope: Scope) -> bool:
+        """Whether a request that needs the scope is allowed; who may administer may read."""
+        return scope in self.scopes or (scope == "read" and "admin" in self.scopes)
+
+
+ALL: frozenset[Scope] = frozenset({"ingest", "read", "admin"})
+
+
+class Access:
+    """The credentials of a service; without any, everybody is nobody and may do everything."""
+
+    def __init__(self, auth_token: SecretStr | None, credentials: Mapping[str, Credential]) -> None:
+        self._known: list[tuple[Principal, bytes]] = [
+            (Principal(name, frozenset(one.scopes)), one.secret.get_secret_value().encode())
+            for name, one in credentials.items()
+        ]
+        if auth_token is not None:
+            self._known.append((Principal(OWNER, ALL), auth_token.get_secret_value().encode()))
+
+    def __repr__(self) -> str:
+        return f"Access({[principal.name for principal, _ in self._known]})"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing is asked of anybody."""
+        return not self._known
+
+    @property
+    def has_names(self) -> bool:
+        """Whether there is anybody for basic auth."""
+        return any(principal.name != OWNER for principal, _ in self._known)
+
+    def principal(self, authorization: str) -> Principal | None:
+        """Who an Authorization header is of; None for nobody that is known."""
+        scheme, _, given = authorization.partition(" ")
+        found = None
+        if scheme.lower() == "bearer":
+            token = given.strip().encode()
+            for principal, secret in self._known:
+                if hmac.compare_digest(token, secret):
+                    found = principal
+        elif scheme.lower() == "basic" and (pair := _basic(given)) is not None:
+            for principal, secret in self._known:
+                same = hmac.compare_digest(pair[1], secret) & hmac.compare_digest(pair[0], principal.name.encode())
+                if same and principal.name != OWNER:
+                    found = principal
+        return found
+
+
+def scope_of(method: str, path: str) -> Scope:
+    """The scope that a request needs."""
+    if method in READING:
+        # Clients of REST Proxy v3 ask for the cluster's id before they can store anything.
+        return "ingest" if path == "/v3/clusters" else "read"
+    return "ingest" if method == "POST" and _INGEST.fullmatch(path) else "admin"
+
+
+def _basic(given: str) -> tuple[bytes, bytes] | None:
+    try:
+        name, colon, secret = base64.b64decode(given.strip(), validate=True).partition(b":")
+    except (binascii.Error, ValueError):
+        return None
+    return (name, secret) if colon else None

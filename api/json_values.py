@@ -1,0 +1,82 @@
+"""JSON objects one after the other, as REST Proxy v3 streams them: chunks in, the bytes of whole objects out.
+
+Sans-IO. Only braces and strings are looked at; whether an object is well-formed is its reader's to say. What stands
+between objects may be blanks, line ends and commas.
+
+>>> values = ObjectSplitter(max_bytes=20)
+>>> values.feed(b'{"a":"}"}{"b"'), values.feed(b':{}} \\n {"c":1}'), values.close()
+([b'{"a":"}"}'], [b'{"b":{}}', b'{"c":1}'], None)
+"""
+
+from __future__ import annotations
+
+import re
+
+_MARK = re.compile(rb'["{}\\]')
+_BETWEEN = re.compile(rb"[\s,]*")
+
+
+class NotAnObject(ValueError):
+    """Something between objects that is none, or an object without an end; nothing after it can be read."""
+
+
+class ObjectSplitter:
+    """See the module; NotAnObject ends it, as does an object over `max_bytes`."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._rest = bytearray()
+        self._scanned = self._depth = 0
+        self._in_string = False
+
+    def __repr__(self) -> str:
+        return f"ObjectSplitter({len(self._rest)} bytes, depth={self._depth})"
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The objects that this chunk completes."""
+        self._rest += chunk
+        found: list[bytes] = []
+        start = 0
+        while True:
+            if not self._depth:
+                between = _BETWEEN.match(self._rest, start)
+                assert between is not None
+                start = self._scanned = between.end()
+                if start == len(self._rest):
+                    break
+                if self._rest[start] != ord("{"):
+                    raise NotAnObject(f"expected an object, got {bytes(self._rest[start : start + 20])!r}")
+            end = self._scan()
+            if end is None:
+                break
+            found.append(bytes(self._rest[start:end]))
+            start = end
+        del self._rest[:start]
+        self._scanned -= start
+        if len(self._rest) > self._max_bytes:
+            raise NotAnObject(f"an object longer than {self._max_bytes} bytes")
+        return found
+
+    def close(self) -> None:
+        """The end of the input; NotAnObject where it is within an object."""
+        if self._depth:
+            raise NotAnObject("the body ends within an object")
+
+    def _scan(self) -> int | None:
+        rest, at = self._rest, self._scanned
+        while (mark := _MARK.search(rest, at)) is not None:
+            at, sign = mark.end(), rest[mark.start()]
+            if sign == ord("\\"):
+                if at == len(rest):  # what it escapes has not come yet
+                    self._scanned = mark.start()
+                    return None
+                at += 1
+            elif sign == ord('"'):
+                self._in_string = not self._in_string
+            elif not self._in_string:
+                self._depth += 1 if sign == ord("{") else -1
+                if not self._depth:
+                    self._scanned = at
+                    return at
+        self._scanned = len(rest)
+        return None

@@ -1,0 +1,104 @@
+"""What REST Proxy's two versions share: who may write where, and records to outcomes, in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from api.event import EventRefused
+from api.ingest import Ingest
+from api.ingest_request import IngestProducer
+from api.problem import kind_of_record
+from api.settings import IngestSettings
+from api.tally import Outcome
+from shared.common.errors import DataError, KafkaTimeout, PenstockError, RetriableError, UnknownTopicOrPartition
+from shared.common.records import ProducerRecord, RecordMetadata
+
+NON_RETRIABLE, RETRIABLE = 50002, 50003
+UNKNOWN_PARTITION = 40402
+
+
+class RestProducer:
+    """Sends what REST Proxy's routes decoded, under the rules of ingest."""
+
+    def __init__(self, ingest: Ingest, producer: IngestProducer, settings: IngestSettings) -> None:
+        self._ingest, self._producer, self.settings = ingest, producer, settings
+
+    def latest_ms(self) -> int:
+        """The latest event time that is taken now."""
+        return self._ingest.latest_ms()
+
+    async def check(self, topic: str, client: str) -> list[int]:
+        """The topic's partitions; raises what ingest would where the topic or the client may not."""
+        self._ingest.refuse_while_leaving()
+        self._ingest.check_rate(client)
+        await self._ingest.check_topic(topic)
+        return list(await self._producer.partitions_for(topic))
+
+    def read(self, record: ProducerRecord, latest_ms: int) -> ProducerRecord:
+        """The record with what the topic's settings take from its value; EventRefused where they refuse it."""
+        own = self.settings.for_topic(record.topic)
+        if record.value is None or not (own.key or own.time or own.json_schema):
+            return record
+        key, timestamp = self._ingest.reader(record.topic)(record.value, latest_ms)
+        key = key if record.key is None else record.key
+        timestamp = timestamp if record.timestamp is None else record.timestamp
+        return ProducerRecord(record.topic, record.value, key, record.headers, record.partition, timestamp)
+
+    async def send(
+        self, given: Sequence[ProducerRecord | str], partitions: Sequence[int], client: str
+    ) -> list[Outcome]:
+        """Each record's place or error, in order; a text is the error of a record that could not be decoded."""
+        outcomes: list[Outcome | None] = [None] * len(given)
+        places: list[int] = []
+        records: list[ProducerRecord] = []
+        latest_ms = self.latest_ms()
+        for i, one in enumerate(given):
+            try:
+                if isinstance(one, str):
+                    raise DataError(one)
+                if one.partition is not None and one.partition not in partitions:
+                    raise UnknownTopicOrPartition(f"{one.topic}-{one.partition}: no such partition")
+                records.append(self.read(one, latest_ms))
+                places.append(i)
+            except (EventRefused, DataError, UnknownTopicOrPartition) as e:
+                outcomes[i] = e
+        for i, outcome in zip(places, await self._sent(records), strict=True):
+            outcomes[i] = outcome
+        done = [outcome for outcome in outcomes if outcome is not None]
+        if records:
+            stored = sum(isinstance(outcome, RecordMetadata) for outcome in done)
+            self._ingest.count(records[0].topic, stored, client)
+        return done
+
+    async def _sent(self, records: list[ProducerRecord]) -> Sequence[Outcome]:
+        if not records:
+            return []
+        try:
+            async with asyncio.timeout(self.settings.ack_timeout_ms / 1000):
+                return await (await self._producer.send_many(records))
+        except TimeoutError:
+            late = KafkaTimeout(f"not acknowledged within ack_timeout_ms={self.settings.ack_timeout_ms}")
+            late.maybe_written = True
+            return [late] * len(records)
+        except PenstockError as e:
+            return [e] * len(records)
+
+
+def error_code_of(error: BaseException) -> int:
+    """REST Proxy's number for a record's error.
+
+    >>> error_code_of(UnknownTopicOrPartition()), error_code_of(DataError()), error_code_of(KafkaTimeout())
+    (40402, 422, 50003)
+    """
+    if isinstance(error, UnknownTopicOrPartition):
+        return UNKNOWN_PARTITION
+    kind = kind_of_record(error)
+    if kind.status < 500:
+        return 422 if isinstance(error, DataError) and kind.status == 400 else kind.status
+    return RETRIABLE if isinstance(error, RetriableError) or kind.retry_after_s is not None else NON_RETRIABLE
+
+
+def message_of(error: BaseException) -> str:
+    """What an error says; that of a programming error stays in the log."""
+    return str(error) if isinstance(error, PenstockError) and str(error) else "unexpected error"

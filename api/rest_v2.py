@@ -1,0 +1,134 @@
+"""Confluent REST Proxy v2: produce (json, binary), and topics with partitions, so that its clients work unchanged.
+
+By its convention a request that was read is answered 200, with `error_code` in each record's row: null where it is
+stored, 1 where sending it again cannot help, 2 where it can. Avro, Protobuf, JSON Schema and consumers are not served.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from api.admin import AdminClient
+from api.body import BodyReader, Drain
+from api.event import EventRefused
+from api.events import whole_body
+from api.problem import ErrorKind, Problem
+from api.rest_produce import RETRIABLE, RestProducer, error_code_of, message_of
+from api.rest_records import v2_records
+from shared.common.errors import UnknownTopicOrPartition
+from shared.common.records import RecordMetadata
+
+V2_TYPE = "application/vnd.kafka.v2+json"
+_EMBEDDED = re.compile(r"application/vnd\.kafka\.(json|binary)\.v2\+json")
+BODY = {
+    f"application/vnd.kafka.{name}.v2+json": {
+        "schema": {
+            "type": "object",
+            "required": ["records"],
+            "properties": {"records": {"type": "array", "items": {"type": "object"}, "minItems": 1}},
+        },
+        "example": {"records": [{"key": key, "value": value}]},
+    }
+    for name, key, value in (("json", "ann", {"id": 1}), ("binary", "YW5u", "eyJpZCI6MX0="))
+}
+
+
+def v2_answer(body: Any) -> Response:
+    """An answer under v2's own content type."""
+    return Response(msgspec.json.encode(body), media_type=V2_TYPE)
+
+
+def v2_produce_router(producer: RestProducer) -> APIRouter:
+    """`POST /topics/{topic}` and `POST /topics/{topic}/partitions/{partition}`."""
+    router = APIRouter(tags=["rest proxy v2"])
+    described: dict[str, Any] = {"openapi_extra": {"requestBody": {"required": True, "content": BODY}}}
+
+    @router.post("/topics/{topic}", summary="REST Proxy v2: produce", **described)
+    async def produce(topic: str, request: Request) -> Response:
+        return await _produce(producer, topic, None, request)
+
+    @router.post("/topics/{topic}/partitions/{partition}", summary="REST Proxy v2: produce to a partition", **described)
+    async def produce_to(topic: str, partition: int, request: Request) -> Response:
+        return await _produce(producer, topic, partition, request)
+
+    return router
+
+
+async def _produce(producer: RestProducer, topic: str, partition: int | None, request: Request) -> Response:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    embedded = _EMBEDDED.fullmatch(media_type)
+    if embedded is None:
+        said = "Content-Type must be application/vnd.kafka.json.v2+json or application/vnd.kafka.binary.v2+json"
+        raise Problem(ErrorKind(415, "UNSUPPORTED_MEDIA_TYPE", "Unsupported media type"), said)
+    client = request.scope.get("principal") or (request.client.host if request.client else "")
+    partitions = await producer.check(topic, client)
+    if partition is not None and partition not in partitions:
+        raise Problem(ErrorKind(404, "UNKNOWN_PARTITION", "Partition not found"), "Partition not found.")
+    reader = BodyReader(request.receive, Drain(), producer.settings.body_timeout_ms)
+    body = await whole_body(request, reader, producer.settings.max_body_bytes)
+    form: Literal["json", "binary"] = "json" if embedded[1] == "json" else "binary"
+    try:
+        records = v2_records(body, topic, form, partition)
+    except EventRefused as e:
+        raise Problem(ErrorKind(422, "INVALID_REQUEST", "Wrong request"), str(e)) from None
+    outcomes = await producer.send(records, partitions, client)
+    return v2_answer({"offsets": [_row(o) for o in outcomes], "key_schema_id": None, "value_schema_id": None})
+
+
+def _row(outcome: RecordMetadata | BaseException) -> dict[str, Any]:
+    if isinstance(outcome, RecordMetadata):
+        return {"partition": outcome.partition, "offset": outcome.offset, "error_code": None, "error": None}
+    code = error_code_of(outcome)
+    again = code in (RETRIABLE, 429)
+    return {"partition": None, "offset": None, "error_code": 2 if again else 1, "error": message_of(outcome)}
+
+
+def v2_metadata_router(admin: AdminClient) -> APIRouter:
+    """Topics, their partitions, and brokers."""
+    router = APIRouter(tags=["rest proxy v2"])
+
+    @router.get("/topics", summary="REST Proxy v2: topic names")
+    async def topics() -> Response:
+        return v2_answer(await admin.list_topics())
+
+    @router.get("/topics/{topic}", summary="REST Proxy v2: a topic with configs and partitions")
+    async def topic_(topic: str) -> Response:
+        rows = await _partitions(admin, topic)
+        return v2_answer({"name": topic, "configs": await admin.describe_configs(topic), "partitions": rows})
+
+    @router.get("/topics/{topic}/partitions", summary="REST Proxy v2: a topic's partitions")
+    async def partitions(topic: str) -> Response:
+        return v2_answer(await _partitions(admin, topic))
+
+    @router.get("/topics/{topic}/partitions/{partition}", summary="REST Proxy v2: a partition")
+    async def partition_(topic: str, partition: int) -> Response:
+        for row in await _partitions(admin, topic):
+            if row["partition"] == partition:
+                return v2_answer(row)
+        raise Problem(ErrorKind(404, "UNKNOWN_PARTITION", "Partition not found"), "Partition not found.")
+
+    @router.get("/brokers", summary="REST Proxy v2: broker ids")
+    async def brokers() -> Response:
+        return v2_answer({"brokers": [broker.node_id for broker in (await admin.cluster()).brokers]})
+
+    return router
+
+
+async def _partitions(admin: AdminClient, topic: str) -> list[dict[str, Any]]:
+    found = (await admin.describe_topics([topic])).get(topic)
+    if found is None:
+        raise UnknownTopicOrPartition(f"{topic}: no such topic")
+    return [
+        {
+            "partition": p.partition,
+            "leader": p.leader,
+            "replicas": [
+                {"broker": broker, "leader": broker == p.leader, "in_sync": broker in p.isr} for broker in p.replicas
+            ],
+        }
+        for p in found.partitions
+    ]

@@ -1,0 +1,263 @@
+"""Confluent REST Proxy v3: clusters, topics and partitions in its shapes, produce as a stream, and records:batch.
+
+A produce request is a stream of JSON objects, and its answer a stream of delivery reports in the same order, each with
+an `error_code` of its own (200: stored). A single record with a length gets its own status where it failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from starlette.types import Receive, Scope, Send
+
+from api.admin import AdminClient
+from api.body import BodyReader, BodyStalled, ClientGone, Drain, ServiceLeaving
+from api.event import EventRefused
+from api.events import whole_body
+from api.json_values import NotAnObject, ObjectSplitter
+from api.problem import ErrorKind, Problem, json_response
+from api.rest_produce import RestProducer, error_code_of, message_of
+from api.rest_records import Decoded, entry_id, report, v3_entries, v3_entry, v3_record
+from api.rest_v3_shapes import link, partition_row, resource, rows_of, topic_row
+from api.tally import Outcome
+from shared.common.errors import UnknownTopicOrPartition
+from shared.common.records import ProducerRecord, RecordMetadata
+
+ENTRIES_MAX = 1_000
+"""Entries of one records:batch."""
+IN_FLIGHT_MAX = 64
+"""Chunks of a stream whose records are not acknowledged yet."""
+
+RECORD_EXAMPLE = {
+    "key": {"type": "STRING", "data": "ann"},
+    "value": {"type": "JSON", "data": {"id": 1}},
+    "headers": [{"name": "trace", "value": "YTE="}],
+}
+SCHEMA = {"type": "object", "properties": {"partition_id": {"type": "integer"}, "value": {"type": "object"}}}
+RECORD_BODY = {"required": True, "content": {"application/json": {"schema": SCHEMA, "example": RECORD_EXAMPLE}}}
+BATCH_SCHEMA = {"type": "object", "required": ["entries"], "properties": {"entries": {"type": "array"}}}
+BATCH_EXAMPLE = {"entries": [{"id": "1", **RECORD_EXAMPLE}]}
+BATCH_BODY = {"required": True, "content": {"application/json": {"schema": BATCH_SCHEMA, "example": BATCH_EXAMPLE}}}
+
+Result = tuple[Decoded | EventRefused, Outcome | None]
+
+
+class DeliveryReports(Response):
+    """The answer to a stream of records, written while they come."""
+
+    def __init__(self, body: BodyReader, producer: RestProducer, topic: str, cluster_id: str, client: str) -> None:
+        super().__init__()
+        self._body, self._producer, self._topic, self._cluster_id = body, producer, topic, cluster_id
+        self._client = client
+        self._partitions: list[int] = []
+
+    async def prepare(self) -> DeliveryReports:
+        """Raise what refuses the whole request."""
+        self._partitions = await self._producer.check(self._topic, self._client)
+        return self
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        queue: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(IN_FLIGHT_MAX)
+        writer = asyncio.ensure_future(self._write(queue, send))
+        try:
+            await self._read(queue)
+            await queue.put(None)
+            await writer
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except (ClientGone, TimeoutError):
+            pass
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    async def _read(self, queue: asyncio.Queue[asyncio.Task[bytes] | None]) -> None:
+        splitter = ObjectSplitter(self._producer.settings.max_line_bytes)
+        try:
+            while (chunk := await self._body.next()) is not None:
+                if objects := splitter.feed(chunk):
+                    await queue.put(asyncio.ensure_future(self.reports_of(objects)))
+            splitter.close()
+        except (NotAnObject, BodyStalled, ServiceLeaving) as e:
+            code = 400 if isinstance(e, NotAnObject) else 408 if isinstance(e, BodyStalled) else 503
+            await queue.put(asyncio.ensure_future(_last_words({"error_code": code, "message": str(e)})))
+
+    async def _write(self, queue: asyncio.Queue[asyncio.Task[bytes] | None], send: Send) -> None:
+        while (reports := await queue.get()) is not None:
+            body = await reports
+            async with asyncio.timeout(self._producer.settings.body_timeout_ms / 1000):
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def reports_of(self, objects: list[bytes]) -> bytes:
+        """The reports of whole objects, a line each."""
+        latest_ms = self._producer.latest_ms()
+        decoded: list[Decoded | EventRefused] = []
+        for one in objects:
+            try:
+                decoded.append(v3_record(one, self._topic, latest_ms))
+            except EventRefused as e:
+                decoded.append(e)
+        outcomes = await send_decoded(self._producer, decoded, self._partitions, self._client)
+        rows = [row_of(self._cluster_id, one, outcome) for one, outcome in zip(decoded, outcomes, strict=True)]
+        return b"".join(msgspec.json.encode(row) + b"\r\n" for row in rows)
+
+
+async def _last_words(row: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(row) + b"\r\n"
+
+
+async def send_decoded(
+    producer: RestProducer, decoded: list[Decoded | EventRefused], partitions: list[int], client: str
+) -> list[Outcome]:
+    """The outcome of each; that of one that could not be decoded is its error."""
+    given: list[ProducerRecord | str] = [str(d) if isinstance(d, EventRefused) else d.record for d in decoded]
+    return await producer.send(given, partitions, client)
+
+
+def row_of(cluster_id: str, decoded: Decoded | EventRefused, outcome: Outcome) -> dict[str, Any]:
+    """A delivery report, of a record that is stored or of one that is not."""
+    if isinstance(outcome, RecordMetadata) and not isinstance(decoded, EventRefused):
+        return report(cluster_id, decoded, outcome.partition, outcome.offset, outcome.timestamp)
+    assert isinstance(outcome, BaseException)
+    return {"error_code": error_code_of(outcome), "message": message_of(outcome)}
+
+
+def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
+    """`POST …/records` and `POST …/records:batch`."""
+    router = APIRouter(tags=["rest proxy v3"])
+    path = "/v3/clusters/{cluster_id}/topics/{topic}/records"
+
+    @router.post(path, summary="REST Proxy v3: produce", openapi_extra={"requestBody": RECORD_BODY})
+    async def produce(cluster_id: str, topic: str, request: Request) -> Response:
+        await check_cluster(admin, cluster_id)
+        body = BodyReader(request.receive, Drain(), producer.settings.body_timeout_ms)
+        reports = await DeliveryReports(body, producer, topic, cluster_id, _client(request)).prepare()
+        if "content-length" not in request.headers:
+            return reports
+        return await _known_length(producer, reports, request, body, topic, cluster_id)
+
+    @router.post(f"{path}:batch", summary="REST Proxy v3: produce a batch", openapi_extra={"requestBody": BATCH_BODY})
+    async def batch(cluster_id: str, topic: str, request: Request) -> Response:
+        await check_cluster(admin, cluster_id)
+        partitions = await producer.check(topic, _client(request))
+        reader = BodyReader(request.receive, Drain(), producer.settings.body_timeout_ms)
+        body = await whole_body(request, reader, producer.settings.max_body_bytes)
+        try:
+            entries = v3_entries(body, ENTRIES_MAX)
+        except EventRefused as e:
+            raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), str(e)) from None
+        return await _batch(producer, entries, topic, cluster_id, partitions, _client(request))
+
+    return router
+
+
+async def _known_length(
+    producer: RestProducer, reports: DeliveryReports, request: Request, body: BodyReader, topic: str, cluster_id: str
+) -> Response:
+    """A request whose end is known: where it is one record that failed, the failure is the answer's status."""
+    whole = await whole_body(request, body, producer.settings.max_body_bytes)
+    try:
+        splitter = ObjectSplitter(producer.settings.max_line_bytes)
+        objects = splitter.feed(whole)
+        splitter.close()
+    except NotAnObject as e:
+        raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), str(e)) from None
+    answer = await reports.reports_of(objects)
+    status = 200
+    if len(objects) == 1 and (code := msgspec.json.decode(answer)["error_code"]) != 200:
+        status = code if code < 1_000 else code // 100
+    return Response(answer, status, media_type="application/json")
+
+
+async def _batch(
+    producer: RestProducer, entries: list[bytes], topic: str, cluster_id: str, partitions: list[int], client: str
+) -> Response:
+    latest_ms, ids = producer.latest_ms(), []
+    decoded: list[Decoded | EventRefused] = []
+    for entry in entries:
+        try:
+            name, one = v3_entry(entry, topic, latest_ms)
+            decoded.append(one)
+        except EventRefused as e:
+            name = entry_id(entry)
+            decoded.append(e)
+        ids.append(name)
+    rows = [
+        {"id": name} | row_of(cluster_id, one, outcome)
+        for name, one, outcome in zip(
+            ids, decoded, await send_decoded(producer, decoded, partitions, client), strict=True
+        )
+    ]
+    successes = [row for row in rows if row["error_code"] == 200]
+    failures = [row for row in rows if row["error_code"] != 200]
+    for row in successes:
+        del row["error_code"]
+    return json_response({"successes": successes, "failures": failures}, 207)
+
+
+async def check_cluster(admin: AdminClient, cluster_id: str) -> str:
+    """The cluster's id; Problem (404) for another one."""
+    found = (await admin.cluster()).cluster_id or ""
+    if cluster_id != found:
+        raise Problem(ErrorKind(404, "UNKNOWN_CLUSTER", "No such cluster"), f"Cluster {cluster_id} cannot be found.")
+    return found
+
+
+def _client(request: Request) -> str:
+    return str(request.scope.get("principal") or (request.client.host if request.client else ""))
+
+
+def v3_metadata_router(admin: AdminClient) -> APIRouter:
+    """Clusters, topics and partitions."""
+    router = APIRouter(tags=["rest proxy v3"])
+
+    @router.get("/v3/clusters", summary="REST Proxy v3: the cluster, as a list of one")
+    async def clusters(request: Request) -> Response:
+        found = (await admin.cluster()).cluster_id or ""
+        return rows_of(request, "KafkaClusterList", [_cluster(request, found)])
+
+    @router.get("/v3/clusters/{cluster_id}", summary="REST Proxy v3: the cluster")
+    async def cluster(cluster_id: str, request: Request) -> Response:
+        return json_response(_cluster(request, await check_cluster(admin, cluster_id)))
+
+    @router.get("/v3/clusters/{cluster_id}/topics", summary="REST Proxy v3: topics")
+    async def topics(cluster_id: str, request: Request) -> Response:
+        await check_cluster(admin, cluster_id)
+        found = await admin.describe_topics(await admin.list_topics())
+        rows = [topic_row(request, cluster_id, found[name]) for name in sorted(found)]
+        return rows_of(request, "KafkaTopicList", rows)
+
+    @router.get("/v3/clusters/{cluster_id}/topics/{topic}", summary="REST Proxy v3: a topic")
+    async def topic_(cluster_id: str, topic: str, request: Request) -> Response:
+        await check_cluster(admin, cluster_id)
+        return json_response(topic_row(request, cluster_id, (await admin.describe_topics([topic]))[topic]))
+
+    @router.get("/v3/clusters/{cluster_id}/topics/{topic}/partitions", summary="REST Proxy v3: a topic's partitions")
+    async def partitions(cluster_id: str, topic: str, request: Request) -> Response:
+        await check_cluster(admin, cluster_id)
+        found = (await admin.describe_topics([topic]))[topic]
+        rows = [partition_row(request, cluster_id, topic, p) for p in found.partitions]
+        return rows_of(request, "KafkaPartitionList", rows)
+
+    @router.get("/v3/clusters/{cluster_id}/topics/{topic}/partitions/{number}", summary="REST Proxy v3: a partition")
+    async def partition(cluster_id: str, topic: str, number: int, request: Request) -> Response:
+        await check_cluster(admin, cluster_id)
+        for p in (await admin.describe_topics([topic]))[topic].partitions:
+            if p.partition == number:
+                return json_response(partition_row(request, cluster_id, topic, p))
+        raise UnknownTopicOrPartition(f"{topic}-{number}: no such partition")
+
+    return router
+
+
+def _cluster(request: Request, cluster_id: str) -> dict[str, Any]:
+    path = f"/v3/clusters/{cluster_id}"
+    return resource(request, "KafkaCluster", path, f"kafka={cluster_id}") | {
+        "cluster_id": cluster_id,
+        "consumer_groups": {"related": link(request, f"{path}/consumer-groups")},
+        "topics": {"related": link(request, f"{path}/topics")},
+    }

@@ -1,0 +1,56 @@
+"""Resources as Confluent REST Proxy v3 shows them: kind, metadata with self and resource name, and links to others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import Request, Response
+
+from api.problem import json_response
+from shared.clients.admin import TopicDescription
+from shared.clients.admin.types import PartitionDescription
+
+
+def link(request: Request, path: str) -> str:
+    """The address of a resource for the client that asks."""
+    return f"{str(request.base_url).rstrip('/')}{path}"
+
+
+def resource(request: Request, kind: str, path: str, name: str) -> dict[str, Any]:
+    """What every resource begins with."""
+    return {"kind": kind, "metadata": {"self": link(request, path), "resource_name": f"crn:///{name}"}}
+
+
+def rows_of(request: Request, kind: str, rows: Sequence[dict[str, Any]]) -> Response:
+    """A list of resources; it is never cut into pages."""
+    metadata = {"self": link(request, request.url.path), "next": None}
+    return json_response({"kind": kind, "metadata": metadata, "data": list(rows)})
+
+
+def topic_row(request: Request, cluster_id: str, topic: TopicDescription) -> dict[str, Any]:
+    """A topic."""
+    path = f"/v3/clusters/{cluster_id}/topics/{topic.name}"
+    return resource(request, "KafkaTopic", path, f"kafka={cluster_id}/topic={topic.name}") | {
+        "cluster_id": cluster_id,
+        "topic_name": topic.name,
+        "is_internal": topic.is_internal,
+        "replication_factor": len(topic.partitions[0].replicas) if topic.partitions else 0,
+        "partitions_count": len(topic.partitions),
+        "partitions": {"related": link(request, f"{path}/partitions")},
+        "authorized_operations": [],
+    }
+
+
+def partition_row(request: Request, cluster_id: str, topic: str, found: PartitionDescription) -> dict[str, Any]:
+    """A partition."""
+    path = f"/v3/clusters/{cluster_id}/topics/{topic}/partitions/{found.partition}"
+    name = f"kafka={cluster_id}/topic={topic}/partition={found.partition}"
+    return resource(request, "KafkaPartition", path, name) | {
+        "cluster_id": cluster_id,
+        "topic_name": topic,
+        "partition_id": found.partition,
+        "leader_id": found.leader,
+        "replica_ids": list(found.replicas),
+        "isr_ids": list(found.isr),
+    }
