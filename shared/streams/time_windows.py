@@ -6,8 +6,8 @@ alone. A window closes when the operator's stream time has reached its end and t
 nothing. A record that is too late for some of its windows counts in the others; it is late when it is too late for all.
 
 >>> windows = TimeWindows(size_ms=10, advance_ms=5, grace_ms=0)
->>> windows.starts(12), windows.starts(3)
-(range(5, 15, 5), range(0, 5, 5))
+>>> list(windows.starts(12)), list(windows.starts(3))
+([5, 10], [0])
 
 Source of the semantics: KStreamWindowAggregate. A result's timestamp is the highest of its records.
 """
