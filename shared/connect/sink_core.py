@@ -99,10 +99,9 @@ class SinkCore:
         return self.commit_seqno, wanted
 
     def committable(self, provided: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Of what `pre_commit` gave, what may be committed: only what is ours and was delivered; nothing without news.
+        """Of what `pre_commit` gave, what may be committed and is new: only what is ours and was delivered.
 
-        With the first news goes where reading began in partitions of which there is none yet, as with Kafka Connect:
-        the group then has an offset of every partition.
+        Where reading began is new as well, once: the group then has an offset of every partition, also without records.
         """
         found = {}
         for tp, offset in provided.items():
@@ -110,9 +109,9 @@ class SinkCore:
                 log.warning("offset of a partition that is not assigned is not committed", partition=str(tp))
             elif offset.offset > self.current[tp].offset:
                 log.warning("offset that was not delivered is not committed", partition=str(tp), offset=offset.offset)
-            elif self.last_committed.get(tp) != offset:
+            elif self.last_committed.get(tp) != offset or tp in self.unsaid:
                 found[tp] = offset
-        return {**{tp: self.last_committed[tp] for tp in self.unsaid}, **found} if found else {}
+        return found
 
     def commit_completed(self, seqno: int, error: Exception | None, offsets: Offsets | None, now_ms: int) -> int | None:
         """The answer to a commit: how long it took in ms; None where a newer one has been begun since."""

@@ -28,7 +28,8 @@ def properties(bootstrap_servers: str, group: str | None = None, **more: str) ->
         "key.converter": JSON_CONVERTER,
         "value.converter": JSON_CONVERTER,
         "listeners": "http://127.0.0.1:0",
-        "offset.flush.interval.ms": "500",
+        "offset.flush.interval.ms": "200",
+        "heartbeat.interval.ms": "200",
         "scheduled.rebalance.max.delay.ms": "2000",
         **{name.replace("_", "."): value for name, value in more.items()},
     }

@@ -16,7 +16,7 @@ from shared.clients.admin import Admin
 from shared.clients.producer import Producer, ProducerSettings
 from shared.common.errors import IllegalState, ProducerFenced, SerializationError
 from shared.common.log import get_logger
-from shared.common.records import ConsumerRecord
+from shared.common.records import ConsumerRecord, RecordMetadata
 from shared.common.settings import KafkaSettings
 from shared.connect.states import ConnectorTaskId, TargetState
 from shared.connect.storage.config_records import (
@@ -174,20 +174,18 @@ class KafkaConfigStore(ConfigStore):
     async def _write(self, records: Sequence[ConfigRecord], privileged: bool = False) -> None:
         async with self._writing:
             if privileged and self._transactional_id is not None:
-                await self._write_as_leader(records)
+                written = await self._write_as_leader(records)
             else:
-                for record in records:
-                    await self._log.send(*encode(record))
-        await self._log.read_to_end()
+                written = [await self._log.send(*encode(record)) for record in records]
+        await self._log.read_past(written)
 
-    async def _write_as_leader(self, records: Sequence[ConfigRecord]) -> None:
+    async def _write_as_leader(self, records: Sequence[ConfigRecord]) -> list[RecordMetadata]:
         leader = self._leader
         if leader is None:
             raise IllegalState("this worker has not claimed the config topic: it does not lead")
         try:
             async with leader.transaction():
-                for record in records:
-                    await self._log.send(*encode(record), leader)
+                return [await self._log.send(*encode(record), leader) for record in records]
         except ProducerFenced:
             await self._let_go()
             raise

@@ -8,16 +8,17 @@ of the call has been handed over: who has written something and then calls it se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shared.clients.admin import Admin, NewTopic
+from shared.clients.admin.topics import OffsetSpec
 from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.clients.producer import Producer
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import ConfigError, IllegalState, KafkaTimeout, PenstockError, RetriableError
 from shared.common.log import get_logger
-from shared.common.records import ConsumerRecord, TopicPartition
+from shared.common.records import ConsumerRecord, RecordMetadata, TopicPartition
 from shared.common.settings import KafkaSettings
 
 log = get_logger(__name__)
@@ -95,28 +96,36 @@ class KafkaBasedLog:
         """How many partitions the topic has, once it is started."""
         return len(self._partitions)
 
-    async def send(self, key: bytes, value: bytes | None, producer: Producer | None = None) -> None:
+    async def send(self, key: bytes, value: bytes | None, producer: Producer | None = None) -> RecordMetadata:
         """Write one record and wait until Kafka has it; raises what the producer raises."""
-        await (await (producer or self._producer).send(self._topic.name, value, key=key))
+        return await (await (producer or self._producer).send(self._topic.name, value, key=key))
 
-    async def send_all(self, records: Sequence[tuple[bytes, bytes | None]]) -> None:
+    async def send_all(self, records: Sequence[tuple[bytes, bytes | None]]) -> list[RecordMetadata]:
         """Write records together, and wait until Kafka has all of them."""
         deliveries = [await self._producer.send(self._topic.name, value, key=key) for key, value in records]
-        for delivery in deliveries:
-            await delivery
+        return [await delivery for delivery in deliveries]
+
+    async def read_past(self, written: Iterable[RecordMetadata], timeout_ms: int = READ_TO_END_MS) -> None:
+        """Return when these records of ours were handed over; of a transaction that is some time after its end."""
+        ends: dict[TopicPartition, int] = {}
+        for record in written:
+            tp = TopicPartition(record.topic, record.partition)
+            ends[tp] = max(ends.get(tp, 0), record.offset + 1)
+        await self._wait_until(ends, timeout_ms)
 
     async def read_to_end(self, timeout_ms: int = READ_TO_END_MS) -> None:
         """Return when all that is in the topic now was handed over; KafkaTimeout, or what ended the reading."""
-        if self._consumer is None:
-            raise IllegalState(f"topic {self._topic.name}: not followed")
-        ends: dict[TopicPartition, int] = {}
+        # Over the admin's connection: on the consumer's own a lookup waits behind a fetch for records to come.
+        specs: dict[TopicPartition, OffsetSpec] = dict.fromkeys(self._partitions, "latest")
+        await self._wait_until(
+            await self._admin.list_offsets(specs, "read_committed", timeout_ms=timeout_ms), timeout_ms
+        )
+
+    async def _wait_until(self, ends: Mapping[TopicPartition, int], timeout_ms: int) -> None:
         self._waiting += 1
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                # Over the admin's connection: on the consumer's own a lookup waits behind a fetch for records to come.
-                ends = await self._admin.list_offsets(dict.fromkeys(self._partitions, "latest"), "read_committed")
-                async with self._moved:
-                    await self._moved.wait_for(lambda: self._broken is not None or self._has_reached(ends))
+            async with asyncio.timeout(timeout_ms / 1000), self._moved:
+                await self._moved.wait_for(lambda: self._broken is not None or self._has_reached(ends))
         except TimeoutError:
             raise KafkaTimeout(f"topic {self._topic.name}: not read to its end in {timeout_ms} ms") from None
         finally:

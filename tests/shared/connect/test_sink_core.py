@@ -99,27 +99,23 @@ def test_only_new_offsets_of_own_delivered_records_are_committed() -> None:
     task.delivered()
     foreign = TopicPartition("other", 0)
     given = {A: FIVE, B: OffsetAndMetadata(10), foreign: OffsetAndMetadata(1)}
-    assert task.committable(given) == {A: FIVE, B: OffsetAndMetadata(0)}
+    assert task.committable(given) == {A: FIVE}
     task.begin_commit(0)
     task.commit_completed(1, None, {A: FIVE}, 1)
     assert task.committable({A: FIVE}) == {}
 
 
-def test_where_reading_began_is_committed_with_the_first_news() -> None:
-    """A partition without records gets an offset in the group, once, and never by itself."""
-    task = core(A, B)
-    assert task.committable({A: OffsetAndMetadata(0), B: OffsetAndMetadata(0)}) == {}
-    task.received({A: 5})
-    task.delivered()
-    offsets = task.committable({A: FIVE})
-    assert offsets == {A: FIVE, B: OffsetAndMetadata(0)}
+def test_where_reading_began_is_committed_once() -> None:
+    """A partition without records gets an offset in the group too; a task that commits nothing itself is left alone."""
+    task, start = core(A, B), OffsetAndMetadata(0)
+    assert task.committable({}) == {}
+    assert task.committable({A: start, B: start}) == {A: start, B: start}
     task.begin_commit(0)
-    task.commit_completed(1, None, offsets, 1)
-    task.received({A: 6})
-    task.delivered()
-    assert task.committable({A: OffsetAndMetadata(6)}) == {A: OffsetAndMetadata(6)}
-    task.closed([B])
-    assert task.unsaid == set()
+    task.commit_completed(1, None, {A: start, B: start}, 1)
+    assert task.committable({A: start, B: start}) == {}
+    task.closed([A, B])
+    task.opened({A: 0})
+    assert task.unsaid == {A}
 
 
 def test_a_failed_flush_takes_all_back_to_the_last_commit() -> None:

@@ -1,0 +1,144 @@
+"""Three distributed workers on a real broker: requests to any of them, one that is killed, stopped, added."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin, NewTopic
+from shared.clients.producer import Producer
+from shared.common.settings import KafkaSettings
+from tests.integration.connect_processes import WorkerProcess, all_running, statuses, workers
+from tests.integration.connect_worker import properties
+
+STRING = "org.apache.kafka.connect.storage.StringConverter"
+CONNECTORS, RECORDS_PER_SECOND = 20, 200
+
+
+def sink(folder: Path, number: int, topic: str) -> dict[str, str]:
+    return {
+        "connector.class": "FileStreamSink",
+        "tasks.max": "2",
+        "topics": topic,
+        "file": str(folder / f"sink-{number}.txt"),
+        "key.converter": STRING,
+        "value.converter": STRING,
+    }
+
+
+async def until(what: str, check: Callable[[], Awaitable[bool]], timeout_s: float = 60) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not await check():  # noqa: ASYNC110 - polled as a client would
+            await asyncio.sleep(0.2)
+
+
+def host(worker: WorkerProcess) -> str:
+    return worker.url.removeprefix("http://")
+
+
+class Load:
+    """Writes numbered records all the time, and asks REST all the time: what was sent, what was answered."""
+
+    def __init__(self, bootstrap_servers: str, topic: str, urls: list[str]) -> None:
+        self._servers, self._topic, self._urls = bootstrap_servers, topic, urls
+        self.sent = 0
+        self.answers: list[float] = []
+        self.unanswered: list[str] = []
+        self._stop = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._ask())]
+
+    async def stop(self) -> None:
+        self._stop = True
+        await asyncio.gather(*self._tasks)
+
+    async def _write(self) -> None:
+        async with Producer(KafkaSettings(bootstrap_servers=self._servers)) as producer:
+            while not self._stop:
+                for _ in range(RECORDS_PER_SECOND // 10):
+                    await producer.send(self._topic, str(self.sent).encode())
+                    self.sent += 1
+                await asyncio.sleep(0.1)
+            await producer.flush()
+
+    async def _ask(self) -> None:
+        async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
+            while not self._stop:
+                for url in list(self._urls):
+                    began = time.monotonic()
+                    try:
+                        answer = await client.get(f"{url}/connectors?expand=status")
+                        if answer.status_code != 200:
+                            self.unanswered.append(f"{url}: {answer.status_code} {answer.text[:200]}")
+                    except httpx.HTTPError as e:
+                        self.unanswered.append(f"{url}: {e!r}")
+                    self.answers.append(time.monotonic() - began)
+                await asyncio.sleep(0.1)
+
+
+@pytest.mark.soak
+async def test_no_record_is_lost_while_workers_come_and_go(
+    kafka: EmbeddedKafka, tmp_path: Path, topic_name: str
+) -> None:
+    """20 connectors with two tasks each: a worker is killed, one stopped, one added; nothing is lost, the others' REST
+    answers throughout, and the work ends up evenly spread."""
+    props = properties(kafka.bootstrap_servers, session_timeout_ms="6000", heartbeat_interval_ms="1000")
+    async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
+        await admin.create_topics([NewTopic(topic_name, 4)])
+    with workers(tmp_path, props, 3) as cluster:
+        await asyncio.gather(*(worker.ready() for worker in cluster))
+        load = Load(kafka.bootstrap_servers, topic_name, [worker.url for worker in cluster])
+        async with httpx.AsyncClient(trust_env=False, timeout=100) as client:
+            for number in range(CONNECTORS):  # to any worker: who does not lead asks the leader
+                url = cluster[number % 3].url
+                answer = await client.put(
+                    f"{url}/connectors/sink-{number}/config", json=sink(tmp_path, number, topic_name)
+                )
+                assert answer.status_code == 201, answer.text
+            await until("all run", lambda: settled(client, cluster))
+            load.start()
+            killed = cluster.pop(1)
+            load._urls.remove(killed.url)
+            killed.kill()
+            await until("the killed one's work runs elsewhere", lambda: settled(client, cluster))
+            stopped = cluster.pop(1)
+            load._urls.remove(stopped.url)
+            assert await stopped.stop() == 0, stopped.log[-3_000:]
+            await until("the stopped one's work runs elsewhere", lambda: settled(client, cluster))
+            added = WorkerProcess(tmp_path, props)
+            cluster.append(added)
+            await added.ready()
+            load._urls.append(added.url)
+            await until("the work is spread again", lambda: balanced(client, cluster))
+            await load.stop()
+            await until("every record is in every file", lambda: complete(tmp_path, load.sent))
+            metrics = (await client.get(f"{cluster[0].url}/metrics")).text
+    assert not load.unanswered, load.unanswered[:5]
+    rebalances = float(re.findall(r"^\S+_completed_rebalances_total (\S+)$", metrics, re.MULTILINE)[0])
+    assert rebalances < 4 * CONNECTORS, "each connector costs two rebalances at most, each worker that goes a few"
+
+
+async def settled(client: httpx.AsyncClient, cluster: list[WorkerProcess]) -> bool:
+    found = await statuses(client, cluster[0].url)
+    return len(found) == CONNECTORS and all_running(found, 2, {host(worker) for worker in cluster})
+
+
+async def balanced(client: httpx.AsyncClient, cluster: list[WorkerProcess]) -> bool:
+    found = await statuses(client, cluster[0].url)
+    tasks = [task["worker_id"] for status in found.values() for task in status.get("tasks", [])]
+    counts = [tasks.count(host(worker)) for worker in cluster]
+    return all_running(found, 2) and max(counts) - min(counts) <= 1
+
+
+async def complete(folder: Path, sent: int) -> bool:
+    wanted = {str(number) for number in range(sent)}
+    return all(wanted <= set((folder / f"sink-{number}.txt").read_text().split("\n")) for number in range(CONNECTORS))
