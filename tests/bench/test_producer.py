@@ -1,0 +1,42 @@
+"""The producers' bench on a small scale: every contestant runs, and writes what it says it has written."""
+
+from __future__ import annotations
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from bench import producer
+from shared.testing.fake_broker import FakeCluster
+
+RECORDS = 2_000
+
+
+def test_the_payload_is_as_described() -> None:
+    """About 100 bytes a value, all different, and keys that come again."""
+    keys, values = producer.payloads(producer.KEYS + 10)
+    assert keys[producer.KEYS :] == keys[:10]
+    assert len(set(values)) == len(values)
+    assert 90 <= sum(map(len, values)) / len(values) <= 110
+
+
+@pytest.mark.parametrize("contestant", producer.CONTESTANTS)
+def test_a_round(contestant: str) -> None:
+    """Each record is in the topic, the warm-up's too, in the partition of its key, and the figures are there."""
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(FakeCluster()) as cluster:
+        portal.call(lambda: cluster.create_topic(producer.TOPIC, partitions=producer.PARTITIONS))
+        figures = producer.run_one(contestant, cluster.bootstrap_servers, RECORDS)
+        found = portal.call(cluster.records, producer.TOPIC)
+    assert set(figures) == {"records_per_second", "cpu_us_per_record", "p99_ms"}
+    assert all(figure > 0 for figure in figures.values())
+    _, values = producer.payloads(RECORDS)
+    assert sorted(record.value or b"" for record in found) == sorted(2 * values)
+    where = {record.key: record.partition for record in found}
+    assert all(where[record.key] == record.partition for record in found)
+    assert len(set(where.values())) == producer.PARTITIONS
+
+
+def test_the_wanted_ratios_are_of_contestants() -> None:
+    """A ratio names who is compared."""
+    for ours, theirs, least in producer.WANTED:
+        assert {ours, theirs} <= set(producer.CONTESTANTS)
+        assert least > 1
