@@ -184,8 +184,14 @@ class Producer(TransactionalCalls):
         transaction), TransactionAborted, ProducerFenced. `on_delivery(metadata, None)` or `(None, error)` is called
         once, on the event loop.
         """
-        known = self._direct.get(topic)
-        if known is not None and partition is None and not headers and self._in_transaction():
+        # A call, a property or an object here is felt.
+        known, transaction = self._direct.get(topic), self._transaction
+        if (
+            known is not None
+            and partition is None
+            and not headers
+            and (transaction is None or transaction.state is TxnState.IN_TRANSACTION)
+        ):
             try:
                 queue = known.sticky_queue if key is None else known.by_key.get(key) or known.for_key(key)
                 if queue is not None and (batch := queue.open) is not None:
@@ -373,9 +379,6 @@ class Producer(TransactionalCalls):
         self._direct = {}
         self._routes.forget_idle(SYSTEM_CLOCK.monotonic_ms())
         self._sender.wake()
-
-    def _in_transaction(self) -> bool:
-        return self._transaction is None or self._transaction.state is TxnState.IN_TRANSACTION
 
     def _sender_broke(self, error: Exception) -> None:
         log.error("the sender ended", client_id=self._connection.client_id, exc_info=error)
