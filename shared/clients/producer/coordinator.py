@@ -10,9 +10,12 @@ from shared.clients.connection import Connection, error_for_code, wire
 from shared.clients.producer.sequences import SequenceLedger
 from shared.clients.producer.settings import ProducerSettings
 from shared.common.errors import CoordinatorNotAvailable
+from shared.common.log import get_logger
 from shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
 
 T = TypeVar("T")
+
+log = get_logger(__name__)
 
 
 class TransactionCoordinator:
@@ -49,6 +52,13 @@ class TransactionCoordinator:
             if transactional_id is not None:
                 ledger.forget()  # between transactions nothing is under way, and a new epoch starts at 0
             ledger.adopt(response.producer_id, response.producer_epoch)
+            log.info(
+                "producer id",
+                client_id=self._connection.client_id,
+                transactional_id=transactional_id,
+                producer_id=ledger.producer_id,
+                epoch=ledger.epoch,
+            )
 
         await self._run(ask, where)
 

@@ -67,6 +67,7 @@ class ProducerMetrics:
 
         self._sends, self._failures, self._again = samples(), samples(), samples()
         self._sizes, self._latencies, self._queue_times = samples(), samples(), samples()
+        self._throttles = samples()
         # A registry outlives its clients.
         me = weakref.ref(self)
         for name, what in (
@@ -91,6 +92,8 @@ class ProducerMetrics:
             "request_latency_max": self._latencies.highest(now_ms),
             "record_queue_time_avg": self._queue_times.average(now_ms),
             "record_queue_time_max": self._queue_times.highest(now_ms),
+            "produce_throttle_time_avg": self._throttles.average(now_ms),
+            "produce_throttle_time_max": self._throttles.highest(now_ms),
         }
 
     def acknowledged(self, topic: str, records: int, size: int, latency_ms: float) -> None:
@@ -139,6 +142,10 @@ class ProducerMetrics:
         self._request.observe(latency_ms / 1000)
         self.totals["request_total"] += 1
         self._latencies.record(latency_ms, self._now_ms())
+
+    def throttled(self, wait_ms: float) -> None:
+        """A broker answered, and asked for a rest (0: for none)."""
+        self._throttles.record(wait_ms, self._now_ms())
 
 
 def _figure(of: weakref.ref[ProducerMetrics], name: str) -> float:

@@ -80,7 +80,10 @@ class Outcomes:
             queue, gap = self._accumulator.queue(tp), ledger.has_gap(tp)
             if queue.out or (not gap and queue.queued and queue.queued[0].sequenced):
                 continue
+            epoch = ledger.epoch
             ledger.settle(tp)
+            if ledger.epoch != epoch:
+                log.warning("new epoch: a batch is lost", topic_partition=str(tp), epoch=ledger.epoch, gap=gap)
             if gap:
                 self._accumulator.renumber(tp)
 

@@ -110,6 +110,7 @@ class Producer(TransactionalCalls):
         self._connection.on_metadata(self._metadata_updated)
         self._state = "open"
         self._sender.start(self._sender_broke)
+        log.info("producer open", client_id=self._connection.client_id)
 
     async def close(self, timeout_ms: float | None = None) -> None:
         """Send what is buffered for up to `timeout_ms` (None: as long as it takes), end the rest with IllegalState.
@@ -150,6 +151,7 @@ class Producer(TransactionalCalls):
                 await self._connection.close()
             finally:
                 self._closed.set()
+                log.info("producer closed", client_id=self._connection.client_id)
 
     def _close_within(self, timeout_ms: float | None) -> None:
         deadline = self._close_deadline

@@ -327,8 +327,10 @@ class Sender:
             landed_ms = self._clock.monotonic_ms()
             self._metrics.requested(landed_ms - now_ms)
             self.wake()
-        if response is not None and response.throttle_ms > 0:
-            await self._pause(known, response.throttle_ms)
+        if response is not None:
+            self._metrics.throttled(response.throttle_ms)
+            if response.throttle_ms > 0:
+                await self._pause(known, response.throttle_ms)
         self._land(batches, response, failure, landed_ms)
 
     def _land(

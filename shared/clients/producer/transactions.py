@@ -14,7 +14,10 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from shared.common.errors import FatalError, IllegalState, PenstockError, TransactionAborted
+from shared.common.log import get_logger
 from shared.common.records import TopicPartition
+
+log = get_logger(__name__)
 
 
 class TxnState(Enum):
@@ -88,10 +91,19 @@ class Transaction:
         """Note an error: fatal ones end the producer, others make the open transaction abortable."""
         if self.state is TxnState.FATAL_ERROR:
             return
+        was = self.state
         if isinstance(error, FatalError):
             self.state, self.error = TxnState.FATAL_ERROR, error
         elif self.state in (TxnState.IN_TRANSACTION, TxnState.COMMITTING):
             self.state, self.error = TxnState.ABORTABLE_ERROR, error
+        if self.state is not was:
+            log.warning(
+                "transaction failed",
+                transactional_id=self.transactional_id,
+                was=was.name,
+                state=self.state.name,
+                reason=str(error),
+            )
 
     def not_committed(self) -> None:
         """The commit was given up before the coordinator was asked: the transaction is open as before."""

@@ -74,6 +74,8 @@ def test_the_figures_of_java_by_their_names() -> None:
     for ms in (2.0, 6.0):
         metrics.requested(ms)
         metrics.drained(10 * ms)
+    metrics.throttled(0)
+    metrics.throttled(30)
     clock.advance(4_000)
     expected = {
         "record_send_rate": 10,
@@ -85,6 +87,8 @@ def test_the_figures_of_java_by_their_names() -> None:
         "request_latency_max": 6,
         "record_queue_time_avg": 40,
         "record_queue_time_max": 60,
+        "produce_throttle_time_avg": 15,
+        "produce_throttle_time_max": 30,
     }
     assert metrics.figures() == {**metrics.totals, **expected}
     for name in ("record_send_rate", "record_error_rate", "record_retry_rate", "batch_size_avg"):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from shared.clients.producer import Producer, ProducerSettings
-from shared.common.errors import IllegalState, KafkaTimeout
+from shared.common.errors import IllegalState, InvalidTxnState, KafkaTimeout
 from shared.common.records import ProducerRecord
 from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import Api, Drop, FakeCluster, Request
+from shared.testing.fake_broker import Api, Drop, ErrorCode, Fail, FakeCluster, Request
 from tests.shared.clients.producer.clusters import producing
 
 PATIENCE_SECONDS = 30
@@ -107,3 +108,29 @@ async def test_the_table_of_metrics() -> None:
     assert 0 <= figures["record_queue_time_avg"] <= figures["record_queue_time_max"]
     assert figures["buffer_available_bytes"] == ProducerSettings().buffer_memory
     assert (figures["record_retry_total"], figures["record_error_total"], figures["requests_in_flight"]) == (0, 0, 0)
+
+
+async def test_changes_of_state_are_logged() -> None:
+    """Each with who it is about: a producer's start and end, its id and epoch, and a transaction that failed."""
+    with capture_logs() as logged:
+        async with producing(transactional_id="x") as (cluster, producer):
+            await producer.init_transactions()
+            async with producer.transaction():
+                await producer.send("t", b"v")
+            await producer.begin_transaction()
+            cluster.control(Api.PRODUCE, Fail(ErrorCode.INVALID_TXN_STATE), times=1)
+            with pytest.raises(InvalidTxnState):
+                await (await producer.send("t", b"refused"))
+            await producer.abort_transaction()
+    said = [(one["event"], one.get("state")) for one in logged if one["event"] != "records given up"]
+    assert said == [
+        ("producer open", None),
+        ("producer id", None),
+        ("transaction failed", "ABORTABLE_ERROR"),
+        ("producer id", None),
+        ("producer closed", None),
+    ]
+    ids = [one for one in logged if one["event"] == "producer id"]
+    assert [one["epoch"] for one in ids] == [0, 1]
+    assert {one["transactional_id"] for one in logged if "transaction" in one["event"]} == {"x"}
+    assert len({one["client_id"] for one in logged if "client_id" in one}) == 1

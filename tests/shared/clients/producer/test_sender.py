@@ -202,6 +202,7 @@ async def test_a_broker_that_wants_a_rest_gets_it() -> None:
         await (await producer.send("t", b"1"))
         assert loop.time() - started >= 0.05
         assert values(cluster) == [b"0", b"1"]
+        assert producer.metrics()["produce_throttle_time_max"] == 60
 
 
 async def test_acks_0_is_done_when_it_is_written_to_the_socket() -> None:
