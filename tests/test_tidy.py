@@ -104,6 +104,7 @@ NO_MODULE = {
     "tests/test_compose.py": "compose.yaml",
     "tests/test_readme.py": "README.md",
     "tests/shared/clients/producer/test_coverage_map.py": "COVERAGE.md beside it",
+    "tests/shared/streams/test_coverage_map.py": "COVERAGE.md beside it",
     "tests/shared/clients/consumer/test_coverage_map.py": "COVERAGE.md beside it",
     "tests/test_packaging.py": "the wheel",
     "tests/test_ci_run.py": ".ci/run",

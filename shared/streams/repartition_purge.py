@@ -5,6 +5,7 @@ A task's position in such a topic is in its progress record; what lies before th
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 from shared.clients.admin import Admin
@@ -18,14 +19,21 @@ from shared.streams.topology import Topology
 
 log = get_logger(__name__)
 
-PURGE_TIMEOUT_MS = 5_000
+PURGE_TIMEOUT_MS = 5_000  # the tasks wait for it
 
 
 class RepartitionPurge:
     """Remembers what was committed, and deletes up to there every `interval_ms`."""
 
-    def __init__(self, kafka: KafkaSettings, topology: Topology, clock: Clock, interval_ms: int) -> None:
-        self._kafka, self._clock, self._interval_ms = kafka, clock, interval_ms
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        topology: Topology,
+        clock: Clock,
+        interval_ms: int,
+        timeout_ms: int = PURGE_TIMEOUT_MS,
+    ) -> None:
+        self._kafka, self._clock, self._interval_ms, self._timeout_ms = kafka, clock, interval_ms, timeout_ms
         self._topics = topology.internal_topics()
         self._committed: dict[TopicPartition, int] = {}
         self._deleted: dict[TopicPartition, int] = {}
@@ -47,9 +55,10 @@ class RepartitionPurge:
         if not due:
             return
         try:
-            async with Admin(self._kafka, timeout_ms=PURGE_TIMEOUT_MS) as admin:
+            async with asyncio.timeout(self._timeout_ms / 1000), Admin(self._kafka) as admin:
                 await admin.delete_records(due)
-        except PenstockError as e:
-            log.warning("records that were read could not be deleted", topics=self._topics, reason=str(e))
+        except (PenstockError, TimeoutError) as e:
+            reason = str(e) or f"not done within {self._timeout_ms} ms"
+            log.warning("records that were read could not be deleted", topics=self._topics, reason=reason)
         else:
             self._deleted |= due

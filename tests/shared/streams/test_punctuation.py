@@ -337,3 +337,13 @@ def test_a_name_not_yet_scheduled_again_keeps_its_grid() -> None:
     driver.crash()
     driver.restore()
     assert driver.task.schedule(1_000, WALL, print, name="mine").due_ms == 100
+
+
+def test_wall_clock_keeps_its_grid_over_gaps() -> None:
+    """Each grid point fires once, late ones together as one call, and the next ones stay where they were."""
+    called: list[int] = []
+    queue = PunctuationQueue()
+    queue.schedule(10, 1_010, called.append)
+    for now in (1_009, 1_100, 1_101, 1_110, 1_122, 1_129, 1_130, 1_235, 1_236, 1_240):
+        queue.may_punctuate(now)
+    assert called == [1_100, 1_110, 1_122, 1_130, 1_235, 1_240]

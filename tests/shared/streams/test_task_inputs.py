@@ -7,6 +7,7 @@ from shared.common.errors import DataError
 from shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.processor import Record
+from shared.streams.punctuation import PunctuationType
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_inputs import BUFFERED_RECORDS_MAX, TaskInputs
 
@@ -100,3 +101,15 @@ def test_a_record_too_far_in_the_future_moves_nothing() -> None:
     assert letters[0].message == "c: the record lies 101 ms in the future; max_future_ms=100"
     task.refuse(records("c", 1).record(0), DataError("again"))
     assert task.metrics.dead_letters_total == 3
+
+
+def test_punctuation_goes_by_the_time_of_all_topics() -> None:
+    """A STREAM_TIME schedule sees records of two topics in one order of time, and fires once over a gap."""
+    called: list[int] = []
+    _, task = inputs_of([])
+    inputs = TaskInputs(task, task.topology)
+    task.schedule(10, PunctuationType.STREAM_TIME, called.append)
+    inputs.add(records("a", 20, 142, 155, 160))
+    inputs.add(records("b", 25, 145, 159, 161))
+    inputs.process(0, {"a": 0, "b": 0})
+    assert called == [20, 142, 155, 160]
