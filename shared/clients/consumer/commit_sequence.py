@@ -1,6 +1,6 @@
 """Which offsets are to be committed, when commits fail, are delayed, or have an unknown fate.
 
-Every registered offset of a partition gets the partition's next number. The newest number is what is wanted; a commit
+Every registered offset gets the next number. A partition's newest number is what is wanted; a commit
 that fails is repeated only with the newest, so an old offset never follows a new one. One commit is out at a time: what
 is registered meanwhile waits for its answer and goes with the next, which failed offsets join. A commit whose fate is
 unknown may still land on top of a later one. So the offsets are read back after every success within `LATE_MS`, and
@@ -52,6 +52,7 @@ class CommitSequence:
     """The numbers and offsets of every partition of a consumer."""
 
     _partitions: dict[TopicPartition, _Partition] = field(default_factory=dict)
+    _numbers: int = 0
     _out: Commit | None = None
     _unsure: dict[TopicPartition, float] = field(default_factory=dict)
     """Until when a commit of unknown fate may land."""
@@ -61,7 +62,8 @@ class CommitSequence:
         numbers = {}
         for tp, offset in offsets.items():
             partition = self._partitions.setdefault(tp, _Partition())
-            partition.number += 1
+            self._numbers += 1
+            partition.number = self._numbers
             partition.wanted = offset
             numbers[tp] = partition.number
         return numbers
@@ -74,6 +76,10 @@ class CommitSequence:
     def is_done(self, numbers: Mapping[TopicPartition, int]) -> bool:
         """Whether these numbers, or newer ones, were committed."""
         return all(tp in self._partitions and self._partitions[tp].done >= n for tp, n in numbers.items())
+
+    def is_dropped(self, numbers: Mapping[TopicPartition, int]) -> bool:
+        """Whether a partition was forgotten since it got its number here: that one will never be done."""
+        return any(tp not in self._partitions or self._partitions[tp].number < n for tp, n in numbers.items())
 
     def next_commit(self, generation: int) -> Commit | None:
         """The commit to send now: the newest of every partition that wants one; None while another is out."""

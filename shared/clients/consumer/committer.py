@@ -43,13 +43,16 @@ class Committer:
         *,
         is_managed: Callable[[], bool],
         require_stable: bool,
+        gone_because: Callable[[], str] = str,
     ) -> None:
+        """`gone_because` says why the member has lost its place, "" where it does not know."""
         self._connection = connection
         self._member = member
         self._metrics = metrics
         self._clock = clock
         self._is_managed = is_managed
         self._require_stable = require_stable
+        self._gone_because = gone_because
         self.sequence = CommitSequence()
         self._task: asyncio.Task[None] | None = None
         self._waiting: list[tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, int], OnCommit]] = []
@@ -80,6 +83,8 @@ class Committer:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while not self.sequence.is_done(numbers):
+                    if self.sequence.is_dropped(numbers):
+                        raise self._taken_away()
                     if self._last_error is not None and not self._passing(self._last_error):
                         raise self._last_error
                     if self._task is None or self._task.done():
@@ -110,9 +115,13 @@ class Committer:
             )
         for entry in [w for w in self._waiting if not set(w[1]) <= set(partitions)]:
             self._waiting.remove(entry)
-            where = self._where(self._member())
-            self._tell(entry, CommitFailed(f"{where}: the partitions were taken away before the commit succeeded"))
+            self._tell(entry, self._taken_away())
+        self._changed.set()
         self._start()
+
+    def _taken_away(self) -> CommitFailed:
+        reason = self._gone_because() or "the partitions were taken away"
+        return CommitFailed(f"{self._where(self._member())}: not committed before: {reason}")
 
     async def close(self) -> None:
         """Stop; callbacks still waiting are told."""
@@ -266,6 +275,8 @@ class Committer:
         for code, where in codes:
             if code:
                 error = error_for_code(code, where)
+                if isinstance(error, CommitFailed) and (reason := self._gone_because()):
+                    error = type(error)(f"{error}: {reason}")
                 if isinstance(error, CoordinatorNotAvailable):
                     self._connection.forget_coordinator("group", group_id)
                 raise error

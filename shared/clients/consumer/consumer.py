@@ -67,6 +67,7 @@ class Consumer(OffsetLookups):
             SYSTEM_CLOCK,
             is_managed=lambda: self._fetching.is_managed,
             require_stable=settings.isolation_level == "read_committed",
+            gone_because=lambda: self._fetching.gone_because,
         )
         self._membership = Membership(self._fetching, self._committer, settings, self._metrics)
         self._state = "new"

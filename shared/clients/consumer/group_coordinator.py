@@ -74,6 +74,8 @@ class GroupCoordinator:
         self._calling = self._stopping = False
         self._broken: BaseException | None = None
         self._began_ms: int | None = None
+        self.gone_because = ""
+        """Why the place in the group was lost, where that is this process's own doing; until there is a new one."""
 
     def __repr__(self) -> str:
         return f"<GroupCoordinator {self.state}>"
@@ -145,7 +147,7 @@ class GroupCoordinator:
                 self._beats.set()
                 await self._call(self._rebalances.on_assigned(assigned, added))
                 self.state.on_completed()
-                self._began_ms = None
+                self._began_ms, self.gone_because = None, ""
             case Join():
                 await self._join(step)
             case Gather(topics):
@@ -153,11 +155,10 @@ class GroupCoordinator:
             case Sync():
                 await self._sync(step)
             case Leave(member_id):
-                log.error(
-                    "left the group: no poll within max_poll_interval_ms",
-                    **self._fields(),
-                    max_poll_interval_ms=self.state.config.max_poll_interval_ms,
+                self.gone_because = (
+                    f"left the group: no poll within max_poll_interval_ms={self.state.config.max_poll_interval_ms}"
                 )
+                log.error(self.gone_because, **self._fields())
                 await self._leave(member_id)
 
     async def _call(self, call: Any) -> None:
@@ -249,9 +250,18 @@ class GroupCoordinator:
                 await self._heartbeat()
                 continue
             self._beats.clear()
+            started_ms = self._clock.monotonic_ms()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
                     await self._beats.wait()
+            if wait_ms is not None:
+                self._check_loop(self._clock.monotonic_ms() - started_ms - wait_ms)
+
+    def _check_loop(self, late_ms: float) -> None:
+        """Code that does not await holds up heartbeats as well: say so before the group does."""
+        if late_ms > self.state.config.session_timeout_ms / 2:
+            self.gone_because = f"the event loop was held up for {late_ms:.0f} ms, in which no heartbeat was sent"
+            log.error(self.gone_because, **self._fields())
 
     async def _heartbeat(self) -> None:
         config, sent_as = self.state.config, self.state.on_heartbeat_sent(self._clock.monotonic_ms())

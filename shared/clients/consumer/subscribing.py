@@ -103,6 +103,11 @@ class Subscribing:
         return "" if self._group is None else self._group.member_id
 
     @property
+    def gone_because(self) -> str:
+        """Why the place in the group was lost, "" where that is not this process's doing."""
+        return "" if self._coordinator is None else self._coordinator.gone_because
+
+    @property
     def rebalance_ms(self) -> float:
         """How long the rebalance has taken that goes on now."""
         return 0.0 if self._coordinator is None else self._coordinator.rebalance_ms

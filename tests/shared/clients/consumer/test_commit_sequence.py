@@ -105,6 +105,19 @@ def test_kept_partitions_go_on_under_the_new_generation() -> None:
     assert (commit.offsets, commit.generation) == ({A: at(5)}, 2)
 
 
+def test_what_was_dropped_is_never_done() -> None:
+    """Also where the partition comes back later, and is committed anew."""
+    sequence = CommitSequence()
+    old = sequence.register({A: at(5)})
+    sequence.keep(())
+    assert sequence.is_dropped(old)
+    sequence.register({B: at(1)})
+    new = sequence.register({A: at(5)})
+    assert not sequence.is_dropped(new)
+    sequence.on_success(next_of(sequence))
+    assert sequence.is_done(new)
+
+
 def test_given_up() -> None:
     """What was given up is not sent again, unless it was registered anew in between."""
     sequence = CommitSequence()

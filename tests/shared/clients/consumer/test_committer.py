@@ -253,6 +253,18 @@ async def test_failed_offsets_go_on_in_the_new_generation() -> None:
     assert coordinator.committed == {A: at(5)}
 
 
+async def test_a_commit_whose_partitions_go_is_not_waited_for() -> None:
+    """A sync commit that has not been answered when its partitions are lost ends at once."""
+    member = Member(coordinator := Coordinator())
+    coordinator.gate = asyncio.Event()
+    waiting = asyncio.ensure_future(member.committer.commit({A: at(5)}, 60_000))
+    await turns()
+    member.committer.keep([B])
+    with pytest.raises(CommitFailed, match="the partitions were taken away"):
+        await asyncio.wait_for(waiting, 5)
+    await member.committer.close()
+
+
 async def test_an_error_of_the_generation_before_is_not_the_new_ones() -> None:
     """A commit under way in a rebalance is refused; a sync commit made since goes on under the new generation."""
     member = Member(coordinator := Coordinator())

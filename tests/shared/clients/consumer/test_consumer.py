@@ -10,11 +10,12 @@ from contextlib import asynccontextmanager
 import pytest
 from prometheus_client import CollectorRegistry
 
-from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
 from shared.clients.producer import Producer, ProducerSettings
 from shared.common.errors import (
     AuthorizationFailed,
     BrokerError,
+    CommitFailed,
     FencedInstanceId,
     IllegalState,
     InvalidRequest,
@@ -359,3 +360,38 @@ async def test_rebalances_are_counted_and_timed(cluster: FakeCluster) -> None:
     length = registry.get_sample_value("penstock_consumer_rebalance_seconds_sum")
     assert length is not None
     assert 0.05 < length < 5
+
+
+async def test_who_does_not_poll_is_told_why_its_commits_fail(cluster: FakeCluster) -> None:
+    """After max_poll_interval_ms the member leaves; a commit of what it had says why. The next poll brings it back."""
+    left: asyncio.Event = asyncio.Event()
+    cluster.control(Api.LEAVE_GROUP, lambda _: left.set())
+    async with opened(cluster, max_poll_interval_ms=60) as consumer:
+        consumer.subscribe(["t"])
+        await read(consumer, 3)
+        await asyncio.wait_for(left.wait(), 5)
+        with pytest.raises(CommitFailed, match="left the group: no poll within max_poll_interval_ms=60"):
+            await consumer.commit({A: 1})
+        await until(consumer, consumer.assignment)
+        await consumer.commit({A: 2})
+
+
+async def test_code_that_holds_up_the_loop_is_told_so(cluster: FakeCluster) -> None:
+    """No heartbeat can be sent meanwhile, and the group gives the member up: the error says whose doing that is."""
+    lost: list[frozenset[TopicPartition]] = []
+
+    class Listener(RebalanceListener):
+        async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
+            lost.append(partitions)
+            with pytest.raises(CommitFailed, match=r"the event loop was held up for .* ms"):
+                await consumer.commit({A: 1})
+
+    async with opened(cluster, session_timeout_ms=100) as consumer:
+        consumer.subscribe(["t"], Listener())
+        await read(consumer, 3)
+        until_s = time.monotonic() + 0.4
+        while time.monotonic() < until_s:  # as a handler does that never awaits
+            pass
+        await until(consumer, lambda: lost)
+        await until(consumer, consumer.assignment)
+    assert lost == [frozenset({A, B})]
