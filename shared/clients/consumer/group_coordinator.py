@@ -74,6 +74,7 @@ class GroupCoordinator:
         self._calling = self._stopping = False
         self._broken: BaseException | None = None
         self._began_ms: int | None = None
+        self._watch: asyncio.TimerHandle | None = None
         self.gone_because = ""
         """Why the place in the group was lost, where that is this process's own doing; until there is a new one."""
 
@@ -84,6 +85,7 @@ class GroupCoordinator:
         """Take part in the group, as soon as there are topics."""
         if not self._tasks:
             self._tasks = [asyncio.create_task(self._main_loop()), asyncio.create_task(self._heartbeats())]
+            self._watch_loop(self._clock.monotonic_ms())
 
     def wake(self) -> None:
         """Something changed: look at once at what is to be done."""
@@ -114,6 +116,8 @@ class GroupCoordinator:
 
     async def close(self) -> None:
         """Leave the group, unless the member is static: its place is kept until its session is over."""
+        if self._watch is not None:
+            self._watch.cancel()
         for task in self._tasks:
             await _cancel(task)
         if member_id := self.state.leave():
@@ -250,18 +254,18 @@ class GroupCoordinator:
                 await self._heartbeat()
                 continue
             self._beats.clear()
-            started_ms = self._clock.monotonic_ms()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
                     await self._beats.wait()
-            if wait_ms is not None:
-                self._check_loop(self._clock.monotonic_ms() - started_ms - wait_ms)
 
-    def _check_loop(self, late_ms: float) -> None:
+    def _watch_loop(self, due_ms: float) -> None:
         """Code that does not await holds up heartbeats as well: say so before the group does."""
-        if late_ms > self.state.config.session_timeout_ms / 2:
+        config, now_ms = self.state.config, self._clock.monotonic_ms()
+        if (late_ms := now_ms - due_ms) > config.session_timeout_ms / 2:
             self.gone_because = f"the event loop was held up for {late_ms:.0f} ms, in which no heartbeat was sent"
             log.error(self.gone_because, **self._fields())
+        wait_ms = config.heartbeat_interval_ms
+        self._watch = asyncio.get_running_loop().call_later(wait_ms / 1000, self._watch_loop, now_ms + wait_ms)
 
     async def _heartbeat(self) -> None:
         config, sent_as = self.state.config, self.state.on_heartbeat_sent(self._clock.monotonic_ms())
@@ -279,6 +283,7 @@ class GroupCoordinator:
                 log.info("heartbeat", **self._fields(), answer=name_of(code))
             self.state.on_heartbeat(sent_as, code, self._clock.monotonic_ms())
             if not code:
+                self.gone_because = ""
                 return
         self._follow_up()
         self.wake()
