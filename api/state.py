@@ -57,12 +57,14 @@ class StreamsView(Protocol):
         ...
 
 
-def streams_router(view: StreamsView) -> APIRouter:
-    """The route, to be mounted into the app of the service that runs the tasks."""
+def streams_router(view: StreamsView, *more: APIRouter) -> APIRouter:
+    """The route, with those of `more`, to be mounted into the app of the service that runs the tasks."""
     router = APIRouter(tags=["streams"])
 
     @router.get("/v1/streams", summary="Tasks with stream time, open sessions, late records and restores; compactions")
     async def streams() -> Response:
         return json_response(await view.describe())
 
+    for one in more:
+        router.include_router(one)
     return router

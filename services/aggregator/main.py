@@ -13,12 +13,14 @@ from api.contact import Contact
 from api.health import Check, CheckResult, health_router
 from api.server import HttpServer
 from api.state import StreamsState, streams_router
+from api.stores import stores_router
 from services.aggregator.backlog import BacklogWatch
 from services.aggregator.compaction import SCHEDULE_NAME, CompactionSupervisor
 from services.aggregator.settings import AggregatorSettings
 from shared.common import daemon
 from shared.common.clock import SYSTEM_CLOCK
 from shared.streams.punctuation import PunctuationType
+from shared.streams.queries import StoreAnswer, StoreQuery, read_store
 from shared.streams.stream_task import StreamTask
 from shared.streams.stream_worker import StreamWorker
 from shared.streams.topology_loading import load_topology
@@ -48,7 +50,7 @@ class Aggregator:
             "compaction": self.compaction.health,
         }
         app = create_app(
-            streams=streams_router(self),
+            streams=streams_router(self, stores_router(self)),
             health=health_router("aggregator", checks, self._registry),
             auth_token=settings.auth_token,
             credentials=settings.credentials,
@@ -92,6 +94,11 @@ class Aggregator:
         """What `GET /v1/streams` answers."""
         state: dict[str, Any] = {**self.worker.describe(), "compactions": self.compaction.describe()}
         return cast(StreamsState, state)
+
+    def read_store(self, store: str, **wanted: Any) -> StoreAnswer:
+        """What `GET /v1/streams/stores/{store}` answers: the tasks that run here."""
+        running = {partition: owned.task for partition, owned in self.worker.tasks().items() if owned.task is not None}
+        return read_store(running, store, StoreQuery(**wanted))
 
     def _on_task(self, task: StreamTask) -> None:
         if task.partition == COMPACTION_PARTITION and self.compaction.enabled:

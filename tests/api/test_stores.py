@@ -1,0 +1,47 @@
+"""Reading an aggregator's stores over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from api.app import create_app
+from api.state import StreamsState, streams_router
+from api.stores import stores_router
+from shared.common.errors import ConfigError
+
+
+class View:
+    """Answers with what it was asked for."""
+
+    async def describe(self) -> StreamsState:
+        return {}
+
+    def read_store(self, store: str, **wanted: Any) -> Any:
+        if store != "s":
+            raise ConfigError(f"no task that runs here has a store {store!r}")
+        return {"store": store, **wanted}
+
+
+async def get(path: str) -> httpx.Response:
+    app = create_app(streams=streams_router(View(), stores_router(View())))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+        return await client.get(path)
+
+
+async def test_a_question_reaches_the_view() -> None:
+    """Key, bounds and the number of rows are passed on; what is left out is open."""
+    answer = await get("/v1/streams/stores/s?key=ann&from_ms=5&rows_max=7")
+    open_ = {"key_from": None, "key_to": None, "to_ms": None}
+    assert answer.json() == {"store": "s", "key": "ann", "from_ms": 5, "rows_max": 7, **open_}
+    assert (await get("/v1/streams")).json() == {}
+
+
+async def test_what_cannot_be_read_is_said() -> None:
+    """A store that is not there is 404 with the reason; a bound that is no number and too many rows are refused."""
+    answer = await get("/v1/streams/stores/x")
+    assert (answer.status_code, answer.json()["error_code"]) == (404, "STORE_NOT_READABLE")
+    assert "no task that runs here has a store 'x'" in answer.json()["detail"]
+    for wrong in ("from_ms=soon", "rows_max=0", "rows_max=10001"):
+        assert 400 <= (await get(f"/v1/streams/stores/s?{wrong}")).status_code < 500
