@@ -115,6 +115,12 @@ class KafkaSettings(Section):
     ssl_key_password: SecretStr | None = None
     request_timeout_ms: PositiveMs = 30_000
     metadata_max_age_ms: PositiveMs = 300_000
+    metadata_recovery_strategy: Literal["none", "rebootstrap"] = "rebootstrap"
+    metadata_recovery_rebootstrap_trigger_ms: int = Field(
+        300_000,
+        ge=0,
+        description="bootstrap_servers are asked again once no known broker has given metadata for so long",
+    )
     connections_max_idle_ms: PositiveMs = 540_000
     socket_connection_setup_timeout_ms: PositiveMs = 10_000
     reconnect_backoff_ms: PositiveMs = 50

@@ -22,7 +22,10 @@ from shared.clients.connection.errors import translate
 from shared.clients.connection.security import SeenThrough, aiokafka_options
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import AuthenticationFailed, BrokerNotAvailable, PenstockError
+from shared.common.log import get_logger
 from shared.common.settings import KafkaSettings
+
+log = get_logger(__name__)
 
 NOT_OF_A_SOCKET = ("bootstrap_servers", "metadata_max_age_ms", "retry_backoff_ms", "connections_max_idle_ms")
 TRANSPORT_ENDED = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
@@ -56,6 +59,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         self._refusals: dict[int | str, PenstockError] = {}
         self._backoffs: dict[int | str, tuple[int, float]] = {}  # by node: failures in a row, and not before
         self._is_closed = False
+        self._metadata_ms = SYSTEM_CLOCK.monotonic_ms()
 
     async def bootstrap(self, timeout_ms: float | None = None) -> None:
         """Fetch the first metadata, unless it is there: one try at each of the bootstrap servers.
@@ -64,21 +68,43 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         """
         if self._sync_task is not None:
             return
-        timeout_ms = self._settings.request_timeout_ms if timeout_ms is None else timeout_ms
+        await self._bootstrap_from_any(self._settings.request_timeout_ms if timeout_ms is None else timeout_ms)
+        self._sync_task = create_task(self._md_synchronizer())
+
+    async def _bootstrap_from_any(self, timeout_ms: float) -> None:
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_ms
         hosts, reasons = self.hosts, []
         for index, (host, port, _) in enumerate(hosts):
             share_ms = (deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / (len(hosts) - index)
             try:
                 await self._bootstrap_from(host, port, share_ms)
-                break
+                return
             except AuthenticationFailed:
                 raise
             except PenstockError as e:
                 reasons.append(str(e))
-        else:
-            raise BrokerNotAvailable("; ".join(reasons))
-        self._sync_task = create_task(self._md_synchronizer())
+        raise BrokerNotAvailable("; ".join(reasons))
+
+    async def _metadata_update(self, cluster_metadata: Any, topics: Any) -> bool:
+        """From a known broker; where none has given any for long, from the bootstrap servers: all may have moved."""
+        if await super()._metadata_update(cluster_metadata, topics):
+            self._metadata_ms = SYSTEM_CLOCK.monotonic_ms()
+            return True
+        settings, silent_ms = self._settings, SYSTEM_CLOCK.monotonic_ms() - self._metadata_ms
+        if (
+            settings.metadata_recovery_strategy == "none"
+            or silent_ms < settings.metadata_recovery_rebootstrap_trigger_ms
+            or cluster_metadata is not self.cluster
+        ):
+            return False
+        try:
+            await self._bootstrap_from_any(settings.request_timeout_ms)
+        except PenstockError as e:
+            log.warning("no bootstrap server reached either", silent_ms=round(silent_ms), reason=str(e))
+            return False
+        log.warning("metadata from the bootstrap servers", silent_ms=round(silent_ms))
+        self._backoffs.clear()
+        return bool(await super()._metadata_update(cluster_metadata, topics))
 
     async def _bootstrap_from(self, host: str, port: int, timeout_ms: float) -> None:
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_ms

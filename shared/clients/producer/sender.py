@@ -137,7 +137,9 @@ class Sender:
                 self.outcomes.may_send,
                 hurry=self._memory.waiting > 0,
             )
-            leaderless |= bool(drained.leaderless)
+            for topic in drained.leaderless:
+                self._connection.watch(topic)  # it may have been idle, and so out of the metadata, until now
+                leaderless = True
             for batch in drained.emptied:
                 self.outcomes.emptied(batch)
             for node, batches in drained.requests.items():

@@ -215,3 +215,33 @@ async def test_what_a_failed_connection_means() -> None:
         assert "is this a listener for kafka.security_protocol=PLAINTEXT?" in str(said)
     assert "refused" in str(client._refusal(ConnectionRefusedError(111, "refused"), "h:1", 5))
     await client.close()
+
+
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        ({"metadata_recovery_rebootstrap_trigger_ms": 0}, True),
+        ({"metadata_recovery_rebootstrap_trigger_ms": 60_000}, False),
+        ({"metadata_recovery_rebootstrap_trigger_ms": 0, "metadata_recovery_strategy": "none"}, False),
+    ],
+)
+async def test_brokers_that_have_all_moved(more: dict[str, Any], found: bool) -> None:
+    """Where no known broker gives metadata for long, the bootstrap servers do, unless that is switched off."""
+    async with serving(answering, closing) as [(_, new), (_, old)]:
+        client = Client(settings(new, **more), "c")
+        knowing(client, old)
+        assert await client._metadata_update(client.cluster, set()) is found
+        assert [(broker.nodeId, broker.port) for broker in client.cluster.brokers()] == [
+            (1, new) if found else (0, old)
+        ]
+        await client.close()
+
+
+async def test_bootstrap_servers_that_are_gone_as_well() -> None:
+    """Nothing is known then, and what was known is kept."""
+    async with serving(closing, closing) as [(_, one), (_, other)]:
+        client = Client(settings(one, metadata_recovery_rebootstrap_trigger_ms=0), "c")
+        knowing(client, other)
+        assert not await client._metadata_update(client.cluster, set())
+        assert [broker.port for broker in client.cluster.brokers()] == [other]
+        await client.close()

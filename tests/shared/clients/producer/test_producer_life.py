@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from shared.clients.producer import Producer, ProducerSettings
-from shared.common.errors import IllegalState, InvalidTxnState, KafkaTimeout
+from shared.common.errors import BufferExhausted, IllegalState, InvalidTxnState, KafkaTimeout
 from shared.common.records import ProducerRecord
 from shared.common.settings import KafkaSettings
 from shared.testing.fake_broker import Api, Drop, ErrorCode, Fail, FakeCluster, Request
@@ -134,3 +134,18 @@ async def test_changes_of_state_are_logged() -> None:
     assert [one["epoch"] for one in ids] == [0, 1]
     assert {one["transactional_id"] for one in logged if "transaction" in one["event"]} == {"x"}
     assert len({one["client_id"] for one in logged if "client_id" in one}) == 1
+
+
+async def test_what_was_waited_for_metadata_is_not_waited_for_memory() -> None:
+    """max_block_ms is for both together."""
+    async with producing(max_block_ms=1_000, buffer_memory=1_000, batch_size=1_000) as (cluster, producer):
+        cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS))
+        await producer.send("t", b"the buffer is full")
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.6, cluster.create_topic, "late")
+        started = loop.time()
+        with pytest.raises(BufferExhausted):
+            await producer.send("late", b"v")
+        assert 0.9 < loop.time() - started < 1.5
+        assert await producer.partitions_for("late") == [0]
+        await producer.close(timeout_ms=0)
