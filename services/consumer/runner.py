@@ -172,8 +172,10 @@ class HandlerRunner(RebalanceListener):
             self._start()
 
     def _apply_pauses(self) -> None:
-        wanted = {p: why for p, why in self.scheduler.paused().items() if p in self._consumer.assignment()}
-        for partition in self._paused - wanted.keys():
+        # One that was lost is the consumer's no more before the scheduler has let go of it.
+        assigned = self._consumer.assignment()
+        wanted = {p: why for p, why in self.scheduler.paused().items() if p in assigned}
+        for partition in (self._paused - wanted.keys()) & assigned:
             self._consumer.resume(partition)
             self._metrics.paused(*partition, False)
         for partition in wanted.keys() - self._paused:
