@@ -37,6 +37,8 @@ class CompactionState(TypedDict, total=False):
     """running, done or failed."""
     rows: int | None
     """Rows that the run wrote."""
+    progress: str
+    """What the run said last of how far it is."""
     detail: str
 
 

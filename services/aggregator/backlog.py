@@ -17,7 +17,7 @@ from services.aggregator.settings import AggregatorSettings
 from shared.clients.admin import Admin
 from shared.common import lake
 from shared.common.clock import SYSTEM_CLOCK, Clock
-from shared.common.errors import PenstockError
+from shared.common.errors import AuthorizationFailed, PenstockError, UnsupportedVersion
 from shared.common.log import get_logger
 from shared.common.metrics import gauge
 from shared.common.records import TopicPartition
@@ -29,15 +29,20 @@ log = get_logger(__name__)
 class Backlog(NamedTuple):
     """`records` of the changelog are in no snapshot; the newest snapshot was written at `snapshot_ms`, None for none.
 
-    Records are counted by offsets, so the markers of transactions count too.
+    Records are counted by offsets, so the markers of transactions count too. `bytes` is what they take on disk, by the
+    share that they have of their partition's offsets; None where the brokers do not tell.
     """
 
     records: int
     snapshot_ms: int | None
+    bytes: int | None = None
 
 
 class BacklogWatch:
-    """Measures while this instance is the one that compacts (`is_ours`), and keeps what it found last."""
+    """Measures while this instance is the one that compacts (`is_ours`), and keeps what it found last.
+
+    Where more bytes are in no snapshot than the settings allow, it calls `ask`, after each measurement anew.
+    """
 
     def __init__(
         self,
@@ -45,8 +50,9 @@ class BacklogWatch:
         registry: CollectorRegistry,
         is_ours: Callable[[], bool],
         clock: Clock = SYSTEM_CLOCK,
+        ask: Callable[[int], None] = lambda now_ms: None,
     ) -> None:
-        self._settings, self._clock, self.is_ours = settings, clock, is_ours
+        self._settings, self._clock, self.is_ours, self._ask = settings, clock, is_ours, ask
         self.last: Backlog | None = None
         self.ours_since_ms: int | None = None
         self._said = ""
@@ -54,6 +60,10 @@ class BacklogWatch:
             registry, "compaction_changelog_records", "Changelog records in no snapshot; NaN: not measured here."
         )
         self._records.set(math.nan)
+        self._bytes = gauge(
+            registry, "compaction_changelog_bytes", "Changelog bytes in no snapshot, by share; NaN: not known here."
+        )
+        self._bytes.set(math.nan)
         age = gauge(registry, "compaction_snapshot_age_seconds", "Age of the newest snapshot; NaN: none, or elsewhere.")
         age.set_function(self._age_seconds)
 
@@ -72,6 +82,10 @@ class BacklogWatch:
         """Take a measurement over; None for none."""
         self.last = backlog
         self._records.set(math.nan if backlog is None else backlog.records)
+        size, limit = (None if backlog is None else backlog.bytes), self._settings.compaction.changelog_bytes
+        self._bytes.set(math.nan if size is None else size)
+        if size is not None and limit is not None and size >= limit:
+            self._ask(self._clock.now_ms())
 
     def newest_sign_ms(self) -> int | None:
         """When a snapshot was written, or this instance became the one that compacts; None where it is not."""
@@ -110,7 +124,29 @@ async def measure(admin: Admin, streams: StreamsSettings) -> Backlog:
         covered, snapshot_ms = await asyncio.to_thread(_covered, streams, [place.partition for place in places])
     ends = {place.partition: offset for place, offset in latest.items()}
     starts = {place.partition: offset for place, offset in earliest.items()}
-    return Backlog(uncovered(ends, starts, covered), snapshot_ms)
+    try:
+        sizes = await admin.partition_bytes(places)
+        size = uncovered_bytes(ends, starts, covered, {place.partition: size for place, size in sizes.items()})
+    except (AuthorizationFailed, UnsupportedVersion) as e:
+        log.debug("the brokers do not tell what the changelog takes on disk", reason=str(e))
+        size = None
+    return Backlog(uncovered(ends, starts, covered), snapshot_ms, size)
+
+
+def uncovered_bytes(
+    latest: Mapping[int, int], earliest: Mapping[int, int], covered: Mapping[int, int], sizes: Mapping[int, int]
+) -> int:
+    """Of each partition's bytes the share of its offsets that no snapshot covers.
+
+    >>> uncovered_bytes({0: 10}, {0: 0}, {0: 5}, {0: 300})
+    150
+    """
+    total = 0
+    for partition, end in latest.items():
+        held = end - earliest.get(partition, 0)
+        own = uncovered({partition: end}, earliest, covered)
+        total += sizes.get(partition, 0) * own // held if held else 0
+    return total
 
 
 def uncovered(latest: Mapping[int, int], earliest: Mapping[int, int], covered: Mapping[int, int]) -> int:

@@ -36,6 +36,7 @@ SCHEDULE_NAME = "compaction"
 STOP_TIMEOUT_MS = 10_000
 OUTPUT_LINES_MAX = 200  # of a failed job, kept for its report
 
+LINE_CHARACTERS_MAX = 300  # of a line of progress
 HISTORY_MAX = 20  # runs kept for REST and the dashboard
 BEHIND_INTERVALS = 3  # without a compaction that succeeded for so many intervals, the lake is behind
 
@@ -114,6 +115,8 @@ class CompactionSupervisor:
         gauge(registry, "compaction_enabled", "1 if this instance would start compactions.").set(self.enabled)
         self._failing = gauge(registry, "compaction_failures_in_a_row", "Failed compactions since the last good one.")
         self._seconds = gauge(registry, "compaction_last_seconds", "Duration of the last successful compaction.")
+        self._running = gauge(registry, "compaction_running", "1 while a job runs here.")
+        self._rows = gauge(registry, "compaction_last_rows", "Rows the last successful compaction wrote.")
         self._entries = gauge(registry, "compaction_last_entries", "Changelog entries the last compaction read.")
         self._at = gauge(registry, "compaction_last_success_seconds", "When the last one succeeded, epoch seconds.")
 
@@ -193,7 +196,10 @@ class CompactionSupervisor:
         status: int | None = None
         out = err = b""
         try:
-            self._job = Job(self._job_command(self._settings), environment(self._settings), STOP_TIMEOUT_MS)
+            self._job = Job(
+                self._job_command(self._settings), environment(self._settings), STOP_TIMEOUT_MS, self._progressed
+            )
+            self._running.set(1)
             async with asyncio.timeout(self._settings.compaction.timeout_ms / 1000):
                 status, out, err = await self._job.end()
             if status == NOT_STARTED:
@@ -204,8 +210,15 @@ class CompactionSupervisor:
         except OSError as e:
             err = f"the job could not be started: {e}".encode()
         self._job = None
+        self._running.set(0)
         state["seconds"] = (self._clock.monotonic_ms() - started) / 1000
         self._note(state, status, out, err)
+
+    def _progressed(self, line: str) -> None:
+        """Show how far the job is, as it says it."""
+        if self._job is not None and line and not line.startswith("{"):  # a line of its log is in its log
+            self._history[0]["progress"] = line[:LINE_CHARACTERS_MAX]
+            log.info("compaction", progress=line[:LINE_CHARACTERS_MAX])
 
     def _note(self, state: CompactionState, status: int | None, out: bytes, err: bytes) -> None:
         if status == OK:
@@ -214,6 +227,7 @@ class CompactionSupervisor:
             state |= {"status": "done", "rows": result.get("live_rows", 0) + result.get("finals", 0)}
             self._runs.labels(outcome="done").inc()
             self._seconds.set(state["seconds"] or 0)
+            self._rows.set(state["rows"] or 0)
             self._entries.set(result.get("entries", 0))
             self._at.set(self._clock.now_ms() / 1000)
             log.info("compaction done", **result)
@@ -237,6 +251,7 @@ class CompactionSupervisor:
 
     async def _stop_job(self) -> None:
         job, self._job = self._job, None
+        self._running.set(0)
         if job is not None:
             await job.stop()
 

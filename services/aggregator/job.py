@@ -9,19 +9,22 @@ closes, and a keeper that is killed keeps nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from shared.common import keeper
 
+ERROR_BYTES_MAX = 256 * 1024  # of a job's standard error, the end of it, that are kept
 _KEEPER_COMMAND = (sys.executable, "-I", "-S", keeper.__file__)
 
 
 class JobEnd(NamedTuple):
-    """How a job ended: its exit status (128 + n for a death by signal n), and all that it printed."""
+    """How a job ended: its exit status (128 + n for a death by signal n), and what it printed."""
 
     status: int
     out: bytes
@@ -29,9 +32,18 @@ class JobEnd(NamedTuple):
 
 
 class Job:
-    """One command, started by being made. Raises OSError where not even the keeper can be started."""
+    """One command, started by being made. Raises OSError where not even the keeper can be started.
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], stop_timeout_ms: int) -> None:
+    `on_line` is called on the loop with each line of standard error as it comes: how far the job is.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        stop_timeout_ms: int,
+        on_line: Callable[[str], None] = lambda line: None,
+    ) -> None:
         ours, self._lifeline = os.pipe()
         try:
             self._keeper = subprocess.Popen(
@@ -47,6 +59,7 @@ class Job:
             raise
         finally:
             os.close(ours)
+        self._on_line, self._loop = on_line, asyncio.get_running_loop()
         self._end = asyncio.ensure_future(asyncio.to_thread(self._wait))
 
     async def end(self) -> JobEnd:
@@ -61,5 +74,15 @@ class Job:
         return await self.end()
 
     def _wait(self) -> JobEnd:
-        out, err = self._keeper.communicate()
-        return JobEnd(self._keeper.returncode, out, err)
+        assert self._keeper.stdout is not None
+        assert self._keeper.stderr is not None
+        said: list[bytes] = []
+        reader = threading.Thread(target=lambda: said.append(self._keeper.stdout.read()), daemon=True)  # type: ignore[union-attr]
+        reader.start()
+        err = b""
+        for line in self._keeper.stderr:
+            err = (err + line)[-ERROR_BYTES_MAX:]
+            with contextlib.suppress(RuntimeError):  # a loop that was closed has nobody left to tell
+                self._loop.call_soon_threadsafe(self._on_line, line.decode(errors="replace").rstrip())
+        reader.join()
+        return JobEnd(self._keeper.wait(), said[0], err)

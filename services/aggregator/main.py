@@ -37,7 +37,7 @@ class Aggregator:
     def __init__(self, settings: AggregatorSettings) -> None:
         self._settings = settings
         self._registry = CollectorRegistry()
-        self._backlog = BacklogWatch(settings, self._registry, lambda: COMPACTION_PARTITION in self.worker.tasks())
+        self._backlog = BacklogWatch(settings, self._registry, self._owns_compaction, ask=self._ask_compaction)
         self.compaction = CompactionSupervisor(settings, self._registry, backlog=self._backlog)
         topology = load_topology(settings.topology, settings.topology_options)
         self.worker = StreamWorker(
@@ -99,6 +99,13 @@ class Aggregator:
         """What `GET /v1/streams/stores/{store}` answers: the tasks that run here."""
         running = {partition: owned.task for partition, owned in self.worker.tasks().items() if owned.task is not None}
         return read_store(running, store, StoreQuery(**wanted))
+
+    def _owns_compaction(self) -> bool:
+        return COMPACTION_PARTITION in self.worker.tasks()
+
+    def _ask_compaction(self, now_ms: int) -> None:
+        if self.compaction.enabled:
+            self.compaction.ask(now_ms)
 
     def _on_task(self, task: StreamTask) -> None:
         if task.partition == COMPACTION_PARTITION and self.compaction.enabled:

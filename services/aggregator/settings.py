@@ -16,6 +16,9 @@ class CompactionSettings(Section):
 
     enabled: bool = True
     interval_ms: PositiveMs = Field(300_000, description="wall-clock time between two starts, on a grid")
+    changelog_bytes: Annotated[int, Field(gt=0)] | None = Field(
+        None, description="also start once so many bytes of the changelog are in no snapshot; unset: by time alone"
+    )
     retry_backoff_ms: PositiveMs = Field(10_000, description="after a failed job; doubles up to the interval")
     timeout_ms: PositiveMs = Field(3_600_000, description="a job that runs longer is stopped and counts as failed")
     spark_master: str = "local[*]"

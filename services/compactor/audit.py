@@ -1,14 +1,15 @@
-"""`penstock audit`: the stream's sessions against Spark's own over the source topic.
+"""`penstock audit`: the stream's windows against Spark's own over the source topic.
 
 What the stream says is read from where it says it: closed windows from the lake and from the changelog past the
 covered offset, live ones from the snapshot and the same tail. What should be is computed from the source topic by
-Spark. Nothing of the aggregator's window code takes part. See audit_checks for what is compared.
+Spark. Nothing of the aggregator's window code takes part. See audit_checks for what is compared of sessions, and
+audit_windows for tumbling, hopping and sliding windows.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,8 +19,19 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor.audit_checks import ACCEPTED, CHECKS, DEAD, LATE, NULL_KEY, Compared, compare, within
+from services.compactor.audit_checks import (
+    ACCEPTED,
+    CHECKS,
+    DEAD,
+    LATE,
+    NULL_KEY,
+    OF_WINDOWS,
+    Compared,
+    compare,
+    within,
+)
 from services.compactor.audit_inputs import Read, read_inputs
+from services.compactor.audit_windows import compare_windows
 from services.compactor.failures import translated
 from services.compactor.settings import AuditSettings
 
@@ -54,6 +66,8 @@ class Report(msgspec.Struct, frozen=True):
     checks: list[CheckResult]
     not_compared: list[str]
     seconds: float
+    kind: str = "session"
+    sample: float = 1.0
 
     @property
     def unaccounted(self) -> int:
@@ -74,7 +88,8 @@ def run_audit(spark: SparkSession, settings: AuditSettings, say: Callable[[str],
     started = time.monotonic()
     try:
         read = read_inputs(spark, settings, say)
-        compared = compare(read.inputs)
+        is_session = read.inputs.store.kind == "session"
+        compared = compare(read.inputs) if is_session else compare_windows(read.inputs)
         report = summarize(compared, read, settings)
     except (Py4JJavaError, PySparkException) as e:
         raise translated(e) from e
@@ -88,29 +103,39 @@ def summarize(compared: Compared, read: Read, settings: AuditSettings) -> Report
     fates = {row.fate: row["count"] for row in compared.labelled.groupBy("fate").count().collect()}
     kinds = {row.closed: row["count"] for row in compared.stream.groupBy("closed").count().collect()}
     batch = compared.batch.count()
-    split = _split(compared)
+    is_session = read.inputs.store.kind == "session"
+    split = _split(compared) if is_session else 0
     checks = [_expected(read.records, settings.expect_records), _processed(read, settings.allow_unprocessed)]
-    checks += _listed(compared.differences, settings.differences_max)
+    checks += _listed(compared.differences, CHECKS if is_session else OF_WINDOWS, settings.differences_max)
+    # Of a sample nobody knows how many of the records that were not read would be in it.
+    unprocessed = read.records - sum(fates.values()) if settings.sample == 1 else 0
     report = Report(
-        records=read.records,
+        records=sum(fates.values()) + unprocessed,
         in_sessions=_counted(compared, read, fates.get(ACCEPTED, 0)),
         late=fates.get(LATE, 0),
         dead_letters=fates.get(DEAD, 0),
         skipped=fates.get(NULL_KEY, 0),
-        unprocessed=read.records - sum(fates.values()),
+        unprocessed=unprocessed,
         sessions_closed=kinds.get(True, 0),
         sessions_open=kinds.get(False, 0),
         batch_sessions=batch,
         split_sessions=split,
         checks=[check for check in checks if check is not None],
-        not_compared=read.not_compared,
+        not_compared=[*read.not_compared, *compared.not_compared],
+        kind=read.inputs.store.kind,
+        sample=settings.sample,
         seconds=0.0,
     )
     return msgspec.structs.replace(report, checks=[_conserved(report), *report.checks])
 
 
 def _counted(compared: Compared, read: Read, accepted: int) -> int:
-    """How many records the stream's sessions say they hold; `accepted` where they do not count."""
+    """How many records the stream's sessions say they hold; `accepted` where they do not count.
+
+    So do windows that overlap: a record is in several of them.
+    """
+    if read.inputs.store.kind not in ("session", "tumbling"):
+        return accepted
     counts = [i for i, a in enumerate(read.inputs.store.aggregations) if a.function == "count"]
     if not counts:
         return accepted
@@ -124,13 +149,13 @@ def _conserved(report: Report) -> CheckResult:
     return CheckResult("conserved", claim, abs(n), shown)
 
 
-def _listed(differences: DataFrame, shown_max: int) -> list[CheckResult]:
+def _listed(differences: DataFrame, checks: Mapping[str, str], shown_max: int) -> list[CheckResult]:
     order = SparkWindow.partitionBy("check").orderBy("partition", "at_ms", "key", "detail")
     total = F.count(F.lit(1)).over(SparkWindow.partitionBy("check"))
     ranked = differences.withColumn("nth", F.row_number().over(order)).withColumn("total", total)
     rows = ranked.filter(F.col("nth") <= max(1, shown_max)).orderBy("check", "nth").collect()
     results = []
-    for name, claim in CHECKS.items():
+    for name, claim in checks.items():
         own = [row for row in rows if row.check == name]
         shown = [{k: row[k] for k in ("partition", "key", "at_ms", "detail")} for row in own[:shown_max]]
         results.append(CheckResult(name, claim, own[0].total if own else 0, shown))

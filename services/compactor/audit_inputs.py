@@ -11,17 +11,21 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from services.compactor import tables
-from services.compactor.audit_checks import Inputs, parsed
+from services.compactor.audit_checks import Inputs, parsed, sampled
 from services.compactor.bodies import StoreLayout, final_rows, live_rows
-from services.compactor.changelog import Window, latest_per_window, layouts_of, read_window
+from services.compactor.changelog import Window, latest_per_window, read_window
 from services.compactor.compact import require_no_hole
+from services.compactor.fold import known
+from services.compactor.generations import layouts_of, newest_of
 from services.compactor.kafka import TopicOffsets, read_range, topic_offsets
 from services.compactor.measures import TEXTS, holds_other_than_text, text_types, unchecked
 from services.compactor.settings import AuditSettings
 from shared.common.errors import ConfigError, FatalError
 from shared.streams.changelog_format import FINAL, Progress, StoreSchema, decode_progress, parse_places
 
+WINDOWED = frozenset(("session", "tumbling", "hopping", "sliding"))
 SESSION = ("partition", "key", "start_ms", "end_ms", "state")
+OPERATORS_OWN = "latest"  # kept beside a window's aggregations, and no result
 _JSON_TYPES = {"int64": "BIGINT", "float64": "DOUBLE"}
 
 
@@ -57,7 +61,8 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
     require_auditable(store)
     require_time_by_records(stream.progress)
     not_compared: list[str] = []
-    say(f"store {store.name}: gap {store.gap_ms} ms, grace {store.grace_ms} ms, source {store.source}")
+    shape = f"gap {store.gap_ms} ms" if store.kind == "session" else f"{store.kind}, {store.size_ms} ms"
+    say(f"store {store.name}: {shape}, grace {store.grace_ms} ms, source {store.source}")
     source = topic_offsets(spark, settings.kafka, store.source, settings.kafka_timeout_ms)
     everything = read_range(spark, settings.kafka, store.source, source.earliest, source.latest).persist()
     committed = {
@@ -81,17 +86,14 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
         not_compared.append(f"{', '.join(names)}: states that Spark cannot make anew from the records")
     if not any(a.function == "count" for a in store.aggregations):
         not_compared.append("the number of records in a session, since the store does not count them")
-    inputs = Inputs(records, late, dead, stream.closed, stream.live, given, wanted, store, once)
+    inputs = Inputs(records, late, dead, stream.closed, stream.live, given, wanted, store, once, settings.sample)
     return Read(inputs, everything.count(), dict(sorted(unprocessed.items())), not_compared)
 
 
 def require_auditable(store: StoreSchema) -> None:
-    """Raise NotAuditable where the windows are no sessions, or user code stands between the source topic and them."""
-    if store.kind != "session":
-        raise NotAuditable(
-            f"store {store.name!r} cannot be audited: it has {store.kind} windows, and the audit makes sessions "
-            "anew and no other windows. Nothing was compared"
-        )
+    """Raise NotAuditable where there are no windows, or user code stands between the source topic and them."""
+    if store.kind not in WINDOWED:
+        raise NotAuditable(f"store {store.name!r} cannot be audited: it holds no windows ({store.kind})")
     if store.upstream:
         raise NotAuditable(
             f"store {store.name!r} cannot be audited: {', '.join(store.upstream)} stands before its window and may "
@@ -135,12 +137,12 @@ def read_stream(spark: SparkSession, settings: AuditSettings) -> Stream:
     require_no_hole(offsets, covered, start)
     tail = read_range(spark, settings.kafka, offsets.topic, start, offsets.latest).persist()
     skip = parse_places(settings.skip_changelog_records)
-    window = read_window(spark, offsets.topic, tail, {p: row.epoch for p, row in covered.items()}, skip)
+    window = read_window(spark, offsets.topic, tail, known(covered), skip)
     progress = {p: decode_progress(row.progress.encode()) for p, row in covered.items()}
     progress |= {p: newest.progress for p, newest in window.newest.items()}
     if not progress:
         raise ConfigError(f"{offsets.topic} has no commit yet: there is nothing to audit")
-    stores = max((p.stores for p in progress.values()), key=len)
+    stores = newest_of(p.stores for p in progress.values())
     store = _chosen(stores, settings)
     layout = layouts_of(stores)[[s.name for s in stores].index(store.name)]
     live = _live(spark, path, window, offsets, layout, bool(covered))
@@ -182,7 +184,9 @@ def _live(
     spark: SparkSession, path: str, window: Window, offsets: TopicOffsets, layout: StoreLayout, has_snapshot: bool
 ) -> DataFrame:
     latest = latest_per_window(window.entries).filter(F.col("store") == layout.number)
-    tail = latest.mapInArrow(live_rows(offsets.topic, (layout,)), tables.live_schema((layout,))).persist()
+    tail = latest.mapInArrow(
+        live_rows(offsets.topic, (layout,), window.generations), tables.live_schema((layout,))
+    ).persist()
     now = tail.filter("live").withColumnRenamed(layout.name, "state").select(*SESSION)
     if not has_snapshot:
         return now
@@ -200,7 +204,9 @@ def _closed(
     covered: dict[int, int],
 ) -> DataFrame:
     own = window.entries.filter((F.col("operation") == F.lit(FINAL)) & (F.col("store") == layout.number))
-    tail = own.mapInArrow(final_rows(offsets.topic, layout), tables.final_schema(layout)).select(*SESSION)
+    tail = own.mapInArrow(final_rows(offsets.topic, layout, window.generations), tables.final_schema(layout)).select(
+        *SESSION
+    )
     path = f"{settings.tables}/closed/{layout.name}"
     if not tables.exists(spark, path):
         return tail
@@ -225,7 +231,7 @@ def _results(
         why = none if store.results is None else "the topic has updates, not closed sessions"
         not_compared.append(f"published results: {why}")
         return None, None
-    typed = [a for a in store.aggregations if a.result in _JSON_TYPES]
+    typed = [a for a in store.aggregations if a.result in _JSON_TYPES and a.function != OPERATORS_OWN]
     columns = "".join(f", {tables.quoted(a.name)} {_JSON_TYPES[a.result]}" for a in typed)
     value = F.from_json(F.col("value").cast("string"), f"key STRING, start BIGINT, end BIGINT{columns}")
     names = [tables.quoted(a.name) for a in typed]
@@ -236,7 +242,8 @@ def _results(
     key = F.col("key").cast("string") if store.key == "string" else F.base64("key")
     results = [r for r, a in zip(tables.results(store), store.aggregations, strict=True) if a in typed]
     wanted = stream.closed.select(key.alias("key"), "start_ms", "end_ms", *results)
-    return given, wanted
+    raw = F.col("key").cast("binary") if store.key == "string" else F.unbase64("key")
+    return sampled(given, settings.sample, raw), sampled(wanted, settings.sample, raw)
 
 
 def _by_partition(numbers: dict[int, int]) -> Any:

@@ -19,7 +19,8 @@ def as_object(report: Report) -> dict[str, Any]:
     names += ["sessions_closed", "sessions_open", "batch_sessions", "split_sessions"]
     numbers = {name: getattr(report, name) for name in names}
     differences = {check.name: check.differences for check in report.checks}
-    more = {"differences": differences, "not_compared": report.not_compared, "seconds": report.seconds}
+    more: dict[str, Any] = {"kind": report.kind, "sample": report.sample}
+    more |= {"differences": differences, "not_compared": report.not_compared, "seconds": report.seconds}
     return {"audit_ok": report.ok, **numbers, **more}
 
 
@@ -31,10 +32,15 @@ def print_report(report: Report, *, as_json: bool, console: Console | None = Non
         f"+ {report.late} late + {report.dead_letters} dead letters + {report.skipped} skipped (without a key) "
         f"+ {report.unprocessed} not processed"
     )
+    what, split = ("sessions", f", of which {report.split_sessions} were split")
+    if report.kind != "session":
+        what, split = f"{report.kind} windows", ""
     console.print(
-        f"{report.sessions_closed} closed and {report.sessions_open} open sessions; "
-        f"Spark makes {report.batch_sessions}, of which {report.split_sessions} were split"
+        f"{report.sessions_closed} closed and {report.sessions_open} open {what}; "
+        f"Spark makes {report.batch_sessions}{split}"
     )
+    if report.sample < 1:
+        console.print(f"a sample: {report.sample:.4%} of the keys")
     console.print(_checks(report))
     if not report.ok:
         console.print(_differences(report))

@@ -61,11 +61,6 @@ class Backfill(Fold):
         streams = StreamsSettings(
             application_id=settings.application, topic_wait_ms=settings.kafka_timeout_ms, **self._limits()
         )
-        if others := [*self.topology.internal_topics(), *self.topology.global_tables]:
-            raise ConfigError(
-                f"a backfill reads source topics alone, and the topology has others: {', '.join(others)} (repartition "
-                "topics, global tables)"
-            )
         if streams.changelog_topic != settings.changelog_topic:
             raise ConfigError(f"changelog: the aggregator's is {streams.changelog_topic}")
         asyncio.run(prepare_topics(settings.kafka, streams, self.topology, SYSTEM_CLOCK))

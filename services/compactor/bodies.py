@@ -117,7 +117,13 @@ def state_struct(values: Any, at: int, layout: StoreLayout) -> Any:
     return pa.StructArray.from_arrays(list(decoded.values()), fields=list(layout.struct()))
 
 
-def live_rows(topic: str, layouts: tuple[StoreLayout, ...]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+Generations = tuple[tuple[StoreLayout, ...], ...]
+"""The stores as each generation of commits had them, by the number in the column `generation`."""
+
+
+def live_rows(
+    topic: str, layouts: tuple[StoreLayout, ...], generations: Generations
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """For mapInArrow: surviving L, D and F entries as rows of the `state` table, with their operation."""
 
     def decode(batch: Any) -> Any:
@@ -125,14 +131,15 @@ def live_rows(topic: str, layouts: tuple[StoreLayout, ...]) -> Callable[[Iterato
         data, starts, ends = spans(values)
         operations = np.array(batch.column("operation").to_pylist(), object) == LIVE
         stores = np.asarray(batch.column("store"))
+        _require_stores(batch, generations)
         identity = identities(batch)
         first = numbers(data, starts, ends, ENVELOPE_BYTES, [("start", ">i8")])["start"].astype(np.int64)
         last = np.zeros(len(first), np.int64)
         live = np.flatnonzero(operations)
         at = ENVELOPE_BYTES + START_BYTES
         last[live] = numbers(data, starts[live], ends[live], at, [("end", ">i8")])["end"].astype(np.int64)
-        structs = [_scattered(values, np.flatnonzero(operations & (stores == s.number)), s) for s in layouts]
-        names = {s.number: s.name for s in layouts}
+        structs = [_states(batch, operations & (stores == s.number), START_END_BYTES, s, generations) for s in layouts]
+        names = {s.number: s.name for of in (*generations, layouts) for s in of}
         return pa.record_batch(
             [
                 pa.array(["window"] * len(first)),
@@ -157,7 +164,7 @@ def live_rows(topic: str, layouts: tuple[StoreLayout, ...]) -> Callable[[Iterato
     return _naming_place(topic, decode)
 
 
-def final_rows(topic: str, layout: StoreLayout) -> Callable[[Iterator[Any]], Iterator[Any]]:
+def final_rows(topic: str, layout: StoreLayout, generations: Generations) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """For mapInArrow: one store's F entries with bounds, closing time and state."""
 
     def decode(batch: Any) -> Any:
@@ -168,7 +175,7 @@ def final_rows(topic: str, layout: StoreLayout) -> Callable[[Iterator[Any]], Ite
             [
                 batch.column("key"),
                 *(pa.array(bounds[name].astype(np.int64)) for name in ("start", "end", "closed")),
-                state_struct(values, ENVELOPE_BYTES + START_END_CLOSED_BYTES, layout),
+                _states(batch, np.ones(len(values), bool), START_END_CLOSED_BYTES, layout, generations),
                 batch.column("written_ms"),
                 batch.column("partition"),
                 batch.column("offset"),
@@ -185,15 +192,85 @@ def identities(batch: Any) -> Any:
     return numbers(data, starts, ends, 0, [("epoch", ">i4"), ("commit", ">i8")])
 
 
-def _scattered(values: Any, rows: Any, layout: StoreLayout) -> Any:
-    """The struct column of a batch in which only `rows` are of this store; null elsewhere."""
-    try:
-        found = state_struct(values.take(pa.array(rows)), ENVELOPE_BYTES + START_END_BYTES, layout)
-    except BadBody as e:
-        raise BadBody(int(rows[e.row]), e.reason) from None
-    places = np.full(len(values), -1, np.int64)
-    places[rows] = np.arange(len(rows))
-    return found.take(pa.array(places, mask=places < 0))
+def bad_rows(generations: Generations) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """For mapInArrow: partition, offset and reason of each L, D or F entry whose body is not what its store's says."""
+
+    def find(batch: Any) -> Iterator[tuple[int, int, str]]:
+        rows, operations = batch, np.array(batch.column("operation").to_pylist(), object)
+        stores, of = np.asarray(batch.column("store")), np.asarray(batch.column("generation"))
+        for row in _unknown_stores(batch, generations):
+            reason = f"an entry for store {stores[row]}, which there is not"
+            yield rows.column("partition")[row].as_py(), rows.column("offset")[row].as_py(), reason
+        for operation, head in ((LIVE, START_END_BYTES), (FINAL, START_END_CLOSED_BYTES)):
+            for generation, layouts in enumerate(generations):
+                for layout in layouts:
+                    own = (operations == operation) & (of == generation) & (stores == layout.number)
+                    places = np.flatnonzero(own)
+                    while len(places):
+                        try:
+                            state_struct(rows.column("value").take(pa.array(places)), ENVELOPE_BYTES + head, layout)
+                            break
+                        except BadBody as e:
+                            row = int(places[e.row])
+                            yield rows.column("partition")[row].as_py(), rows.column("offset")[row].as_py(), e.reason
+                            places = np.delete(places, e.row)
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            columns = list(zip(*find(batch), strict=True)) or [(), (), ()]
+            types = (pa.int32(), pa.int64(), pa.string())
+            arrays = [pa.array(column, type_) for column, type_ in zip(columns, types, strict=True)]
+            yield pa.record_batch(arrays, names=["partition", "offset", "reason"])
+
+    return run
+
+
+def _unknown_stores(batch: Any, generations: Generations) -> list[int]:
+    """The rows whose store their commit's generation does not have."""
+    stores, of = np.asarray(batch.column("store")), np.asarray(batch.column("generation"))
+    known = np.array([len(layouts) for layouts in generations] or [0])
+    return [int(row) for row in np.flatnonzero(stores >= known[of])]
+
+
+def _require_stores(batch: Any, generations: Generations) -> None:
+    for row in _unknown_stores(batch, generations):
+        raise BadBody(row, f"an entry for store {batch.column('store')[row]}, which there is not")
+
+
+def _states(batch: Any, chosen: Any, head: int, layout: StoreLayout, generations: Generations) -> Any:
+    """The store's struct column, where `chosen`, from what the commit's own generation wrote; null elsewhere.
+
+    A state begins `head` bytes after the envelope. A column that a generation does not have is null.
+    """
+    values, of = batch.column("value"), np.asarray(batch.column("generation"))
+    places, found = np.full(len(values), -1, np.int64), []
+    done = 0
+    for generation, layouts in enumerate(generations):
+        written = next((old for old in layouts if old.number == layout.number), None)
+        rows = np.flatnonzero(chosen & (of == generation))
+        if written is None or not len(rows):
+            continue
+        try:
+            own = state_struct(values.take(pa.array(rows)), ENVELOPE_BYTES + head, written)
+        except BadBody as e:
+            raise BadBody(int(rows[e.row]), e.reason) from None
+        found.append(_widened(own, written, layout))
+        places[rows] = np.arange(done, done + len(rows))
+        done += len(rows)
+    if not found:
+        return pa.nulls(len(values), layout.struct())
+    return pa.concat_arrays(found).take(pa.array(places, mask=places < 0))
+
+
+def _widened(states: Any, written: StoreLayout, layout: StoreLayout) -> Any:
+    if written.columns == layout.columns:
+        return states
+    known = {name for name, _ in written.columns}
+    columns = [
+        states.field(field.name) if field.name in known else pa.nulls(len(states), field.type)
+        for field in layout.struct()
+    ]
+    return pa.StructArray.from_arrays(columns, fields=list(layout.struct()))
 
 
 def _naming_place(topic: str, decode: Callable[[Any], Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:

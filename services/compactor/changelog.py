@@ -14,12 +14,21 @@ from typing import NamedTuple
 
 import msgspec
 from pyspark.sql import Column as SparkColumn
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor.bodies import ENVELOPE_BYTES, START_BYTES, START_END_BYTES, START_END_CLOSED_BYTES, StoreLayout
-from shared.common.errors import CorruptRecord, SchemaMismatch
+from services.compactor.bodies import (
+    ENVELOPE_BYTES,
+    START_BYTES,
+    START_END_BYTES,
+    START_END_CLOSED_BYTES,
+    Generations,
+    StoreLayout,
+    bad_rows,
+)
+from services.compactor.generations import Stores, layouts_of, newest_of, require_successor
+from shared.common.errors import CorruptRecord
 from shared.common.log import get_logger
 from shared.streams.changelog_format import (
     DELETED,
@@ -41,6 +50,7 @@ log = get_logger(__name__)
 
 _FIXED_BYTES = {LIVE: START_END_BYTES, FINAL: START_END_CLOSED_BYTES, DELETED: START_BYTES}
 _EPOCH_BYTES = 4
+CORRUPT_RECORDS_MAX = 10_000  # left out in one run: they are held in the driver, and so many are no accident
 
 
 class Newest(NamedTuple):
@@ -53,60 +63,94 @@ class Newest(NamedTuple):
     progress: Progress
 
 
+class Corrupt(NamedTuple):
+    """A record that claims to be an entry and cannot be read."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    reason: str
+
+
 class Window(NamedTuple):
     """What a range of the changelog says by the reader's rule.
 
-    `entries` has the columns that `bodies` names; `newest` has no entry for a partition without a valid progress
-    record; `stores` are those of the newest progress record that knows most; `foreign_records` were left out.
+    `entries` has the columns that `bodies` names, and `generation`; `newest` has no entry for a partition without a
+    valid progress record; `stores` are those of the progress record that knows most, `generations` the layouts that
+    the entries were written in. `foreign_records` and `corrupt` were left out.
     """
 
     entries: DataFrame
     newest: dict[int, Newest]
-    stores: tuple[StoreSchema, ...]
+    stores: Stores
+    generations: Generations = ()
     foreign_records: int = 0
+    corrupt: tuple[Corrupt, ...] = ()
 
     def layouts(self) -> tuple[StoreLayout, ...]:
+        """The newest layouts, which the tables have."""
         return layouts_of(self.stores)
 
 
-def layouts_of(stores: tuple[StoreSchema, ...]) -> tuple[StoreLayout, ...]:
-    """Stores as the body decoder needs them."""
-    return tuple(
-        StoreLayout(i, s.name, tuple((c.name, c.type) for c in s.state_columns())) for i, s in enumerate(stores)
-    )
+class Covered(NamedTuple):
+    """What the tables know of a partition before the range: the epoch in force, and what its stores were."""
+
+    epoch: int
+    stores: Stores
 
 
 def read_window(
     spark: SparkSession,
     topic: str,
     records: DataFrame,
-    epochs: Mapping[int, int],
+    covered: Mapping[int, Covered],
     skip: frozenset[tuple[int, int]] = frozenset(),
+    *,
+    skip_corrupt: bool = False,
 ) -> Window:
     """Apply the rule to `records` (READ_SCHEMA; best cached, as it is read several times).
 
-    `epochs` gives the epoch in force at each partition's first offset, none where nothing was covered yet; `skip` are
-    (partition, offset) to leave out as if they were foreign. Raises CorruptRecord with the place of the first record
-    that cannot be read, and SchemaMismatch where commits of the range were written with stores that contradict each
-    other.
+    `covered` has no entry for a partition of which nothing was covered yet; `skip` are (partition, offset) to leave out
+    as if they were foreign. Raises CorruptRecord with the place of the first record that cannot be read (with
+    `skip_corrupt` such records are left out and given back), and SchemaMismatch where commits were written with stores
+    that contradict each other.
     """
     everything = _parts(records)
     foreign = is_foreign(skip)
     parts = everything.filter(~foreign)
     foreign_records = _say_foreign(topic, everything.filter(foreign))
-    _refuse_corrupt(topic, parts)
-    valid = _valid_progress(parts, epochs)
+    wrong = F.coalesce(_is_corrupt(), F.lit(True))
+    corrupt = _corrupt_records(topic, parts.filter(wrong), skip_corrupt)
+    if corrupt:
+        parts = parts.filter(~wrong)
+    valid = _valid_progress(parts, {p: c.epoch for p, c in covered.items()})
     newest = _newest(topic, valid)
-    stores = _stores(topic, valid, newest)
-    commits = valid.groupBy("partition", "identity").agg(F.max("offset").alias("progress_offset"))
+    stores, generations, numbers = _generations(topic, valid, {p: c.stores for p, c in covered.items()})
     entries = (
         parts.filter(F.col("operation").isin(LIVE, DELETED, FINAL))
-        .join(F.broadcast(commits), ["partition", "identity"])
+        .join(F.broadcast(_commits(spark, valid, numbers)), ["partition", "identity"])
         .filter(F.col("offset") < F.col("progress_offset"))
         .withColumn("store", F.conv(F.hex("store"), 16, 10).cast("int"))
         .drop("progress_offset")
     )
-    return Window(entries, newest, stores, foreign_records)
+    # What lies past the newest progress record is not covered: the next run meets it again.
+    corrupt = tuple(c for c in corrupt if c.partition in newest and c.offset < newest[c.partition].covered_offset)
+    window = Window(entries, newest, stores, generations, foreign_records, corrupt)
+    return _without_bad_bodies(topic, window) if skip_corrupt and generations else window
+
+
+def _without_bad_bodies(topic: str, window: Window) -> Window:
+    """Leave out entries that the reader's rule lets through, and whose body is not what their store's layout says."""
+    bad = window.entries.mapInArrow(bad_rows(window.generations), "partition int, offset bigint, reason string")
+    found = window.entries.join(bad, ["partition", "offset"]).limit(CORRUPT_RECORDS_MAX + 1).collect()
+    if not found:
+        return window
+    more = tuple(_as_corrupt(row, row.reason) for row in sorted(found, key=lambda r: (r.partition, r.offset)))
+    corrupt = window.corrupt + more
+    _require_few(topic, len(corrupt))
+    places = F.broadcast(bad.select("partition", "offset"))
+    return window._replace(entries=window.entries.join(places, ["partition", "offset"], "left_anti"), corrupt=corrupt)
 
 
 def latest_per_window(entries: DataFrame) -> DataFrame:
@@ -155,7 +199,8 @@ def _say_foreign(topic: str, foreign: DataFrame) -> int:
     return sum(int(row.number) for row in rows)
 
 
-def _refuse_corrupt(topic: str, parts: DataFrame) -> None:
+def _is_corrupt() -> SparkColumn:
+    """Whether a record that has an entry's mark is none that this release can read; null where there is no value."""
     length, operation = F.octet_length("value"), F.col("operation")
     wrong = F.col("value").isNull() | (length < ENVELOPE_BYTES)
     wrong |= F.substring("value", 1, 1) != F.lit(bytes([FORMAT_VERSION]))
@@ -165,15 +210,38 @@ def _refuse_corrupt(topic: str, parts: DataFrame) -> None:
     for kind, size in _FIXED_BYTES.items():
         wrong |= (operation == F.lit(kind)) & (F.col("key").isNull() | (length < ENVELOPE_BYTES + size))
     wrong |= (operation == F.lit(DELETED)) & (length != ENVELOPE_BYTES + START_BYTES)
-    first = parts.filter(F.coalesce(wrong, F.lit(True))).orderBy("partition", "offset").limit(1).collect()
-    for row in first:
-        reason = f"a record of {len(row.value or b'')} bytes without a key, too short or too long"
-        try:
-            entry = decode(None if row.value is None else bytes(row.value))
-            reason = f"{reason} for operation {entry.operation!r} of epoch {entry.epoch}, commit {entry.commit}"
-        except CorruptRecord as e:
-            reason = str(e)
-        raise _corrupt(topic, row.partition, row.offset, reason)
+    return wrong | ((operation == F.lit(PROGRESS)) & F.when(operation == F.lit(PROGRESS), _stores_text()).isNull())
+
+
+def _corrupt_records(topic: str, wrong: DataFrame, skip_corrupt: bool) -> tuple[Corrupt, ...]:
+    """The corrupt records; the first of them is refused, unless they are to be left out."""
+    most = CORRUPT_RECORDS_MAX + 1 if skip_corrupt else 1
+    found = [_as_corrupt(row, _reason(row)) for row in wrong.orderBy("partition", "offset").limit(most).collect()]
+    if found and not skip_corrupt:
+        raise _corrupt(topic, found[0].partition, found[0].offset, found[0].reason)
+    _require_few(topic, len(found))
+    return tuple(found)
+
+
+def _require_few(topic: str, number: int) -> None:
+    if number > CORRUPT_RECORDS_MAX:
+        raise CorruptRecord(f"{topic}: more than {CORRUPT_RECORDS_MAX} corrupt records; so many are not left out")
+
+
+def _reason(row: Row) -> str:
+    reason = f"a record of {len(row.value or b'')} bytes without a key, too short or too long"
+    try:
+        entry = decode(None if row.value is None else bytes(row.value))
+        if entry.operation == PROGRESS:
+            decode_progress(entry.body)
+        return f"{reason} for operation {entry.operation!r} of epoch {entry.epoch}, commit {entry.commit}"
+    except CorruptRecord as e:
+        return str(e)
+
+
+def _as_corrupt(row: Row, reason: str) -> Corrupt:
+    key, value = (None if part is None else bytes(part) for part in (row.key, row.value))
+    return Corrupt(row.partition, row.offset, key, value, reason)
 
 
 def _corrupt(topic: str, partition: int, offset: int, reason: object) -> CorruptRecord:
@@ -211,33 +279,41 @@ def _newest(topic: str, valid: DataFrame) -> dict[int, Newest]:
     return dict(sorted(newest.items()))
 
 
-def _stores(topic: str, valid: DataFrame, newest: Mapping[int, Newest]) -> tuple[StoreSchema, ...]:
-    """The stores of the range. All its commits must agree on what store a number is and how its state reads."""
-    if not newest:
-        return ()
-    stores = max((n.progress.stores for n in newest.values()), key=len)
-    body = F.substring("value", ENVELOPE_BYTES + 1, 2**31 - 1).cast("string")
+def _generations(
+    topic: str, valid: DataFrame, covered: Mapping[int, Stores]
+) -> tuple[Stores, Generations, dict[str, int]]:
+    """The newest stores, the layouts of each generation, and the generation of each text that says what stores are.
+
+    `covered` has the stores of each partition before the range.
+    """
     place = F.struct("partition", "offset")
-    said = valid.groupBy(F.get_json_object(body, "$.stores").alias("stores")).agg(F.min(place).alias("first"))
-    for row in said.collect():
+    said = valid.groupBy("partition", _stores_text().alias("stores")).agg(F.min(place).alias("first"))
+    before, decoded = dict(covered), dict[str, Stores]()
+    for row in sorted(said.collect(), key=lambda r: (r.first.partition, r.first.offset)):
         try:
-            earlier = msgspec.json.decode(row.stores or b"", type=tuple[StoreSchema, ...])
+            stores = decoded[row.stores] = msgspec.json.decode(row.stores, type=tuple[StoreSchema, ...])
         except msgspec.MsgspecError as e:
             raise _corrupt(topic, row.first.partition, row.first.offset, f"a progress record: {e}") from None
-        require_same_layout(earlier, stores)
-    return stores
+        require_successor(before.get(row.partition, ()), stores)
+        before[row.partition] = stores
+    newest = newest_of([*covered.values(), *decoded.values()])
+    for stores in before.values():
+        require_successor(stores, newest)
+    layouts = list(dict.fromkeys(layouts_of(stores) for stores in decoded.values()))
+    numbers = {text: layouts.index(layouts_of(stores)) for text, stores in decoded.items()}
+    return newest, tuple(layouts), numbers
 
 
-def require_same_layout(earlier: tuple[StoreSchema, ...], later: tuple[StoreSchema, ...]) -> None:
-    """Raise SchemaMismatch unless every earlier store is there under its number, with the same key and columns."""
-    for number, store in enumerate(earlier):
-        if number >= len(later) or later[number].name != store.name:
-            now = later[number].name if number < len(later) else "none"
-            raise SchemaMismatch(f"store {number} of the changelog was {store.name!r} and is {now!r} now")
-        before, now_columns = _shape(store), _shape(later[number])
-        if before != now_columns:
-            raise SchemaMismatch(f"store {store.name!r} was written as {before} and is {now_columns} now")
+def _stores_text() -> SparkColumn:
+    body = F.substring("value", ENVELOPE_BYTES + 1, 2**31 - 1).cast("string")
+    return F.get_json_object(body, "$.stores")
 
 
-def _shape(store: StoreSchema) -> str:
-    return f"key {store.key}, " + ", ".join(f"{c.name} {c.type}" for c in store.state_columns())
+def _commits(spark: SparkSession, valid: DataFrame, numbers: Mapping[str, int]) -> DataFrame:
+    """Commits that count, with the offset of their progress record and their generation."""
+    named = valid.withColumn("stores", _stores_text()).groupBy("partition", "identity")
+    commits = named.agg(F.max("offset").alias("progress_offset"), F.max_by("stores", "offset").alias("stores"))
+    if len(set(numbers.values())) <= 1:
+        return commits.withColumn("generation", F.lit(0)).drop("stores")
+    known = spark.createDataFrame(list(numbers.items()), "stores string, generation int")
+    return commits.join(F.broadcast(known), "stores").drop("stores")

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from services.compactor import tables
-from services.compactor.fold import Fold, Plan, Say, Summary
+from services.compactor.changelog import Window, read_window
+from services.compactor.fold import Fold, Plan, Say, Summary, known
 from services.compactor.kafka import TopicOffsets, delete_records, read_range, topic_offsets
 from services.compactor.settings import CompactSettings
 from shared.common.errors import ChangelogHole
@@ -45,9 +46,17 @@ class Compaction(Fold):
         """The changelog records of the run (READ_SCHEMA)."""
         return read_range(self.spark, self.settings.kafka, plan.offsets.topic, plan.start, plan.end)
 
-    def skipped(self) -> frozenset[tuple[int, int]]:
-        """Partitions and offsets of records to leave out."""
-        return parse_places(self.settings.skip_changelog_records)
+    def window(self, plan: Plan, records: DataFrame) -> Window:
+        """What the records say; those that are named, and on demand all corrupt ones, are left out."""
+        settings = self.settings
+        skip = parse_places(settings.skip_changelog_records)
+        window = read_window(
+            self.spark, plan.offsets.topic, records, known(plan.covered), skip, skip_corrupt=settings.skip_corrupt
+        )
+        for record in window.corrupt:
+            place = f"{plan.offsets.topic}-{record.partition} at offset {record.offset}"
+            self.say(f"corrupt, kept in {settings.tables}/quarantine: {place}: {record.reason}")
+        return window
 
     def after_merge(self, plan: Plan, summary: Summary) -> None:
         """What is done once the run counts."""

@@ -18,7 +18,7 @@ import json
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,7 +29,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 
 from services.compactor import tables, upkeep
 from services.compactor.bodies import final_rows, live_rows
-from services.compactor.changelog import Newest, Window, latest_per_window, read_window, require_same_layout
+from services.compactor.changelog import Corrupt, Covered, Newest, Window, latest_per_window, read_window
 from services.compactor.failures import CompactionConflict, translated
 from services.compactor.kafka import TopicOffsets
 from services.compactor.settings import UpkeepSettings
@@ -37,6 +37,7 @@ from shared.streams.changelog_format import FINAL, Progress, decode_progress
 
 Say = Callable[[str], object]
 IDLE_RECORDS_MAX = 1_000  # of an idle partition's tail: what a restore reads beyond the snapshot for nothing
+QUARANTINE_SCHEMA = "topic string, partition int, offset bigint, key binary, value binary, reason string, run bigint"
 MERGE_KEY = ("partition", "row", "store", "key", "start_ms")
 
 
@@ -55,6 +56,7 @@ class Summary(NamedTuple):
     seconds: float
     adopted: bool = False
     foreign_records: int = 0
+    quarantined: int = 0
     optimized_partitions: int = 0
     vacuumed: bool = False
 
@@ -110,9 +112,9 @@ class Fold(ABC):
     def records(self, plan: Plan) -> DataFrame:
         """The changelog records of the run (READ_SCHEMA)."""
 
-    def skipped(self) -> frozenset[tuple[int, int]]:
-        """Partitions and offsets of records to leave out."""
-        return frozenset()
+    def window(self, plan: Plan, records: DataFrame) -> Window:
+        """What the records say by the reader's rule."""
+        return read_window(self.spark, plan.offsets.topic, records, known(plan.covered))
 
     def after_merge(self, plan: Plan, summary: Summary) -> None:
         """What is done once the run counts."""
@@ -143,8 +145,7 @@ class Fold(ABC):
         return sorted(names.union(upkeep.tables_below(self.spark, f"{self.settings.tables}/closed")))
 
     def _fold(self, plan: Plan, records: DataFrame) -> Summary:
-        epochs = {p: row.epoch for p, row in plan.covered.items()}
-        window = read_window(self.spark, plan.offsets.topic, records, epochs, self.skipped())
+        window = self.window(plan, records)
         entries = window.entries.persist()
         try:
             numbers = {row.partition: row["count"] for row in entries.groupBy("partition").count().collect()}
@@ -153,7 +154,7 @@ class Fold(ABC):
             summary = self._write(plan, window, sum(numbers.values())) if newest else self._nothing_new(plan)
         finally:
             entries.unpersist()
-        return summary._replace(foreign_records=window.foreign_records)
+        return summary._replace(foreign_records=window.foreign_records, quarantined=len(window.corrupt))
 
     def _nothing_new(self, plan: Plan) -> Summary:
         self.say("nothing new")
@@ -163,12 +164,11 @@ class Fold(ABC):
 
     def _write(self, plan: Plan, window: Window, total: int) -> Summary:
         before = {p: int(plan.start[p]) for p in plan.start}
-        for row in plan.covered.values():
-            require_same_layout(decode_progress(row.progress.encode()).stores, window.stores)
         tables.require_names(window.stores)
         tables.ensure_state(self.spark, self.state, window.layouts())
         after = before | {p: n.covered_offset for p, n in window.newest.items()}
         self.say(f"run {plan.run}: {total} entries in {len(window.newest)} partitions")
+        quarantine(self.spark, self.settings.tables, plan, window.corrupt)
         finals = self._append_finals(plan, window, window.entries, after)
         deleted = self._merge(plan, window, window.entries)
         live, version = _live_rows(self.spark, self.state), _version(self.spark, self.state)
@@ -184,7 +184,7 @@ class Fold(ABC):
             count = own.count()
             if not count:
                 continue
-            decoded = own.mapInArrow(final_rows(topic, layout), tables.final_schema(layout))
+            decoded = own.mapInArrow(final_rows(topic, layout, window.generations), tables.final_schema(layout))
             # A day's rows in one task: as many files as days, not days times tasks.
             (
                 tables.closed_frame(decoded, store)
@@ -192,6 +192,7 @@ class Fold(ABC):
                 .write.format("delta")
                 .mode("append")
                 .partitionBy("day")
+                .option("mergeSchema", True)
                 .option("txnAppId", self._transaction(store.name))
                 .option("txnVersion", plan.run)
                 .option("userMetadata", said)
@@ -209,7 +210,10 @@ class Fold(ABC):
         """The one commit that makes the run count; how many rows it deleted."""
         layouts = window.layouts()
         latest = latest_per_window(entries)
-        rows = latest.mapInArrow(live_rows(plan.offsets.topic, layouts), tables.live_schema(layouts))
+        rows = latest.mapInArrow(
+            live_rows(plan.offsets.topic, layouts, window.generations), tables.live_schema(layouts)
+        )
+        rows = tables.in_table_order(self.spark, self.state, rows, layouts)
         rows = rows.withColumns({name: F.lit(None).cast("string") for name in ("progress", "topic_id")})
         progress = self._progress(window.newest, plan)
         source = rows.withColumn("run", F.lit(plan.run)).unionByName(progress, allowMissingColumns=True).persist()
@@ -290,6 +294,21 @@ class Fold(ABC):
         if optimized:
             self.say(f"optimized {optimized} partitions")
         return summary._replace(optimized_partitions=optimized, vacuumed=vacuumed)
+
+
+def known(covered: Mapping[int, Row]) -> dict[int, Covered]:
+    """What the progress rows say of each partition, as the reader's rule needs it."""
+    return {p: Covered(row.epoch, decode_progress(row.progress.encode()).stores) for p, row in covered.items()}
+
+
+def quarantine(spark: SparkSession, folder: str, plan: Plan, corrupt: Sequence[Corrupt]) -> None:
+    """Keep the records that a run leaves out, in the table `quarantine`; once, however often the run is begun."""
+    if not corrupt:
+        return
+    rows = [(plan.offsets.topic, *record, plan.run) for record in corrupt]
+    frame = spark.createDataFrame(rows, QUARANTINE_SCHEMA)
+    once = {"txnAppId": f"penstock-quarantine-{plan.offsets.topic}", "txnVersion": str(plan.run)}
+    frame.coalesce(1).write.format("delta").mode("append").options(**once).save(f"{folder}/quarantine")
 
 
 def moved(newest: Mapping[int, Newest], plan: Plan, entries: Mapping[int, int]) -> dict[int, Newest]:

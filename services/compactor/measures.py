@@ -79,6 +79,8 @@ def _of(aggregation: AggregationSchema, name: str) -> list[Measure]:
 
     if aggregation.function == "count":
         return [Measure(name, label, F.count(F.lit(1)), state("n"), F.sum)]
+    if aggregation.function == "latest":
+        return [Measure(name, label, F.max("timestamp_ms"), state("ms"), F.max)]
     if aggregation.field is None or not aggregation.verbatim:
         return []
     if aggregation.function == _DISTINCT:

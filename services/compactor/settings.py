@@ -76,6 +76,9 @@ class CompactSettings(UpkeepSettings):
         pattern=r"^(\d+:\d+(,\d+:\d+)*)?$",
         description="partition:offset, comma-separated: corrupt changelog records to leave out",
     )
+    skip_corrupt: bool = Field(
+        False, description="leave out corrupt changelog records, and keep them in the table `quarantine`"
+    )
     delete_covered: bool = Field(
         False, description="afterwards delete changelog records that the snapshot before this one covers"
     )
@@ -138,5 +141,8 @@ class AuditSettings(JobSettings):
         None, description="the source must hold exactly so many records"
     )
     allow_unprocessed: bool = Field(False, description="records that no commit covers yet are no difference")
+    sample: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="share of the keys that are compared; all records are read, since they move time"
+    )
     differences_max: Annotated[int, Field(ge=0)] = Field(20, description="how many differences of each kind are listed")
     json_line: bool = Field(False, description="print one JSON object as the last line; --json is the same")

@@ -76,7 +76,7 @@ def struct_type(layout: StoreLayout) -> str:
 
 
 def ensure_state(spark: SparkSession, path: str, layouts: tuple[StoreLayout, ...]) -> None:
-    """Create `state`, or give it columns for new stores. SchemaMismatch where a store's columns have changed."""
+    """Create `state`, or give it columns for new stores and aggregations. SchemaMismatch where a type has changed."""
     columns = [*STATE_HEAD, *((layout.name, struct_type(layout)) for layout in layouts), *STATE_TAIL]
     if not exists(spark, path):
         listed = ", ".join(f"{quoted(name)} {type_}" for name, type_ in columns)
@@ -86,15 +86,41 @@ def ensure_state(spark: SparkSession, path: str, layouts: tuple[StoreLayout, ...
             f"TBLPROPERTIES ({properties})"
         )
         return
-    present = {f.name: f.dataType.simpleString() for f in spark.table(delta(path)).schema.fields}
+    present = {f.name: f.dataType for f in spark.table(delta(path)).schema.fields}
     for layout in layouts:
-        wanted = spark.createDataFrame([], f"c {struct_type(layout)}").schema["c"].dataType.simpleString()
         if layout.name not in present:
             spark.sql(f"ALTER TABLE {delta(path)} ADD COLUMNS ({quoted(layout.name)} {struct_type(layout)})")
-        elif present[layout.name] != wanted:
+        else:
+            _ensure_fields(spark, path, layout, present[layout.name])
+
+
+def _ensure_fields(spark: SparkSession, path: str, layout: StoreLayout, present: Any) -> None:
+    """Give a store's struct the fields that it lacks; SchemaMismatch where one has another type."""
+    types = {f.name: f.dataType.simpleString().upper() for f in present.fields}
+    for name, type_ in layout.columns:
+        wanted = SQL_TYPES[type_]
+        if types.setdefault(name, wanted) != wanted:
             raise SchemaMismatch(
-                f"store {layout.name!r} of the table {path} is {present[layout.name]}, the changelog's is {wanted}"
+                f"store {layout.name!r} of the table {path}: {name} is {types[name]}, the changelog's is {wanted}"
             )
+    had = {f.name for f in present.fields}
+    if new := [f"{quoted(layout.name)}.{quoted(n)} {SQL_TYPES[t]}" for n, t in layout.columns if n not in had]:
+        spark.sql(f"ALTER TABLE {delta(path)} ADD COLUMNS ({', '.join(new)})")
+
+
+def in_table_order(spark: SparkSession, path: str, rows: DataFrame, layouts: tuple[StoreLayout, ...]) -> DataFrame:
+    """`rows` with each store's fields in the order that the table has them: there, new ones come last."""
+    schema = spark.table(delta(path)).schema
+    for layout in layouts:
+        there: Any = schema[layout.name].dataType
+        known = {name for name, _ in layout.columns}
+        if there.fieldNames() != [name for name, _ in layout.columns]:
+            own = F.col(quoted(layout.name))
+            fields = [
+                (own[f.name] if f.name in known else F.lit(None).cast(f.dataType)).alias(f.name) for f in there.fields
+            ]
+            rows = rows.withColumn(layout.name, F.when(own.isNotNull(), F.struct(*fields)))
+    return rows
 
 
 def progress_rows(spark: SparkSession, path: str) -> dict[int, Row]:

@@ -31,7 +31,7 @@ from shared.common.records import GroupMetadata, OffsetAndMetadata, ProducerReco
 from shared.common.settings import KafkaSettings
 from shared.streams.changelog_format import Takeover, decode_progress, encode_takeover, way_out
 from shared.streams.changelog_reader import ChangelogReader, CorruptEntry
-from shared.streams.restore import restore_change, restore_progress, restore_window
+from shared.streams.restore import restore_change, restore_progress, restore_windows
 from shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_outputs import TaskCommit
@@ -229,9 +229,7 @@ class ChangelogPartition:
                 settings.lake_options or None,
             )
             while (batch := await asyncio.to_thread(next, batches, None)) is not None:
-                values = [column.to_pylist() for column in batch.columns]
-                for key, start, end, *state in zip(*values, strict=True):
-                    restore_window(task, schema.name, key, start, end, state)
+                restore_windows(task, schema, batch)
                 report.snapshot_windows += batch.num_rows
         reader.epoch, reader.progress = snapshot.epoch, progress
         report.snapshot_version = found.version

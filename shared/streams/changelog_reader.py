@@ -14,9 +14,15 @@ from shared.common.errors import CorruptRecord, SchemaMismatch
 from shared.streams import changelog_format as fmt
 from shared.streams.changelog_format import Entry, Progress, StoreSchema
 
+ROWS = frozenset(("table", "join"))
+"""Kinds of stores whose rows are values of the user's, not aggregations."""
+
 
 class Change(NamedTuple):
-    """One confirmed change of a store: `operation` is LIVE, DELETED or FINAL; `end` and `state` are those of LIVE."""
+    """One confirmed change of a store: `operation` is LIVE, DELETED or FINAL; `end` and `state` are those of LIVE.
+
+    `written_as` is what the store was when the state was written, where it had fewer aggregations than it has now.
+    """
 
     operation: bytes
     store: str
@@ -24,6 +30,7 @@ class Change(NamedTuple):
     start: int
     end: int = 0
     state: bytes = b""
+    written_as: StoreSchema | None = None
 
 
 class CorruptEntry(CorruptRecord):
@@ -104,12 +111,16 @@ class ChangelogReader:
             check_schema(progress.stores, self._stores)
         confirmed = self._pending.pop(entry.commit, [])
         self._forget()
-        names = [store.name for store in progress.stores]
+        stores = progress.stores
+        grown = self._stores is not None and any(
+            old.aggregations != new.aggregations for old, new in zip(stores, self._stores, strict=False)
+        )
         for own, key, offset in confirmed:
             try:
-                if own.store >= len(names):
-                    raise CorruptRecord(f"an entry for store {own.store}; there are {len(names)} stores")
-                self._apply(_change(own, names[own.store], key))
+                if own.store >= len(stores):
+                    raise CorruptRecord(f"an entry for store {own.store}; there are {len(stores)} stores")
+                change = _change(own, stores[own.store].name, key)
+                self._apply(change._replace(written_as=stores[own.store]) if grown else change)
             except CorruptRecord as e:
                 raise CorruptEntry(offset, str(e)) from None
         self.entries_applied += len(confirmed)
@@ -132,9 +143,10 @@ def _change(entry: Entry, store: str, key: bytes) -> Change:
 def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> None:
     """SchemaMismatch, naming the difference, where state that was written under `stored` cannot be read under `own`.
 
-    The gap, the grace, the emission and the topics may change: they say what happens from now on. The stores' order,
-    names and keys, the windows' kind, size and advance, and the aggregations' names, functions and columns may not; nor
-    may the grace of sliding windows, which tells those that were closed from those that are open.
+    The gap, the grace, the emission and the topics may change: they say what happens from now on. So may windows get
+    aggregations that they did not have. The stores' order, names and keys, the windows' kind, size and advance, and the
+    aggregations' names, functions and columns may not; nor may the grace of sliding windows, which tells those that
+    were closed from those that are open.
     """
     for number, (old, new) in enumerate(zip(stored, own, strict=False)):
         fixed = ("name", "kind", "key", "source", "size_ms", "advance_ms")
@@ -143,10 +155,19 @@ def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) 
                 raise SchemaMismatch(
                     f"store {number}: {what} was {getattr(old, what)!r}, is now {getattr(new, what)!r}"
                 )
-        was = {a.name: (a.function, a.field, a.state) for a in old.aggregations}
-        now = {a.name: (a.function, a.field, a.state) for a in new.aggregations}
-        if list(was.items()) != list(now.items()):
-            changed = sorted(n for n in was.keys() | now.keys() if was.get(n) != now.get(n)) or ["their order"]
+        if changed := changed_aggregations(old, new):
             raise SchemaMismatch(f"store {old.name!r}: the aggregations changed: {', '.join(changed)}")
     if len(stored) != len(own):
         raise SchemaMismatch(f"the changelog holds {len(stored)} stores, the topology has {len(own)}")
+
+
+def changed_aggregations(old: StoreSchema, new: StoreSchema) -> list[str]:
+    """What keeps states of `old` from being read as those of `new`; empty where nothing does.
+
+    A window may have aggregations more than it had. One that is gone, or is another under its name, is named.
+    """
+    was = {a.name: (a.function, a.field, a.state) for a in old.aggregations}
+    now = {a.name: (a.function, a.field, a.state) for a in new.aggregations}
+    if any(now.get(name) != shape for name, shape in was.items()) or (new.kind in ROWS and was != now):
+        return sorted(n for n in was.keys() | now.keys() if was.get(n) != now.get(n))
+    return [] if [name for name in now if name in was] == list(was) else ["their order"]

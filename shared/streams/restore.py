@@ -1,15 +1,22 @@
-"""Putting a task's state back from what a changelog (and a snapshot before it) confirmed."""
+"""Putting a task's state back from what a changelog (and a snapshot before it) confirmed.
+
+A window that was written before its store got another aggregation has no state for it: there it begins anew.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from shared.common.errors import CorruptRecord
-from shared.streams.changelog_format import DELETED, FINAL, LIVE, Progress
+from shared.streams.changelog_format import DELETED, FINAL, LIVE, Progress, StateCodec, StoreSchema
 from shared.streams.changelog_reader import Change, check_schema
+from shared.streams.state.column_load import load_many
+from shared.streams.state.column_store import ColumnSessionStore
 from shared.streams.stream_task import StreamTask
 
 
@@ -34,7 +41,10 @@ def restore_change(task: StreamTask, change: Change) -> None:
     """Put one confirmed change into a task's store; CorruptRecord where its key or state cannot be read."""
     try:
         if change.operation == LIVE:
-            columns = task.codecs[change.store].unpack(change.state)
+            if change.written_as is None:
+                columns: Sequence[Any] = task.codecs[change.store].unpack(change.state)
+            else:
+                columns = widened(task, change.written_as, _codec(change.written_as).unpack(change.state))
             restore_window(task, change.store, change.key, change.start, change.end, columns)
         else:
             assert change.operation in (DELETED, FINAL)
@@ -44,13 +54,48 @@ def restore_change(task: StreamTask, change: Change) -> None:
 
 
 def restore_window(task: StreamTask, store: str, key: bytes, start: int, end: int, columns: Sequence[Any]) -> None:
-    """Put one live window back from its state's column values."""
+    """Put one live window back from its state's column values; None where an aggregation has no state yet."""
     states, at = [], 0
     for aggregation in task.topology.stores[store].aggregations:
-        width = len(aggregation.state_columns)
-        states.append(aggregation.from_columns(columns[at : at + width]))
-        at += width
+        own = columns[at : at + len(aggregation.state_columns)]
+        states.append(aggregation.initial() if None in own else aggregation.from_columns(own))
+        at += len(own)
     task.stores[store].load(_key(task, store, key), start, end, states)
+
+
+def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatch) -> None:
+    """Put live windows back: columns key, start_ms, end_ms, then the state columns of `written`; none may be there yet.
+
+    CorruptRecord where a key or a state cannot be read.
+    """
+    store, own = task.stores[written.name], task.topology.stores[written.name].schema
+    names = [column.name for column in own.state_columns()]
+    whole = all(name in batch.schema.names and not batch.column(name).null_count for name in names)
+    if isinstance(store, ColumnSessionStore) and whole:
+        starts, ends, *states = (batch.column(name).to_numpy() for name in ("start_ms", "end_ms", *names))
+        load_many(store, batch.column("key").to_pylist(), starts, ends, states)
+        return
+    keys, starts, ends, *states = (column.to_pylist() for column in batch.columns)
+    rows = zip(*states, strict=True) if states else iter([()] * batch.num_rows)
+    try:
+        for key, start, end, values in zip(keys, starts, ends, rows, strict=True):
+            restore_window(task, written.name, key, start, end, widened(task, written, values))
+    except (ValueError, msgspec.MsgspecError) as e:
+        raise CorruptRecord(f"a row of store {written.name!r} cannot be read: {e}") from e
+
+
+def widened(task: StreamTask, written: StoreSchema, values: Sequence[Any]) -> Sequence[Any]:
+    """State column values as the task's store has its columns; None where `written` had none."""
+    own = task.topology.stores[written.name].schema
+    if written.aggregations == own.aggregations:
+        return values
+    known = dict(zip((column.name for column in written.state_columns()), values, strict=True))
+    return [known.get(column.name) for column in own.state_columns()]
+
+
+@lru_cache
+def _codec(written: StoreSchema) -> StateCodec:
+    return StateCodec(written.state_columns())
 
 
 def _key(task: StreamTask, store: str, key: bytes) -> str | bytes:

@@ -100,6 +100,19 @@ async def test_a_job_that_succeeds() -> None:
         assert jobs.started == 1
 
 
+async def test_how_far_a_job_is_can_be_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a job says while it runs is shown, logged and measured at once, not when it ends."""
+    jobs = Jobs('import sys, time; print("run 3: 9 entries", file=sys.stderr, flush=True); time.sleep(600)')
+    async with supervised(jobs) as supervisor:
+        supervisor.ask(0)
+        await until(lambda: any(run.get("progress") == "run 3: 9 entries" for run in supervisor.describe()))
+        (state,) = supervisor.describe()
+        assert (state["status"], state["rows"]) == ("running", None)
+        assert jobs.registry.get_sample_value("penstock_compaction_running") == 1
+    assert jobs.registry.get_sample_value("penstock_compaction_running") == 0
+    assert "run 3: 9 entries" in capsys.readouterr().out
+
+
 async def test_losing_to_another_job_is_no_failure() -> None:
     """A job whose commit another one's went before is done, and not tried again."""
     jobs = Jobs(LOST, retry_backoff_ms=10)

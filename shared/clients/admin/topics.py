@@ -19,8 +19,9 @@ from shared.clients.admin.types import (
     TopicDescription,
 )
 from shared.clients.connection import NO_UUID, Connection, by_leader, error_for_code, list_offsets, wire
+from shared.clients.connection.log_dirs import DESCRIBE_LOG_DIRS
 from shared.clients.connection.wire_types import Api
-from shared.common.errors import IllegalState, NotLeaderOrFollower, TopicAlreadyExists
+from shared.common.errors import AuthorizationFailed, IllegalState, NotLeaderOrFollower, TopicAlreadyExists
 from shared.common.records import TopicPartition
 
 T = TypeVar("T")
@@ -213,6 +214,31 @@ class TopicsAdmin:
 
         await self._run(delete, "delete records", timeout_ms)
         return low
+
+    async def partition_bytes(
+        self, partitions: Iterable[TopicPartition], *, timeout_ms: int | None = None
+    ) -> dict[TopicPartition, int]:
+        """What each partition takes on its leader's disk, whole segments with what they hold of deleted records.
+
+        Needs the right to describe the cluster; raises AuthorizationFailed without it.
+        """
+        wanted = list(partitions)
+        sizes: dict[TopicPartition, int] = {}
+
+        async def ask() -> None:
+            for node, topics in (await by_leader(self._connection, wanted)).items():
+                request = DESCRIBE_LOG_DIRS([(topic, list(of)) for topic, of in topics.items()])
+                response = await self._connection.send(node, request, "log dirs")
+                for code, _, found in response.log_dirs:
+                    if code:
+                        raise error_for_code(code, f"log dirs of node {node}")
+                    for topic, of in found:
+                        sizes.update({TopicPartition(topic, p): size for p, size, _, future in of if not future})
+            if sizes.keys() < set(wanted) and not sizes:
+                raise AuthorizationFailed("log dirs: the brokers tell nothing of them (Describe on the cluster)")
+
+        await self._run(ask, "log dirs", timeout_ms)
+        return sizes
 
     async def unsupported_requests(self) -> list[str]:
         """What Penstock asks of a broker and some broker does not speak, as texts; none where all is well."""

@@ -56,7 +56,8 @@ class ColumnSessionStore:
         self.table = GrowingColumns(bounds | numbers | dict(zip(self.state_names, columns.types, strict=True)))
         self.key_table = GrowingColumns({"head": "int32", "older_end": "int64"})
         self.codes: dict[bytes | None, int] = {None: NONE}
-        self._names: list[bytes] = []
+        self.names: list[bytes] = []
+        """Keys by their numbers."""
         self.wheel = CloseWheel(max(1, gap_ms // WHEEL_BUCKETS_PER_GAP), lambda row: self.table.views["end"][row])
         self.changed = ColumnChanges(columns)
         self.count = 0
@@ -78,15 +79,15 @@ class ColumnSessionStore:
         if code is None:
             code = self.codes[raw] = self.key_table.allocate()
             self.key_table.views["head"][code], self.key_table.views["older_end"][code] = NONE, NEVER
-            if code == len(self._names):
-                self._names.append(raw)
+            if code == len(self.names):
+                self.names.append(raw)
             else:
-                self._names[code] = raw
+                self.names[code] = raw
         return code
 
     def raw_keys(self, codes: Int64Array) -> list[bytes]:
         """Keys by number, as bytes."""
-        return list(map(self._names.__getitem__, codes.tolist()))
+        return list(map(self.names.__getitem__, codes.tolist()))
 
     def key_of(self, raw: bytes) -> str | bytes:
         """A key as records have it."""
@@ -318,7 +319,7 @@ class ColumnSessionStore:
     def _session(self, row: int, key: Any = None) -> RowSession:
         views = self.table.views
         if key is None:
-            key = self.key_of(self._names[views["key"][row]])
+            key = self.key_of(self.names[views["key"][row]])
         states = self.columns.states([views[name][row] for name in self.state_names])
         return RowSession(key, views["start"][row], views["end"][row], states, row)
 
@@ -372,7 +373,7 @@ class ColumnSessionStore:
         heads = self.key_table.arrays["head"][: self.key_table.used]
         live = int(np.count_nonzero(heads >= 0))
         if known - live > max(IDLE_KEYS_MIN, live):
-            codes, names = self.codes, self._names
+            codes, names = self.codes, self.names
             for code in np.flatnonzero(heads < 0).tolist():
                 if codes.pop(names[code], None) is not None:
                     names[code] = b""

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from services.compactor.audit_checks import Inputs, compare, published
-from services.compactor.changelog import layouts_of
+from services.compactor.generations import layouts_of
 from services.compactor.main import AUDIT_DIFFERENCES, DONE, audit_main, compact_main
 from services.compactor.tables import struct_type
 from services.local.kafka import EmbeddedKafka

@@ -254,5 +254,8 @@ def test_the_backlog_is_what_no_snapshot_covers(simulate: Any, topics: Any, job:
     ready.run()
     after = asyncio.run(ask())
     assert after.records <= len(simulation.tasks)
+    assert before.bytes is not None
+    assert after.bytes is not None
+    assert before.bytes > 1_000 > after.bytes
     assert after.snapshot_ms == lake.describe(str(tmp_path), simulation.name)["compacted_at_ms"]
     assert after.snapshot_ms is not None

@@ -111,6 +111,18 @@ def test_that_compaction_is_off_is_said(flags: list[str], why: str, capsys: pyte
     assert registry.get_sample_value("penstock_compaction_enabled") == 0
 
 
+def test_too_many_bytes_ask_for_a_compaction() -> None:
+    """A measurement above the limit asks, one below or unknown does not; without a limit none does."""
+    asked: list[int] = []
+    for flags, sizes in ((["--compaction.changelog-bytes=100"], (99, None, 100, 250)), ([], (10**12,))):
+        registry, clock = CollectorRegistry(), ManualClock(7)
+        watch = BacklogWatch(settings(*flags), registry, lambda: True, clock, asked.append)
+        for size in sizes:
+            watch.note(Backlog(1, None, size))
+        assert registry.get_sample_value("penstock_compaction_changelog_bytes") == sizes[-1]
+    assert asked == [7, 7]
+
+
 def test_health_tells_the_state() -> None:
     """Where another instance compacts, where all is well, and where no compaction came about for too long."""
     manual_clock = ManualClock(1_000_000)

@@ -1,4 +1,4 @@
-"""What the audit takes and what it refuses by name."""
+"""What the audit takes on."""
 
 from __future__ import annotations
 
@@ -11,18 +11,24 @@ from shared.streams.changelog_format import IdleTime, Progress
 from shared.streams.dsl import StreamsBuilder
 
 
-def test_only_sessions_are_audited() -> None:
-    """Windows that the audit cannot make anew are refused with their kind; sessions straight from a topic are taken."""
+def test_windows_of_all_kinds_are_audited_and_nothing_else() -> None:
+    """Sessions and windows of fixed size are taken; a table's rows are refused by the store's name."""
     builder = StreamsBuilder()
     grouped = builder.stream("in").group_by_key()
-    grouped.session_window(10).aggregate("s", n=Count()).on_close().to("a")
-    grouped.hopping_window(10, 5).aggregate("h", n=Count()).on_close().to("b")
-    sessions, hopping = builder.build().schemas()
-    require_auditable(sessions)
-    with pytest.raises(NotAuditable, match="store 'h' cannot be audited: it has hopping windows"):
-        require_auditable(hopping)
+    for name, windows in (
+        ("s", grouped.session_window(10)),
+        ("t", grouped.tumbling_window(10)),
+        ("h", grouped.hopping_window(10, 5)),
+        ("d", grouped.sliding_window(10)),
+    ):
+        windows.aggregate(name, n=Count()).on_close().to(f"out-{name}")
+    schemas = builder.build().schemas()
+    for store in schemas:
+        require_auditable(store)
+    with pytest.raises(NotAuditable, match=r"store 's' cannot be audited: it holds no windows \(table\)"):
+        require_auditable(msgspec.structs.replace(schemas[0], kind="table"))
     with pytest.raises(NotAuditable, match="filter-2 stands before its window"):
-        require_auditable(msgspec.structs.replace(sessions, upstream=("filter-2",)))
+        require_auditable(msgspec.structs.replace(schemas[0], upstream=("filter-2",)))
 
 
 def test_time_that_moved_by_itself_is_not_audited() -> None:

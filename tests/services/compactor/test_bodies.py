@@ -31,6 +31,7 @@ def batch(operation: bytes, values: list[bytes], stores: list[int] | None = None
         "offset": pa.array(range(9, 9 + len(padded)), pa.int64()),
         "operation": pa.array([operation] * len(padded), pa.binary()),
         "store": pa.array([0, *(stores or [0] * len(values))], pa.int32()),
+        "generation": pa.array([0] * len(padded), pa.int32()),
         "identity": pa.array([(7).to_bytes(4, "big") + (8).to_bytes(8, "big")] * len(padded), pa.binary()),
         "key": pa.array([b"k"] * len(padded), pa.binary()),
         "value": pa.array(padded, pa.binary()),
@@ -61,7 +62,7 @@ def test_a_state_of_another_length_is_refused(cut: int) -> None:
     columns = (Column("n", "int64"), Column("blob", "binary"))
     whole = log.encode_live(0, 1, 1, 2, 3, log.StateCodec(columns).pack([1, b"12345678901234567890"]))
     layout = bodies.StoreLayout(0, "s", (("n", "int64"), ("blob", "binary")))
-    run = bodies.live_rows("log", (layout,))
+    run = bodies.live_rows("log", (layout,), ((layout,),))
     end = max(len(whole) - cut, bodies.ENVELOPE_BYTES + bodies.START_END_BYTES)
     for bad in (whole[:end], whole + b"!" * cut):
         with pytest.raises(ValueError, match="corrupt changelog record: log-3 at offset 11: "):
@@ -74,7 +75,7 @@ def test_live_rows_keep_stores_apart() -> None:
     one = log.StateCodec([Column("n", "int64")]).pack([4])
     two = log.StateCodec([Column("x", "float64")]).pack([0.5])
     values = [log.encode_live(0, 7, 8, 10, 20, one), log.encode_live(1, 7, 8, 30, 40, two)]
-    run = bodies.live_rows("log", (first, second))
+    run = bodies.live_rows("log", (first, second), ((first, second),))
     (live,) = run(iter([batch(b"L", values, [0, 1])]))
     assert live.select(["store", "start_ms", "end_ms", "one", "two", "epoch", "commit", "live"]).to_pylist() == [
         {
@@ -108,7 +109,7 @@ def test_final_rows_have_bounds_and_closing_time() -> None:
     """A final's numbers come out as they went in, with the place it was read from."""
     layout = bodies.StoreLayout(0, "s", (("n", "int64"),))
     value = log.encode_final(0, 7, 8, 10, 20, 99, log.StateCodec([Column("n", "int64")]).pack([-4]))
-    (rows,) = bodies.final_rows("log", layout)(iter([batch(b"F", [value])]))
+    (rows,) = bodies.final_rows("log", layout, ((layout,),))(iter([batch(b"F", [value])]))
     assert rows.to_pylist() == [
         {
             "key": b"k",
@@ -121,3 +122,43 @@ def test_final_rows_have_bounds_and_closing_time() -> None:
             "changelog_offset": 10,
         }
     ]
+
+
+OLD = bodies.StoreLayout(0, "s", (("n", "int64"), ("last", "binary")))
+NEW = bodies.StoreLayout(0, "s", (("n", "int64"), ("most", "float64"), ("last", "binary")))
+
+
+def two_generations(operation: bytes, values: list[bytes]) -> pa.RecordBatch:
+    """The first value of the old generation, the others of the new one."""
+    whole = batch(operation, values)
+    place = whole.schema.get_field_index("generation")
+    return whole.set_column(place, "generation", pa.array([0] + [1] * (len(values) - 1), pa.int32()))
+
+
+def packed(layout: bodies.StoreLayout, *values: int | float | bytes) -> bytes:
+    return log.StateCodec([Column(name, type_) for name, type_ in layout.columns]).pack(values)  # type: ignore[arg-type]
+
+
+def test_each_generation_is_read_by_its_own_layout() -> None:
+    """What an older commit has no column for is null, in live rows as in finals; the rest is where it belongs."""
+    states = [packed(OLD, 4, b"x"), packed(NEW, 5, 0.5, b"y")]
+    live = [log.encode_live(0, 1, 1, 2, 3, state) for state in states]
+    final = [log.encode_final(0, 1, 1, 2, 3, 9, state) for state in states]
+    wanted = [{"n": 4, "most": None, "last": b"x"}, {"n": 5, "most": 0.5, "last": b"y"}]
+    generations = ((OLD,), (NEW,))
+    (rows,) = bodies.live_rows("log", (NEW,), generations)(iter([two_generations(b"L", live)]))
+    assert rows.column("s").to_pylist() == wanted
+    (rows,) = bodies.final_rows("log", NEW, generations)(iter([two_generations(b"F", final)]))
+    assert rows.column("state").to_pylist() == wanted
+
+
+def test_bad_bodies_are_found_by_place() -> None:
+    """All of a batch's bad states and unknown stores are named, and none of the good ones."""
+    good = log.encode_live(0, 1, 1, 2, 3, packed(OLD, 4, b"x"))
+    values = [good[:-1], good, good + b"!", log.encode_live(7, 1, 1, 2, 3, b"")]
+    (found,) = bodies.bad_rows(((OLD,),))(iter([batch(b"L", values, [0, 0, 0, 7])]))
+    assert [row["offset"] for row in found.to_pylist()] == [13, 10, 12]
+    assert found.column("reason")[0].as_py() == "an entry for store 7, which there is not"
+    assert {p.as_py() for p in found.column("partition")} == {3}
+    with pytest.raises(ValueError, match="log-3 at offset 10: an entry for store 7"):
+        list(bodies.live_rows("log", (OLD,), ((OLD,),))(iter([batch(b"L", values[-1:], [7])])))

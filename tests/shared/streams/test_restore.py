@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from shared.common.errors import CorruptRecord
-from shared.streams.aggregations import Aggregate, Count
+from shared.streams.aggregations import Aggregate, Count, Max
 from shared.streams.changelog_format import DELETED, LIVE, StateCodec
 from shared.streams.changelog_reader import Change
 from shared.streams.dsl import StreamsBuilder
-from shared.streams.restore import restore_change
+from shared.streams.restore import restore_change, restore_windows
 from shared.streams.stream_task import StreamTask
 
 
@@ -43,3 +44,55 @@ def test_what_cannot_be_read_is_corrupt(operation: bytes, key: bytes, last: byte
     task = new_task()
     with pytest.raises(CorruptRecord, match="an entry of store 's' cannot be read"):
         restore_change(task, Change(operation, "s", key, 1, 2, pack(task, 3, last)))
+
+
+def tasks(**more: Aggregate[object, object]) -> tuple[StreamTask, StreamTask]:
+    """A task, and one whose store has another aggregation in front."""
+    made = []
+    for first in ({}, {"most": Max("x")}):
+        builder = StreamsBuilder()
+        windows = builder.stream("in").group_by_key().session_window(10, 5)
+        windows.aggregate("s", **first, n=Count(), **more).on_close().to("out")
+        made.append(StreamTask(builder.build(), 0, application="app"))
+    return made[0], made[1]
+
+
+@pytest.mark.parametrize("in_columns", [True, False])
+def test_an_aggregation_that_was_added_begins_anew(in_columns: bool) -> None:
+    """From the changelog as from a snapshot, old states are in their places, and the new one is that of no records."""
+    last = Aggregate(lambda: None, lambda s, v: v, lambda a, b: b)
+    old, new = tasks() if in_columns else tasks(last=last)
+    values = [3] if in_columns else [3, b'"x"']
+    (written,), (grown,) = old.topology.schemas(), new.topology.schemas()
+    restore_change(new, Change(LIVE, "s", b"k", 1, 2, StateCodec(written.state_columns()).pack(values), written))
+    state = {c.name: pa.array([value]) for c, value in zip(written.state_columns(), values, strict=True)}
+    restore_windows(new, written, pa.record_batch({"key": [b"m"], "start_ms": [50], "end_ms": [60], **state}))
+    # A row of a table that has the column by now, and was written before it had.
+    empty = {c.name: state.get(c.name, pa.nulls(1, pa.int64())) for c in grown.state_columns()}
+    restore_windows(new, grown, pa.record_batch({"key": [b"z"], "start_ms": [90], "end_ms": [95], **empty}))
+    states = [(0, 0), 3, *([] if in_columns else ["x"])]
+    assert sorted((s.key, s.start, s.end, s.states) for s in new.stores["s"].rows()) == [
+        ("k", 1, 2, states),
+        ("m", 50, 60, states),
+        ("z", 90, 95, states),
+    ]
+
+
+def test_a_snapshot_of_the_same_store_is_taken_as_columns() -> None:
+    """Rows in a batch are the rows one by one, key by key."""
+    task, _ = tasks()
+    (written,) = task.topology.schemas()
+    batch = pa.record_batch({"key": [b"a", b"a", b"b"], "start_ms": [0, 50, 7], "end_ms": [5, 60, 7], "n_n": [1, 2, 3]})
+    restore_windows(task, written, batch)
+    rows = [(s.key, s.start, s.end, s.states) for s in task.stores["s"].rows_of("a")]
+    assert rows == [("a", 0, 5, [1]), ("a", 50, 60, [2])]
+    assert len(task.stores["s"]) == 3
+
+
+def test_a_row_that_cannot_be_read_names_its_store() -> None:
+    """A snapshot's state that its aggregation does not know is corrupt."""
+    task = new_task()
+    (written,) = task.topology.schemas()
+    batch = pa.record_batch({"key": [b"a"], "start_ms": [0], "end_ms": [5], "n_n": [1], "last_json": [b"{"]})
+    with pytest.raises(CorruptRecord, match="a row of store 's' cannot be read"):
+        restore_windows(task, written, batch)

@@ -1,0 +1,35 @@
+"""What partitions take on the brokers' disks: a request that no client needs, beside those of `wire`."""
+
+from __future__ import annotations
+
+from aiokafka.protocol.types import Array, Boolean, Int32, Int64
+
+from shared.clients.connection.wire import ERROR, THROTTLE
+from shared.clients.connection.wire_types import TEXT, Api
+
+DESCRIBE_LOG_DIRS = Api(
+    "DescribeLogDirs",
+    35,
+    1,
+    (("topics", Array(("name", TEXT), ("partitions", Array(Int32)))),),
+    (
+        THROTTLE,
+        (
+            "log_dirs",
+            Array(
+                ERROR,
+                ("log_dir", TEXT),
+                (
+                    "topics",
+                    Array(
+                        ("name", TEXT),
+                        (
+                            "partitions",
+                            Array(("partition", Int32), ("size", Int64), ("offset_lag", Int64), ("is_future", Boolean)),
+                        ),
+                    ),
+                ),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,103 @@
+"""A compaction in a process of its own that is killed (SIGKILL, with its JVM) at one of five points; run by a test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from services.compactor import fold, upkeep
+from services.compactor.compact import Compaction
+from services.compactor.fold import Plan
+from services.compactor.kafka import delete_records
+from services.compactor.settings import CompactSettings
+from services.compactor.spark import spark_session
+
+POLL_SECONDS = 0.001
+
+
+def die() -> None:
+    """Kill this process and all that it started."""
+    os.killpg(0, signal.SIGKILL)
+
+
+def die_when(seen: Callable[[], bool]) -> None:
+    """Kill it as soon as something is to be seen."""
+
+    def watch() -> None:
+        while not seen():
+            time.sleep(POLL_SECONDS)
+        die()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def files(table: str, pattern: str) -> set[Path]:
+    """What a table's folder holds."""
+    return set(Path(table).rglob(pattern))
+
+
+class BeforeRead(Compaction):
+    """Killed with the plan made and nothing read."""
+
+    def records(self, plan: Plan) -> DataFrame:
+        die()
+        return super().records(plan)
+
+
+class DuringMerge(Compaction):
+    """Killed once the MERGE has begun to write files, before it is committed."""
+
+    def _merge(self, *arguments: Any) -> int:
+        before = files(self.state, "part-*.parquet")
+        die_when(lambda: bool(files(self.state, "part-*.parquet") - before))
+        return super()._merge(*arguments)
+
+
+class BeforeDelete(Compaction):
+    """Killed with the run committed and no changelog record deleted."""
+
+    def _delete_covered(self, plan: Plan) -> None:
+        die()
+
+
+class DuringDelete(Compaction):
+    """Killed with one partition's records deleted and the other's not."""
+
+    def _delete_covered(self, plan: Plan) -> None:
+        partition = min(plan.covered)
+        before = {partition: plan.covered[partition].changelog_offset}
+        delete_records(self.spark, self.settings.kafka, plan.offsets.topic, before, self.settings.kafka_timeout_ms)
+        die()
+
+
+class DuringOptimize(Compaction):
+    """Killed once OPTIMIZE has begun to write files."""
+
+    def _look_after(self, summary: fold.Summary) -> fold.Summary:
+        before = files(self.settings.tables, "part-*.parquet")
+        die_when(lambda: bool(files(self.settings.tables, "part-*.parquet") - before))
+        upkeep.optimize(self.spark, self.state, 0)
+        return super()._look_after(summary)
+
+
+POINTS = {kind.__name__: kind for kind in (BeforeRead, DuringMerge, BeforeDelete, DuringDelete, DuringOptimize)}
+
+
+def main(arguments: list[str]) -> None:
+    """The point, then the flags of `penstock compact`."""
+    settings = CompactSettings.load(arguments[1:])
+    with spark_session(settings.spark, "crashing", settings.tables) as spark:
+        assert isinstance(spark, SparkSession)
+        POINTS[arguments[0]](spark, settings, print).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

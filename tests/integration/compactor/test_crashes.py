@@ -1,0 +1,87 @@
+"""Soak: a compaction that is killed at any of five points, and two at once, leave what a run without faults leaves."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.compactor.compact import Compaction
+from services.compactor.main import CONFLICT, DONE
+from services.compactor.settings import CompactSettings
+from services.local.kafka import EmbeddedKafka
+from shared.common.settings import KafkaSettings
+from tests.integration.compactor.crashing_child import POINTS
+from tests.integration.compactor.test_compact import closed_in_lake, closed_in_tasks, live_in_lake, live_in_tasks
+
+CHILD = Path(__file__).with_name("crashing_child.py")
+pytestmark = pytest.mark.soak
+
+
+@pytest.fixture
+def flags(kafka: EmbeddedKafka, tmp_path: Path) -> Callable[[Any], list[str]]:
+    """The job's flags for a simulation."""
+
+    def make(simulation: Any) -> list[str]:
+        more = ["--lake", str(tmp_path), "--delete-covered", "--spark.master", "local[1]"]
+        return ["--application", simulation.name, "--kafka.bootstrap-servers", kafka.bootstrap_servers, *more]
+
+    return make
+
+
+@pytest.fixture
+def compact(spark: Any, kafka: EmbeddedKafka, tmp_path: Path) -> Callable[[Any], Any]:
+    """A compaction without faults."""
+    broker = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+
+    def run(simulation: Any) -> Any:
+        settings = CompactSettings(application=simulation.name, lake=str(tmp_path), kafka=broker, delete_covered=True)
+        return Compaction(spark, settings, print).run()
+
+    return run
+
+
+@pytest.mark.parametrize("point", sorted(POINTS))
+def test_a_killed_job_is_made_good_by_the_next(
+    simulate: Any, topics: Any, flags: Callable[..., list[str]], compact: Any, tmp_path: Path, point: str
+) -> None:
+    """Whatever the killed job had done, the next one leaves every window once, and later ones go on from there."""
+    simulation = simulate()
+    for seed in (1, 2):
+        simulation.feed(120, seed)
+        topics.write(simulation)
+        if seed == 1:
+            compact(simulation)
+    command = [sys.executable, str(CHILD), point, *flags(simulation)]
+    killed = subprocess.run(command, process_group=0, capture_output=True, text=True, timeout=300, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    for seed in (3, None):
+        compact(simulation)
+        if seed is not None:
+            simulation.feed(60, seed)
+            topics.write(simulation)
+    assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)
+    assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation)
+
+
+def test_of_two_jobs_at_once_one_wins(
+    simulate: Any, topics: Any, flags: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """Of two processes started together a loser says so by its exit status, and rows are there once."""
+    simulation = simulate()
+    simulation.feed(200, seed=5)
+    topics.write(simulation)
+    command = [sys.executable, "-m", "services.cli", "compact", *flags(simulation)]
+    jobs = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    ends = [(*job.communicate(timeout=300), job.returncode) for job in jobs]
+    statuses = sorted(end[2] for end in ends)
+    assert statuses in ([DONE, DONE], [DONE, CONFLICT]), ends
+    if CONFLICT in statuses:
+        assert any("another job" in err for _, err, status in ends if status == CONFLICT)
+    assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)
+    assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation)

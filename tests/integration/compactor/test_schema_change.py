@@ -1,0 +1,116 @@
+"""A topology that gets another aggregation, from worker to lake and back; and corrupt records that are left out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from services.compactor.compact import Compaction
+from services.compactor.fold import Summary
+from services.compactor.settings import CompactSettings
+from services.local.kafka import EmbeddedKafka
+from shared.common.errors import CorruptRecord, SchemaMismatch
+from shared.streams import changelog_format as log
+from shared.streams.aggregations import Aggregation, Count, Max, Sum
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.topology import Topology
+from tests.integration.test_stream_worker import Chain, chain_of, kafka_of, running
+
+OLD: dict[str, Aggregation[Any]] = {"n": Count(), "sum": Sum("id")}
+NEW: dict[str, Aggregation[Any]] = {"n": Count(), "most": Max("id"), "sum": Sum("id")}
+
+
+def topology(topic: str, aggregations: dict[str, Aggregation[Any]]) -> Topology:
+    builder = StreamsBuilder()
+    windows = builder.stream(topic).group_by_key().session_window(100, 50)
+    windows.aggregate("s", **aggregations).on_close().to(f"{topic}-out")
+    return builder.build()
+
+
+@pytest.fixture
+def compact(spark: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> Callable[..., Summary]:
+    """Runs a compaction of the test's application."""
+
+    def run(**more: Any) -> Summary:
+        settings = CompactSettings(application=topic_name, lake=str(tmp_path), kafka=kafka_of(kafka), **more)
+        return Compaction(spark, settings, print).run()
+
+    return run
+
+
+def rows(path: Path, columns: str) -> list[dict[str, Any]]:
+    found = QueryBuilder().register("t", DeltaTable(str(path))).execute(f"SELECT {columns} FROM t").read_all()
+    return list(pa.table(found).to_pylist())
+
+
+async def work(chain: Chain, build: Topology, number: int, lake: Path) -> int:
+    """Send so many events and have a new worker take them; the windows it had from the lake."""
+    await chain.send(number)
+    worker = chain.worker(build, lake=str(lake))
+    async with running(worker):
+        await chain.wait_processed(worker)
+        return sum(owned.report.snapshot_windows for owned in worker.tasks().values())
+
+
+async def test_an_added_aggregation_is_migrated_and_a_removed_one_refused(
+    kafka: EmbeddedKafka, topic_name: str, compact: Callable[..., Summary], tmp_path: Path
+) -> None:
+    """Windows go on with their counts and sums and begin the new aggregation anew, in store, log and lake."""
+    async with chain_of(kafka, topic_name) as chain:
+        await work(chain, topology(topic_name, OLD), 200, tmp_path)
+        await asyncio.to_thread(compact)
+        await work(chain, topology(topic_name, OLD), 100, tmp_path)
+        assert await work(chain, topology(topic_name, NEW), 200, tmp_path) > 0
+        await asyncio.to_thread(compact)  # over commits of both generations
+        assert await work(chain, topology(topic_name, NEW), 200, tmp_path) > 0
+        await asyncio.to_thread(compact)
+        closed = rows(tmp_path / topic_name / "closed" / "s", "n, sum, most, state")
+        late = len(await chain.read(f"{topic_name}-late"))
+        live = rows(tmp_path / topic_name / "state", "row, s")
+        states = [row["s"] for row in live if row["row"] == "window"]
+        assert sum(row["n"] for row in closed) + sum(s["n_n"] for s in states) + late == len(chain.sent)
+        assert {row["most"] is None for row in closed} == {True, False}
+        assert all(row["state"]["sum_sum"] == row["sum"] for row in closed)
+        assert all(s["most_max"] is not None for s in states)
+        with pytest.raises(SchemaMismatch, match="store 's': the aggregations changed: sum"):
+            await work(chain, topology(topic_name, {"n": Count(), "most": Max("id")}), 1, tmp_path)
+
+
+async def test_corrupt_records_are_quarantined_on_demand(
+    kafka: EmbeddedKafka, topic_name: str, compact: Callable[..., Summary], tmp_path: Path
+) -> None:
+    """A header, a state and a progress record that cannot be read are refused by place, or kept aside, once."""
+    async with chain_of(kafka, topic_name, 1) as chain:
+        await work(chain, topology(topic_name, OLD), 100, tmp_path)
+        reader = await chain.confirmed(0)
+        assert reader.progress is not None
+        short = log.encode_live(0, reader.epoch, 77, 1, 2, b"short")
+        unread = log.ENVELOPE.pack(1, log.PROGRESS, 0, reader.epoch, 76) + b"{"
+        bad = [(b"k", b"\x01X" + bytes(20)), (b"k", short), (None, unread)]
+        bad.append((None, log.encode_progress(reader.epoch, 77, reader.progress)))
+        places = await put(chain, f"{topic_name}-changelog", bad)
+        with pytest.raises(CorruptRecord, match=rf"{topic_name}-changelog-0 at offset {places[0]}: unknown"):
+            await asyncio.to_thread(compact)
+        done = await asyncio.to_thread(lambda: compact(skip_corrupt=True))
+        assert done.quarantined == 3
+        kept = rows(tmp_path / topic_name / "quarantine", 'topic, partition, "offset", value, reason, run')
+        assert sorted(row["offset"] for row in kept) == places[:3]
+        assert {(row["topic"], row["partition"], row["run"]) for row in kept} == {(f"{topic_name}-changelog", 0, 1)}
+        assert short in [row["value"] for row in kept]
+        assert (await asyncio.to_thread(compact)).quarantined == 0
+
+
+async def put(chain: Chain, topic: str, records: list[tuple[bytes | None, bytes]]) -> list[int]:
+    """Write records to partition 0; their offsets."""
+    from shared.clients.producer import Producer, ProducerSettings
+    from shared.common.records import ProducerRecord, RecordMetadata
+
+    async with Producer(chain.kafka, ProducerSettings(linger_ms=0)) as producer:
+        sent = await (await producer.send_many([ProducerRecord(topic, v, k, (), 0, None) for k, v in records]))
+    return [one.offset for one in sent if isinstance(one, RecordMetadata)]
