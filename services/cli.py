@@ -41,6 +41,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "Run a Connect worker: Kafka Connect's REST, connectors in Python.",
     ),
     "connectors": (SERVICES, "services.connect.connectors:main", "List, create and steer connectors over REST."),
+    "sessions": (
+        SERVICES,
+        "services.aggregator.sessions:main",
+        "A key's windows, from live state and lake together.",
+    ),
     "admin": (SERVICES, "services.admin.main:main", "REST for groups, offsets and topics; the dashboard."),
     "compact": (JOBS, "services.compactor.main:compact_main", "Fold the changelog into Delta tables."),
     "backfill": (JOBS, "services.compactor.main:backfill_main", "Build an application's first state from history."),

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from api.settings import GuardedSettings
-from shared.common.settings import HttpSettings, PositiveMs, Section
+from shared.common.settings import CommandSettings, HttpSettings, KafkaSettings, PositiveMs, Section
 from shared.streams.settings import StreamsSettings
 
 
@@ -41,6 +41,23 @@ class CompactionSettings(Section):
     backlog_interval_ms: PositiveMs = Field(
         15_000, description="how often the distance between changelog and lake is measured"
     )
+
+
+class SessionsSettings(CommandSettings):
+    """`penstock sessions`: a key's windows in a span of time, open and closed."""
+
+    kafka: KafkaSettings = KafkaSettings()
+    application: str = Field(pattern=r"^[A-Za-z0-9._-]{1,200}$", description="the aggregator's application id")
+    lake: str | None = Field(None, min_length=1, description="folder or URI of the Delta tables; unset: none")
+    lake_options: dict[str, str] = Field({}, description="object store options for the lake, as deltalake takes them")
+    store: str | None = Field(None, description="the store to ask; default: the only one")
+    key: str = Field(description="the windows' key; with a store of bytes, in hexadecimal")
+    from_: str = Field(
+        "1970-01-01", alias="from", description="windows that end before it are left out: ISO 8601 (UTC), or ms"
+    )
+    to: str = Field("9999-12-31", description="windows that begin after it are left out: ISO 8601 (UTC), or ms")
+    json_line: bool = Field(False, description="print one JSON object a window; --json is the same")
+    kafka_timeout_ms: PositiveMs = Field(30_000, description="how long reading the changelog's tail may take")
 
 
 class AggregatorSettings(GuardedSettings):

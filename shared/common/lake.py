@@ -115,6 +115,50 @@ def read_windows(
     yield from _query(table, query)
 
 
+def find_windows(
+    lake: str,
+    application: str,
+    store: str,
+    version: int,
+    key: bytes,
+    reach: tuple[int, int],
+    storage_options: Mapping[str, str] | None = None,
+) -> list[dict[str, Any]]:
+    """A key's live windows that touch `reach` (ms, both inclusive) at that version of `state`.
+
+    Each has partition, start_ms, end_ms and `state`, a dict. Raises LakeUnavailable or NotASnapshot.
+    """
+    table = _open(table_uri(lake, application, "state"), version, storage_options)
+    if table is None or store not in _fields(table):
+        return []
+    where = f"row = 'window' AND store = {_text(store)} AND key = X'{key.hex()}' AND {_touches(reach)}"
+    query = f"SELECT partition, start_ms, end_ms, {_name(store)} AS state FROM t WHERE {where}"
+    return [row for batch in _query(table, query) for row in batch.to_pylist()]
+
+
+def find_closed(
+    lake: str,
+    application: str,
+    store: str,
+    key: str | bytes,
+    reach: tuple[int, int],
+    storage_options: Mapping[str, str] | None = None,
+) -> list[dict[str, Any]]:
+    """A key's rows of `closed` that touch `reach` (ms, both inclusive), all columns. Raises LakeUnavailable."""
+    table = _open(table_uri(lake, application, "closed", store), None, storage_options)
+    if table is None:
+        return []
+    text = f"X'{key.hex()}'" if isinstance(key, bytes) else _text(key)
+    # The window's end is on its day, or on a later one than `reach` begins.
+    day = f"day >= to_timestamp_millis({reach[0]})::date"
+    query = f"SELECT * FROM t WHERE {day} AND key = {text} AND {_touches(reach)}"
+    return [row for batch in _query(table, query) for row in batch.to_pylist()]
+
+
+def _touches(reach: tuple[int, int]) -> str:
+    return f"end_ms >= {int(reach[0])} AND start_ms <= {int(reach[1])}"
+
+
 def describe(lake: str, application: str, storage_options: Mapping[str, str] | None = None) -> dict[str, Any]:
     """What a dashboard shows: live rows, closed rows by store, table versions, when the newest compaction ended.
 

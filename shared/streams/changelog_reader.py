@@ -19,7 +19,7 @@ ROWS = frozenset(("table", "join"))
 
 
 class Change(NamedTuple):
-    """One confirmed change of a store: `operation` is LIVE, DELETED or FINAL; `end` and `state` are those of LIVE.
+    """One confirmed change of a store: `operation` is LIVE, DELETED or FINAL; DELETED has no `end` and no `state`.
 
     `written_as` is what the store was when the state was written, where it had fewer aggregations than it has now.
     """
@@ -136,8 +136,11 @@ def _change(entry: Entry, store: str, key: bytes) -> Change:
     if entry.operation == fmt.LIVE:
         start, end = fmt.START_END.unpack_from(body)
         return Change(fmt.LIVE, store, key, start, end, body[fmt.START_END.size :])
+    if entry.operation == fmt.FINAL:
+        start, end, _ = fmt.START_END_CLOSED.unpack_from(body)
+        return Change(fmt.FINAL, store, key, start, end, body[fmt.START_END_CLOSED.size :])
     (start,) = fmt.START.unpack_from(body)
-    return Change(entry.operation, store, key, start)
+    return Change(fmt.DELETED, store, key, start)
 
 
 def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
+from services.aggregator.sessions import Query
+from services.aggregator.settings import SessionsSettings
 from services.compactor.compact import Compaction
 from services.compactor.fold import Summary
 from services.compactor.settings import CompactSettings
@@ -78,6 +81,18 @@ async def test_an_added_aggregation_is_migrated_and_a_removed_one_refused(
         assert {row["most"] is None for row in closed} == {True, False}
         assert all(row["state"]["sum_sum"] == row["sum"] for row in closed)
         assert all(s["most_max"] is not None for s in states)
+        # `penstock sessions` on lake and changelog together: what was compacted, what came since, and what is open.
+        await work(chain, topology(topic_name, NEW), 100, tmp_path)
+        asked = SessionsSettings.load(
+            ["--application", topic_name, "--lake", str(tmp_path), "--key", "key-1", "--from", "0"],
+            environ={"PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers},
+        )
+        _, found = await Query(asked).run()
+        told = sorted((one.results["n"], one.results["sum"]) for one in found if one.status == "closed")
+        results = map(json.loads, await chain.values("out"))
+        assert told == sorted((row["n"], row["sum"]) for row in results if row["key"] == "key-1")
+        assert [one.status for one in found].count("open") >= 1
+
         with pytest.raises(SchemaMismatch, match="store 's': the aggregations changed: sum"):
             await work(chain, topology(topic_name, {"n": Count(), "most": Max("id")}), 1, tmp_path)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.admin.settings import AdminServiceSettings
-from services.aggregator.settings import AggregatorSettings
+from services.aggregator.settings import AggregatorSettings, SessionsSettings
 from services.compactor.settings import AuditSettings, BackfillSettings, CompactSettings
 from services.consumer.dlq import DlqSettings
 from services.consumer.settings import ConsumerServiceSettings
@@ -31,6 +31,7 @@ COMMANDS: list[type[CommandSettings]] = [
     AdminServiceSettings,
     AggregatorSettings,
     AuditSettings,
+    SessionsSettings,
     BackfillSettings,
     CompactSettings,
     ConsumerServiceSettings,

@@ -1,0 +1,286 @@
+"""`penstock sessions`: a key's windows, open and closed, as of the newest commit, whether an aggregator runs or not.
+
+The lake has what was compacted; what came since is in the changelog's tail, which is read by the reader's rule from the
+covered offsets. Together they are what the aggregator holds and held: a live window of the snapshot that the tail
+changes or closes is the tail's. A record's partition is not asked for: the key is looked up in all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import datasketches
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from services.aggregator.settings import SessionsSettings
+from shared.clients.admin import Admin
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.common import lake
+from shared.common.clock import SYSTEM_CLOCK
+from shared.common.errors import ChangelogHole, ConfigError, KafkaTimeout, PenstockError
+from shared.common.log import configure
+from shared.common.records import TopicPartition
+from shared.common.topic_names import changelog_topic
+from shared.streams.changelog_format import (
+    DELETED,
+    FINAL,
+    AggregationSchema,
+    Progress,
+    StateCodec,
+    StoreSchema,
+    decode_progress,
+)
+from shared.streams.changelog_reader import Change, ChangelogReader
+
+POLL_MS = 500
+PROGRAM = "penstock sessions"
+
+
+class Found(NamedTuple):
+    """One window: `status` is open or closed; `results` by name, `revision` above 0 where late records corrected it."""
+
+    partition: int
+    start_ms: int
+    end_ms: int
+    status: str
+    revision: int
+    results: dict[str, Any]
+
+
+class Tail(NamedTuple):
+    """What a partition's changelog says past the snapshot: the key's confirmed changes, and the newest progress."""
+
+    changes: list[Change]
+    progress: Progress | None
+
+
+def merge(
+    partition: int,
+    store: StoreSchema,
+    live: Sequence[dict[str, Any]],
+    changes: Sequence[Change],
+    reach: tuple[int, int],
+) -> list[Found]:
+    """A partition's open windows, and those that were closed past the snapshot.
+
+    `live` are the snapshot's windows of the key; `changes` are the key's in the tail, in log order.
+    """
+    columns = [c.name for c in store.state_columns()]
+    codec = StateCodec(store.state_columns())
+    open_ = {row["start_ms"]: (row["end_ms"], row["state"]) for row in live if row["partition"] == partition}
+    found = []
+    for change in changes:
+        if change.operation == DELETED:
+            open_.pop(change.start, None)
+            continue
+        state = dict(zip(columns, codec.unpack(change.state), strict=True))
+        if change.operation == FINAL:
+            open_.pop(change.start, None)
+            found.append(Found(partition, change.start, change.end, "closed", 0, results(store, state)))
+        else:
+            open_[change.start] = (change.end, state)
+    closed = {(one.start_ms, one.end_ms) for one in found}  # a sliding window that was closed is kept for a while
+    found += [
+        Found(partition, start, end, "open", 0, results(store, state))
+        for start, (end, state) in open_.items()
+        if (start, end) not in closed
+    ]
+    return [one for one in found if one.end_ms >= reach[0] and one.start_ms <= reach[1]]
+
+
+def results(store: StoreSchema, state: dict[str, Any]) -> dict[str, Any]:
+    """The named results of a state, by its columns' names; an aggregation that it has no columns for is None."""
+    return {
+        a.name: _result(a, {name: state.get(f"{a.name}_{name}") for name, _ in a.state}) for a in store.aggregations
+    }
+
+
+def _result(aggregation: AggregationSchema, state: dict[str, Any]) -> Any:
+    if None in state.values():
+        return None
+    match aggregation.function:
+        case "count":
+            return state["n"]
+        case "latest":
+            return state["ms"]
+        case "sum" | "min" | "max" as function:
+            return state[function] if state["n"] else None
+        case "mean":
+            return state["sum"] / state["n"] if state["n"] else None
+        case "count_distinct":
+            return round(datasketches.hll_sketch.deserialize(state["hll"]).get_estimate())
+    text = state.get("json")
+    return msgspec.json.decode(text) if text else None
+
+
+class Query:
+    """One question to changelog and lake."""
+
+    def __init__(self, settings: SessionsSettings) -> None:
+        self._settings = settings
+        self._topic = changelog_topic(settings.application)
+        self._where = (settings.lake or "", settings.application)
+        self._options = settings.lake_options or None
+
+    async def run(self) -> tuple[StoreSchema, list[Found]]:
+        """The store, and the key's windows in order of start. Raises ConfigError, ChangelogHole, LakeUnavailable."""
+        settings = self._settings
+        reach = (time_ms(settings.from_), time_ms(settings.to))
+        async with Admin(settings.kafka) as admin:
+            description = (await admin.describe_topics([self._topic]))[self._topic]
+        partitions = [p.partition for p in description.partitions]
+        snapshot = None
+        if settings.lake is not None:
+            snapshot = await asyncio.to_thread(lake.read_snapshot, *self._where, partitions, self._options)
+        covered = {} if snapshot is None else snapshot.partitions
+        for one in covered.values():
+            if one.topic_id not in (None, description.topic_id):
+                raise ChangelogHole(f"{self._topic} was deleted and made again: the lake is that of another topic")
+        tails = await self._tails(partitions, covered)
+        progress = [t.progress for t in tails.values() if t.progress is not None]
+        store = chosen([*progress, *(decode_progress(one.progress) for one in covered.values())], settings.store)
+        key = settings.key.encode() if store.key == "string" else bytes.fromhex(settings.key)
+        live, found = [], []
+        if snapshot is not None:
+            arguments = (*self._where, store.name)
+            live = await asyncio.to_thread(
+                lake.find_windows, *arguments, snapshot.version, key, (-(2**62), 2**62), self._options
+            )
+            text: str | bytes = settings.key if store.key == "string" else key
+            closed = await asyncio.to_thread(lake.find_closed, *arguments, text, reach, self._options)
+            found = [_closed(store, row) for row in closed if _is_covered(row, covered)]
+        for partition, tail in tails.items():
+            own = [c for c in tail.changes if c.store == store.name and c.key == key]
+            found += merge(partition, store, live, own, reach)
+        return store, sorted(found, key=lambda one: (one.start_ms, one.end_ms, one.partition))
+
+    async def _tails(self, partitions: Sequence[int], covered: dict[int, lake.PartitionSnapshot]) -> dict[int, Tail]:
+        settings = ConsumerSettings(
+            isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none", max_poll_records=None
+        )
+        key, tails, readers = self._settings.key, dict[int, Tail](), dict[int, ChangelogReader]()
+        wanted = {key.encode(), _hex(key)}
+        for p in partitions:
+            changes: list[Change] = []
+            readers[p] = ChangelogReader(_keeper(changes, wanted), epoch=covered[p].epoch if p in covered else 0)
+            tails[p] = Tail(changes, None)
+        places = {p: TopicPartition(self._topic, p) for p in partitions}
+        async with Consumer(self._settings.kafka, settings) as consumer:
+            consumer.assign(list(places.values()))
+            first = await consumer.beginning_offsets(list(places.values()))
+            ends = await consumer.end_offsets(list(places.values()))
+            for p, at in places.items():
+                start = covered[p].covered_offset if p in covered else 0
+                if first[at] > start:
+                    raise ChangelogHole(
+                        f"{at}: offsets {start} to {first[at] - 1} are gone, and no snapshot covers them"
+                    )
+                consumer.seek(at, start)
+            limit_ms = self._settings.kafka_timeout_ms
+            deadline = SYSTEM_CLOCK.monotonic_ms() + limit_ms
+            while any([await consumer.position(at) < ends[at] for at in places.values()]):
+                if SYSTEM_CLOCK.monotonic_ms() > deadline:
+                    raise KafkaTimeout(
+                        f"{self._topic}: reading its tail took over {self._settings.kafka_timeout_ms} ms"
+                    )
+                for at, columns in (await consumer.poll(POLL_MS)).items():
+                    for offset, k, value in zip(columns.offsets.tolist(), columns.keys, columns.values, strict=True):
+                        readers[at.partition].feed(offset, k, value)
+        return {p: tail._replace(progress=readers[p].progress) for p, tail in tails.items()}
+
+
+def _keeper(changes: list[Change], keys: set[bytes | None]) -> Callable[[Change], None]:
+    def keep(change: Change) -> None:
+        if change.key in keys:
+            changes.append(change)
+
+    return keep
+
+
+def chosen(progress: Sequence[Progress], name: str | None) -> StoreSchema:
+    """The store of that name, or the only one; ConfigError names those that there are."""
+    stores = max((p.stores for p in progress), key=lambda of: sum(len(s.aggregations) for s in of), default=())
+    found = [s for s in stores if name in (None, s.name)]
+    if len(found) != 1:
+        raise ConfigError(
+            f"store: {name or 'unset'}: the application has {', '.join(s.name for s in stores) or 'none'}"
+        )
+    return found[0]
+
+
+def time_ms(text: str) -> int:
+    """Milliseconds since the epoch, of a number or an ISO 8601 time (UTC where it does not say otherwise).
+
+    >>> time_ms("2013-01-01"), time_ms("-5"), time_ms("2013-01-01T01:00+01:00")
+    (1356998400000, -5, 1356998400000)
+    """
+    if text.removeprefix("-").isdecimal():
+        return int(text)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError as e:
+        raise ConfigError(f"{text}: {e}") from None
+    return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def show(store: StoreSchema, found: Sequence[Found], console: Console) -> None:
+    """The windows as a table."""
+    table = Table(title=f"{store.name}: {len(found)} windows")
+    names = [a.name for a in store.aggregations]
+    for name in ("start", "end", "status", "revision", *names):
+        table.add_column(name)
+    for one in found:
+        times = (datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds") for ms in one[1:3])
+        shown = (json.dumps(one.results.get(name)) for name in names)
+        table.add_row(*times, one.status, str(one.revision), *shown)
+    console.print(table)
+
+
+def _closed(store: StoreSchema, row: dict[str, Any]) -> Found:
+    values = {a.name: row.get(a.name) for a in store.aggregations}
+    for a in store.aggregations:
+        text = values[a.name]
+        if a.result == "json" and isinstance(text, str):
+            values[a.name] = msgspec.json.decode(text)
+    return Found(row["partition"], row["start_ms"], row["end_ms"], "closed", row["revision"], values)
+
+
+def _is_covered(row: dict[str, Any], covered: dict[int, lake.PartitionSnapshot]) -> bool:
+    """Whether the snapshot covers it: a compaction that crashed may have appended what the tail has as well."""
+    own = covered.get(row["partition"])
+    return own is not None and row["changelog_offset"] < own.covered_offset
+
+
+def _hex(text: str) -> bytes | None:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        return None
+
+
+def main(arguments: list[str]) -> int:
+    """Print the windows: status 0, also where there are none; 1 where they cannot be read, 2 for a wrong setting."""
+    given = ["--json-line" if argument == "--json" else argument for argument in arguments]
+    try:
+        settings = SessionsSettings.load(given, program=PROGRAM)
+        configure(settings.log, "sessions")
+        store, found = asyncio.run(Query(settings).run())
+    except ConfigError as e:
+        print(str(e), file=sys.stderr)
+        return 2
+    except PenstockError as e:
+        print(f"{type(e).__name__}: {e}", file=sys.stderr)
+        return 1
+    if settings.json_line:
+        for one in found:
+            print(json.dumps(one._asdict()))
+    else:
+        show(store, found, Console())
+    return 0

@@ -1,0 +1,95 @@
+"""A key's windows from snapshot and tail."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from services.aggregator.sessions import Found, chosen, merge, results, show, time_ms
+from shared.common.errors import ConfigError
+from shared.streams.aggregations import Count, CountDistinct, Mean, Min
+from shared.streams.changelog_format import DELETED, FINAL, LIVE, AggregationSchema, Progress, StateCodec, StoreSchema
+from shared.streams.changelog_reader import Change
+
+AGGREGATIONS: dict[str, Any] = {"n": Count(), "mean": Mean("x"), "least": Min("x"), "ids": CountDistinct("id")}
+SCHEMAS = tuple(AggregationSchema.of(name, a) for name, a in AGGREGATIONS.items())
+STORE = StoreSchema("s", "session", "string", 10, 5, "on_close", "in", None, None, None, SCHEMAS)
+ALWAYS = (-(2**62), 2**62)
+
+
+def state(*records: dict[str, Any]) -> dict[str, Any]:
+    """The state columns of these records by name."""
+    columns = {}
+    for name, aggregation in AGGREGATIONS.items():
+        made = aggregation.initial()
+        for record in records:
+            made = aggregation.add(made, record)
+        for column, value in zip(aggregation.state_columns, aggregation.to_columns(made), strict=True):
+            columns[f"{name}_{column.name}"] = value
+    return columns
+
+
+def change(operation: bytes, start: int, end: int = 0, *records: dict[str, Any]) -> Change:
+    packed = StateCodec(STORE.state_columns()).pack(list(state(*records).values())) if records else b""
+    return Change(operation, "s", b"k", start, end, packed)
+
+
+ONE, TWO = {"x": 4.0, "id": "a"}, {"x": 8.0, "id": "b"}
+
+
+def test_results_are_the_aggregations_own() -> None:
+    """What a state says is what its aggregation would have forwarded; a column that is not there yet is None."""
+    assert results(STORE, state(ONE, TWO)) == {"n": 2, "mean": 6.0, "least": 4.0, "ids": 2}
+    assert results(STORE, state()) == {"n": 0, "mean": None, "least": None, "ids": 0}
+    assert results(STORE, {"n_n": 3}) == {"n": 3, "mean": None, "least": None, "ids": None}
+
+
+def test_the_tail_goes_over_the_snapshot() -> None:
+    """What the tail changes, closes or removes is the tail's; what it does not touch is the snapshot's."""
+    rows = [(0, 0, 5), (0, 50, 60), (0, 100, 110), (0, 200, 205), (1, 0, 9)]
+    live = [{"partition": p, "start_ms": s, "end_ms": e, "state": state(ONE)} for p, s, e in rows]
+    tail = [change(LIVE, 50, 70, ONE, TWO), change(FINAL, 0, 5, ONE), change(DELETED, 100), change(LIVE, 300, 300, TWO)]
+    found = sorted(merge(0, STORE, live, tail, ALWAYS), key=lambda one: one.start_ms)
+    assert [(one.start_ms, one.end_ms, one.status, one.results["n"]) for one in found] == [
+        (0, 5, "closed", 1),
+        (50, 70, "open", 2),
+        (200, 205, "open", 1),
+        (300, 300, "open", 1),
+    ]
+    assert [one.start_ms for one in merge(0, STORE, live, tail, (65, 250))] == [50, 200]
+
+
+def test_a_closed_window_that_is_kept_is_told_once() -> None:
+    """A sliding window's live row after its final is no window of its own."""
+    tail = [change(FINAL, 0, 5, ONE), change(LIVE, 0, 5, ONE)]
+    assert [one.status for one in merge(0, STORE, [], tail, ALWAYS)] == ["closed"]
+
+
+def test_the_store_is_the_only_one_or_named() -> None:
+    """A name that is not there, or none where there are several, is refused with those that there are."""
+    progress = Progress("app", "exactly_once", {}, 0, {}, {}, (STORE,), 0)
+    assert chosen([progress], None) == chosen([progress], "s") == STORE
+    with pytest.raises(ConfigError, match="store: t: the application has s"):
+        chosen([progress], "t")
+    with pytest.raises(ConfigError, match="store: unset: the application has none"):
+        chosen([], None)
+
+
+def test_times() -> None:
+    """A time is ms or ISO 8601."""
+    assert time_ms("5") == 5
+    with pytest.raises(ConfigError, match="yesterday"):
+        time_ms("yesterday")
+
+
+def test_what_is_shown() -> None:
+    """A row a window, with its bounds in UTC and its results."""
+    console = Console(file=io.StringIO(), width=160)
+    show(STORE, [Found(0, 0, 1500, "open", 0, results(STORE, state(ONE)))], console)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "s: 1 windows" in said
+    assert "1970-01-01T00:00:01.500+00:00" in said
+    assert "4.0" in said
