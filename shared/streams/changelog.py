@@ -51,7 +51,8 @@ class RestoreReport:
     """What a restore did; `snapshot_version` is None where there was no snapshot.
 
     `changelog_records` are all that were read, takeovers and progress records among them; `changelog_windows` are the
-    changes of windows that were applied. `foreign_records` are no entries and were passed over.
+    changes of windows that were applied. `foreign_records` are no entries and were passed over. Loading the snapshot's
+    windows took `snapshot_milliseconds` of the `milliseconds`.
     """
 
     snapshot_version: int | None = None
@@ -60,6 +61,7 @@ class RestoreReport:
     changelog_windows: int = 0
     foreign_records: int = 0
     milliseconds: int = 0
+    snapshot_milliseconds: int = 0
 
 
 class RecordRefused(DataError):
@@ -217,6 +219,7 @@ class ChangelogPartition:
         await self._check_topic_id(snapshot.topic_id)
         progress = decode_progress(snapshot.progress)
         restore_progress(task, progress)
+        started = self._clock.monotonic_ms()
         for schema in progress.stores:
             columns = [column.name for column in schema.state_columns()]
             batches = lake.read_windows(
@@ -231,6 +234,7 @@ class ChangelogPartition:
             while (batch := await asyncio.to_thread(next, batches, None)) is not None:
                 restore_windows(task, schema, batch)
                 report.snapshot_windows += batch.num_rows
+        report.snapshot_milliseconds = self._clock.monotonic_ms() - started
         reader.epoch, reader.progress = snapshot.epoch, progress
         report.snapshot_version = found.version
         return snapshot.covered_offset
