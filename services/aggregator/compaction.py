@@ -63,6 +63,8 @@ def command(settings: AggregatorSettings) -> list[str]:
     if compaction.retention_hours is not None:
         flags += ["--retention-hours", str(compaction.retention_hours)]
         flags += ["--vacuum-every", str(compaction.vacuum_every)]
+    if compaction.closed_retention_days is not None:
+        flags += ["--closed-retention-days", str(compaction.closed_retention_days)]
     flags.append("--delete-covered" if compaction.delete_covered else "--no-delete-covered")
     return [sys.executable, "-m", "services.cli", "compact", *flags]
 

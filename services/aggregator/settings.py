@@ -35,6 +35,9 @@ class CompactionSettings(Section):
         description="remove files that no table version younger than this needs; unset: never. A restore or a reader "
         "that takes longer finds its version gone",
     )
+    closed_retention_days: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="delete closed windows that end so many days before the newest event; unset: never"
+    )
     vacuum_every: Annotated[int, Field(ge=1)] = Field(
         20, description="compactions from one such removal to the next, which lists every file"
     )

@@ -56,13 +56,14 @@ def compare_windows(inputs: Inputs) -> Compared:
     keyed = labelled.filter(F.col("fate").isin(ACCEPTED, LATE))
     members = sliding(keyed, store) if store.kind == "sliding" else fixed(keyed, store)
     expected = members.pairs.groupBy(*WINDOW).agg(*(m.of_records.alias(m.name) for m in numbers))
-    stream = stream_sessions(inputs, numbers)
-    # A sliding window that was closed is kept for a while: its final counts, not its live row.
-    kept = stream.filter("closed").select(*WINDOW)
-    stream = stream.filter("closed").unionByName(stream.filter("NOT closed").join(kept, list(WINDOW), "left_anti"))
+    stream = stream_sessions(inputs, numbers).persist()
     if members.left_out is not None:
-        expected, stream = (rows.join(members.left_out, list(KEY), "left_anti") for rows in (expected, stream))
-    stream, expected = stream.persist(), expected.persist()
+        # A sliding window that was closed is kept for a while: its final counts, not its live row.
+        closed = stream.filter("closed")
+        kept = stream.filter("NOT closed").join(closed.select(*WINDOW), list(WINDOW), "left_anti")
+        stream = closed.unionByName(kept).join(members.left_out, list(KEY), "left_anti").persist()
+        expected = expected.join(members.left_out, list(KEY), "left_anti")
+    expected = expected.persist()
     found = [
         unknown_coordinates(inputs),
         repeated_coordinates(labelled, inputs.once),

@@ -59,6 +59,7 @@ class Summary(NamedTuple):
     quarantined: int = 0
     optimized_partitions: int = 0
     vacuumed: bool = False
+    expired_days: int = 0
 
 
 class Plan(NamedTuple):
@@ -284,6 +285,7 @@ class Fold(ABC):
         settings, ran = self.settings, summary.to_offsets != summary.from_offsets
         due = settings.vacuum_every == 1 or (ran and summary.run % settings.vacuum_every == 0)
         optimized, vacuumed = 0, settings.retention_hours is not None and due
+        expired = self._expire()
         for path in (self.state, *(self.closed(s) for s in self._known_stores({}))):
             if not tables.exists(self.spark, path):
                 continue
@@ -293,7 +295,22 @@ class Fold(ABC):
                 upkeep.vacuum(self.spark, path, settings.retention_hours)
         if optimized:
             self.say(f"optimized {optimized} partitions")
-        return summary._replace(optimized_partitions=optimized, vacuumed=vacuumed)
+        return summary._replace(optimized_partitions=optimized, vacuumed=vacuumed, expired_days=expired)
+
+    def _expire(self) -> int:
+        """Delete closed windows by the retention; how many days of how many stores those were."""
+        days = self.settings.closed_retention_days
+        if days is None:
+            return 0
+        rows = tables.progress_rows(self.spark, self.state).values()
+        newest_ms = max((decode_progress(row.progress.encode()).stream_time_ms for row in rows), default=-1)
+        expired = 0
+        for store in self._known_stores({}) if newest_ms >= 0 else ():
+            if tables.exists(self.spark, self.closed(store)):
+                expired += len(upkeep.expire(self.spark, self.closed(store), newest_ms, days))
+        if expired:
+            self.say(f"closed windows of {expired} days deleted: retention is {days} days")
+        return expired
 
 
 def known(covered: Mapping[int, Row]) -> dict[int, Covered]:

@@ -63,6 +63,9 @@ class UpkeepSettings(JobSettings):
         None,
         description="remove files that no version younger than this needs from `state` and `closed`; default: never",
     )
+    closed_retention_days: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="delete closed windows that end so many days before the newest event; default: never"
+    )
     vacuum_every: Annotated[int, Field(ge=1)] = Field(
         1, description="compactions from one such removal to the next, which lists every file"
     )

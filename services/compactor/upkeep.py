@@ -8,6 +8,7 @@ version younger than the retention needs. Neither is part of a run: what is not 
 from __future__ import annotations
 
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import unquote
 
@@ -41,6 +42,20 @@ def optimize(spark: SparkSession, path: str, files_max: int) -> int:
         values = ", ".join(f"'{name.partition('=')[2]}'" for name in crowded)
         spark.sql(f"OPTIMIZE {tables.delta(path)} WHERE {tables.quoted(column)} IN ({values})")
     return len(crowded)
+
+
+def expire(spark: SparkSession, path: str, newest_ms: int, days: int) -> list[str]:
+    """Delete the rows of `closed` whose day lies more than `days` before that of `newest_ms`; which days those were.
+
+    Whole partitions go, so nothing is rewritten; their files are left to VACUUM.
+    """
+    limit = datetime.fromtimestamp(newest_ms / 1000, UTC).date() - timedelta(days=days)
+    names = (name.partition("=")[2] for name in files_by_partition(spark, path))
+    old = [name for name in names if name < limit.isoformat()]
+    if old:
+        before = f"day < DATE'{limit.isoformat()}'"
+        spark.sql(f"DELETE FROM {tables.delta(path)} WHERE {before}")  # noqa: S608 - a quoted path and a date
+    return old
 
 
 def vacuum(spark: SparkSession, path: str, retention_hours: int) -> None:

@@ -30,6 +30,7 @@ SETTINGS_OF_ALL_COMMANDS = frozenset(
         "broker",
         "buffered_records_max",
         "changelog",
+        "closed_retention_days",
         "commit_interval_ms",
         "commit_records",
         "compaction",

@@ -65,12 +65,8 @@ async def forge(chain: Chain) -> None:
         await (await producer.send_many(records))
 
 
-def of_kind(kind: str) -> Any:
-    """A kind as a parameter: two of the three are soaks, since each audit is some seconds of Spark's planning."""
-    return kind if kind == "tumbling" else pytest.param(kind, marks=pytest.mark.soak)
-
-
-@pytest.mark.parametrize("kind", [of_kind(kind) for kind in KINDS])
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", KINDS)
 async def test_windows_are_what_spark_makes_of_the_source(
     kafka: EmbeddedKafka, spark: Any, topic_name: str, audit: Callable[..., Report], tmp_path: Path, kind: str
 ) -> None:

@@ -236,6 +236,23 @@ def test_an_idle_application_writes_nothing(
     assert job(simulation).run().to_offsets[idle.partition] > first.to_offsets[idle.partition]
 
 
+@pytest.mark.soak
+def test_closed_windows_go_by_retention(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
+    """Days further back than the retention go whole, by event time; newer ones and live windows stay as they are."""
+    simulation = simulate(1)
+    (task,) = simulation.tasks
+    day_ms = 86_400_000
+    for day in range(4):
+        task.take(b"a", b'{"delay": 1.5, "place": "x"}', day * day_ms)
+    task.commit()
+    topics.write(simulation)
+    done = job(simulation, closed_retention_days=1).run()
+    assert (done.finals, done.expired_days) == (3, 2)
+    assert [row[2] for row in closed_in_lake(tmp_path, simulation)] == [2 * day_ms]
+    assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)
+    assert job(simulation, closed_retention_days=1).run().expired_days == 0
+
+
 def test_the_backlog_is_what_no_snapshot_covers(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
     """Before the first compaction all of the changelog is uncovered; afterwards only what transactions' ends take."""
     simulation = simulate()

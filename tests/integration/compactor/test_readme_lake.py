@@ -54,3 +54,10 @@ def test_reading_the_lake(spark: Any, topics: Any, kafka: EmbeddedKafka, topic_n
     assert run.returncode == 0, run.stderr
     (printed,) = [line[2:] for line in program.splitlines() if line.startswith("# ")]
     assert run.stdout == f"{printed}\n"
+
+    text = (README.parent / "examples" / "lake_spark.sql").read_text(encoding="utf-8")
+    folder = str(tmp_path / "lake" / "visits")
+    lines = [line for line in text.format(folder=folder, store="visits").splitlines() if not line.startswith("--")]
+    days, longest = (spark.sql(one).collect() for one in "\n".join(lines).split(";") if one.strip())
+    assert [(str(row.day), row.windows, row["keys"]) for row in days] == [("1970-01-01", 1, 1)]
+    assert [(row.key, row.ms) for row in longest] == [("ann", 0)]

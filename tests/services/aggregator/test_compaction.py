@@ -37,6 +37,7 @@ def test_the_job_understands_its_command_line() -> None:
         "--compaction.optimize-files-max=7",
         "--compaction.retention-hours=30",
         "--compaction.vacuum-every=5",
+        "--compaction.closed-retention-days=90",
         '--streams.lake-options={"aws_endpoint_url": "http://s3", "timeout": "5s"}',
         "--kafka.bootstrap-servers=broker:1",
         **SECRETS,
@@ -51,6 +52,7 @@ def test_the_job_understands_its_command_line() -> None:
     assert job.spark.conf == {"spark.hadoop.fs.s3a.secret.key": "hunter4,x=y"}
     assert not job.delete_covered
     assert (job.optimize_files_max, job.retention_hours, job.vacuum_every) == (7, 30, 5)
+    assert job.closed_retention_days == 90
     assert environment(given)["AWS_ENDPOINT_URL"] == "http://s3"
     assert "TIMEOUT" not in environment(given)
     assert job.kafka == given.kafka

@@ -1,0 +1,36 @@
+"""The lake in DuckDB: `python examples/lake_duckdb.py LAKE/APPLICATION STORE`.
+
+deltalake's query engine reads the tables, deletion vectors and all, and DuckDB takes them as Arrow.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import duckdb
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+
+
+def rows(path: str, sql: str) -> pa.Table:
+    """What `sql` says of the table, called t."""
+    return pa.table(QueryBuilder().register("t", DeltaTable(path)).execute(sql).read_all())
+
+
+def main(folder: str, store: str) -> None:
+    """The busiest days of what is closed, and the windows that are open the longest."""
+    closed = rows(f"{folder}/closed/{store}", "SELECT * FROM t")
+    state = rows(f"{folder}/state", "SELECT store, key, start_ms, end_ms FROM t WHERE row = 'window'")
+    database = duckdb.connect()
+    database.register("closed", closed)
+    database.register("state", state)
+    days = "SELECT day, count(*) AS windows, count(DISTINCT key) AS keys FROM closed GROUP BY day ORDER BY windows DESC"
+    for day, windows, keys in database.sql(days).fetchall():
+        print(f"{day}: {windows} windows of {keys} keys")
+    longest = "SELECT decode(key), end_ms - start_ms AS ms FROM state WHERE store = ? ORDER BY ms DESC, 1 LIMIT 3"
+    for key, ms in database.execute(longest, [store]).fetchall():
+        print(f"open: {key}, {ms} ms")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,35 @@
+"""The lake in Polars: `python examples/lake_polars.py LAKE/APPLICATION STORE`.
+
+deltalake's query engine reads the tables, deletion vectors and all, and Polars takes them as Arrow.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import polars as pl
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+
+
+def rows(path: str, sql: str) -> pl.DataFrame:
+    """What `sql` says of the table, called t."""
+    found = pl.from_arrow(pa.table(QueryBuilder().register("t", DeltaTable(path)).execute(sql).read_all()))
+    assert isinstance(found, pl.DataFrame)
+    return found
+
+
+def main(folder: str, store: str) -> None:
+    """The busiest days of what is closed, and the windows that are open the longest."""
+    closed = rows(f"{folder}/closed/{store}", "SELECT * FROM t")
+    state = rows(f"{folder}/state", "SELECT store, key, start_ms, end_ms FROM t WHERE row = 'window'")
+    days = closed.group_by("day").agg(windows=pl.len(), keys=pl.col("key").n_unique()).sort("windows", descending=True)
+    for day, windows, keys in days.iter_rows():
+        print(f"{day}: {windows} windows of {keys} keys")
+    lasting = state.filter(pl.col("store") == store).with_columns(ms=pl.col("end_ms") - pl.col("start_ms"))
+    for key, ms in lasting.sort(["ms", "key"], descending=[True, False]).select("key", "ms").head(3).iter_rows():
+        print(f"open: {key.decode()}, {ms} ms")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

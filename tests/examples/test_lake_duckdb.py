@@ -1,0 +1,31 @@
+"""The example that reads the lake with DuckDB, on tables written here as the layout says."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+pytest.importorskip("duckdb")
+
+
+def test_busiest_days_and_longest_windows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Closed windows are counted by day, and of the store's open ones the longest come first."""
+    from examples.lake_duckdb import main
+
+    first, second = datetime.date(2026, 1, 2), datetime.date(2026, 1, 3)
+    closed = pa.table({"key": ["a", "b", "a"], "end_ms": [5, 6, 7], "day": [first, first, second]})
+    write_deltalake(str(tmp_path / "closed" / "s"), closed, partition_by=["day"])
+    state = {"row": ["window", "progress", "window", "window"], "store": ["s", "", "s", "t"], "partition": [0] * 4}
+    state |= {"key": [b"x", b"", b"y", b"z"], "start_ms": [0, 0, 10, 0], "end_ms": [50, 0, 99, 1000]}
+    write_deltalake(str(tmp_path / "state"), pa.table(state), partition_by=["partition"])
+    main(str(tmp_path), "s")
+    assert capsys.readouterr().out.splitlines() == [
+        "2026-01-02: 2 windows of 2 keys",
+        "2026-01-03: 1 windows of 1 keys",
+        "open: y, 89 ms",
+        "open: x, 50 ms",
+    ]
