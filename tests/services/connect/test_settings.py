@@ -1,0 +1,97 @@
+"""A worker's command line and files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.connect.settings import advertised, listener, misspelled, read_command_line, read_properties
+from shared.common.errors import ConfigError
+from shared.connect.herder.settings import DistributedConfig, StandaloneConfig
+
+CONVERTERS = "key.converter=org.apache.kafka.connect.json.JsonConverter\n" + (
+    "value.converter=org.apache.kafka.connect.json.JsonConverter\n"
+)
+DISTRIBUTED = CONVERTERS + "group.id=g\nconfig.storage.topic=c\noffset.storage.topic=o\nstatus.storage.topic=s\n"
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Path:
+    path = tmp_path / "worker.properties"
+    path.write_text(DISTRIBUTED + "listeners=http://127.0.0.1:18083\n")
+    return path
+
+
+def test_flags_go_before_the_file(worker: Path) -> None:
+    """With or without an equals sign; the log's are the log's."""
+    asked = read_command_line("distributed", [str(worker), "--group.id=h", "--log.level", "debug"])
+    assert isinstance(asked.config, DistributedConfig)
+    assert asked.config["group.id"] == "h"
+    assert asked.log.level == "debug"
+
+
+def test_standalone_takes_connectors(tmp_path: Path) -> None:
+    """As properties, as a config in JSON, and as REST takes it."""
+    worker = tmp_path / "worker.properties"
+    worker.write_text(CONVERTERS + "offset.storage.file.filename=offsets\n")
+    files = {"a.properties": "name=a\n", "b.json": '{"name": "b", "tasks.max": 1}',
+             "c.json": '{"name": "c", "config": {"topic": "t"}}'}  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    asked = read_command_line("standalone", [str(worker), *(str(tmp_path / name) for name in files)])
+    assert isinstance(asked.config, StandaloneConfig)
+    assert list(asked.connectors.values()) == [
+        {"name": "a"},
+        {"name": "b", "tasks.max": "1"},
+        {"name": "c", "topic": "t"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "properties file"),
+        (["no-such-file"], "no-such-file"),
+        (["WORKER", "connector.properties"], "over REST"),
+        (["WORKER", "--group.id"], "needs a value"),
+        (["WORKER", "--session.timeout.ms=soon"], r"session\.timeout\.ms"),
+    ],
+)
+def test_wrong_command_lines_are_named(worker: Path, arguments: list[str], named: str) -> None:
+    """Each with what is wrong, before anything starts."""
+    given = [str(worker) if argument == "WORKER" else argument for argument in arguments]
+    with pytest.raises(ConfigError, match=named):
+        read_command_line("distributed", given)
+
+
+def test_files_that_are_none_are_named(tmp_path: Path) -> None:
+    """JSON that is none, or no object; bytes that are no text."""
+    for name, data in (("a.json", b"{"), ("b.json", b"[]"), ("c.json", b'{"config": 3}'), ("d.properties", b"\xff")):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ConfigError, match=name):
+            read_properties(tmp_path / name)
+
+
+def test_the_listener_is_where_rest_is(worker: Path) -> None:
+    """The first of them; other workers are told what is advertised."""
+    config = read_command_line("distributed", [str(worker)]).config
+    http = listener(config)
+    assert (http.host, http.port) == ("127.0.0.1", 18083)
+    assert advertised(config, http, 18083) == "127.0.0.1:18083"
+    flags = ["--rest.advertised.host.name=proxy", "--rest.advertised.port=80"]
+    assert advertised(read_command_line("distributed", [str(worker), *flags]).config, http, 18083) == "proxy:80"
+    everywhere = read_command_line("distributed", [str(worker), "--listeners=http://:8083"]).config
+    assert listener(everywhere).port == 8083
+    assert not advertised(everywhere, listener(everywhere), 8083).startswith("0.0.0.0")
+    for wrong in ("https://:8443", "http://:port", "8083"):
+        with pytest.raises(ConfigError, match="listeners"):
+            listener(read_command_line("distributed", [str(worker), f"--listeners={wrong}"]).config)
+
+
+def test_misspelled_settings_are_told(worker: Path) -> None:
+    """Neither the worker's nor its clients'; what belongs to converters, providers and clients is theirs to know."""
+    flags = ["--grup.id=x", "--producer.linger.ms=1", "--key.converter.schemas.enable=false", "--security.protocol=SSL"]
+    assert misspelled(read_command_line("distributed", [str(worker), *flags]).config) == [
+        "grup.id (did you mean group.id?)"
+    ]
