@@ -1,0 +1,140 @@
+"""A standalone worker, the command line beside it, and what keeps a worker from starting."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.connect import connectors
+from services.connect.daemon import CONNECTOR_FAILED, KAFKA_UNREACHABLE, PORT_TAKEN, WRONG_SETTING
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin, NewTopic
+from shared.common.settings import KafkaSettings
+from tests.integration.connect_processes import ROOT, WorkerProcess, free_port
+from tests.integration.connect_worker import JSON_CONVERTER
+
+STRING = "org.apache.kafka.connect.storage.StringConverter"
+
+
+def standalone(servers: str, folder: Path) -> dict[str, str]:
+    return {
+        "bootstrap.servers": servers,
+        "key.converter": JSON_CONVERTER,
+        "value.converter": STRING,
+        "offset.storage.file.filename": str(folder / "offsets.json"),
+        "offset.flush.interval.ms": "200",
+    }
+
+
+def connector(path: Path, **config: str) -> str:
+    path.write_text("".join(f"{name.replace('_', '.')}={value}\n" for name, value in config.items()))
+    return str(path)
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+async def lines_of(path: Path, count: int) -> list[str]:
+    async with asyncio.timeout(30):
+        while len(lines(path)) < count:  # noqa: ASYNC110 - a file gives no event
+            await asyncio.sleep(0.05)
+    return lines(path)
+
+
+async def test_lines_go_through_kafka_and_offsets_survive(
+    kafka: EmbeddedKafka, tmp_path: Path, topic_name: str
+) -> None:
+    """Connectors of the command line run; a second worker goes on where the first one stopped, each line once."""
+    async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
+        await admin.create_topics([NewTopic(topic_name, 1)])
+    source = connector(tmp_path / "src.properties", name="src", connector_class="FileStreamSource",
+                       file=str(tmp_path / "in.txt"), topic=topic_name)  # fmt: skip
+    sink = connector(tmp_path / "snk.properties", name="snk", connector_class="FileStreamSink",
+                     file=str(tmp_path / "out.txt"), topics=topic_name)  # fmt: skip
+    (tmp_path / "in.txt").write_text("one\ntwo\n")
+    props = standalone(kafka.bootstrap_servers, tmp_path)
+    for wanted in (["one", "two"], ["one", "two", "three"]):
+        worker = WorkerProcess(tmp_path, props, "standalone", source, sink)
+        await worker.ready()
+        try:
+            assert await lines_of(tmp_path / "out.txt", len(wanted)) == wanted
+        finally:
+            assert await worker.stop() == 0, worker.log[-3_000:]
+        with (tmp_path / "in.txt").open("a") as more:
+            more.write("three\n")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "services.cli", "connect", *arguments, "--log.format=json"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def said(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line that says why: of the log, or plain before there is one."""
+    lines = [line for line in done.stderr.splitlines() if '"level": "error"' in line or line.startswith("penstock")]
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+def test_what_keeps_a_worker_from_starting_has_its_own_status(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    """A wrong setting, a port taken, Kafka that is not there, a connector that cannot be made: one line each."""
+    file = tmp_path / "worker.properties"
+    props = standalone(kafka.bootstrap_servers, tmp_path) | {"listeners": f"http://127.0.0.1:{free_port()}"}
+    file.write_text("".join(f"{name}={value}\n" for name, value in props.items()))
+    wrong = run("standalone", str(file), "--offset.flush.interval.ms=never")
+    assert (wrong.returncode, "offset.flush.interval.ms" in said(wrong)) == (WRONG_SETTING, True)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        refused = run("standalone", str(file), f"--listeners=http://127.0.0.1:{port}")
+    assert (refused.returncode, str(port) in said(refused)) == (PORT_TAKEN, True)
+    nowhere = f"127.0.0.1:{free_port()}"
+    alone = run("standalone", str(file), f"--bootstrap.servers={nowhere}", "--request.timeout.ms=1000")
+    assert (alone.returncode, nowhere in said(alone)) == (KAFKA_UNREACHABLE, True)
+    bad = connector(tmp_path / "bad.properties", name="bad", connector_class="no.such.Class")
+    failed = run("standalone", str(file), bad)
+    assert failed.returncode == CONNECTOR_FAILED
+    assert "bad.properties" in said(failed)
+
+
+def ask(worker: WorkerProcess, *arguments: str) -> int:
+    return connectors.main([*arguments, "--url", worker.url])
+
+
+async def test_connectors_from_the_command_line(
+    kafka: EmbeddedKafka, tmp_path: Path, topic_name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`penstock connectors` makes, shows, steers and deletes; what the worker refuses is said."""
+    async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
+        await admin.create_topics([NewTopic(topic_name, 1)])
+    (tmp_path / "in.txt").write_text("one\n")
+    file = connector(tmp_path / "src.properties", name="src", connector_class="FileStreamSource",
+                     file=str(tmp_path / "in.txt"), topic=topic_name)  # fmt: skip
+    worker = WorkerProcess(tmp_path, standalone(kafka.bootstrap_servers, tmp_path), "standalone")
+    await worker.ready()
+    try:
+        assert ask(worker, "create", file) == 0
+        assert json.loads(capsys.readouterr().out)["name"] == "src"
+        assert ask(worker, "create", file) == 1
+        assert "already exists" in capsys.readouterr().err
+        assert ask(worker, "create", file, "--update") == 0
+        for steps in (["pause"], ["resume"], ["restart"], ["config"], ["status"]):
+            assert ask(worker, *steps, "src") == 0
+        capsys.readouterr()
+        assert ask(worker, "list") == 0
+        assert "src" in capsys.readouterr().out
+        assert ask(worker, "offsets", "reset", "src") == 1
+        for steps in (["stop"], ["offsets", "get"], ["offsets", "reset"], ["delete"]):
+            assert ask(worker, *steps, "src") == 0
+        assert ask(worker, "status", "src") == 1
+        assert ask(worker, "offsets", "set", "src", str(tmp_path / "none.json")) == 2
+    finally:
+        worker.kill()
