@@ -140,7 +140,8 @@ class DistributedHerder(DistributedRequests):
         await self._follow_configs()
         if self.group.needs_to_join or not self._resolved:
             return
-        await self._commands.run_due(until=lambda: self.group.needs_to_join or bool(self._pending))
+        # Also while a change wants a rebalance: what waits together is written together, and assigned together.
+        await self._commands.run_due(until=lambda: self.group.needs_to_join)
         if not self.group.needs_to_join and not self._pending:
             await self._wait()
 

@@ -80,7 +80,7 @@ class DistributedRequests(BaseHerder):
     # --- what may be done now, and by whom ---
 
     def _check_settled(self) -> None:
-        if self.group.needs_to_join or self._pending.rejoin is not None:
+        if self.group.needs_to_join:
             raise RebalanceNeeded(
                 "Request cannot be completed because a rebalance is expected: the workers are about to divide the work"
             )

@@ -235,7 +235,11 @@ class StandaloneHerder(BaseHerder):
             log.error("tasks cannot be configured", connector=name, reason=str(e), known=isinstance(e, ConnectError))
             self._reporter.on_failure(name, trace_of(e))
             return
-        await self._ask(lambda: self._put_tasks(name, made))
+        await self._ask(lambda: self._keep_tasks(name, made))
+
+    async def _keep_tasks(self, name: str, made: Sequence[Config]) -> None:
+        if self.snapshot().target_state(name) is not TargetState.STOPPED:  # stopped since: it has no tasks
+            await self._put_tasks(name, made)
 
     async def _put_tasks(self, name: str, made: Sequence[Config]) -> None:
         snapshot = self.snapshot()

@@ -109,11 +109,11 @@ class WorkRunner:
 
     def start_connector(self, name: str) -> None:
         """Start a connector as it is configured, in its target state."""
-        snapshot = self._snapshot()
-        self.beside(self._start_connector(name, snapshot))
+        self.beside(self._start_connector(name))
 
-    async def _start_connector(self, name: str, snapshot: ConfigSnapshot) -> None:
-        if name in self._worker.connector_names():
+    async def _start_connector(self, name: str) -> None:
+        snapshot = self._snapshot()
+        if name in self._worker.connector_names() or name not in snapshot.configs:
             return
         state = await self._worker.start_connector(
             name, snapshot.configs[name], snapshot.target_state(name), self._listener, self._on_reconfiguration
@@ -127,7 +127,7 @@ class WorkRunner:
         await self._worker.stop_connector(name)
         if announced:
             self._listener.on_restart(name)
-        await self._start_connector(name, self._snapshot())
+        await self._start_connector(name)
 
     async def start_task(self, task: ConnectorTaskId) -> None:
         """Start a task as it is configured; with `before_task`, once that says that it may."""

@@ -1,0 +1,240 @@
+"""The standalone herder over a real worker, with connectors of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from shared.clients.admin import Admin
+from shared.common.settings import KafkaSettings
+from shared.connect.config_def import ConfigDef
+from shared.connect.connector import Props, SourceConnector
+from shared.connect.errors import ConnectorNotFound
+from shared.connect.herder.base_herder import Stores
+from shared.connect.herder.errors import AlreadyExists, BadRequest
+from shared.connect.herder.settings import StandaloneConfig
+from shared.connect.herder.standalone import StandaloneHerder
+from shared.connect.plugins import Plugins
+from shared.connect.states import ConnectorTaskId, Event, State, TargetState
+from shared.connect.status_listener import StatusListener
+from shared.connect.storage.config_records import RestartRequest
+from shared.connect.storage.config_store import MemoryConfigStore
+from shared.connect.storage.offset_store import MemoryOffsetStore
+from shared.connect.storage.status_store import StatusStore
+from shared.connect.task import SourceTask
+from shared.connect.task_metrics import TaskMetrics
+from shared.connect.worker import Worker
+from shared.connect.worker_task import TaskSpec, WorkerTask
+from shared.testing.manual_clock import ManualClock
+
+CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
+TURNS_MAX = 2_000
+
+
+class Idle(SourceTask):
+    """Reads nothing."""
+
+    async def start(self, props: Props) -> None: ...
+
+    async def poll(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+class Divided(SourceConnector):
+    """Makes as many tasks as `tasks.max` says; `fails` makes it fail at its start."""
+
+    task_class = Idle
+
+    async def start(self, props: Props) -> None:
+        self.props = dict(props)
+        if "fails" in props:
+            raise RuntimeError("on purpose")
+
+    async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
+        return [{"number": str(n), "word": self.props.get("word", "")} for n in range(max_tasks)]
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return ConfigDef()
+
+    async def alter_offsets(self, props: Props, offsets: object) -> bool:
+        return True
+
+
+class Standing(WorkerTask):
+    """A task that runs, pauses and ends, and touches nothing."""
+
+    def __init__(self, spec: TaskSpec, listener: StatusListener) -> None:
+        super().__init__(spec.id, listener, TaskMetrics("source"), ManualClock())
+
+    async def _start(self) -> None: ...
+
+    async def _execute(self) -> None:
+        paused = self.should_pause
+        while not self.stopping:
+            await self._changed.wait()
+            self._changed.clear()
+            if not self.stopping and paused != self.should_pause:
+                paused = self.should_pause
+                self.moved(Event.PAUSED if paused else Event.RUNNING)
+
+    async def _close(self) -> None: ...
+
+    def stalled_ms(self, now_ms: int) -> int:
+        return 0
+
+
+@contextlib.asynccontextmanager
+async def herding() -> AsyncIterator[tuple[StandaloneHerder, list[str]]]:
+    """A herder that works, and the tasks that were made, in order."""
+    props = {"key.converter": CONVERTER, "value.converter": CONVERTER, "offset.storage.file.filename": "unused"}
+    config, made = StandaloneConfig(props), list[str]()
+
+    def make(spec: TaskSpec, listener: StatusListener) -> WorkerTask:
+        made.append(f"{spec.id}:{spec.task_config['word']}")
+        return Standing(spec, listener)
+
+    stores = Stores(MemoryConfigStore(lambda _: None), StatusStore(), MemoryOffsetStore())
+    worker = Worker(config, Plugins([("Divided", Divided)]), stores.offsets, make)
+    herder = StandaloneHerder(worker, Admin(KafkaSettings()), stores, "me:8083")
+    await herder.startup()
+    working = asyncio.ensure_future(herder.main_loop())
+    try:
+        yield herder, made
+    finally:
+        working.cancel()
+        await asyncio.wait([working])
+        await herder.shutdown()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    for _ in range(TURNS_MAX):
+        with contextlib.suppress(ConnectorNotFound):
+            if holds():
+                return
+        await asyncio.sleep(0)
+    raise AssertionError("it never held")
+
+
+def states(herder: StandaloneHerder) -> list[str]:
+    shown = herder.connector_status("c")
+    return [part["state"] for part in (shown["connector"], *shown["tasks"])]
+
+
+def config(**more: str) -> dict[str, str]:
+    return {"name": "c", "connector.class": "Divided", "tasks.max": "2", **more}
+
+
+async def test_a_connector_runs_with_its_tasks() -> None:
+    """Made once; a second time it exists, unless it is to be replaced."""
+    async with herding() as (herder, made):
+        created, info = await herder.put_connector("c", config(), replace=False)
+        assert (created, info["tasks"], info["type"]) == (True, [], "source")
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+        with pytest.raises(AlreadyExists):
+            await herder.put_connector("c", config(), replace=False)
+        assert made == ["c-0:", "c-1:"]
+        assert herder.startup_metrics()["task_startup_success_total"] == 2.0
+        assert await herder.is_healthy()
+
+
+async def test_tasks_are_replaced_only_where_they_differ() -> None:
+    """More tasks are added to those that run; another config replaces all; fewer end the rest."""
+    async with herding() as (herder, made):
+        await herder.put_connector("c", config(), replace=False)
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+        await herder.put_connector("c", config(**{"tasks.max": "3"}), replace=True)
+        await until(lambda: states(herder) == ["RUNNING"] * 4)
+        assert made == ["c-0:", "c-1:", "c-2:"]
+        await herder.patch_connector("c", {"word": "x", "tasks.max": "1"})
+        await until(lambda: made[-1] == "c-0:x" and states(herder) == ["RUNNING"] * 2)
+        assert herder.worker.task_ids() == {ConnectorTaskId("c", 0)}
+
+
+async def test_pause_stop_resume() -> None:
+    """A paused connector keeps its tasks, a stopped one has none, a resumed one has them again."""
+    async with herding() as (herder, _):
+        await herder.put_connector("c", config(), replace=False)
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+        await herder.set_target_state("c", TargetState.PAUSED)
+        await until(lambda: states(herder) == ["PAUSED"] * 3)
+        await herder.set_target_state("c", TargetState.STOPPED)
+        await until(lambda: states(herder) == ["STOPPED"])
+        assert herder.task_infos("c") == []
+        await herder.set_target_state("c", TargetState.STARTED)
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+
+
+async def test_a_connector_that_fails_can_be_restarted() -> None:
+    """Its status has the trace; restarted with another config it runs."""
+    async with herding() as (herder, _):
+        await herder.put_connector("c", config(fails="1"), replace=False)
+        await until(lambda: states(herder) == ["FAILED"])
+        assert "on purpose" in herder.connector_status("c")["connector"]["trace"]
+        await herder.restart_connector("c")
+        await until(lambda: states(herder) == ["FAILED"])
+        await herder.patch_connector("c", {"fails": None})
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+
+
+async def test_restarts_concern_what_is_named() -> None:
+    """One task, all of them, or what failed alone; what is not there is said in Kafka Connect's words."""
+    async with herding() as (herder, made):
+        await herder.put_connector("c", config(), replace=False)
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+        await herder.restart_task(ConnectorTaskId("c", 1))
+        assert made[2:] == ["c-1:"]
+        shown = await herder.restart(RestartRequest("c", only_failed=True, include_tasks=True))
+        assert shown["connector"]["state"] == State.RUNNING.value
+        shown = await herder.restart(RestartRequest("c", only_failed=False, include_tasks=True))
+        assert [task["state"] for task in shown["tasks"]] == ["RESTARTING", "RESTARTING"]
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+        assert made[3:] == ["c-0:", "c-1:"]
+        for missing, said in (
+            (herder.restart_task(ConnectorTaskId("c", 9)), "Unknown task: c-9"),
+            (herder.restart_task(ConnectorTaskId("x", 0)), "Unknown connector: x"),
+            (herder.restart_connector("x"), "Unknown connector: x"),
+            (herder.set_target_state("x", TargetState.PAUSED), "Unknown connector x"),
+            (herder.delete_connector("x"), "Connector x not found"),
+        ):
+            with pytest.raises(ConnectorNotFound, match=said):
+                await missing
+
+
+async def test_offsets_change_only_while_the_connector_is_stopped() -> None:
+    """Then they are read as they were set; deleted with the connector is nothing of them."""
+    async with herding() as (herder, _):
+        await herder.put_connector("c", config(), replace=False)
+        rows = [({"file": "a"}, {"at": 3})]
+        with pytest.raises(BadRequest, match="STOPPED"):
+            await herder.alter_offsets("c", rows)
+        await herder.set_target_state("c", TargetState.STOPPED)
+        said = await herder.alter_offsets("c", rows)
+        assert said == {"message": "The offsets for this connector have been altered successfully"}
+        assert (await herder.connector_offsets("c"))["offsets"] == [{"partition": {"file": "a"}, "offset": {"at": 3}}]
+        await herder.alter_offsets("c", None)
+        assert (await herder.connector_offsets("c"))["offsets"] == []
+
+
+async def test_what_is_deleted_leaves_nothing() -> None:
+    """Neither config nor status, and nothing runs."""
+    async with herding() as (herder, _):
+        await herder.put_connector("c", config(), replace=False)
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+        await herder.delete_connector("c")
+        assert herder.connectors() == []
+        with pytest.raises(ConnectorNotFound):
+            herder.connector_status("c")
+        assert (herder.worker.connector_names(), herder.worker.task_ids()) == (frozenset(), frozenset())
+
+
+async def test_a_wrong_config_is_refused_before_anything_is_written() -> None:
+    """The class must exist, and the settings must hold."""
+    async with herding() as (herder, _):
+        with pytest.raises(BadRequest, match=r"tasks\.max"):
+            await herder.put_connector("c", config(**{"tasks.max": "zero"}), replace=False)
+        assert herder.connectors() == []

@@ -1,0 +1,70 @@
+"""What is written for each change of configs, and what is heard of it."""
+
+from __future__ import annotations
+
+from shared.connect.states import ConnectorTaskId, TargetState
+from shared.connect.storage.config_records import LoggerLevel, RestartRequest, SessionKey
+from shared.connect.storage.config_state import (
+    ConfigChange,
+    ConnectorChanged,
+    ConnectorRemoved,
+    TargetStateChanged,
+    TasksChanged,
+)
+from shared.connect.storage.config_store import MemoryConfigStore
+
+
+async def started() -> tuple[MemoryConfigStore, list[ConfigChange]]:
+    changes: list[ConfigChange] = []
+    store = MemoryConfigStore(changes.append)
+    await store.start()
+    return store, changes
+
+
+async def test_each_change_is_read_back_when_its_call_returns() -> None:
+    """A connector, its tasks and its target state, and then nothing of it."""
+    store, changes = await started()
+    await store.put_connector("c", {"x": "1"})
+    await store.put_tasks("c", [{"t": "0"}, {"t": "1"}])
+    await store.put_target_state("c", TargetState.PAUSED)
+    snapshot = store.snapshot()
+    assert snapshot.configs["c"] == {"x": "1"}
+    assert [dict(config) for config in snapshot.all_task_configs("c")] == [{"t": "0"}, {"t": "1"}]
+    assert snapshot.target_state("c") is TargetState.PAUSED
+    await store.remove_connector("c")
+    assert store.snapshot().connectors() == []
+    tasks = (ConnectorTaskId("c", 0), ConnectorTaskId("c", 1))
+    assert changes == [
+        ConnectorChanged("c"),
+        TasksChanged("c", tasks),
+        TargetStateChanged("c"),
+        ConnectorRemoved("c"),
+    ]
+
+
+async def test_a_connector_can_be_made_stopped() -> None:
+    """Its target state is there before anybody can start it."""
+    store, changes = await started()
+    await store.put_connector("c", {}, TargetState.STOPPED)
+    assert store.snapshot().target_state("c") is TargetState.STOPPED
+    assert changes == [ConnectorChanged("c")]
+
+
+async def test_requests_and_keys_are_heard_of() -> None:
+    """Restarts, session keys, levels and fencing."""
+    store, changes = await started()
+    request, key, level = RestartRequest("c", True, True), SessionKey(b"k", "a", 1), LoggerLevel("root", "INFO")
+    await store.put_restart(request)
+    await store.put_session_key(key)
+    await store.put_logger_level(level)
+    await store.put_task_count("c", 2)
+    assert changes == [request, key, level]
+    assert store.snapshot().task_count_records == {"c": 2}
+
+
+async def test_before_the_start_nothing_is_told() -> None:
+    """What is there already is no news."""
+    changes: list[ConfigChange] = []
+    store = MemoryConfigStore(changes.append)
+    await store.put_connector("c", {})
+    assert changes == []
