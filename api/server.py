@@ -29,6 +29,9 @@ CONCURRENT_REQUESTS_MAX = 2_000
 
 GRACE_MS = 10_000
 
+KEEP_ALIVE_S = 30
+"""How long an idle connection is kept: longer than clients' pools keep theirs, or they send into a closing one."""
+
 
 class _Uvicorn(uvicorn.Server):
     """uvicorn without its signal handlers, and with an event for having started."""
@@ -85,6 +88,7 @@ class HttpServer:
             ws="none",
             backlog=BACKLOG,
             limit_concurrency=CONCURRENT_REQUESTS_MAX,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
         try:
             config.load()
