@@ -16,7 +16,7 @@ from shared.clients.admin import Admin
 from shared.clients.connection import Connection
 from shared.clients.consumer.member_states import GroupConfig
 from shared.common.clock import SYSTEM_CLOCK, Clock
-from shared.common.errors import KafkaTimeout, PenstockError
+from shared.common.errors import KafkaTimeout, PenstockError, ProducerFenced, RetriableError
 from shared.common.log import get_logger
 from shared.connect.group.assignor import IncrementalAssignor
 from shared.connect.group.connect_protocol import Assignment, Work
@@ -31,6 +31,7 @@ from shared.connect.worker import Worker
 
 log = get_logger(__name__)
 
+RETRY_MS = 1_000
 IDLE_MS = 10_000
 """How long the loop waits at most for something to do."""
 
@@ -76,7 +77,6 @@ class DistributedHerder(DistributedRequests):
         self._resolved = False
         self._rejoin_at_ms: int | None = None
         self._started = False
-        self._was_leader = False
         self.rebalances = 0
         self._rebalance_ms: tuple[int | None, float] = (None, 0.0)
         """When the last rebalance ended, and how long all of them took."""
@@ -110,9 +110,16 @@ class DistributedHerder(DistributedRequests):
         self.group.config_offset = self.snapshot().offset
 
     async def main_loop(self) -> None:
-        """Work until cancelled."""
+        """Work until cancelled; what is passing, such as a Kafka that does not answer, is tried again."""
         while True:
-            await self.run_once()
+            try:
+                await self.run_once()
+            except RetriableError as e:
+                log.warning("a turn of the herder failed, trying again", error=type(e).__name__, reason=str(e))
+                await asyncio.sleep(RETRY_MS / 1000)
+            except ProducerFenced as e:  # of a leader's write: nothing is lost but the lead
+                log.warning("another worker leads", reason=str(e))
+                self.group.rejoin("another worker leads")
 
     async def shutdown(self) -> None:
         """Stop what runs, leave the group, close the stores."""
@@ -214,10 +221,11 @@ class DistributedHerder(DistributedRequests):
 
     async def _lead_or_follow(self) -> None:
         if self.group.is_leader:
-            if not self._was_leader:
+            if not self._stores.configs.is_claimed:
                 await self._stores.configs.claim()
             await self._forget_what_is_gone()
-        self._was_leader = self.group.is_leader
+        else:
+            await self._stores.configs.release()
 
     async def _forget_what_is_gone(self) -> None:
         """The leader's: statuses of connectors and tasks that are configured no longer."""

@@ -67,8 +67,16 @@ class ConfigStore:
     async def refresh(self, timeout_ms: int = READ_TO_END_MS) -> None:
         """Read all that others have written up to now; KafkaTimeout."""
 
+    @property
+    def is_claimed(self) -> bool:
+        """Whether a leader's changes may be made from here."""
+        return True
+
     async def claim(self) -> None:
         """Become the one that may make a leader's changes; others that did so before are fenced."""
+
+    async def release(self) -> None:
+        """Lead no longer."""
 
     async def put_connector(self, name: str, config: Config, target: TargetState | None = None) -> None:
         """A connector's config; `target` where it is not to start as usual, before anyone starts it."""
@@ -153,6 +161,10 @@ class KafkaConfigStore(ConfigStore):
     async def refresh(self, timeout_ms: int = READ_TO_END_MS) -> None:
         await self._log.read_to_end(timeout_ms)
 
+    @property
+    def is_claimed(self) -> bool:
+        return self._transactional_id is None or self._leader is not None
+
     async def claim(self) -> None:
         if self._transactional_id is None:
             return
@@ -165,6 +177,9 @@ class KafkaConfigStore(ConfigStore):
             await leader.close(0)
             raise
         self._leader = leader
+
+    async def release(self) -> None:
+        await self._let_go()
 
     async def _let_go(self) -> None:
         leader, self._leader = self._leader, None

@@ -16,7 +16,14 @@ from shared.clients.admin.topics import OffsetSpec
 from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.clients.producer import Producer
 from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import ConfigError, IllegalState, KafkaTimeout, PenstockError, RetriableError
+from shared.common.errors import (
+    ConfigError,
+    IllegalState,
+    KafkaTimeout,
+    PenstockError,
+    RetriableError,
+    UnknownTopicOrPartition,
+)
 from shared.common.log import get_logger
 from shared.common.records import ConsumerRecord, RecordMetadata, TopicPartition
 from shared.common.settings import KafkaSettings
@@ -27,6 +34,7 @@ POLL_MS = 1_000
 WAITED_FOR_POLL_MS = 50
 """How long one poll takes while somebody waits for the end: a transaction's marks wake nobody."""
 READ_TO_END_MS = 60_000
+TOPIC_KNOWN_MS = 30_000
 RETRY_MS = 1_000
 
 
@@ -145,15 +153,28 @@ class KafkaBasedLog:
         known = await self._admin.list_topics(internal=True)
         if topic.name not in known:
             await self._admin.create_topics([wanted], exist_ok=True)
-        policy = (await self._admin.describe_configs(topic.name)).get("cleanup.policy")
+        policy, found = await self._described()
         if policy != "compact":
             raise ConfigError(
                 f"topic {topic.name}: cleanup.policy={policy}, but must be compact: records would be lost"
             )
-        found = (await self._admin.describe_topics([topic.name]))[topic.name].partitions
         if topic.is_single and len(found) != 1:
             raise ConfigError(f"topic {topic.name}: has {len(found)} partitions, but must have one: order counts")
-        self._partitions = [TopicPartition(topic.name, p.partition) for p in found]
+        self._partitions = [TopicPartition(topic.name, partition) for partition in found]
+
+    async def _described(self) -> tuple[str | None, list[int]]:
+        """The topic's cleanup policy and partitions; one that was made just now may not be known everywhere yet."""
+        name, deadline_ms = self._topic.name, SYSTEM_CLOCK.monotonic_ms() + TOPIC_KNOWN_MS
+        while True:
+            try:
+                policy = (await self._admin.describe_configs(name)).get("cleanup.policy")
+                partitions = (await self._admin.describe_topics([name]))[name].partitions
+            except UnknownTopicOrPartition:
+                if SYSTEM_CLOCK.monotonic_ms() >= deadline_ms:
+                    raise
+                await asyncio.sleep(WAITED_FOR_POLL_MS / 1000)
+            else:
+                return policy, [p.partition for p in partitions]
 
     async def _follow(self) -> None:
         assert self._consumer is not None
