@@ -9,4 +9,16 @@ BUILTIN: tuple[str, ...] = (
     ),
     "converters.json.JsonConverter",
     "converters.simple_header.SimpleHeaderConverter",
+    *(
+        f"transforms.{name}{part}"
+        for name in (
+            *("cast.Cast", "content.InsertField", "content.MaskField", "content.SetSchemaMetadata"),
+            *("headers.HeaderFrom", "shape.ExtractField", "shape.Flatten", "shape.HoistField", "shape.ReplaceField"),
+            "timestamps.TimestampConverter",
+        )
+        for part in ("Key", "Value")
+    ),
+    *("transforms.headers.DropHeaders", "transforms.headers.InsertHeader", "transforms.shape.ValueToKey"),
+    *(f"transforms.routing.{name}" for name in ("Filter", "RegexRouter", "TimestampRouter")),
+    *(f"transforms.predicates.{name}" for name in ("HasHeaderKey", "RecordIsTombstone", "TopicNameMatches")),
 )

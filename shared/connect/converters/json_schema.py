@@ -214,15 +214,22 @@ def _base64(text: str) -> bytes:
 
 def decimal_to_bytes(value: Decimal, scale: int) -> bytes:
     """The unscaled value, big-endian in two's complement, as Java's BigDecimal gives it."""
-    unscaled = value.scaleb(scale)
-    if unscaled != unscaled.to_integral_value():
+    sign, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int):
+        raise DataError(f"{value} is no number")
+    unscaled = int("".join(map(str, digits)))  # not by arithmetic, which rounds to the context's precision
+    shift = exponent + scale
+    whole, rest = (unscaled * 10**shift, 0) if shift >= 0 else divmod(unscaled, 10**-shift)
+    if rest:
         raise DataError(f"BigDecimal has mismatching scale value for given Decimal schema: {value}, scale {scale}")
-    number = int(unscaled)
+    number: int = -whole if sign else whole
     return number.to_bytes((number + (number < 0)).bit_length() // 8 + 1, "big", signed=True)
 
 
 def decimal_from_bytes(data: bytes, scale: int) -> Decimal:
-    return Decimal(int.from_bytes(data, "big", signed=True)).scaleb(-scale)
+    """The number that those bytes are, with so many digits after the point."""
+    number = int.from_bytes(data, "big", signed=True)
+    return Decimal((number < 0, tuple(map(int, str(abs(number)))), -scale))
 
 
 def scale_of(schema: Schema) -> int:

@@ -46,7 +46,7 @@ class SimpleHeaderConverter(HeaderConverter):
     def from_connect_header(self, topic: str, name: str, schema: Schema | None, value: Any) -> bytes | None:
         if value is None:
             return None
-        return _text(value, schema).encode()
+        return header_text(value, schema).encode()
 
     def to_connect_header(self, topic: str, name: str, data: bytes | None) -> Converted:
         if data is None:
@@ -55,10 +55,11 @@ class SimpleHeaderConverter(HeaderConverter):
             text = data.decode()
         except UnicodeDecodeError:
             return STRING, data.decode(errors="replace")
-        return _parsed(text)
+        return parsed_text(text)
 
 
-def _text(value: Any, schema: Schema | None) -> str:
+def header_text(value: Any, schema: Schema | None) -> str:
+    """A value as a header's text."""
     if isinstance(value, str):
         return value
     if isinstance(value, dt.datetime):
@@ -75,7 +76,8 @@ def _text(value: Any, schema: Schema | None) -> str:
     return as_text(value, None) or ""
 
 
-def _parsed(text: str) -> Converted:
+def parsed_text(text: str) -> Converted:
+    """What a text is by its form."""
     if text in ("true", "false"):
         return BOOLEAN, text == "true"
     if text == "null":

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from pathlib import Path
+
 import pytest
 
 from shared.connect.connectors.file import FileStreamSinkConnector, FileStreamSourceConnector
@@ -45,6 +49,14 @@ def test_plugins_are_listed_under_kafkas_names() -> None:
     assert plugins.config_of("FileStreamSource") == (FileStreamSourceConnector, "source")
     with pytest.raises(ConnectorNotFound, match="Unknown plugin None"):
         plugins.config_of("None")
+
+
+def test_all_that_kafka_connect_ships_is_there() -> None:
+    """Every plugin that a real worker listed is listed here under the same name and kind."""
+    with gzip.open(Path(__file__).parents[2] / "data" / "kafka_connect_rest.jsonl.gz", "rt", encoding="utf-8") as lines:
+        (case,) = [one for one in map(json.loads, lines) if one.get("path", "").endswith("?connectorsOnly=false")]
+    listed = Plugins.installed().listed(connectors_only=False)
+    assert [plugin for plugin in case["response"] if plugin not in listed] == []
 
 
 def test_kinds_are_told_apart() -> None:

@@ -1,0 +1,167 @@
+"""Cast: fields, or the whole key or value, to another primitive type.
+
+Numbers narrow as Java's do: integers wrap, floats are cut and held at the integer's limits. Text must be a number that
+fits. Bytes become text in base64, dates and times their number or ISO text.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+from shared.connect.config_def import NO_DEFAULT, ConfigDef, Type
+from shared.connect.config_types import as_text
+from shared.connect.converters.json_schema import EPOCH_DAY, time_ms, timestamp_ms
+from shared.connect.converters.simple_header import header_text
+from shared.connect.errors import ConfigError, DataError
+from shared.connect.record import ConnectRecord
+from shared.connect.schema import INTEGER_BITS, Field, Schema, SchemaType
+from shared.connect.transforms.parts import HIGH, OnPart, key_and_value, require_map, require_struct, with_replace_null
+
+TYPES = {
+    "int8": SchemaType.INT8,
+    "int16": SchemaType.INT16,
+    "int32": SchemaType.INT32,
+    "int64": SchemaType.INT64,
+    "float32": SchemaType.FLOAT32,
+    "float64": SchemaType.FLOAT64,
+    "boolean": SchemaType.BOOLEAN,
+    "string": SchemaType.STRING,
+}
+
+
+def parse_spec(spec: list[str]) -> dict[str | None, SchemaType]:
+    """Field to type; under None the type of the whole. ConfigError."""
+    if not spec:
+        raise ConfigError("Must specify at least one field to cast.")
+    casts: dict[str | None, SchemaType] = {}
+    for item in spec:
+        name, colon, kind = item.rpartition(":")
+        if kind.strip().lower() not in TYPES:
+            raise ConfigError(f"Invalid field mapping: {item}: one of {', '.join(TYPES)} must follow the colon")
+        casts[name.strip() if colon else None] = TYPES[kind.strip().lower()]
+    if None in casts and len(casts) > 1:
+        raise ConfigError("Cast transformations that specify a type to cast the entire value to may ony specify one")
+    return casts
+
+
+def cast(value: Any, target: SchemaType) -> Any:
+    """A value as another type; DataError where it cannot be."""
+    if value is None:
+        return None
+    if target is SchemaType.STRING:
+        return _as_string(value)
+    number = _raw(value)
+    if target in INTEGER_BITS:
+        return _as_integer(number, INTEGER_BITS[target], value)
+    try:
+        if target is SchemaType.BOOLEAN:
+            if isinstance(number, str):
+                return {"true": True, "false": False}[number.strip().lower()]
+            return number != 0
+        return float(number)
+    except (KeyError, ValueError, OverflowError):
+        raise DataError(f"Value ({value}) was out of range for requested data type") from None
+
+
+def _raw(value: Any) -> int | float | str:
+    """What a value is as a number or text."""
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, int | float | str):
+        return value
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, dt.datetime):
+        return timestamp_ms(value)
+    if isinstance(value, dt.date):
+        return (value - EPOCH_DAY).days
+    if isinstance(value, dt.time):
+        return time_ms(value)
+    raise DataError(f"Unexpected type in Cast transformation: {type(value).__name__}")
+
+
+def _as_integer(number: int | float | str, bits: int, value: Any) -> int:
+    half = 1 << bits - 1
+    if isinstance(number, str):
+        try:
+            parsed = int(number)
+        except ValueError:
+            parsed = half
+        if not -half <= parsed < half:
+            raise DataError(f"Value ({value}) was out of range for requested data type")
+        return parsed
+    if isinstance(number, float):
+        limit = 1 << (63 if bits == 64 else 31)
+        number = 0 if math.isnan(number) else int(min(max(number, -limit), limit - 1))
+        number = min(number, limit - 1)
+    return (number + half) % (2 * half) - half
+
+
+def _as_string(value: Any) -> str:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode()
+    if isinstance(value, dt.date | dt.time):
+        return header_text(value, None)
+    if isinstance(value, dict | list):
+        raise DataError(f"Unexpected type in Cast transformation: {type(value).__name__}")
+    return as_text(value, None) or ""
+
+
+class _Cast(OnPart):
+    """Casts fields or the whole to other types."""
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        says = "What to cast: field1:type,field2:type, or one type for the whole."
+        definition = ConfigDef().define("spec", Type.LIST, NO_DEFAULT, HIGH, says, lambda _name, spec: _checked(spec))
+        return with_replace_null(definition)
+
+    def configured(self) -> None:
+        self._casts = parse_spec(self.values["spec"])
+        self._whole = self._casts.get(None)
+
+    def transform(self, record: ConnectRecord, schema: Schema | None, value: Any) -> ConnectRecord:
+        if value is None:
+            return record
+        if self._whole is not None:
+            new_schema = None if schema is None else self.updated(schema, self._whole_schema)
+            return self.new(record, new_schema, cast(value, self._whole))
+        if schema is None:
+            given = dict(require_map(value, "cast types"))
+            return self.new(record, None, given | {n: cast(given.get(n), to) for n, to in self._fields()})
+        given = dict(require_struct(schema, value, "cast types"))
+        found = {field.name: self.field_value(field, given) for field in schema.fields}
+        casts = {name: cast(found[name], to) for name, to in self._fields() if name in found}
+        return self.new(record, self.updated(schema, self._struct_schema), found | casts)
+
+    def _fields(self) -> list[tuple[str, SchemaType]]:
+        return [(name, to) for name, to in self._casts.items() if name is not None]
+
+    def _whole_schema(self, schema: Schema) -> Schema:
+        assert self._whole is not None
+        return _cast_schema(schema, self._whole, cast)
+
+    def _struct_schema(self, schema: Schema) -> Schema:
+        fields = [
+            Field(f.name, _cast_schema(f.schema, self._casts[f.name], cast)) if f.name in self._casts else f
+            for f in schema.fields
+        ]
+        return replace(schema, fields=tuple(fields))
+
+
+def _cast_schema(schema: Schema, to: SchemaType, convert: Callable[[Any, SchemaType], Any]) -> Schema:
+    default = convert(schema.default, to) if schema.has_default else schema.default
+    return Schema(to, optional=schema.optional, doc=schema.doc, default=default)
+
+
+def _checked(spec: list[str] | None) -> None:
+    parse_spec(spec or [])
+
+
+CastKey, CastValue = key_and_value(_Cast, "Cast")

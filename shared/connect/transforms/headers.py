@@ -1,0 +1,109 @@
+"""Transforms of headers: DropHeaders, HeaderFrom, InsertHeader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, non_empty, one_of
+from shared.connect.converters.simple_header import parsed_text
+from shared.connect.errors import ConfigError, DataError
+from shared.connect.record import ConnectRecord, Header
+from shared.connect.schema import Schema
+from shared.connect.transform import Transformation
+from shared.connect.transforms.parts import (
+    HIGH,
+    PACKAGE,
+    OnPart,
+    key_and_value,
+    require_map,
+    require_struct,
+    with_fields,
+    with_replace_null,
+)
+
+
+def headers_of(record: ConnectRecord) -> tuple[Header, ...]:
+    found: tuple[Header, ...] = getattr(record, "headers", ())
+    return found
+
+
+class DropHeaders(Transformation):
+    """Removes headers by name."""
+
+    kafka_class = PACKAGE + "DropHeaders"
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return ConfigDef().define("headers", Type.LIST, NO_DEFAULT, HIGH, "The headers' names.", non_empty)
+
+    def configure(self, values: Mapping[str, Any]) -> None:
+        self._names = set(values["headers"])
+
+    def apply(self, record: ConnectRecord) -> ConnectRecord:
+        return record.replaced(headers=tuple(h for h in headers_of(record) if h.name not in self._names))
+
+
+class InsertHeader(Transformation):
+    """Adds a header to each record."""
+
+    kafka_class = PACKAGE + "InsertHeader"
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return (
+            ConfigDef()
+            .define("header", Type.STRING, NO_DEFAULT, HIGH, "The header's name.", non_empty)
+            .define("value.literal", Type.STRING, NO_DEFAULT, HIGH, "Its value; its form says its type.", non_empty)
+        )
+
+    def configure(self, values: Mapping[str, Any]) -> None:
+        schema, value = parsed_text(values["value.literal"])
+        self._header = Header(values["header"], value, schema)
+
+    def apply(self, record: ConnectRecord) -> ConnectRecord:
+        return record.replaced(headers=(*headers_of(record), self._header))
+
+
+class _HeaderFrom(OnPart):
+    """Copies or moves fields into headers."""
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        definition = (
+            ConfigDef()
+            .define("fields", Type.LIST, NO_DEFAULT, HIGH, "The fields.", non_empty)
+            .define("headers", Type.LIST, NO_DEFAULT, HIGH, "The headers' names, in the fields' order.", non_empty)
+            .define("operation", Type.STRING, NO_DEFAULT, HIGH, "copy, or move.", one_of("copy", "move"))
+        )
+        return with_replace_null(definition)
+
+    def configured(self) -> None:
+        self._pairs = list(zip(self.values["fields"], self.values["headers"], strict=False))
+        if len(self.values["fields"]) != len(self.values["headers"]):
+            raise ConfigError("'fields' config must have the same number of elements as 'headers' config.")
+        self._moves = self.values["operation"] == "move"
+
+    def transform(self, record: ConnectRecord, schema: Schema | None, value: Any) -> ConnectRecord:
+        moved = {field for field, _ in self._pairs} if self._moves else set()
+        if schema is None:
+            given = require_map(value, "header from")
+            headers = [Header(name, given.get(field)) for field, name in self._pairs]
+            rest: Any = {key: item for key, item in given.items() if key not in moved}
+        else:
+            given = require_struct(schema, value, "header from")
+            headers = []
+            for field, name in self._pairs:
+                found = schema.field(field)
+                if found is None:
+                    raise DataError(f"Unknown field: {field}")
+                headers.append(Header(name, self.field_value(found, given), found.schema))
+            rest = {f.name: self.field_value(f, given) for f in schema.fields if f.name not in moved}
+            if moved:
+                schema = self.updated(
+                    schema, lambda old: with_fields(old, [f for f in old.fields if f.name not in moved])
+                )
+        return self.new(record, schema, rest).replaced(headers=(*headers_of(record), *headers))
+
+
+HeaderFromKey, HeaderFromValue = key_and_value(_HeaderFrom, "HeaderFrom")

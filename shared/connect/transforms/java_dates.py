@@ -1,0 +1,150 @@
+"""Java's date patterns (SimpleDateFormat), to write and to read, in UTC.
+
+>>> pattern = DatePattern("yyyy-MM-dd'T'HH:mm:ss.SSSX")
+>>> at = dt.datetime(2024, 2, 29, 13, 5, 6, 789_000, tzinfo=dt.UTC)
+>>> pattern.format(at), pattern.parse("2024-02-29T15:05:06.789+02") == at
+('2024-02-29T13:05:06.789Z', True)
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Callable
+
+from shared.connect.errors import ConfigError, DataError
+
+MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+TOKEN = re.compile(r"'((?:[^']|'')*)'|([a-zA-Z])\2*|([^a-zA-Z']+)")
+
+_NUMBERS: dict[str, Callable[[dt.datetime], int]] = {
+    "M": lambda at: at.month,
+    "d": lambda at: at.day,
+    "D": lambda at: at.timetuple().tm_yday,
+    "H": lambda at: at.hour,
+    "k": lambda at: at.hour or 24,
+    "K": lambda at: at.hour % 12,
+    "h": lambda at: at.hour % 12 or 12,
+    "m": lambda at: at.minute,
+    "s": lambda at: at.second,
+    "S": lambda at: at.microsecond // 1000,
+    "u": lambda at: at.isoweekday(),
+}
+ZONES = "zZX"
+
+
+class DatePattern:
+    """One pattern; ConfigError where it has a letter that means nothing here."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        self._tokens: list[tuple[str, int, str]] = []  # letter, count, or an empty letter with text
+        at = 0
+        while at < len(pattern):
+            match = TOKEN.match(pattern, at)
+            if match is None:
+                raise ConfigError(f"{pattern!r} is no date pattern: an open quote")
+            at = match.end()
+            if match[2]:
+                if match[2] not in _NUMBERS and match[2] not in "yYEa" + ZONES:
+                    raise ConfigError(f"{pattern!r} is no date pattern: Illegal pattern character '{match[2]}'")
+                self._tokens.append((match[2], len(match[0]), ""))
+            else:
+                text = match[3] if match[1] is None else (match[1].replace("''", "'") or "'")
+                self._tokens.append(("", 0, text))
+        groups = [self._group(index) for index in range(len(self._tokens))]
+        self._regex = re.compile("".join(groups), re.IGNORECASE)
+
+    def __repr__(self) -> str:
+        return f"<DatePattern {self.pattern}>"
+
+    def format(self, at: dt.datetime) -> str:
+        """The time as text, in UTC."""
+        at = (at if at.tzinfo is not None else at.replace(tzinfo=dt.UTC)).astimezone(dt.UTC)
+        return "".join(_written(letter, count, at) if letter else text for letter, count, text in self._tokens)
+
+    def parse(self, text: str) -> dt.datetime:
+        """The time that a text begins with; DataError where it does not match."""
+        match = self._regex.match(text)
+        if match is None:
+            raise self._refusal(text)
+        found = {"y": 1970, "M": 1, "d": 1, "H": 0, "m": 0, "s": 0, "S": 0}
+        offset, afternoon = dt.timedelta(0), None
+        try:
+            for index, (letter, count, _) in enumerate(self._tokens):
+                value = match[f"g{index}"] if letter else ""
+                if letter in ("y", "Y"):
+                    found["y"] = _year(int(value), count, len(value))
+                elif letter == "M" and count >= 3:
+                    found["M"] = [month[:3].lower() for month in MONTHS].index(value[:3].lower()) + 1
+                elif letter == "a":
+                    afternoon = value.lower() == "pm"
+                elif letter and letter in ZONES:
+                    offset = _offset(value)
+                elif letter in ("h", "K", "k"):
+                    found["H"] = int(value) % (24 if letter == "k" else 12)
+                elif letter in found:
+                    found[letter] = int(value)
+            if afternoon is not None:
+                found["H"] = found["H"] % 12 + 12 * afternoon
+            # Lenient, as Java is: the 31st of April is the 1st of May.
+            year, month = found["y"] + (found["M"] - 1) // 12, (found["M"] - 1) % 12 + 1
+            return (
+                dt.datetime(year, month, 1, tzinfo=dt.UTC)
+                + dt.timedelta(days=found["d"] - 1, hours=found["H"], minutes=found["m"], seconds=found["s"])
+                + dt.timedelta(milliseconds=found["S"])
+                - offset
+            )
+        except (ValueError, OverflowError):
+            raise self._refusal(text) from None
+
+    def _refusal(self, text: str) -> DataError:
+        return DataError(f"Could not parse timestamp: value ({text}) does not match pattern ({self.pattern})")
+
+    def _group(self, index: int) -> str:
+        letter, count, text = self._tokens[index]
+        if not letter:
+            return re.escape(text)
+        follows = index + 1 < len(self._tokens) and self._tokens[index + 1][0] in (*_NUMBERS, "y", "Y")
+        name = f"?P<g{index}>"
+        if letter == "M" and count >= 3:
+            return f"({name}{'|'.join(f'{month}|{month[:3]}' for month in MONTHS)})"
+        if letter == "E":
+            return f"({name}{'|'.join(f'{day}|{day[:3]}' for day in DAYS)})"
+        if letter == "a":
+            return f"({name}am|pm)"
+        if letter in ZONES:
+            return f"({name}Z|UTC|GMT|[+-]\\d\\d(?::?\\d\\d)?)"
+        return f"({name}\\d{{{count}}})" if follows else f"({name}-?\\d+)"
+
+
+def _written(letter: str, count: int, at: dt.datetime) -> str:
+    if letter in ("y", "Y"):
+        return f"{at.year % 100:02d}" if count == 2 else f"{at.year:0{count}d}"
+    if letter == "M" and count >= 3:
+        return MONTHS[at.month - 1] if count > 3 else MONTHS[at.month - 1][:3]
+    if letter == "E":
+        return DAYS[at.weekday()] if count > 3 else DAYS[at.weekday()][:3]
+    if letter == "a":
+        return "PM" if at.hour >= 12 else "AM"
+    if letter in ZONES:
+        return {"X": "Z", "Z": "+0000", "z": "UTC"}[letter]
+    return f"{_NUMBERS[letter](at):0{count}d}"
+
+
+def _year(year: int, count: int, digits: int) -> int:
+    if count == 2 and digits == 2:  # within 80 years before and 20 after the present, as Java takes it
+        return year + (2000 if year < 50 else 1900)
+    return year
+
+
+def _offset(text: str) -> dt.timedelta:
+    if text.upper() in ("Z", "UTC", "GMT"):
+        return dt.timedelta(0)
+    digits = text[1:].replace(":", "")
+    minutes = int(digits[:2]) * 60 + int(digits[2:] or 0)
+    return dt.timedelta(minutes=-minutes if text[0] == "-" else minutes)

@@ -1,0 +1,108 @@
+"""What transforms of a record's key or value share: which part, and structs beside plain maps."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from shared.connect.config_def import ConfigDef, Importance, Type
+from shared.connect.errors import DataError
+from shared.connect.record import ConnectRecord
+from shared.connect.schema import Field, Schema, SchemaType
+from shared.connect.transform import Transformation
+
+PACKAGE = "org.apache.kafka.connect.transforms."
+SCHEMAS_CACHED_MAX = 16
+REPLACE_NULL = "replace.null.with.default"
+
+HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
+
+
+def with_replace_null(definition: ConfigDef) -> ConfigDef:
+    """Adds the setting that many transforms have."""
+    says = "Whether null stands for a field's default."
+    return definition.define(REPLACE_NULL, Type.BOOLEAN, True, MEDIUM, says)
+
+
+class OnPart(Transformation):
+    """A transform of the key or of the value."""
+
+    is_key: ClassVar[bool] = False
+
+    def configure(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+        self.replace_null = bool(values.get(REPLACE_NULL, True))
+        self._schemas: dict[int, tuple[Schema, Schema]] = {}
+        self.configured()
+
+    def configured(self) -> None:
+        """The settings are in `values`."""
+
+    def apply(self, record: ConnectRecord) -> ConnectRecord | None:
+        schema, value = (record.key_schema, record.key) if self.is_key else (record.value_schema, record.value)
+        return self.transform(record, schema, value)
+
+    @abstractmethod
+    def transform(self, record: ConnectRecord, schema: Schema | None, value: Any) -> ConnectRecord | None:
+        """The record with its part as it is to be; `new` makes it."""
+
+    def new(self, record: ConnectRecord, schema: Schema | None, value: Any) -> ConnectRecord:
+        return record.with_key(schema, value) if self.is_key else record.with_value(schema, value)
+
+    def updated(self, schema: Schema, update: Callable[[Schema], Schema]) -> Schema:
+        """The new schema of a schema, made once as long as the same object comes by."""
+        known = self._schemas.get(id(schema))
+        if known is not None and known[0] is schema:
+            return known[1]
+        if len(self._schemas) >= SCHEMAS_CACHED_MAX:
+            self._schemas.clear()
+        made = update(schema)
+        self._schemas[id(schema)] = (schema, made)
+        return made
+
+    def field_value(self, field: Field, value: Mapping[str, Any]) -> Any:
+        """A struct's field, its default in place of null."""
+        found = value.get(field.name)
+        if found is None and self.replace_null and field.schema.has_default:
+            return field.schema.default
+        return found
+
+
+def require_map(value: Any, purpose: str) -> Mapping[str, Any]:
+    """DataError where a value without schema is no map."""
+    if not isinstance(value, Mapping):
+        raise DataError(
+            f"Only Map objects supported in absence of schema for [{purpose}], found: {type(value).__name__}"
+        )
+    return value
+
+
+def require_struct(schema: Schema, value: Any, purpose: str) -> Mapping[str, Any]:
+    """DataError where a value with a schema is no struct."""
+    if schema.type is not SchemaType.STRUCT or not isinstance(value, Mapping):
+        raise DataError(f"Only Struct objects supported for [{purpose}], found: {type(value).__name__}")
+    return value
+
+
+def with_fields(schema: Schema, fields: list[Field]) -> Schema:
+    """A struct's schema with other fields; a default of the old ones is not one of the new."""
+    return replace(schema, fields=tuple(fields), default=Schema(SchemaType.STRUCT).default)
+
+
+def key_and_value(base: type[OnPart], name: str) -> tuple[type[Any], type[Any]]:
+    """The two classes of a transform: `<Name>Key` and `<Name>Value`, for Kafka's `<Name>$Key` and `<Name>$Value`."""
+    return tuple(  # type: ignore[return-value]
+        type(
+            name + part,
+            (base,),
+            {
+                "__module__": base.__module__,
+                "__doc__": f"{(base.__doc__ or '').rstrip('.')}: of the {part.lower()}.",
+                "kafka_class": f"{PACKAGE}{name}${part}",
+                "is_key": part == "Key",
+            },
+        )
+        for part in ("Key", "Value")
+    )

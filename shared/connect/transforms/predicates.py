@@ -1,0 +1,61 @@
+"""The predicates that ship: HasHeaderKey, RecordIsTombstone, TopicNameMatches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, non_empty
+from shared.connect.config_types import regex
+from shared.connect.record import ConnectRecord
+from shared.connect.transform import Predicate
+from shared.connect.transforms.headers import headers_of
+
+PACKAGE = "org.apache.kafka.connect.transforms.predicates."
+MEDIUM = Importance.MEDIUM
+
+
+class HasHeaderKey(Predicate):
+    """Records with a header of that name."""
+
+    kafka_class = PACKAGE + "HasHeaderKey"
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return ConfigDef().define("name", Type.STRING, NO_DEFAULT, MEDIUM, "The header's name.", non_empty)
+
+    def configure(self, values: Mapping[str, Any]) -> None:
+        self._name = values["name"]
+
+    def test(self, record: ConnectRecord) -> bool:
+        return any(header.name == self._name for header in headers_of(record))
+
+
+class RecordIsTombstone(Predicate):
+    """Records without a value."""
+
+    kafka_class = PACKAGE + "RecordIsTombstone"
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return ConfigDef()
+
+    def test(self, record: ConnectRecord) -> bool:
+        return record.value is None
+
+
+class TopicNameMatches(Predicate):
+    """Records whose whole topic matches."""
+
+    kafka_class = PACKAGE + "TopicNameMatches"
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return ConfigDef().define("pattern", Type.STRING, NO_DEFAULT, MEDIUM, "A regular expression.", regex)
+
+    def configure(self, values: Mapping[str, Any]) -> None:
+        self._pattern = re.compile(values["pattern"])
+
+    def test(self, record: ConnectRecord) -> bool:
+        return self._pattern.fullmatch(record.topic) is not None

@@ -1,0 +1,82 @@
+"""Transforms of where a record goes: RegexRouter, TimestampRouter, Filter."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from shared.connect.config_def import NO_DEFAULT, ConfigDef, Type
+from shared.connect.config_types import regex
+from shared.connect.converters.json_schema import timestamp_of
+from shared.connect.errors import DataError
+from shared.connect.record import ConnectRecord
+from shared.connect.transform import Transformation
+from shared.connect.transforms.java_dates import DatePattern
+from shared.connect.transforms.parts import HIGH, PACKAGE
+
+
+class Filter(Transformation):
+    """Drops every record that its predicate concerns."""
+
+    kafka_class = PACKAGE + "Filter"
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return ConfigDef()
+
+    def apply(self, record: ConnectRecord) -> None:
+        return None
+
+
+class RegexRouter(Transformation):
+    """Renames the topic where all of it matches; `$1` in the replacement is the first group."""
+
+    kafka_class = PACKAGE + "RegexRouter"
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return (
+            ConfigDef()
+            .define("regex", Type.STRING, NO_DEFAULT, HIGH, "What the whole topic must match.", regex)
+            .define("replacement", Type.STRING, NO_DEFAULT, HIGH, "The new topic.")
+        )
+
+    def configure(self, values: Mapping[str, Any]) -> None:
+        self._regex = re.compile(values["regex"])
+        escaped = values["replacement"].replace("\\", "\\\\")
+        self._replacement = re.sub(r"\$(?:(\d)|\{(\w+)\})", lambda m: f"\\g<{m[1] or m[2]}>", escaped)
+
+    def apply(self, record: ConnectRecord) -> ConnectRecord:
+        match = self._regex.fullmatch(record.topic)
+        if match is None:
+            return record
+        try:
+            return record.with_topic(match.expand(self._replacement))
+        except (re.error, IndexError) as e:
+            raise DataError(f"the replacement does not fit the regex: {e}") from None
+
+
+class TimestampRouter(Transformation):
+    """Names the topic by the record's time."""
+
+    kafka_class = PACKAGE + "TimestampRouter"
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return (
+            ConfigDef()
+            .define("topic.format", Type.STRING, "${topic}-${timestamp}", HIGH,
+                    "The new topic, ${topic} being the old one and ${timestamp} the time.")
+            .define("timestamp.format", Type.STRING, "yyyyMMdd", HIGH, "The time's pattern, as Java writes it.")
+        )  # fmt: skip
+
+    def configure(self, values: Mapping[str, Any]) -> None:
+        self._format, self._pattern = values["topic.format"], DatePattern(values["timestamp.format"])
+
+    def apply(self, record: ConnectRecord) -> ConnectRecord:
+        at: int | None = getattr(record, "timestamp", None)
+        if at is None:
+            raise DataError(f"Timestamp missing on record: {record.topic}")
+        topic = self._format.replace("${topic}", record.topic)
+        return record.with_topic(topic.replace("${timestamp}", self._pattern.format(timestamp_of(at))))

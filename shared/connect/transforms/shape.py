@@ -1,0 +1,234 @@
+"""Transforms of a key's or value's shape: ExtractField, HoistField, Flatten, ReplaceField, ValueToKey."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, non_empty, one_of
+from shared.connect.errors import ConfigError, DataError
+from shared.connect.record import ConnectRecord
+from shared.connect.schema import Field, Schema, SchemaType
+from shared.connect.transform import Transformation
+from shared.connect.transforms.parts import (
+    HIGH,
+    MEDIUM,
+    PACKAGE,
+    REPLACE_NULL,
+    OnPart,
+    key_and_value,
+    require_map,
+    require_struct,
+    with_fields,
+    with_replace_null,
+)
+
+
+def path_of(text: str, version: str) -> tuple[str, ...]:
+    """A field's path: the name itself under V1; under V2 names between dots, in backticks where one has a dot.
+
+    >>> path_of("a.`b.c`", "V2"), path_of("a.b", "V1")
+    (('a', 'b.c'), ('a.b',))
+    """
+    if version.upper() == "V1" or "." not in text:
+        return (text,)
+    names: list[str] = []
+    while text:
+        if text[0] == "`":
+            name, closed, text = text[1:].partition("`")
+            if not closed or (text and text[0] != "."):
+                raise ConfigError(f"Incomplete backtick pair in path {text!r}")
+            names.append(name)
+            text = text[1:]
+        else:
+            name, _, text = text.partition(".")
+            names.append(name)
+    return tuple(names)
+
+
+class _ExtractField(OnPart):
+    """Takes one field out of a struct or map, and leaves that alone."""
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        definition = (
+            ConfigDef()
+            .define("field", Type.STRING, NO_DEFAULT, MEDIUM, "The field.", non_empty)
+            .define("field.syntax.version", Type.STRING, "V1", HIGH,
+                    "V2: dots in the field's name go down into structs and maps.",
+                    one_of("V1", "V2", ignore_case=True))
+        )  # fmt: skip
+        return with_replace_null(definition)
+
+    def configured(self) -> None:
+        self._path = path_of(self.values["field"], self.values["field.syntax.version"])
+
+    def transform(self, record: ConnectRecord, schema: Schema | None, value: Any) -> ConnectRecord:
+        for name in self._path:
+            if schema is None:
+                value = None if value is None else require_map(value, "field extraction").get(name)
+                continue
+            field = schema.field(name)
+            if field is None:
+                raise DataError(f"Unknown field: {name}")
+            if value is not None:
+                value = self.field_value(field, require_struct(schema, value, "field extraction"))
+            schema = field.schema
+        return self.new(record, schema, value)
+
+
+class _HoistField(OnPart):
+    """Puts the whole into a field of a new struct or map."""
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return ConfigDef().define("field", Type.STRING, NO_DEFAULT, MEDIUM, "The field that it is put into.")
+
+    def transform(self, record: ConnectRecord, schema: Schema | None, value: Any) -> ConnectRecord:
+        name = self.values["field"]
+        if schema is None:
+            return self.new(record, None, {name: value})
+        hoisted = self.updated(schema, lambda old: Schema(SchemaType.STRUCT, fields=(Field(name, old),)))
+        return self.new(record, hoisted, {name: value})
+
+
+class _Flatten(OnPart):
+    """Makes one level of nested structs or maps, names joined by a delimiter; arrays stay as they are."""
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return ConfigDef().define("delimiter", Type.STRING, ".", MEDIUM, "What stands between the names.")
+
+    def transform(self, record: ConnectRecord, schema: Schema | None, value: Any) -> ConnectRecord:
+        if value is None:
+            return record
+        flat: dict[str, Any] = {}
+        if schema is None:
+            self._flatten_map(require_map(value, "flattening"), "", flat)
+            return self.new(record, None, flat)
+        given = require_struct(schema, value, "flattening")
+        self._flatten_struct(schema, given, "", flat)
+        return self.new(record, self.updated(schema, self._flat_schema), flat)
+
+    def _name(self, prefix: str, name: str) -> str:
+        return prefix + self.values["delimiter"] + name if prefix else name
+
+    def _flatten_map(self, value: Mapping[str, Any], prefix: str, flat: dict[str, Any]) -> None:
+        for key, item in value.items():
+            name = self._name(prefix, str(key))
+            if isinstance(item, Mapping):
+                self._flatten_map(item, name, flat)
+            else:
+                flat[name] = item
+
+    def _flatten_struct(self, schema: Schema, value: Any, prefix: str, flat: dict[str, Any]) -> None:
+        for field in schema.fields:
+            name = self._name(prefix, field.name)
+            item = None if value is None else value.get(field.name)
+            if field.schema.type is SchemaType.STRUCT:
+                self._flatten_struct(field.schema, item, name, flat)
+            else:
+                flat[name] = field.schema.default if item is None and field.schema.has_default else item
+
+    def _flat_schema(self, schema: Schema) -> Schema:
+        fields: list[Field] = []
+        self._flat_fields(schema, "", optional=schema.optional, into=fields)
+        return with_fields(schema, fields)
+
+    def _flat_fields(self, schema: Schema, prefix: str, *, optional: bool, into: list[Field]) -> None:
+        for field in schema.fields:
+            name = self._name(prefix, field.name)
+            if field.schema.type is SchemaType.STRUCT:
+                self._flat_fields(field.schema, name, optional=optional or field.schema.optional, into=into)
+            else:
+                into.append(Field(name, field.schema.as_optional() if optional else field.schema))
+
+
+class _ReplaceField(OnPart):
+    """Leaves fields out or keeps only some, and renames them."""
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        definition = (
+            ConfigDef()
+            .define("exclude", Type.LIST, "", MEDIUM, "Fields to leave out; this outweighs include.")
+            .define("include", Type.LIST, "", MEDIUM, "Fields to keep; empty: all.")
+            .define("renames", Type.LIST, "", MEDIUM, "New names: old1:new1,old2:new2.", _renames)
+        )
+        return with_replace_null(definition)
+
+    def configured(self) -> None:
+        self._include, self._exclude = set(self.values["include"]), set(self.values["exclude"])
+        self._renames = dict(item.split(":") for item in self.values["renames"])
+
+    def _keeps(self, name: str) -> bool:
+        return name not in self._exclude and (not self._include or name in self._include)
+
+    def transform(self, record: ConnectRecord, schema: Schema | None, value: Any) -> ConnectRecord:
+        if value is None:
+            return record
+        rename = self._renames.get
+        if schema is None:
+            given = require_map(value, "field replacement")
+            return self.new(record, None, {rename(k, k): v for k, v in given.items() if self._keeps(k)})
+        given = require_struct(schema, value, "field replacement")
+        kept = [field for field in schema.fields if self._keeps(field.name)]
+        found = {rename(field.name, field.name): self.field_value(field, given) for field in kept}
+        return self.new(record, self.updated(schema, self._kept_schema), found)
+
+    def _kept_schema(self, schema: Schema) -> Schema:
+        rename = self._renames.get
+        return with_fields(
+            schema, [Field(rename(f.name, f.name), f.schema) for f in schema.fields if self._keeps(f.name)]
+        )
+
+
+def _renames(name: str, value: list[str]) -> None:
+    for item in value:
+        if len(item.split(":")) != 2:
+            raise ConfigError(f"Invalid rename mapping: {item}")
+
+
+class ValueToKey(Transformation):
+    """Makes the key of fields of the value."""
+
+    kafka_class = PACKAGE + "ValueToKey"
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return with_replace_null(ConfigDef().define("fields", Type.LIST, NO_DEFAULT, HIGH, "The fields.", non_empty))
+
+    def configure(self, values: Mapping[str, Any]) -> None:
+        self._fields, self._replace_null = values["fields"], values[REPLACE_NULL]
+        self._known: tuple[Schema, Schema] | None = None
+
+    def apply(self, record: ConnectRecord) -> ConnectRecord:
+        purpose = "copying fields from value to key"
+        schema = record.value_schema
+        if schema is None:
+            given = require_map(record.value, purpose)
+            return record.with_key(None, {name: given.get(name) for name in self._fields})
+        given = require_struct(schema, record.value, purpose)
+        if self._known is None or self._known[0] is not schema:
+            self._known = (
+                schema,
+                Schema(SchemaType.STRUCT, fields=tuple(self._field(schema, n) for n in self._fields)),
+            )
+        key = {}
+        for field in self._known[1].fields:
+            found = given.get(field.name)
+            use_default = found is None and self._replace_null and field.schema.has_default
+            key[field.name] = field.schema.default if use_default else found
+        return record.with_key(self._known[1], key)
+
+    def _field(self, schema: Schema, name: str) -> Field:
+        found = schema.field(name)
+        if found is None:
+            raise DataError(f"Field does not exist: {name}")
+        return found
+
+
+ExtractFieldKey, ExtractFieldValue = key_and_value(_ExtractField, "ExtractField")
+HoistFieldKey, HoistFieldValue = key_and_value(_HoistField, "HoistField")
+FlattenKey, FlattenValue = key_and_value(_Flatten, "Flatten")
+ReplaceFieldKey, ReplaceFieldValue = key_and_value(_ReplaceField, "ReplaceField")

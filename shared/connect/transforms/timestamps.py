@@ -1,0 +1,139 @@
+"""TimestampConverter: times between text, Unix numbers and the logical types.
+
+Everything goes by way of a datetime in UTC with ms.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import replace
+from typing import Any
+
+from shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, one_of
+from shared.connect.converters.json_schema import EPOCH, timestamp_ms, timestamp_of
+from shared.connect.errors import ConfigError, DataError
+from shared.connect.record import ConnectRecord
+from shared.connect.schema import (
+    DATE,
+    INT64,
+    STRING,
+    TIME,
+    TIMESTAMP,
+    Field,
+    Schema,
+    SchemaType,
+    date_schema,
+    time_schema,
+    timestamp_schema,
+)
+from shared.connect.transforms.java_dates import DatePattern
+from shared.connect.transforms.parts import (
+    HIGH,
+    LOW,
+    MEDIUM,
+    OnPart,
+    key_and_value,
+    require_map,
+    require_struct,
+    with_replace_null,
+)
+
+TARGETS = {
+    "string": STRING,
+    "unix": INT64,
+    "Date": date_schema(),
+    "Time": time_schema(),
+    "Timestamp": timestamp_schema(),
+}
+NANOS_PER = {"seconds": 10**9, "milliseconds": 10**6, "microseconds": 10**3, "nanoseconds": 1}
+NANOS_PER_MS = 10**6
+
+
+class _TimestampConverter(OnPart):
+    """Converts a time, of one field or of the whole."""
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        definition = (
+            ConfigDef()
+            .define("field", Type.STRING, "", HIGH, "The field; empty: the whole is a time.")
+            .define("target.type", Type.STRING, NO_DEFAULT, HIGH, "string, unix, Date, Time or Timestamp.",
+                    one_of(*TARGETS))
+            .define("format", Type.STRING, "", MEDIUM, "The pattern of text, as Java writes it.")
+            .define("unix.precision", Type.STRING, "milliseconds", LOW, "What Unix numbers count.",
+                    one_of(*NANOS_PER))
+        )  # fmt: skip
+        return with_replace_null(definition)
+
+    def configured(self) -> None:
+        self._field, self._target = self.values["field"], self.values["target.type"]
+        pattern = self.values["format"]
+        if self._target == "string" and not pattern.strip():
+            raise ConfigError("TimestampConverter requires format option to be specified when using string timestamps")
+        self._pattern = DatePattern(pattern) if pattern.strip() else None
+        self._nanos = NANOS_PER[self.values["unix.precision"]]
+
+    def transform(self, record: ConnectRecord, schema: Schema | None, value: Any) -> ConnectRecord:
+        if schema is None:
+            if not self._field:
+                return self.new(record, None, self._converted(value, None))
+            if value is None:
+                return record
+            given = dict(require_map(value, "converting timestamp formats"))
+            return self.new(record, None, given | {self._field: self._converted(given.get(self._field), None)})
+        if not self._field:
+            return self.new(record, self.updated(schema, self._as_target), self._converted(value, schema))
+        if value is None:
+            return self.new(record, self.updated(schema, self._with_target), None)
+        given = dict(require_struct(schema, value, "converting timestamp formats"))
+        found = {field.name: self.field_value(field, given) for field in schema.fields}
+        field = schema.field(self._field)
+        if field is None:
+            raise DataError(f"Unknown field: {self._field}")
+        found[self._field] = self._converted(found[self._field], field.schema)
+        return self.new(record, self.updated(schema, self._with_target), found)
+
+    def _as_target(self, schema: Schema) -> Schema:
+        return replace(TARGETS[self._target], optional=schema.optional)
+
+    def _with_target(self, schema: Schema) -> Schema:
+        fields = [Field(f.name, self._as_target(f.schema)) if f.name == self._field else f for f in schema.fields]
+        return replace(schema, fields=tuple(fields))
+
+    def _converted(self, value: Any, schema: Schema | None) -> Any:
+        if value is None:
+            return None
+        at = self._read(value, schema)
+        match self._target:
+            case "string":
+                assert self._pattern is not None
+                return self._pattern.format(at)
+            case "unix":
+                return timestamp_ms(at) * NANOS_PER_MS // self._nanos
+            case "Date":
+                return at.date()
+            case "Time":
+                return at.time()
+        return at
+
+    def _read(self, value: Any, schema: Schema | None) -> dt.datetime:
+        if schema is not None and schema.name not in (DATE, TIME, TIMESTAMP):
+            wanted: type = {SchemaType.STRING: str, SchemaType.INT64: int}.get(schema.type, type(None))
+            if not isinstance(value, wanted):
+                raise DataError(f"Schema {schema.type.name} does not correspond to a known timestamp type format")
+        if isinstance(value, dt.datetime):
+            return value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
+        if isinstance(value, dt.date):
+            return dt.datetime.combine(value, dt.time(), dt.UTC)
+        if isinstance(value, dt.time):
+            return dt.datetime.combine(EPOCH.date(), value, dt.UTC)
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise DataError(f"TimestampConverter does not support {type(value).__name__} objects as timestamps")
+        if isinstance(value, int):
+            return timestamp_of(value * self._nanos // NANOS_PER_MS)
+        if self._pattern is None:
+            raise DataError("TimestampConverter requires format option to be specified to read string timestamps")
+        return self._pattern.parse(value)
+
+
+TimestampConverterKey, TimestampConverterValue = key_and_value(_TimestampConverter, "TimestampConverter")

@@ -1,0 +1,128 @@
+"""JsonConverter: envelopes, plain JSON, logical types, and what is refused."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.common.errors import DataError
+from shared.connect.converters.json import NO_JSON, JsonConverter
+from shared.connect.schema import (
+    BYTES,
+    INT32,
+    INT64,
+    OPTIONAL_INT32,
+    STRING,
+    Field,
+    Schema,
+    SchemaType,
+    date_schema,
+    decimal_schema,
+    time_schema,
+    timestamp_schema,
+)
+
+AT = dt.datetime(2024, 1, 2, 3, 4, 5, 678_000, tzinfo=dt.UTC)
+
+
+def converter(**settings: str) -> JsonConverter:
+    made = JsonConverter()
+    made.configure({name.replace("_", "."): value for name, value in settings.items()}, False)
+    return made
+
+
+CASES: list[tuple[Schema, Any, Any]] = [
+    (INT32, 7, 7),
+    (BYTES, b"\x00\xff", "AP8="),
+    (Schema(SchemaType.FLOAT64), 1.5, 1.5),
+    (Schema.array(STRING), ["a"], ["a"]),
+    (Schema.map(STRING, INT32), {"a": 1}, {"a": 1}),
+    (Schema.map(INT32, STRING), {1: "a"}, [[1, "a"]]),
+    (Schema.struct("S", Field("a", INT32), Field("b", OPTIONAL_INT32)), {"a": 1, "b": None}, {"a": 1, "b": None}),
+    (decimal_schema(2), Decimal("-1.28"), "gA=="),
+    (decimal_schema(0), Decimal(128), "AIA="),
+    (date_schema(), AT.date(), 19724),
+    (time_schema(), AT.time(), 11045678),
+    (timestamp_schema(), AT, 1704164645678),
+    (INT64.as_optional(), None, None),
+]
+
+
+@pytest.mark.parametrize(("schema", "value", "payload"), CASES)
+def test_values_keep_their_schema_in_an_envelope(schema: Schema, value: Any, payload: Any) -> None:
+    """What is written is read again, schema and all."""
+    data = converter().from_connect_data("t", schema, value)
+    assert data is not None
+    assert json.loads(data)["payload"] == payload
+    assert converter().to_connect_data("t", data) == (schema, value)
+
+
+def test_plain_json_has_no_schema() -> None:
+    """Without envelopes values are what they are."""
+    plain = converter(schemas_enable="false")
+    assert plain.to_connect_data("t", b'{"a":[1,null]}') == (None, {"a": [1, None]})
+    assert plain.from_connect_data("t", None, {"a": b"x"}) == b'{"a":"eA=="}'
+    assert plain.from_connect_data("t", None, None) is None
+    assert plain.to_connect_data("t", None) == plain.to_connect_data("t", b"") == (None, None)
+    assert plain.to_connect_values("t", [b"1", None]) == (None, [1, None])
+    assert plain.to_connect_values("t", [b"1", b"{"]) is None
+    assert converter().to_connect_values("t", [b"1"]) is None
+
+
+def test_wrong_bytes_are_refused_in_kafka_connects_words() -> None:
+    """What is no JSON, and what is no envelope, is said as dead letters have it."""
+    for data in (b"not json", b'{"broken":'):
+        with pytest.raises(DataError) as refused:
+            converter(schemas_enable="false").to_connect_data("t", data)
+        assert str(refused.value) == NO_JSON
+    for data in (b'{"a":1}', b"5", b'{"schema":null,"payload":1,"more":2}'):
+        with pytest.raises(DataError, match='requires "schema" and "payload" fields'):
+            converter().to_connect_data("t", data)
+    for schema in ('{"type":"int99"}', '{"type":"array"}', '{"type":"struct","fields":[{"type":"int32"}]}', "5"):
+        with pytest.raises(DataError):
+            converter().to_connect_data("t", b'{"schema":' + schema.encode() + b',"payload":1}')
+
+
+def test_values_must_be_of_their_schema() -> None:
+    """Both ways."""
+    for schema, value in (
+        (INT32, "x"),
+        (INT32, None),
+        (STRING, 5),
+        (date_schema(), AT),
+        (decimal_schema(1), Decimal("1.25")),
+    ):
+        with pytest.raises(DataError):
+            converter().from_connect_data("t", schema, value)
+    for kind, payload in (("int8", "300"), ("string", "5"), ("boolean", "1"), ("bytes", '"?"'), ("int32", "null")):
+        with pytest.raises(DataError):
+            converter().to_connect_data("t", f'{{"schema":{{"type":"{kind}"}},"payload":{payload}}}'.encode())
+
+
+def test_null_becomes_a_default() -> None:
+    """Unless `replace.null.with.default` says otherwise."""
+    schema = Schema(SchemaType.INT32, optional=True, default=5)
+    data = b'{"schema":{"type":"int32","optional":true,"default":5},"payload":null}'
+    assert converter().to_connect_data("t", data) == (schema, 5)
+    assert converter(replace_null_with_default="false").to_connect_data("t", data)[1] is None
+
+
+def test_decimals_may_be_numbers() -> None:
+    """`decimal.format=NUMERIC` writes them so; both forms are read."""
+    data = converter(decimal_format="numeric").from_connect_data("t", decimal_schema(2), Decimal("1.25"))
+    assert data is not None
+    assert json.loads(data)["payload"] == 1.25
+    assert converter().to_connect_data("t", data)[1] == Decimal("1.25")
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=3))
+def test_every_decimal_survives(value: Decimal) -> None:
+    """In the fewest bytes of two's complement."""
+    data = converter().from_connect_data("t", decimal_schema(3), value)
+    assert converter().to_connect_data("t", data)[1] == value

@@ -1,0 +1,87 @@
+"""String, bytes and the primitives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shared.common.errors import ConfigError, DataError
+from shared.connect.converter import Converter
+from shared.connect.converters.plain import (
+    BooleanConverter,
+    ByteArrayConverter,
+    DoubleConverter,
+    FloatConverter,
+    IntegerConverter,
+    LongConverter,
+    ShortConverter,
+    StringConverter,
+)
+from shared.connect.schema import STRING
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "data"),
+    [
+        (StringConverter, "é", b"\xc3\xa9"),
+        (ByteArrayConverter, b"\x00", b"\x00"),
+        (ShortConverter, -2, b"\xff\xfe"),
+        (IntegerConverter, 1, b"\x00\x00\x00\x01"),
+        (LongConverter, 1, b"\x00\x00\x00\x00\x00\x00\x00\x01"),
+        (FloatConverter, 1.5, b"\x3f\xc0\x00\x00"),
+        (DoubleConverter, 1.5, b"\x3f\xf8\x00\x00\x00\x00\x00\x00"),
+        (BooleanConverter, True, b"\x01"),
+    ],
+)
+def test_values_are_written_as_java_writes_them(kind: type[Converter], value: Any, data: bytes) -> None:
+    """And read again; null stays null."""
+    converter = kind()
+    assert converter.from_connect_data("t", None, value) == data
+    schema, read = converter.to_connect_data("t", data)
+    assert read == value
+    assert schema is not None
+    assert schema.optional
+    assert converter.from_connect_data("t", None, None) is None
+    assert converter.to_connect_data("t", None)[1] is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "data"),
+    [
+        (ShortConverter, 40_000, b"\x00"),
+        (IntegerConverter, 1.5, b"\x00" * 5),
+        (LongConverter, True, b""),
+        (FloatConverter, "x", b"\x00"),
+        (BooleanConverter, 1, b"\x02"),
+    ],
+)
+def test_what_does_not_fit_is_refused(kind: type[Converter], value: Any, data: bytes) -> None:
+    """Wrong types and ranges one way, wrong lengths the other; and a schema of another type."""
+    with pytest.raises(DataError):
+        kind().from_connect_data("t", None, value)
+    with pytest.raises(DataError):
+        kind().to_connect_data("t", data)
+    with pytest.raises(DataError):
+        kind().from_connect_data("t", STRING, value)
+
+
+def test_bytes_are_no_text() -> None:
+    """The byte converter takes bytes alone."""
+    with pytest.raises(DataError):
+        ByteArrayConverter().from_connect_data("t", None, "x")
+    with pytest.raises(DataError):
+        ByteArrayConverter().from_connect_data("t", STRING, b"x")
+
+
+def test_text_shows_what_is_no_text() -> None:
+    """Other values are written as Java shows them; bytes that are no text are read with replacements."""
+    converter = StringConverter()
+    assert [converter.from_connect_data("t", None, value) for value in (5, True, 1.5)] == [b"5", b"true", b"1.5"]
+    assert converter.to_connect_data("t", b"\xff")[1] == "\ufffd"
+    assert converter.to_connect_values("t", [b"a", None])[1] == ["a", None]
+    latin = StringConverter()
+    latin.configure({"converter.encoding": "ISO-8859-1"}, True)
+    assert latin.from_connect_data("t", None, "é") == b"\xe9"
+    with pytest.raises(ConfigError, match="no such encoding"):
+        StringConverter().configure({"converter.encoding": "x-none"}, False)

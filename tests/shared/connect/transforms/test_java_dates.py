@@ -1,0 +1,63 @@
+"""Java's date patterns."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.common.errors import ConfigError, DataError
+from shared.connect.transforms.java_dates import DatePattern
+
+AT = dt.datetime(2024, 2, 9, 15, 4, 5, 67_000, tzinfo=dt.UTC)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("yyyyMMdd", "20240209"),
+        ("d MMM yy", "9 Feb 24"),
+        ("EEEE, d MMMM yyyy", "Friday, 9 February 2024"),
+        ("hh:mm a", "03:04 PM"),
+        ("HH:mm:ss.SSS Z", "15:04:05.067 +0000"),
+        ("'it''s' HH 'o''clock'", "it's 15 o'clock"),
+        ("D", "40"),
+        ("yyyy-MM-dd'T'HH:mm:ssXXX", "2024-02-09T15:04:05Z"),
+    ],
+)
+def test_times_are_written_as_java_writes_them(pattern: str, text: str) -> None:
+    """In UTC and English."""
+    assert DatePattern(pattern).format(AT) == text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "iso"),
+    [
+        ("yyyy-MM-dd HH:mm", "2024-02-30 10:00", "2024-03-01T10:00:00+00:00"),  # lenient
+        ("dd/MM/yy hh a", "09/02/24 12 am", "2024-02-09T00:00:00+00:00"),
+        ("yyyy-MM-dd'T'HH:mm:ssXXX", "2024-02-09T15:04:05-01:30", "2024-02-09T16:34:05+00:00"),
+        ("yyyyMMddHHmmssSSS", "20240209150405067", "2024-02-09T15:04:05.067000+00:00"),
+        ("d MMM yyyy", "9 feb 2024 and more", "2024-02-09T00:00:00+00:00"),
+    ],
+)
+def test_times_are_read_as_java_reads_them(pattern: str, text: str, iso: str) -> None:
+    """Leniently, and only as far as the pattern goes."""
+    assert DatePattern(pattern).parse(text).isoformat() == iso
+
+
+def test_what_does_not_match_is_refused() -> None:
+    """With the text and the pattern."""
+    with pytest.raises(DataError, match=r"value \(x\) does not match pattern \(yyyy\)"):
+        DatePattern("yyyy").parse("x")
+    for pattern in ("b", "'open"):
+        with pytest.raises(ConfigError):
+            DatePattern(pattern)
+
+
+@given(st.datetimes(dt.datetime(1900, 1, 1), dt.datetime(2200, 1, 1), timezones=st.just(dt.UTC)))
+def test_what_is_written_is_read_again(at: dt.datetime) -> None:
+    """To the ms."""
+    pattern = DatePattern("yyyy-MM-dd'T'HH:mm:ss.SSSX")
+    assert pattern.parse(pattern.format(at)) == at.replace(microsecond=at.microsecond // 1000 * 1000)

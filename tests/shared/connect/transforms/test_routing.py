@@ -1,0 +1,33 @@
+"""RegexRouter, TimestampRouter and Filter."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.common.errors import DataError
+from shared.connect.transforms.routing import Filter, RegexRouter, TimestampRouter
+from tests.shared.connect.transforms.transforming import applied, configured, record
+
+
+def test_topics_are_renamed_where_all_of_them_matches() -> None:
+    """`$1` is the first group, and backslashes are themselves; a part that matches is not enough."""
+    assert applied(RegexRouter, 1, regex="(cl)icks", replacement="$1-$1\\x").topic == "cl-cl\\x"
+    assert applied(RegexRouter, 1, regex="(?P<head>cl)icks", replacement="${head}ub").topic == "club"
+    assert applied(RegexRouter, 1, regex="click", replacement="x").topic == "clicks"
+    with pytest.raises(DataError, match="does not fit"):
+        applied(RegexRouter, 1, regex="clicks", replacement="$1")
+
+
+def test_topics_are_named_by_time() -> None:
+    """The record's own, in UTC; without one it is an error."""
+    router = configured(TimestampRouter, topic_format="${topic}_${timestamp}", timestamp_format="yyyy-MM")
+    routed = router.apply(record(1, timestamp=1704164645678))
+    assert routed is not None
+    assert routed.topic == "clicks_2024-01"
+    with pytest.raises(DataError, match="Timestamp missing"):
+        router.apply(record(1))
+
+
+def test_a_filter_drops() -> None:
+    """Whatever reaches it."""
+    assert configured(Filter).apply(record(1)) is None

@@ -1,0 +1,91 @@
+"""ExtractField, HoistField, Flatten, ReplaceField and ValueToKey, with schemas and without."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.common.errors import ConfigError, DataError
+from shared.connect.schema import INT32, OPTIONAL_INT32, STRING, Field, Schema, SchemaType
+from shared.connect.transforms.shape import (
+    ExtractFieldKey,
+    ExtractFieldValue,
+    FlattenValue,
+    HoistFieldValue,
+    ReplaceFieldValue,
+    ValueToKey,
+    path_of,
+)
+from tests.shared.connect.transforms.transforming import applied, configured, record
+
+INNER = Schema.struct(None, Field("n", INT32), optional=True)
+OUTER = Schema.struct("S", Field("id", STRING), Field("inner", INNER))
+DEFAULTED = Schema(SchemaType.INT32, optional=True, default=42)
+
+
+def test_a_field_is_extracted() -> None:
+    """The field is all that is left; a missing one is null without a schema and an error with one."""
+    assert applied(ExtractFieldValue, {"a": 1}, field="a").value == 1
+    assert applied(ExtractFieldValue, {"a": 1}, field="b").value is None
+    assert applied(ExtractFieldValue, None, field="a").value is None
+    found = applied(ExtractFieldValue, {"id": "x", "inner": None}, OUTER, field="id")
+    assert (found.value, found.value_schema) == ("x", STRING)
+    with pytest.raises(DataError, match="Unknown field: nope"):
+        applied(ExtractFieldValue, {"id": "x"}, OUTER, field="nope")
+    key = configured(ExtractFieldKey, field="k").apply(record(key={"k": 5}))
+    assert key is not None
+    assert key.key == 5
+
+
+def test_a_path_goes_down() -> None:
+    """Under V2 dots go into structs and maps, backticks protect them."""
+    more = {"field_syntax_version": "V2"}
+    assert applied(ExtractFieldValue, {"a": {"b.c": 3}}, field="a.`b.c`", **more).value == 3
+    assert applied(ExtractFieldValue, {"id": "x", "inner": {"n": 4}}, OUTER, field="inner.n", **more).value == 4
+    with pytest.raises(ConfigError, match="backtick"):
+        path_of("a.`b", "V2")
+
+
+def test_null_stands_for_a_default_unless_told_not_to() -> None:
+    """`replace.null.with.default` decides."""
+    schema = Schema.struct(None, Field("a", DEFAULTED))
+    assert applied(ExtractFieldValue, {"a": None}, schema, field="a").value == 42
+    off = {"replace_null_with_default": "false"}
+    assert applied(ExtractFieldValue, {"a": None}, schema, field="a", **off).value is None
+
+
+def test_a_value_is_hoisted() -> None:
+    """The whole becomes a field."""
+    assert applied(HoistFieldValue, 5, field="n").value == {"n": 5}
+    found = applied(HoistFieldValue, 5, INT32, field="n")
+    assert found.value_schema == Schema.struct(None, Field("n", INT32))
+
+
+def test_nesting_is_flattened() -> None:
+    """Names are joined; what was under something optional is optional; arrays stay."""
+    assert applied(FlattenValue, {"a": {"b": {"c": 1}}, "d": [1]}).value == {"a.b.c": 1, "d": [1]}
+    found = applied(FlattenValue, {"id": "x", "inner": None}, OUTER, delimiter="_")
+    assert found.value == {"id": "x", "inner_n": None}
+    assert found.value_schema == Schema.struct("S", Field("id", STRING), Field("inner_n", OPTIONAL_INT32))
+    with pytest.raises(DataError, match="Only Map objects"):
+        applied(FlattenValue, 5)
+
+
+def test_fields_are_replaced() -> None:
+    """Exclude outweighs include, and renames come last."""
+    given = {"a": 1, "b": 2, "c": 3}
+    assert applied(ReplaceFieldValue, given, exclude="a").value == {"b": 2, "c": 3}
+    assert applied(ReplaceFieldValue, given, include="a,b", exclude="b").value == {"a": 1}
+    assert applied(ReplaceFieldValue, given, include="a", renames="a:x").value == {"x": 1}
+    found = applied(ReplaceFieldValue, {"id": "x", "inner": None}, OUTER, exclude="inner", renames="id:key")
+    assert (found.value, found.value_schema) == ({"key": "x"}, Schema.struct("S", Field("key", STRING)))
+    with pytest.raises(ConfigError, match="Invalid rename mapping"):
+        applied(ReplaceFieldValue, given, renames="a")
+
+
+def test_the_key_is_made_of_the_value() -> None:
+    """Of fields in their order; one that is not there is null or, with a schema, an error."""
+    assert applied(ValueToKey, {"a": 1, "b": 2}, fields="b,z").key == {"b": 2, "z": None}
+    found = applied(ValueToKey, {"id": "x", "inner": None}, OUTER, fields="id")
+    assert (found.key, found.key_schema) == ({"id": "x"}, Schema.struct(None, Field("id", STRING)))
+    with pytest.raises(DataError, match="Field does not exist: z"):
+        applied(ValueToKey, {"id": "x"}, OUTER, fields="z")

@@ -1,0 +1,68 @@
+"""TimestampConverter: every form to every other."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+
+from shared.common.errors import ConfigError, DataError
+from shared.connect.schema import BOOLEAN, INT64, Field, Schema, date_schema, timestamp_schema
+from shared.connect.transforms.timestamps import TimestampConverterValue
+from tests.shared.connect.transforms.transforming import applied, configured
+
+AT = dt.datetime(2024, 1, 2, 3, 4, 5, 678_000, tzinfo=dt.UTC)
+FORMAT = {"format": "yyyy-MM-dd HH:mm:ss.SSS"}
+
+
+@pytest.mark.parametrize("value", [AT, 1704164645678, "2024-01-02 03:04:05.678"])
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("Timestamp", AT),
+        ("unix", 1704164645678),
+        ("string", "2024-01-02 03:04:05.678"),
+        ("Date", AT.date()),
+        ("Time", AT.time()),
+    ],
+)
+def test_each_form_becomes_each_other(value: Any, target: str, expected: Any) -> None:
+    """By way of one moment in ms."""
+    assert applied(TimestampConverterValue, value, target_type=target, **FORMAT).value == expected
+
+
+@pytest.mark.parametrize(("precision", "unix"), [("seconds", 1704164645), ("microseconds", 1704164645678000)])
+def test_unix_numbers_have_a_precision(precision: str, unix: int) -> None:
+    """Both when they are read and when they are written; finer than ms is lost."""
+    more = {"unix_precision": precision}
+    assert applied(TimestampConverterValue, AT, target_type="unix", **more).value == unix
+    read = applied(TimestampConverterValue, unix, target_type="Timestamp", **more).value
+    assert read == (AT.replace(microsecond=0) if precision == "seconds" else AT)
+
+
+def test_one_field_is_converted() -> None:
+    """Its schema follows, and the others stay."""
+    assert applied(TimestampConverterValue, {"t": 0, "x": 1}, field="t", target_type="Date").value == {
+        "t": dt.date(1970, 1, 1),
+        "x": 1,
+    }
+    schema = Schema.struct("S", Field("t", timestamp_schema(optional=True)), Field("x", INT64))
+    found = applied(TimestampConverterValue, {"t": AT, "x": 1}, schema, field="t", target_type="Date")
+    assert found.value_schema == Schema.struct("S", Field("t", date_schema(optional=True)), Field("x", INT64))
+    assert (
+        applied(TimestampConverterValue, {"t": None, "x": 1}, schema, field="t", target_type="Date").value["t"] is None
+    )
+
+
+def test_what_is_no_time_is_refused() -> None:
+    """Other types, and text without or against its pattern."""
+    for value, settings in ((1.5, FORMAT), ("soon", FORMAT), ("2024", {})):
+        with pytest.raises(DataError):
+            applied(TimestampConverterValue, value, target_type="unix", **settings)
+    with pytest.raises(DataError, match="known timestamp type"):
+        applied(TimestampConverterValue, True, BOOLEAN, target_type="unix")
+    with pytest.raises(ConfigError, match="requires format"):
+        configured(TimestampConverterValue, target_type="string")
+    with pytest.raises(ConfigError, match="no date pattern"):
+        configured(TimestampConverterValue, target_type="string", format="QQ")

@@ -1,0 +1,27 @@
+"""How the tests of transforms make records and transforms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shared.connect.record import ConnectRecord, SinkRecord
+from shared.connect.schema import Schema
+from shared.connect.transform import Transformation
+
+
+def configured(kind: type[Transformation], **settings: str) -> Transformation:
+    """A transform with its settings, underscores standing for dots."""
+    made = kind()
+    made.configure(kind.config().parse({name.replace("_", "."): value for name, value in settings.items()}))
+    return made
+
+
+def record(value: Any = None, schema: Schema | None = None, **more: Any) -> SinkRecord:
+    return SinkRecord("clicks", 3, None, more.pop("key", None), schema, value, kafka_offset=7, **more)
+
+
+def applied(kind: type[Transformation], value: Any, schema: Schema | None = None, **settings: str) -> ConnectRecord:
+    """The record that a transform makes of a value."""
+    found = configured(kind, **settings).apply(record(value, schema))
+    assert found is not None
+    return found
