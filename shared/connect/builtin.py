@@ -3,6 +3,10 @@
 BUILTIN: tuple[str, ...] = (
     "connectors.file.FileStreamSourceConnector",
     "connectors.file.FileStreamSinkConnector",
+    *(f"connectors.verifiable.{name}Connector" for name in ("MockSink", "MockSource")),
+    *(f"connectors.verifiable.{name}Connector" for name in ("VerifiableSink", "VerifiableSource")),
+    "connectors.postgres.sink.PostgresSinkConnector",
+    "connectors.postgres.source.PostgresSourceConnector",
     *(
         f"converters.plain.{name}Converter"
         for name in ("Boolean", "ByteArray", "Double", "Float", "Integer", "Long", "Short", "String")

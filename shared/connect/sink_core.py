@@ -137,8 +137,9 @@ class SinkCore:
     # Polls
 
     def poll_timeout_ms(self, now_ms: int) -> int:
-        """How long to poll: until the next commit, or until the task wants its batch again."""
-        timeout_ms = max(0, self._next_commit_ms - now_ms)
+        """How long to poll: until the next commit or the present one's end, or until the task wants its batch again."""
+        next_ms = self._commit_started_ms + self._timeout_ms if self.committing else self._next_commit_ms
+        timeout_ms = max(0, next_ms - now_ms)
         if self.retry_timeout_ms is not None and self.retry_timeout_ms > 0:
             timeout_ms = min(timeout_ms, self.retry_timeout_ms)
         elif self.paused_for_redelivery:

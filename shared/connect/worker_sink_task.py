@@ -31,6 +31,8 @@ log = get_logger(__name__)
 Polled = dict[TopicPartition, Columns]
 CLOSE_TIMEOUT_MS = 30_000
 """How long the last commit and leaving the group may take together."""
+LEAVE_TIMEOUT_MS = 1_000
+"""How long a cancelled task may take to leave the group: else its partitions wait for the session to time out."""
 
 
 class WorkerSinkTask(WorkerTask, RebalanceListener):
@@ -117,6 +119,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         """Records; empty after the timeout; None where the target state has changed meanwhile."""
         taken = await self._take(0)
         if taken[0] or timeout_ms <= 0:
+            await asyncio.sleep(0)  # neither need have waited for anything, and others must have their turn
             return taken
         poll = asyncio.ensure_future(self._take(timeout_ms))
         changed = asyncio.ensure_future(self._changed.wait())
@@ -260,7 +263,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
 
     async def _close(self) -> None:
         try:
-            await self._consumer.close(0 if self.cancelled else CLOSE_TIMEOUT_MS)
+            await self._consumer.close(LEAVE_TIMEOUT_MS if self.cancelled else CLOSE_TIMEOUT_MS)
         finally:
             try:
                 if self._initialized:

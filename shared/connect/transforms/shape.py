@@ -167,19 +167,19 @@ class _ReplaceField(OnPart):
     def transform(self, record: ConnectRecord, schema: Schema | None, value: Any) -> ConnectRecord:
         if value is None:
             return record
-        rename = self._renames.get
+        named = self._renames.get
         if schema is None:
             given = require_map(value, "field replacement")
-            return self.new(record, None, {rename(k, k): v for k, v in given.items() if self._keeps(k)})
+            return self.new(record, None, {named(k, k): v for k, v in given.items() if self._keeps(k)})
         given = require_struct(schema, value, "field replacement")
         kept = [field for field in schema.fields if self._keeps(field.name)]
-        found = {rename(field.name, field.name): self.field_value(field, given) for field in kept}
+        found = {named(field.name, field.name): self.field_value(field, given) for field in kept}
         return self.new(record, self.updated(schema, self._kept_schema), found)
 
     def _kept_schema(self, schema: Schema) -> Schema:
-        rename = self._renames.get
+        named = self._renames.get
         return with_fields(
-            schema, [Field(rename(f.name, f.name), f.schema) for f in schema.fields if self._keeps(f.name)]
+            schema, [Field(named(f.name, f.name), f.schema) for f in schema.fields if self._keeps(f.name)]
         )
 
 

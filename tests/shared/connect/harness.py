@@ -209,8 +209,8 @@ class Running:
         self.cluster, self.worker, self.listener, self.store = cluster, worker, listener, store
 
     async def run(self, connector: type, target: TargetState = TargetState.STARTED, **settings: str) -> ConnectorTaskId:
-        """Start one task of a connector; settings with underscores for dots."""
-        given = {name.replace("_", "."): value for name, value in settings.items()}
+        """Start one task of a connector; settings with underscores for dots, two for one."""
+        given = {name.replace("__", " ").replace("_", ".").replace(" ", "_"): settings[name] for name in settings}
         props = {"name": "c", "connector.class": f"{connector.__module__}.{connector.__name__}", **given}
         self.worker.plugins.add(connector, props["connector.class"])
         id = ConnectorTaskId("c", 0)

@@ -217,3 +217,12 @@ def test_a_commit_of_some_partitions_leaves_the_interval_alone() -> None:
     assert begun[1] == {B: OffsetAndMetadata(0)}
     task.commit_completed(begun[0], None, None, 11)
     assert task.poll_timeout_ms(10) == 990
+
+
+def test_a_commit_under_way_is_waited_for() -> None:
+    """The next one cannot begin before it ends, so that until then there is no reason to hurry."""
+    task = core()
+    task.begin_commit(1_000)
+    assert task.poll_timeout_ms(5_000) == 0  # it has run past its time
+    task.begin_commit(5_000)
+    assert task.poll_timeout_ms(5_010) == 90

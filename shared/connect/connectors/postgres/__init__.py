@@ -1,0 +1,1 @@
+"""Postgres, as a sink and as a source."""

@@ -1,0 +1,101 @@
+"""A sink's offsets in the database it writes to: one row a partition, changed with the rows it stands for.
+
+A transaction locks its partitions' rows and compares: where one says something else than this task left, another task
+has the partition by now. So a task that lost its place without knowing it can change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from shared.common.records import TopicPartition
+from shared.connect.connectors.postgres.sql import quoted
+from shared.connect.errors import ConnectError
+from shared.connect.record import SinkRecord
+
+NONE = -1
+"""The offset of a partition that nothing was written of."""
+
+
+class OffsetTable:
+    """The offsets of one connector."""
+
+    def __init__(self, table: str, connector: str) -> None:
+        self._table, self._connector = quoted(table), connector
+        self._known: dict[TopicPartition, int] = {}
+        self._written: dict[TopicPartition, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<OffsetTable of {self._connector}, {len(self._known)} partitions>"
+
+    async def open(self, connection: Any, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Have a row for each partition; gives where to read on, for those that something was written of."""
+        await connection.execute(
+            f"CREATE TABLE IF NOT EXISTS {self._table} (connector text, topic text, kafka_partition integer, "
+            "next_offset bigint NOT NULL, PRIMARY KEY (connector, topic, kafka_partition))"
+        )
+        found = {}
+        for tp in partitions:
+            await connection.execute(
+                f"INSERT INTO {self._table} VALUES ($1, $2, $3, {NONE}) ON CONFLICT DO NOTHING",
+                self._connector, tp.topic, tp.partition,
+            )  # fmt: skip
+            self._known[tp] = await self._read(connection, tp, "")
+            if self._known[tp] != NONE:
+                found[tp] = self._known[tp]
+        return found
+
+    def close(self, partitions: Iterable[TopicPartition]) -> None:
+        for tp in partitions:
+            self._known.pop(tp, None)
+
+    async def _read(self, connection: Any, tp: TopicPartition, lock: str) -> int:
+        row = await connection.fetchrow(
+            f"SELECT next_offset FROM {self._table} "
+            f"WHERE connector=$1 AND topic=$2 AND kafka_partition=$3 {lock}",
+            self._connector, tp.topic, tp.partition,
+        )  # fmt: skip
+        return NONE if row is None else int(row["next_offset"])
+
+    async def advance(self, connection: Any, records: list[SinkRecord]) -> list[SinkRecord]:
+        """Within a transaction: move on behind these; gives those that were not written before.
+
+        Raises ConnectError where another task has moved one of the partitions.
+        """
+        ends: dict[TopicPartition, int] = {}
+        for record in records:
+            topic, partition, offset = record.original
+            tp = TopicPartition(topic, partition)
+            ends[tp] = max(ends.get(tp, NONE), offset + 1)
+        for tp in sorted(ends):
+            found = await self._read(connection, tp, "FOR UPDATE")
+            if found != self._known.get(tp):
+                raise ConnectError(f"{tp} was written by another task, up to {found}: this one must not go on")
+            if ends[tp] > found:
+                await connection.execute(
+                    f"UPDATE {self._table} SET next_offset=$4 "
+                    "WHERE connector=$1 AND topic=$2 AND kafka_partition=$3",
+                    self._connector, tp.topic, tp.partition, ends[tp],
+                )  # fmt: skip
+        self._written = {tp: max(end, self._known[tp]) for tp, end in ends.items()}
+        return [
+            record
+            for record in records
+            if record.original[2] >= self._known[TopicPartition(record.original[0], record.original[1])]
+        ]
+
+    def committed(self) -> None:
+        """The transaction that `advance` was part of is committed."""
+        self._known.update(self._written)
+        self._written = {}
+
+    async def alter(self, connection: Any, offsets: Mapping[TopicPartition, int | None]) -> None:
+        """Set offsets by hand; None: nothing was written."""
+        await self.open(connection, offsets)
+        for tp, offset in offsets.items():
+            await connection.execute(
+                f"UPDATE {self._table} SET next_offset=$4 "
+                "WHERE connector=$1 AND topic=$2 AND kafka_partition=$3",
+                self._connector, tp.topic, tp.partition, NONE if offset is None else offset,
+            )  # fmt: skip

@@ -1,0 +1,151 @@
+"""Records as rows: which table, which columns, which key, and what is left of a batch when keys repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shared.connect.connectors.postgres.sql import type_of
+from shared.connect.errors import ConfigError, DataError
+from shared.connect.record import SinkRecord
+from shared.connect.schema import Schema, SchemaType
+
+KAFKA_COLUMNS = ("__connect_topic", "__connect_partition", "__connect_offset")
+KAFKA_TYPES = ("text", "integer", "bigint")
+
+
+@dataclass(frozen=True)
+class RowSettings:
+    """How records become rows."""
+
+    table_format: str = "${topic}"
+    mode: str = "insert"
+    pk_mode: str = "none"
+    pk_fields: tuple[str, ...] = ()
+    included: frozenset[str] = frozenset()
+    deletes: bool = False
+
+    def check(self) -> None:
+        """ConfigError where the settings contradict each other."""
+        if self.mode in ("upsert", "update") and self.pk_mode == "none":
+            raise ConfigError(f"insert.mode={self.mode} needs a primary key: pk.mode must not be none")
+        if self.deletes and self.pk_mode != "record_key":
+            raise ConfigError("delete.enabled=true needs pk.mode=record_key: a tombstone has nothing but its key")
+        if self.pk_mode == "kafka" and self.pk_fields and len(self.pk_fields) != 3:
+            raise ConfigError("pk.mode=kafka needs three pk.fields, or none")
+
+    def table(self, topic: str) -> str:
+        return self.table_format.replace("${topic}", topic)
+
+
+@dataclass
+class Rows:
+    """Consecutive rows of one table with the same columns; `deleted` are keys alone."""
+
+    table: str
+    names: tuple[str, ...]
+    key: tuple[str, ...]
+    types: dict[str, tuple[str, bool]]
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+    deletes: bool = False
+
+    def latest(self) -> list[tuple[Any, ...]]:
+        """The last row of each key: one statement may not change a row twice."""
+        at = [self.names.index(name) for name in self.key]
+        try:
+            if len(at) == 1:
+                one = at[0]
+                return list({row[one]: row for row in self.rows}.values())
+            return list({tuple(row[i] for i in at): row for row in self.rows}.values())
+        except TypeError as e:
+            raise DataError(f"a key that cannot be one: {e}") from None
+
+
+class RowBuilder:
+    """Makes rows of records, in order."""
+
+    def __init__(self, settings: RowSettings) -> None:
+        settings.check()
+        self._settings = settings
+
+    def build(self, records: list[SinkRecord]) -> list[Rows]:
+        """Groups of rows that go one after the other; DataError names the record that is no row."""
+        groups: list[Rows] = []
+        last: Rows | None = None
+        for record in records:
+            names, key, row, is_delete = self._row(record)
+            table = self._settings.table(record.topic)
+            if last is None or last.names != names or last.table != table or last.deletes is not is_delete:
+                last = Rows(table, names, key, self._types(record, names), deletes=is_delete)
+                groups.append(last)
+            last.rows.append(row)
+        return groups
+
+    def _row(self, record: SinkRecord) -> tuple[tuple[str, ...], tuple[str, ...], tuple[Any, ...], bool]:
+        key = self._key(record)
+        if record.value is None:
+            if not self._settings.deletes:
+                raise DataError(f"{_place(record)}: no value, and delete.enabled is false")
+            return tuple(key), tuple(key), tuple(key.values()), True
+        if not isinstance(record.value, Mapping):
+            raise DataError(f"{_place(record)}: the value is {type(record.value).__name__}, not a struct or map")
+        fields: dict[str, Any] = dict(record.value)
+        if included := self._settings.included:
+            fields = {name: item for name, item in fields.items() if name in included or name in key}
+        names = tuple(key)
+        if self._settings.pk_mode != "record_value":
+            fields = {**key, **fields} if not key.keys() & fields.keys() else {**fields, **key}
+        return tuple(fields), names, tuple(fields.values()), False
+
+    def _key(self, record: SinkRecord) -> dict[str, Any]:
+        settings = self._settings
+        match settings.pk_mode:
+            case "none":
+                return {}
+            case "kafka":
+                return dict(zip(settings.pk_fields or KAFKA_COLUMNS, record.original, strict=True))
+            case "record_value":
+                return self._picked(record, record.value or {}, "value")
+        if record.key is None:
+            raise DataError(f"{_place(record)}: pk.mode=record_key, and the record has no key")
+        if isinstance(record.key, Mapping):
+            return self._picked(record, record.key, "key")
+        if len(settings.pk_fields) != 1:
+            raise DataError(f"{_place(record)}: the key is one value, so pk.fields must be one name")
+        return {settings.pk_fields[0]: record.key}
+
+    def _picked(self, record: SinkRecord, given: Any, what: str) -> dict[str, Any]:
+        if not isinstance(given, Mapping):
+            raise DataError(f"{_place(record)}: the {what} is no struct or map")
+        names = self._settings.pk_fields or tuple(given)
+        missing = [name for name in names if given.get(name) is None]
+        if missing:
+            raise DataError(f"{_place(record)}: the {what} has no {', '.join(missing)}, of the primary key")
+        return {name: given[name] for name in names}
+
+    def _types(self, record: SinkRecord, names: tuple[str, ...]) -> dict[str, tuple[str, bool]]:
+        """Each column's type, and whether it must not be null: as its schema says, or as its value looks."""
+        pk = self._settings.pk_fields or KAFKA_COLUMNS
+        kafka = dict(zip(pk, KAFKA_TYPES, strict=False)) if self._settings.pk_mode == "kafka" else {}
+        found = {}
+        for name in names:
+            schema = _field_schema(record.value_schema, name) or _field_schema(record.key_schema, name)
+            if schema is None and record.key_schema is not None and name in self._settings.pk_fields:
+                schema = record.key_schema if record.key_schema.type is not SchemaType.STRUCT else None
+            value = record.value.get(name) if isinstance(record.value, Mapping) else None
+            if value is None:
+                value = record.key.get(name) if isinstance(record.key, Mapping) else record.key
+            kind = kafka.get(name) or type_of(schema, value)
+            found[name] = (kind, schema is not None and not schema.optional)
+        return found
+
+
+def _field_schema(schema: Schema | None, name: str) -> Schema | None:
+    found = None if schema is None else schema.field(name)
+    return None if found is None else found.schema
+
+
+def _place(record: SinkRecord) -> str:
+    topic, partition, offset = record.original
+    return f"{topic}-{partition}@{offset}"

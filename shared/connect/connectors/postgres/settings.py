@@ -1,0 +1,94 @@
+"""What the Postgres connectors have in common: how to reach the database, and which of its errors are passing."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least
+from shared.connect.config_types import invalid
+from shared.connect.errors import ConfigError, ConnectError, RetriableError
+
+HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
+URL = re.compile(r"(?:jdbc:)?(postgres(?:ql)?://.+)")
+
+
+def driver() -> ModuleType:
+    """asyncpg, which comes with the extra `connect`."""
+    try:
+        return importlib.import_module("asyncpg")
+    except ModuleNotFoundError:
+        raise ConfigError("the Postgres connectors need asyncpg: pip install 'penstock[connect]'") from None
+
+
+def connection_config() -> ConfigDef:
+    """How to reach the database."""
+    return (
+        ConfigDef()
+        .define("connection.url", Type.STRING, NO_DEFAULT, HIGH,
+                "postgresql://host:port/database, also with jdbc: before it.", _is_url, group="Connection", order=1)
+        .define("connection.user", Type.STRING, None, HIGH, "The user.", group="Connection", order=2)
+        .define("connection.password", Type.PASSWORD, None, HIGH, "The password.", group="Connection", order=3)
+        .define("connection.timeout.ms", Type.INT, 10_000, LOW, "How long connecting may take.", at_least(1),
+                group="Connection", order=4)
+        .define("statement.timeout.ms", Type.INT, 60_000, LOW, "How long one statement may take.", at_least(1),
+                group="Connection", order=5)
+        .define("max.retries", Type.INT, 10, MEDIUM, "How often a passing failure is tried again.",
+                at_least(0), group="Retries", order=1)
+        .define("retry.backoff.ms", Type.INT, 3_000, MEDIUM, "How long before each time.", at_least(0),
+                group="Retries", order=2)
+    )  # fmt: skip
+
+
+def _is_url(name: str, value: Any) -> None:
+    if value is not None and URL.fullmatch(value) is None:
+        raise invalid(name, value, "no postgresql:// URL")
+
+
+async def connect(values: Mapping[str, Any]) -> Any:
+    """A connection; RetriableError where the database cannot be reached, ConnectError where it refuses."""
+    asyncpg = driver()
+    match = URL.fullmatch(values["connection.url"])
+    assert match is not None
+    password = values["connection.password"]
+    try:
+        return await asyncpg.connect(
+            match[1],
+            user=values["connection.user"],
+            password=None if password is None else password.value,
+            timeout=values["connection.timeout.ms"] / 1000,
+            command_timeout=values["statement.timeout.ms"] / 1000,
+        )
+    except Exception as e:
+        raise translated(e) from e
+
+
+def translated(error: Exception) -> Exception:
+    """A driver's error as ours: passing ones as RetriableError, all others as ConnectError."""
+    asyncpg = driver()
+    if isinstance(error, RetriableError | ConnectError):
+        return error
+    pg = asyncpg.exceptions
+    passing = (
+        OSError,
+        TimeoutError,
+        pg.PostgresConnectionError,
+        pg.InterfaceError,
+        pg.OperatorInterventionError,
+        pg.InsufficientResourcesError,
+        pg.SerializationError,
+        pg.DeadlockDetectedError,
+        pg.LockNotAvailableError,
+    )
+    said = f"{type(error).__name__}: {error}"
+    is_data = isinstance(error, ValueError)  # asyncpg's DataError is an InterfaceError too
+    return RetriableError(said) if isinstance(error, passing) and not is_data else ConnectError(said)
+
+
+def is_data_error(error: Exception) -> bool:
+    """Whether the error is about a row's values and not about the database."""
+    pg = driver().exceptions
+    return isinstance(error, pg.DataError | pg.IntegrityConstraintViolationError | ValueError | TypeError)

@@ -1,0 +1,309 @@
+"""The Postgres sink: insert, upsert, update and delete, a batch in one transaction.
+
+Rows go by COPY: straight into the table under `insert`, else into a temporary table and from there in one statement.
+With `exactly.once=true` the offsets lie in a table of the database and change in the same transaction as the rows; a
+task that finds there another offset than the one it left knows that another task has its partition, and ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from shared.common.log import get_logger
+from shared.common.records import TopicPartition
+from shared.connect.config_def import ConfigDef, Type, at_least, one_of
+from shared.connect.connector import Props, SinkConnector
+from shared.connect.connectors.postgres import sql
+from shared.connect.connectors.postgres.offsets import OffsetTable
+from shared.connect.connectors.postgres.rows import RowBuilder, Rows, RowSettings
+from shared.connect.connectors.postgres.settings import (
+    HIGH,
+    LOW,
+    MEDIUM,
+    connect,
+    connection_config,
+    driver,
+    is_data_error,
+    translated,
+)
+from shared.connect.errors import ConfigError, ConnectError, DataError, RetriableError
+from shared.connect.record import SinkRecord
+from shared.connect.task import SinkTask
+
+log = get_logger(__name__)
+
+STAGINGS_MAX = 256
+"""Temporary tables kept; one for each set of columns."""
+COLUMNS = """
+SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type,
+       coalesce(array_position(i.indkey::int2[], a.attnum), -1) AS key_at
+FROM pg_attribute a LEFT JOIN pg_index i ON i.indrelid = a.attrelid AND i.indisprimary
+WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+
+
+def sink_settings() -> ConfigDef:
+    """The sink's settings, named as the JDBC sink's are."""
+    return (
+        connection_config()
+        .define("insert.mode", Type.STRING, "insert", HIGH, "insert, upsert (by primary key), or update.",
+                one_of("insert", "upsert", "update"), group="Writes", order=1)
+        .define("batch.size", Type.INT, 3_000, MEDIUM, "The most rows of one transaction.", at_least(1),
+                group="Writes", order=2)
+        .define("delete.enabled", Type.BOOLEAN, False, MEDIUM, "Whether a tombstone deletes the row of its key.",
+                group="Writes", order=3)
+        .define("table.name.format", Type.STRING, "${topic}", MEDIUM, "The table; ${topic} is the record's topic.",
+                group="Data Mapping", order=1)
+        .define("pk.mode", Type.STRING, "none", HIGH,
+                "Where the primary key comes from: none, kafka (topic, partition, offset), record_key, record_value.",
+                one_of("none", "kafka", "record_key", "record_value"), group="Data Mapping", order=2)
+        .define("pk.fields", Type.LIST, "", MEDIUM, "The primary key's columns; empty: all fields of the key or value.",
+                group="Data Mapping", order=3)
+        .define("fields.included", Type.LIST, "", MEDIUM, "The value's fields to write; empty: all.",
+                group="Data Mapping", order=4)
+        .define("auto.create", Type.BOOLEAN, False, MEDIUM, "Whether a table that does not exist is created.",
+                group="DDL", order=1)
+        .define("auto.evolve", Type.BOOLEAN, False, MEDIUM, "Whether columns that do not exist are added.",
+                group="DDL", order=2)
+        .define("exactly.once", Type.BOOLEAN, False, HIGH, "Whether offsets are kept with the rows.",
+                group="Writes", order=4)
+        .define("offsets.table", Type.STRING, "penstock_connect_offsets", LOW, "The table that they are kept in.",
+                group="Writes", order=5)
+    )  # fmt: skip
+
+
+class PostgresSinkTask(SinkTask):
+    """Writes one task's share."""
+
+    async def start(self, props: Mapping[str, str]) -> None:
+        self._values = values = sink_settings().parse(props)
+        self._settings = row_settings(values)
+        self._builder = RowBuilder(self._settings)
+        self._connection: Any = None
+        self._tables: dict[str, sql.Table] = {}
+        self._stagings: dict[tuple[str, tuple[str, ...]], str] = {}
+        self._numbers = itertools.count()
+        self._retries_left: int = values["max.retries"]
+        exactly_once = values["exactly.once"]
+        self._offsets = OffsetTable(values["offsets.table"], props["name"]) if exactly_once else None
+        await self._connected()
+
+    async def open(self, partitions: frozenset[TopicPartition]) -> None:
+        if self._offsets is None:
+            return
+        try:
+            found = await self._offsets.open(await self._connected(), partitions)
+        except Exception as e:
+            raise translated(e) from e
+        for tp, offset in found.items():
+            self.context.offset(tp, offset)
+
+    async def close(self, partitions: frozenset[TopicPartition]) -> None:
+        if self._offsets is not None:
+            self._offsets.close(partitions)
+
+    async def put(self, records: list[SinkRecord]) -> None:
+        size = self._values["batch.size"]
+        for at in range(0, len(records), size):
+            await self._put(records[at : at + size])
+        self._retries_left = self._values["max.retries"]
+
+    async def _put(self, records: list[SinkRecord]) -> None:
+        try:
+            await self._write(records)
+        except Exception as e:
+            if isinstance(e, DataError) or is_data_error(e):
+                await self._find_errant(records, e)
+                return
+            raise await self._failure(e) from e
+
+    async def _find_errant(self, records: list[SinkRecord], error: Exception) -> None:
+        """Write what can be written, and report what cannot; where nobody takes reports the task fails."""
+        reporter = self.context.errant_record_reporter
+        if reporter is None:
+            raise ConnectError(f"a record cannot be written: {type(error).__name__}: {error}") from error
+        if len(records) > 1:
+            half = len(records) // 2
+            await self._put(records[:half])
+            await self._put(records[half:])
+            return
+        await reporter.report(records[0], error)
+
+    async def _failure(self, error: Exception) -> Exception:
+        """What to raise for the database's error: retriable as long as there are retries left."""
+        ours = translated(error)
+        self._tables.clear()
+        if self._connection is not None and (isinstance(ours, RetriableError) or self._connection.is_closed()):
+            connection, self._connection = self._connection, None
+            if not connection.is_closed():
+                connection.terminate()
+        if not isinstance(ours, RetriableError):
+            return ours
+        if self._retries_left <= 0:
+            return ConnectError(f"still failing after {self._values['max.retries']} retries: {ours}")
+        self._retries_left -= 1
+        self.context.timeout(self._values["retry.backoff.ms"])
+        return ours
+
+    async def _connected(self) -> Any:
+        if self._connection is None or self._connection.is_closed():
+            self._stagings.clear()
+            self._tables.clear()
+            self._connection = await connect(self._values)
+        return self._connection
+
+    async def _write(self, records: list[SinkRecord]) -> None:
+        """All of them, and their offsets, in one transaction."""
+        if not records:
+            return
+        connection = await self._connected()
+        groups = self._builder.build(records)
+        for group in groups:
+            await self._have_table(connection, group)
+        for group in groups:
+            if self._settings.mode != "insert" or group.deletes:  # not within: a rollback would take it back
+                await self._have_staging(connection, group)
+        async with connection.transaction():
+            if self._offsets is not None:
+                groups = self._builder.build(await self._offsets.advance(connection, records))
+            for group in groups:
+                await self._write_rows(connection, group)
+        if self._offsets is not None:
+            self._offsets.committed()
+
+    async def _write_rows(self, connection: Any, group: Rows) -> None:
+        table = self._tables[group.table]
+        names = group.names
+        if self._settings.mode == "insert" and not group.deletes:
+            await _copy(connection, table.name, names, _adapted(group.rows, names, table))
+            return
+        key_table = table if table.key == group.key else sql.Table(table.name, table.columns, group.key)
+        staged = self._stagings[table.name, names]
+        await _copy(connection, staged, names, _adapted(group.latest(), names, table))
+        if group.deletes:
+            statement = sql.delete_from(key_table, staged)
+        elif self._settings.mode == "upsert":
+            statement = sql.upsert_from(key_table, staged, names)
+        else:
+            statement = sql.update_from(key_table, staged, names)
+        await connection.execute(statement)
+        await connection.execute(f"TRUNCATE {sql.quoted(staged)}")
+
+    async def _have_staging(self, connection: Any, group: Rows) -> None:
+        if (group.table, group.names) in self._stagings:
+            return
+        if len(self._stagings) >= STAGINGS_MAX:
+            for name in self._stagings.values():
+                await connection.execute(f"DROP TABLE {sql.quoted(name)}")
+            self._stagings.clear()
+        name = f"penstock_staged_{next(self._numbers)}"
+        table = self._tables[group.table]
+        await connection.execute(sql.staging(name, table, group.names))
+        self._stagings[group.table, group.names] = name
+
+    async def _have_table(self, connection: Any, group: Rows) -> None:
+        """Know the table's columns; create it or add to it where that is wanted."""
+        table = self._tables.get(group.table)
+        if table is not None and all(name in table.columns for name in group.names):
+            return
+        table = await self._described(connection, group.table)
+        if table is None:
+            if not self._values["auto.create"]:
+                raise ConnectError(f"table {group.table} does not exist, and auto.create is false")
+            await self._ddl(connection, sql.create_table(group.table, group.types, group.key))
+        elif missing := {name: group.types[name][0] for name in group.names if name not in table.columns}:
+            if not self._values["auto.evolve"]:
+                names = ", ".join(missing)
+                raise ConnectError(f"table {group.table} has no column {names}, and auto.evolve is false")
+            await self._ddl(connection, sql.add_columns(group.table, missing))
+            self._stagings = {key: name for key, name in self._stagings.items() if key[0] != group.table}
+        found = await self._described(connection, group.table)
+        if found is None:
+            raise RetriableError(f"table {group.table} is gone again")
+        self._tables[group.table] = found
+
+    async def _ddl(self, connection: Any, statement: str) -> None:
+        log.info("changing the database", statement=statement)
+        try:
+            await connection.execute(statement)
+        except driver().exceptions.IntegrityConstraintViolationError:
+            log.info("another task did the same at the same time")
+
+    async def _described(self, connection: Any, name: str) -> sql.Table | None:
+        rows = await connection.fetch(COLUMNS, sql.quoted(name))
+        if not rows:
+            return None
+        key = sorted((row["key_at"], row["name"]) for row in rows if row["key_at"] >= 0)
+        return sql.Table(name, {row["name"]: row["type"] for row in rows}, tuple(column for _, column in key))
+
+    async def stop(self) -> None:
+        connection = getattr(self, "_connection", None)
+        if connection is not None and not connection.is_closed():
+            await connection.close(timeout=5)
+
+
+def _adapted(rows: list[tuple[Any, ...]], names: tuple[str, ...], table: sql.Table) -> list[tuple[Any, ...]]:
+    adapters = [(at, adapt) for at, name in enumerate(names) if (adapt := sql.adapter(table.columns[name])) is not None]
+    if not adapters:
+        return rows
+    columns = list(zip(*rows, strict=True))
+    for at, adapt in adapters:
+        columns[at] = tuple(map(adapt, columns[at]))
+    return list(zip(*columns, strict=True))
+
+
+async def _copy(connection: Any, table: str, names: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    schema, _, name = table.rpartition(".")
+    await connection.copy_records_to_table(name, records=rows, columns=names, schema_name=schema or None)
+
+
+def row_settings(values: Mapping[str, Any]) -> RowSettings:
+    """The settings that say how records become rows; ConfigError where they contradict each other."""
+    settings = RowSettings(
+        values["table.name.format"],
+        values["insert.mode"],
+        values["pk.mode"],
+        tuple(values["pk.fields"]),
+        frozenset(values["fields.included"]),
+        values["delete.enabled"],
+    )
+    settings.check()
+    return settings
+
+
+class PostgresSinkConnector(SinkConnector):
+    """Writes records as rows of Postgres tables."""
+
+    task_class = PostgresSinkTask
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return sink_settings()
+
+    def validate(self, props: Props) -> list[Any]:
+        found = super().validate(props)
+        values = {value.name: value for value in found}
+        if not any(value.errors for value in found):
+            try:
+                row_settings({name: value.value for name, value in values.items()})
+            except ConfigError as e:
+                values["pk.mode"].errors.append(str(e))
+        return found
+
+    async def start(self, props: Props) -> None:
+        self._props = dict(props)
+
+    async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
+        return [self._props for _ in range(max_tasks)]
+
+    async def alter_offsets(self, props: Props, offsets: Mapping[TopicPartition, int | None]) -> bool:
+        values = sink_settings().parse(props)
+        if values["exactly.once"]:
+            connection = await connect(values)
+            try:
+                await OffsetTable(values["offsets.table"], props["name"]).alter(connection, offsets)
+            finally:
+                await connection.close()
+        return True

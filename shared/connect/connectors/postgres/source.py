@@ -1,0 +1,320 @@
+"""The Postgres source: reads tables or a query as they grow, by an incrementing column, a timestamp, or both.
+
+`incrementing` finds new rows, `timestamp` new and changed ones, `timestamp+incrementing` both, and rows with the same
+time apart. A row is only read once its time is `timestamp.delay.interval.ms` old, since a transaction that began
+earlier may still commit one that lies before. `bulk` reads everything each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, at_least, one_of
+from shared.connect.connector import ExactlyOnceSupport, Props, SourceConnector
+from shared.connect.connectors.postgres import sql
+from shared.connect.connectors.postgres.settings import HIGH, LOW, MEDIUM, connect, connection_config, translated
+from shared.connect.converters.json_schema import timestamp_ms
+from shared.connect.errors import ConfigError, ConnectError, RetriableError
+from shared.connect.record import SourceRecord
+from shared.connect.schema import (
+    Field,
+    Schema,
+    SchemaType,
+    date_schema,
+    decimal_schema,
+    time_schema,
+    timestamp_schema,
+)
+from shared.connect.task import SourceTask
+
+MODES = ("bulk", "incrementing", "timestamp", "timestamp+incrementing")
+_TYPES = {
+    "int2": SchemaType.INT16,
+    "int4": SchemaType.INT32,
+    "int8": SchemaType.INT64,
+    "float4": SchemaType.FLOAT32,
+    "float8": SchemaType.FLOAT64,
+    "bool": SchemaType.BOOLEAN,
+    "bytea": SchemaType.BYTES,
+}
+
+
+def source_settings() -> ConfigDef:
+    """The source's settings, named as the JDBC source's are."""
+    return (
+        connection_config()
+        .define("mode", Type.STRING, NO_DEFAULT, HIGH, f"What is new: {', '.join(MODES)}.", one_of(*MODES),
+                group="Mode", order=1)
+        .define("incrementing.column.name", Type.STRING, "", MEDIUM, "The column that only rises.",
+                group="Mode", order=2)
+        .define("timestamp.column.name", Type.LIST, "", MEDIUM,
+                "The column of the last change; of several the first that is not null.", group="Mode", order=3)
+        .define("timestamp.initial", Type.LONG, None, LOW, "From when on, in ms since the epoch; not given: all.",
+                group="Mode", order=4)
+        .define("timestamp.delay.interval.ms", Type.LONG, 0, HIGH, "How old a row's time must be to be read.",
+                at_least(0), group="Mode", order=5)
+        .define("table.whitelist", Type.LIST, "", MEDIUM, "The tables to read, a part of the source each.",
+                group="Data", order=1)
+        .define("query", Type.STRING, "", MEDIUM, "A query to read instead of tables; it must not end in WHERE.",
+                group="Data", order=2)
+        .define("topic.prefix", Type.STRING, NO_DEFAULT, HIGH, "Before the table's name; of a query, the topic.",
+                group="Data", order=3)
+        .define("key.columns", Type.LIST, "", MEDIUM, "The columns that make the record's key; empty: no key.",
+                group="Data", order=4)
+        .define("poll.interval.ms", Type.INT, 5_000, HIGH, "How long to wait where nothing is new.", at_least(1),
+                group="Data", order=5)
+        .define("batch.max.rows", Type.INT, 2_000, LOW, "The most rows of one query.", at_least(1),
+                group="Data", order=6)
+        .define("numeric.scale", Type.INT, 9, LOW, "Digits after the point of numeric columns.", at_least(0),
+                group="Data", order=7)
+    )  # fmt: skip
+
+
+class TableReader:
+    """The queries of one part of the source, and how far it was read; sends nothing by itself."""
+
+    def __init__(self, values: Mapping[str, Any], table: str, query: str, offset: Mapping[str, Any] | None) -> None:
+        self.table, self._mode = table, values["mode"]
+        self._inc, self._stamps = values["incrementing.column.name"], values["timestamp.column.name"]
+        self._limit, self._delay_ms = values["batch.max.rows"], values["timestamp.delay.interval.ms"]
+        self._from = f"({query}) q" if query else sql.quoted(table)
+        self.partition = {"protocol": "1", **({"query": "query"} if query else {"table": table})}
+        offset = offset or {}
+        self.incrementing: int | None = offset.get("incrementing")
+        initial = values["timestamp.initial"]
+        self.timestamp: dt.datetime | None = _moment(offset.get("timestamp"), offset.get("timestamp_nanos"))
+        if self.timestamp is None and initial is not None:
+            self.timestamp = _moment(initial, None)
+
+    def __repr__(self) -> str:
+        return f"<TableReader {self.table}, {self.offset()}>"
+
+    @property
+    def stamp(self) -> str:
+        """The time of a row, as SQL."""
+        names = ",".join(sql.column(name) for name in self._stamps)
+        return f"coalesce({names})" if len(self._stamps) > 1 else names
+
+    def statement(self) -> tuple[str, list[Any]]:
+        """The next query with its parameters."""
+        if self._mode == "bulk":
+            return f"SELECT * FROM {self._from}", []
+        wheres: list[str] = []
+        orders: list[str] = []
+        arguments: list[Any] = []
+
+        def argument(value: Any, kind: str) -> str:
+            arguments.append(value)
+            return f"${len(arguments)}::{kind}"
+
+        inc = sql.column(self._inc) if "incrementing" in self._mode else ""
+        if "timestamp" in self._mode:
+            orders.append(self.stamp)
+            wheres.append(f"{self.stamp} < now() - {argument(self._delay_ms, 'bigint')} * interval '1 ms'")
+            if self.timestamp is not None:
+                last = argument(self.timestamp, "timestamptz")
+                beyond = f"{self.stamp} > {last}"
+                if inc and self.incrementing is not None:
+                    beyond += f" OR ({self.stamp} = {last} AND {inc} > {argument(self.incrementing, 'bigint')})"
+                wheres.append(f"({beyond})")
+        elif self.incrementing is not None:
+            wheres.append(f"{inc} > {argument(self.incrementing, 'bigint')}")
+        if inc:
+            orders.append(inc)
+        where = f" WHERE {' AND '.join(wheres)}" if wheres else ""
+        limit = f" LIMIT {self._limit}" if inc else ""  # by time alone a limit could cut rows of one moment apart
+        return f"SELECT * FROM {self._from}{where} ORDER BY {', '.join(orders)}{limit}", arguments
+
+    def read(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Note a row as read; gives the offset after it."""
+        if "incrementing" in self._mode:
+            value = row[self._inc]
+            if type(value) is not int:
+                raise ConnectError(f"{self.table}.{self._inc}: {value!r} is no whole number")
+            self.incrementing = value
+        if "timestamp" in self._mode:
+            self.timestamp = next(_aware(row[name]) for name in self._stamps if row[name] is not None)
+        return self.offset()
+
+    def offset(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if self.incrementing is not None and "incrementing" in self._mode:
+            found["incrementing"] = self.incrementing
+        if self.timestamp is not None and "timestamp" in self._mode:
+            found["timestamp"] = timestamp_ms(self.timestamp)
+            found["timestamp_nanos"] = self.timestamp.microsecond * 1000
+        return found
+
+
+def _moment(ms: int | None, nanos: int | None) -> dt.datetime | None:
+    if ms is None:
+        return None
+    at = dt.datetime.fromtimestamp(ms // 1000, dt.UTC)
+    return at.replace(microsecond=(ms % 1000) * 1000 if nanos is None else nanos // 1000)
+
+
+def _aware(value: dt.datetime) -> dt.datetime:
+    return value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
+
+
+def schema_of(name: str, attributes: Sequence[Any], scale: int) -> Schema:
+    """A row's schema from its columns' types; what Connect has no type for is text."""
+    fields = []
+    for attribute in attributes:
+        kind = attribute.type.name
+        if kind == "numeric":
+            schema = decimal_schema(scale, optional=True)
+        elif kind == "date":
+            schema = date_schema(optional=True)
+        elif kind == "time":
+            schema = time_schema(optional=True)
+        elif kind in ("timestamp", "timestamptz"):
+            schema = timestamp_schema(optional=True)
+        else:
+            schema = Schema(_TYPES.get(kind, SchemaType.STRING), optional=True)
+        fields.append(Field(attribute.name, schema))
+    return Schema.struct(name, *fields)
+
+
+def value_of(schema: Schema, value: Any, scale: int) -> Any:
+    """A column's value as its schema has it."""
+    if value is None:
+        return None
+    if isinstance(value, Decimal):
+        if not value.is_finite():
+            return None  # Connect's Decimal knows no infinity
+        return value.quantize(Decimal(1).scaleb(-scale))
+    if isinstance(value, dt.datetime):
+        return _aware(value)
+    return str(value) if schema.type is SchemaType.STRING and not isinstance(value, str) else value
+
+
+class PostgresSourceTask(SourceTask):
+    """Reads one task's tables."""
+
+    async def start(self, props: Mapping[str, str]) -> None:
+        self._values = values = source_settings().parse(props)
+        self._connection: Any = None
+        self._retries_left = values["max.retries"]
+        tables = values["table.whitelist"] or ([""] if values["query"] else [])
+        reader = self.context.offset_storage_reader
+        self._readers = []
+        for table in tables:
+            part = TableReader(values, table, values["query"], None)
+            self._readers.append(TableReader(values, table, values["query"], await reader.offset(part.partition)))
+        self._turn = 0
+        self._idle = 0
+
+    async def poll(self) -> list[SourceRecord] | None:
+        if not self._readers:
+            await asyncio.sleep(self._values["poll.interval.ms"] / 1000)
+            return None
+        if self._idle >= len(self._readers):
+            await asyncio.sleep(self._values["poll.interval.ms"] / 1000)
+            self._idle = 0
+        reader = self._readers[self._turn]
+        self._turn = (self._turn + 1) % len(self._readers)
+        try:
+            records = await self._read(reader)
+        except Exception as e:
+            raise self._failure(e) from e
+        self._retries_left = self._values["max.retries"]
+        is_whole = self._values["mode"] == "bulk" or not records
+        self._idle = self._idle + 1 if is_whole else 0
+        return records
+
+    async def _read(self, reader: TableReader) -> list[SourceRecord]:
+        if self._connection is None or self._connection.is_closed():
+            self._connection = await connect(self._values)
+        statement, arguments = reader.statement()
+        async with self._connection.transaction(readonly=True):
+            prepared = await self._connection.prepare(statement)
+            rows = await prepared.fetch(*arguments)
+        scale = self._values["numeric.scale"]
+        schema = schema_of(reader.table or "query", prepared.get_attributes(), scale)
+        key_schema, names = self._key_schema(schema)
+        topic = self._values["topic.prefix"] + reader.table
+        records = []
+        for row in rows:
+            value = {f.name: value_of(f.schema, row[f.name], scale) for f in schema.fields}
+            key = {name: value[name] for name in names} if names else None
+            records.append(
+                SourceRecord(
+                    topic, None, key_schema, key, schema, value,
+                    source_partition=reader.partition, source_offset=reader.read(row),
+                )
+            )  # fmt: skip
+        return records
+
+    def _key_schema(self, schema: Schema) -> tuple[Schema | None, list[str]]:
+        names = self._values["key.columns"]
+        fields = [schema.field(name) for name in names]
+        if None in fields:
+            raise ConnectError(f"key.columns: not all of {', '.join(names)} are columns")
+        return (Schema.struct(None, *(f for f in fields if f is not None)) if names else None), names
+
+    def _failure(self, error: Exception) -> Exception:
+        ours = translated(error)
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            if not connection.is_closed():
+                connection.terminate()
+        if isinstance(ours, RetriableError) and self._retries_left <= 0:
+            return ConnectError(f"still failing after {self._values['max.retries']} retries: {ours}")
+        self._retries_left -= 1
+        return ours
+
+    async def stop(self) -> None:
+        connection = getattr(self, "_connection", None)
+        if connection is not None and not connection.is_closed():
+            await connection.close(timeout=5)
+
+
+class PostgresSourceConnector(SourceConnector):
+    """Reads Postgres tables into topics."""
+
+    task_class = PostgresSourceTask
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return source_settings()
+
+    def validate(self, props: Props) -> list[Any]:
+        found = super().validate(props)
+        values = {value.name: value for value in found}
+        mode = str(values["mode"].value)
+        if "incrementing" in mode and not values["incrementing.column.name"].value:
+            values["incrementing.column.name"].errors.append(f"mode={mode} needs the column that rises")
+        if "timestamp" in mode and not values["timestamp.column.name"].value:
+            values["timestamp.column.name"].errors.append(f"mode={mode} needs the column of the last change")
+        if bool(values["query"].value) == bool(values["table.whitelist"].value):
+            values["table.whitelist"].errors.append("either table.whitelist or query must be given")
+        return found
+
+    async def start(self, props: Props) -> None:
+        self._props = dict(props)
+        if not (props.get("query") or props.get("table.whitelist")):
+            raise ConfigError("either table.whitelist or query must be given")
+
+    async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
+        if self._props.get("query"):
+            return [self._props]
+        tables = [table.strip() for table in self._props["table.whitelist"].split(",") if table.strip()]
+        count = min(max_tasks, len(tables))
+        return [{**self._props, "table.whitelist": ",".join(tables[at::count])} for at in range(count)]
+
+    def exactly_once_support(self, props: Props) -> ExactlyOnceSupport:
+        is_bulk = props.get("mode") == "bulk"
+        return ExactlyOnceSupport.UNSUPPORTED if is_bulk else ExactlyOnceSupport.SUPPORTED
+
+    async def alter_offsets(self, props: Props, offsets: Any) -> bool:
+        for partition, _ in offsets:
+            if set(partition) not in ({"protocol", "table"}, {"protocol", "query"}):
+                raise ConnectError(
+                    'a partition is {"protocol": "1", "table": …} or {"protocol": "1", "query": "query"}'
+                )
+        return True

@@ -1,0 +1,207 @@
+"""The SQL of the Postgres sink, and rows out of records: values in, text and tuples out.
+
+>>> table = Table("clicks", {"id": "bigint", "n": "integer"}, ("id",))
+>>> upsert_from(table, "staged", ("id", "n"))
+'INSERT INTO "clicks" ("id","n") SELECT "id","n" FROM "staged" ON CONFLICT ("id") DO UPDATE SET "n"=EXCLUDED."n"'
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from shared.connect.converters.json_schema import timestamp_of
+from shared.connect.errors import ConnectError, DataError
+from shared.connect.schema import DATE, DECIMAL, TIME, TIMESTAMP, Schema, SchemaType
+
+NAME_BYTES_MAX = 63
+"""Postgres cuts longer names, which could make two of them one."""
+
+_TYPES = {
+    SchemaType.INT8: "smallint",
+    SchemaType.INT16: "smallint",
+    SchemaType.INT32: "integer",
+    SchemaType.INT64: "bigint",
+    SchemaType.FLOAT32: "real",
+    SchemaType.FLOAT64: "double precision",
+    SchemaType.BOOLEAN: "boolean",
+    SchemaType.STRING: "text",
+    SchemaType.BYTES: "bytea",
+    SchemaType.ARRAY: "jsonb",
+    SchemaType.MAP: "jsonb",
+    SchemaType.STRUCT: "jsonb",
+}
+_LOGICAL = {DATE: "date", TIME: "time", TIMESTAMP: "timestamptz", DECIMAL: "numeric"}
+_PLAIN: tuple[tuple[type, str], ...] = (
+    (bool, "boolean"),
+    (int, "bigint"),
+    (float, "double precision"),
+    (str, "text"),
+    (bytes, "bytea"),
+    (Decimal, "numeric"),
+    (dt.datetime, "timestamptz"),
+    (dt.date, "date"),
+    (dt.time, "time"),
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as the database has it: types by column, in order, and the primary key's columns."""
+
+    name: str
+    columns: Mapping[str, str] = field(hash=False)
+    key: tuple[str, ...] = ()
+
+
+def quoted(name: str) -> str:
+    """An identifier, each part of `schema.table` by itself; ConnectError where Postgres would cut it."""
+    parts = name.split(".")
+    for part in parts:
+        if not part or len(part.encode()) > NAME_BYTES_MAX or "\0" in part:
+            raise ConnectError(f"{name!r} cannot be a name in Postgres: 1 to {NAME_BYTES_MAX} bytes a part")
+    return ".".join('"' + part.replace('"', '""') + '"' for part in parts)
+
+
+def column(name: str) -> str:
+    """A column's name, which may have dots in it."""
+    if not name or len(name.encode()) > NAME_BYTES_MAX or "\0" in name:
+        raise DataError(f"{name!r} cannot be a column: 1 to {NAME_BYTES_MAX} bytes")
+    return '"' + name.replace('"', '""') + '"'
+
+
+def columns(names: Iterable[str]) -> str:
+    return ",".join(column(name) for name in names)
+
+
+def type_of(schema: Schema | None, value: Any) -> str:
+    """The column's type for a field; without a schema by what the value is."""
+    if schema is not None:
+        return _LOGICAL.get(schema.name or "", _TYPES[schema.type])
+    for kind, name in _PLAIN:
+        if isinstance(value, kind):
+            return name
+    return "text" if value is None else "jsonb"
+
+
+def create_table(name: str, fields: Mapping[str, tuple[str, bool]], key: tuple[str, ...]) -> str:
+    """`fields` gives each column's type, and whether it must not be null."""
+    lines = [
+        f"{column(one)} {kind}{' NOT NULL' if required or one in key else ''}"
+        for one, (kind, required) in fields.items()
+    ]
+    if key:
+        lines.append(f"PRIMARY KEY ({columns(key)})")
+    return f"CREATE TABLE IF NOT EXISTS {quoted(name)} ({', '.join(lines)})"
+
+
+def add_columns(name: str, fields: Mapping[str, str]) -> str:
+    added = ", ".join(f"ADD COLUMN IF NOT EXISTS {column(one)} {kind}" for one, kind in fields.items())
+    return f"ALTER TABLE {quoted(name)} {added}"
+
+
+def upsert_from(table: Table, source: str, names: tuple[str, ...]) -> str:
+    """Rows of another table into this one, over those with the same key."""
+    rest = [name for name in names if name not in table.key]
+    sets = ",".join(f"{column(name)}=EXCLUDED.{column(name)}" for name in rest)
+    action = f"UPDATE SET {sets}" if rest else "NOTHING"
+    return (
+        f"INSERT INTO {quoted(table.name)} ({columns(names)}) SELECT {columns(names)} FROM {quoted(source)} "
+        f"ON CONFLICT ({columns(table.key)}) DO {action}"
+    )
+
+
+def update_from(table: Table, source: str, names: tuple[str, ...]) -> str:
+    """The rows of this table that another has too, set to what that has."""
+    sets = ",".join(f"{column(name)}=s.{column(name)}" for name in names if name not in table.key)
+    where = " AND ".join(f"t.{column(name)}=s.{column(name)}" for name in table.key)
+    return f"UPDATE {quoted(table.name)} t SET {sets} FROM {quoted(source)} s WHERE {where}"
+
+
+def delete_from(table: Table, source: str) -> str:
+    """The rows of this table whose keys another has, away."""
+    where = " AND ".join(f"t.{column(name)}=s.{column(name)}" for name in table.key)
+    return f"DELETE FROM {quoted(table.name)} t USING {quoted(source)} s WHERE {where}"
+
+
+def staging(name: str, table: Table, names: tuple[str, ...]) -> str:
+    """A table of this connection's own, empty at every commit, with some of the columns."""
+    types = ", ".join(f"{column(one)} {table.columns[one]}" for one in names)
+    return f"CREATE TEMP TABLE {quoted(name)} ({types}) ON COMMIT DELETE ROWS"
+
+
+def adapter(kind: str) -> Callable[[Any], Any] | None:
+    """What makes a column's value of a record's; None: it is one already."""
+    base = kind.partition("(")[0]
+    return _ADAPTERS.get(base)
+
+
+def _json(value: Any) -> Any:
+    return None if value is None else msgspec.json.encode(value, enc_hook=str).decode()
+
+
+def _text(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return _json(value) if isinstance(value, dict | list) else str(value)
+
+
+def _moment(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise DataError(f"{value!r} is no time")
+    if isinstance(value, int):
+        return timestamp_of(value)
+    if isinstance(value, str):
+        try:
+            value = dt.datetime.fromisoformat(value)
+        except ValueError:
+            raise DataError(f"{value!r:.100} is no ISO 8601 time") from None
+    if isinstance(value, dt.datetime) and value.tzinfo is None:
+        return value.replace(tzinfo=dt.UTC)
+    return value
+
+
+def _naive(value: Any) -> Any:
+    moment = _moment(value)
+    return moment.astimezone(dt.UTC).replace(tzinfo=None) if isinstance(moment, dt.datetime) else moment
+
+
+def _date(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            return dt.date.fromisoformat(value)
+        except ValueError:
+            raise DataError(f"{value!r:.100} is no ISO 8601 date") from None
+    return value
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, float | int) and not isinstance(value, bool):
+        return Decimal(str(value))
+    return value
+
+
+def _bytes(value: Any) -> Any:
+    return value.encode() if isinstance(value, str) else value
+
+
+_ADAPTERS: dict[str, Callable[[Any], Any]] = {
+    "json": _json,
+    "jsonb": _json,
+    "text": _text,
+    "character varying": _text,
+    "character": _text,
+    "timestamp with time zone": _moment,
+    "timestamptz": _moment,
+    "timestamp without time zone": _naive,
+    "date": _date,
+    "numeric": _number,
+    "bytea": _bytes,
+}

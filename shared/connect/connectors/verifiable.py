@@ -1,0 +1,235 @@
+"""VerifiableSource/Sink and MockSource/Sink: connectors for tests, under the names of Kafka's tools.
+
+The verifiable source writes a rising number as fast as `throughput` allows and says on standard output what it did, one
+JSON line a record; the sink says what it got. The mocks run until `mock_mode` has them fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type
+from shared.connect.connector import ExactlyOnceSupport, Props, SinkConnector, SourceConnector
+from shared.connect.errors import ConnectError
+from shared.connect.record import SinkRecord, SourceRecord
+from shared.connect.schema import INT32, INT64
+from shared.connect.task import Offsets, SinkTask, SourceTask
+
+TOOLS = "org.apache.kafka.connect.tools."
+BATCH_MAX = 500
+
+
+def say(**fields: Any) -> None:
+    """One JSON line on standard output."""
+    sys.stdout.write(msgspec.json.encode(fields).decode() + "\n")
+
+
+class VerifiableSourceTask(SourceTask):
+    kafka_class = TOOLS + "VerifiableSourceTask"
+
+    async def start(self, props: Mapping[str, str]) -> None:
+        self._name, self._id, self._topic = props["name"], int(props.get("id", "0")), props["topic"]
+        self._per_second = int(props.get("throughput", "-1"))
+        self._quiet = props.get("quiet", "false").lower() == "true"
+        self._partition = {"id": self._id}
+        stored = await self.context.offset_storage_reader.offset(self._partition)
+        self._next = int(stored["seqno"]) + 1 if stored is not None else 0
+        self._first, self._started = self._next, time.monotonic()
+
+    async def poll(self) -> list[SourceRecord]:
+        count = BATCH_MAX
+        if self._per_second > 0:
+            due = int((time.monotonic() - self._started) * self._per_second) + 1 - (self._next - self._first)
+            if due <= 0:
+                await asyncio.sleep(1 / self._per_second)
+                return []
+            count = min(BATCH_MAX, due)
+        numbers = range(self._next, self._next + count)
+        self._next += count
+        return [
+            SourceRecord(
+                self._topic, None, INT32, self._id, INT64, number,
+                source_partition=self._partition, source_offset={"seqno": number},
+            )
+            for number in numbers
+        ]  # fmt: skip
+
+    async def commit_record(self, record: SourceRecord, metadata: object) -> None:
+        if not self._quiet:
+            say(
+                name=self._name, task=self._id, topic=self._topic, time_ms=_now_ms(), seqno=record.value, committed=True
+            )
+
+    async def stop(self) -> None:
+        """There is nothing to let go of."""
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class _PropsConnector:
+    """Keeps its configuration, and gives each task a copy with its number as `id`."""
+
+    _props: dict[str, str]
+
+    async def start(self, props: Props) -> None:
+        self._props = dict(props)
+
+    async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
+        return [{**self._props, "id": str(number)} for number in range(max_tasks)]
+
+
+class VerifiableSourceConnector(_PropsConnector, SourceConnector):
+    """Writes rising numbers."""
+
+    kafka_class = TOOLS + "VerifiableSourceConnector"
+    task_class = VerifiableSourceTask
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return (
+            ConfigDef()
+            .define("topic", Type.STRING, NO_DEFAULT, Importance.HIGH, "The topic to write to.")
+            .define("throughput", Type.LONG, -1, Importance.MEDIUM, "Records a second; -1: as many as possible.")
+            .define("quiet", Type.BOOLEAN, False, Importance.LOW, "Whether nothing is said on standard output.")
+        )
+
+    def exactly_once_support(self, props: Props) -> ExactlyOnceSupport:
+        return ExactlyOnceSupport.SUPPORTED
+
+
+class VerifiableSinkTask(SinkTask):
+    kafka_class = TOOLS + "VerifiableSinkTask"
+
+    async def start(self, props: Mapping[str, str]) -> None:
+        self._name, self._id = props["name"], int(props.get("id", "0"))
+        self._unflushed: list[SinkRecord] = []
+
+    async def put(self, records: list[SinkRecord]) -> None:
+        self._say(records, flushed=False)
+        self._unflushed += records
+
+    async def flush(self, offsets: Offsets) -> None:
+        self._say(self._unflushed, flushed=True)
+        self._unflushed = []
+
+    def _say(self, records: list[SinkRecord], *, flushed: bool) -> None:
+        for record in records:
+            say(
+                name=self._name, task=self._id, topic=record.topic, time_ms=_now_ms(),
+                seqno=record.value, offset=record.kafka_offset, flushed=flushed,
+            )  # fmt: skip
+
+    async def stop(self) -> None:
+        """There is nothing to let go of."""
+
+
+class VerifiableSinkConnector(_PropsConnector, SinkConnector):
+    """Says what it gets."""
+
+    kafka_class = TOOLS + "VerifiableSinkConnector"
+    task_class = VerifiableSinkTask
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return ConfigDef()
+
+
+MODES = ("none", "connector-failure", "task-failure")
+
+
+def mock_config() -> ConfigDef:
+    """What both mocks may be told."""
+    return (
+        ConfigDef()
+        .define("mock_mode", Type.STRING, "none", Importance.LOW, f"What fails: {', '.join(MODES)}.")
+        .define("delay_ms", Type.LONG, 15_000, Importance.LOW, "How long after the start.")
+    )
+
+
+class _MockConnector(_PropsConnector):
+    """Fails when `mock_mode` says so."""
+
+    context: Any
+    _failing: asyncio.Task[None] | None = None
+
+    async def start(self, props: Props) -> None:
+        await super().start(props)
+        if props.get("mock_mode") == "connector-failure":
+            self._failing = asyncio.create_task(self._fail(int(props.get("delay_ms", "15000"))))
+
+    async def _fail(self, delay_ms: int) -> None:
+        await asyncio.sleep(delay_ms / 1000)
+        self.context.raise_error(ConnectError("mock_mode=connector-failure"))
+
+    async def stop(self) -> None:
+        if self._failing is not None:
+            self._failing.cancel()
+
+
+class _Failing:
+    """Raises when its time has come."""
+
+    def __init__(self, props: Mapping[str, str]) -> None:
+        fails = props.get("mock_mode") == "task-failure"
+        self._at = time.monotonic() + int(props.get("delay_ms", "15000")) / 1000 if fails else None
+
+    def check(self) -> None:
+        if self._at is not None and time.monotonic() >= self._at:
+            raise ConnectError("mock_mode=task-failure")
+
+
+class MockSinkTask(SinkTask):
+    kafka_class = TOOLS + "MockSinkTask"
+
+    async def start(self, props: Mapping[str, str]) -> None:
+        self._failing = _Failing(props)
+
+    async def put(self, records: list[SinkRecord]) -> None:
+        self._failing.check()
+
+    async def stop(self) -> None:
+        """There is nothing to let go of."""
+
+
+class MockSinkConnector(_MockConnector, SinkConnector):
+    """Takes everything and writes nothing."""
+
+    kafka_class = TOOLS + "MockSinkConnector"
+    task_class = MockSinkTask
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return mock_config()
+
+
+class MockSourceTask(SourceTask):
+    kafka_class = TOOLS + "MockSourceTask"
+
+    async def start(self, props: Mapping[str, str]) -> None:
+        self._failing = _Failing(props)
+
+    async def poll(self) -> None:
+        self._failing.check()
+        await asyncio.sleep(0.1)
+
+    async def stop(self) -> None:
+        """There is nothing to let go of."""
+
+
+class MockSourceConnector(_MockConnector, SourceConnector):
+    """Has nothing to give."""
+
+    kafka_class = TOOLS + "MockSourceConnector"
+    task_class = MockSourceTask
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return mock_config()

@@ -1,0 +1,211 @@
+"""The Postgres connectors on a real Postgres, with the fake broker as their Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from shared.clients.producer import Producer
+from shared.common.records import OffsetAndMetadata
+from shared.common.settings import KafkaSettings
+from shared.connect.connectors.postgres.sink import PostgresSinkConnector
+from shared.connect.connectors.postgres.source import PostgresSourceConnector
+from shared.connect.states import ConnectorTaskId
+from tests.integration.connect.postgres import found, server
+from tests.shared.connect.harness import TP, Running, running
+
+asyncpg = pytest.importorskip("asyncpg")
+pytestmark = pytest.mark.skipif(not found(), reason="no Postgres: initdb, pg_ctl and postgres must be on the PATH")
+
+JSON = "org.apache.kafka.connect.json.JsonConverter"
+PLAIN = {
+    "key_converter": JSON,
+    "key_converter_schemas_enable": "false",
+    "value_converter": JSON,
+    "value_converter_schemas_enable": "false",
+}
+UPSERT = {**PLAIN, "topics": "t", "insert_mode": "upsert", "pk_mode": "record_key", "auto_create": "true"}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with server() as found_url:
+        yield found_url
+
+
+@pytest.fixture
+async def db(url: str) -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(url)
+    for row in await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'"):
+        await connection.execute(f'DROP TABLE "{row["tablename"]}"')
+    yield connection
+    await connection.close()
+
+
+async def produce(run: Running, *pairs: tuple[Any, Any]) -> None:
+    """Records of JSON keys and values; None is a tombstone."""
+    async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
+        for key, value in pairs:
+            data = None if value is None else value if isinstance(value, bytes) else json.dumps(value).encode()
+            await producer.send("t", data, key=None if key is None else json.dumps(key).encode())
+
+
+async def rows_of(db: Any, query: str) -> list[tuple[Any, ...]]:
+    try:
+        return [tuple(row) for row in await db.fetch(query)]
+    except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError):
+        return []
+
+
+async def until_rows(run: Running, db: Any, query: str, expected: list[tuple[Any, ...]]) -> None:
+    rows: list[tuple[Any, ...]] = []
+    for _ in range(400):
+        rows = await rows_of(db, query)
+        if rows == expected:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError((rows, run.listener.events, run.listener.traces))
+
+
+async def test_rows_are_upserted_and_deleted_by_key(url: str, db: Any) -> None:
+    """The last value of a key is its row; a tombstone takes it away; the table is made from the first record."""
+    async with running() as run:
+        await produce(
+            run,
+            ({"id": 1}, {"name": "ann", "n": 1, "tags": ["a"]}),
+            ({"id": 2}, {"name": "bob", "n": 2, "tags": []}),
+            ({"id": 1}, {"name": "ann", "n": 3, "tags": None}),
+            ({"id": 2}, None),
+        )
+        await run.run(PostgresSinkConnector, connection_url=f"jdbc:{url}", delete_enabled="true", **UPSERT)
+        await until_rows(run, db, "SELECT id, name, n, tags FROM t", [(1, "ann", 3, None)])
+        types = await db.fetch("SELECT column_name, data_type FROM information_schema.columns WHERE table_name='t'")
+        assert {row[0]: row[1] for row in types} == {"id": "bigint", "name": "text", "n": "bigint", "tags": "jsonb"}
+
+
+async def test_columns_are_added_where_that_is_wanted(url: str, db: Any) -> None:
+    """`auto.evolve` adds what a record has more; without it the task fails and says which column."""
+    async with running() as run:
+        await run.run(PostgresSinkConnector, connection_url=url, auto_evolve="true", **UPSERT)
+        await produce(run, ({"id": 1}, {"a": 1}), ({"id": 2}, {"a": 2, "b": "x"}))
+        await until_rows(run, db, "SELECT id, a, b FROM t ORDER BY id", [(1, 1, None), (2, 2, "x")])
+    async with running() as run:
+        id = await run.run(PostgresSinkConnector, connection_url=url, **UPSERT)
+        await produce(run, ({"id": 3}, {"a": 1, "c": 1}))
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert "has no column c, and auto.evolve is false" in run.listener.traces[0]
+
+
+async def test_rows_are_inserted_and_updated(url: str, db: Any) -> None:
+    """`insert` appends by COPY, with Kafka's coordinates as a key; `update` changes what is there and adds nothing."""
+    async with running() as run:
+        settings = {**UPSERT, "insert_mode": "insert", "pk_mode": "kafka"}
+        await produce(run, (None, {"v": "x"}), (None, {"v": "y"}))
+        await run.run(PostgresSinkConnector, connection_url=url, **settings)
+        query = "SELECT __connect_topic, __connect_partition, __connect_offset, v FROM t ORDER BY 3"
+        await until_rows(run, db, query, [("t", 0, 0, "x"), ("t", 0, 1, "y")])
+    await db.execute("DROP TABLE t; CREATE TABLE t (id integer PRIMARY KEY, v text, at timestamptz)")
+    await db.execute("INSERT INTO t VALUES (1, 'old', NULL)")
+    async with running() as run:
+        settings = {**UPSERT, "insert_mode": "update", "pk_mode": "record_value", "pk_fields": "id"}
+        at = "2024-01-02T03:04:05+00:00"
+        await produce(run, (None, {"id": 1, "v": "new", "at": at}), (None, {"id": 2, "v": "none", "at": at}))
+        await run.run(PostgresSinkConnector, connection_url=url, **settings)
+        await until_rows(run, db, "SELECT id, v, extract(epoch from at)::int FROM t", [(1, "new", 1704164645)])
+
+
+async def test_what_cannot_be_a_row_is_reported(url: str, db: Any) -> None:
+    """Under `errors.tolerance=all` the bad record goes to the dead letters and all others are written."""
+    await db.execute("CREATE TABLE t (id integer PRIMARY KEY, n integer CHECK (n < 100))")
+    async with running() as run:
+        settings = {**UPSERT, "errors_tolerance": "all", "errors_deadletterqueue_topic_name": "dlq"}
+        settings |= {"errors_deadletterqueue_topic_replication_factor": "1"}
+        await produce(run, *[({"id": n}, {"n": n}) for n in range(98, 103)], ({"id": "x"}, {"n": 1}))
+        await run.run(PostgresSinkConnector, connection_url=url, **settings)
+        await until_rows(run, db, "SELECT id FROM t ORDER BY id", [(98,), (99,)])
+        await run.until(lambda: len(run.cluster.records("dlq")) == 4)
+        assert [record.key for record in run.cluster.records("dlq")][-1] == b'{"id": "x"}'
+        await run.until(lambda: run.cluster.committed("connect-c").get(TP) == OffsetAndMetadata(6))
+
+
+async def test_exactly_once_counts_each_record_once(url: str, db: Any) -> None:
+    """Offsets change with the rows: a restart without Kafka's commits writes nothing twice, a zombie nothing."""
+    settings = {**UPSERT, "insert_mode": "insert", "pk_mode": "none", "exactly_once": "true", "connection_url": url}
+    never = {"offset_flush_interval_ms": "600000"}
+    async with running(**never) as run:
+        await produce(run, *[(None, {"n": n}) for n in range(100)])
+        id = await run.run(PostgresSinkConnector, **settings)
+        await until_rows(run, db, "SELECT count(*)::int, sum(n)::int FROM t", [(100, 4950)])
+        await run.worker.stop_tasks([id])
+        lost = {"consumer_override_group_id": "another"}  # as if Kafka had none of its commits
+        await run.run(PostgresSinkConnector, **settings, **lost)
+        await produce(run, (None, {"n": 1000}))
+        await until_rows(run, db, "SELECT count(*)::int, sum(n)::int FROM t", [(101, 5950)])
+        assert await rows_of(db, "SELECT next_offset FROM penstock_connect_offsets") == [(101,)]
+        await db.execute("UPDATE penstock_connect_offsets SET next_offset = 500")  # another task has gone on
+        await produce(run, (None, {"n": 7}))
+        await run.until(lambda: "failure" in run.listener.of(ConnectorTaskId("c", 0)))
+        assert "was written by another task" in run.listener.traces[0]
+        assert await rows_of(db, "SELECT count(*)::int FROM t") == [(101,)]
+
+
+async def test_a_lost_connection_is_made_again(url: str, db: Any) -> None:
+    """A batch that failed with the connection is delivered once more, on a new one."""
+    async with running() as run:
+        await run.run(PostgresSinkConnector, connection_url=url, retry_backoff_ms="10", **UPSERT)
+        await produce(run, ({"id": 1}, {"n": 1}))
+        await until_rows(run, db, "SELECT id FROM t", [(1,)])
+        await db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+        await produce(run, ({"id": 2}, {"n": 2}))
+        await until_rows(run, db, "SELECT id FROM t ORDER BY id", [(1,), (2,)])
+
+
+async def test_new_and_changed_rows_are_read(url: str, db: Any) -> None:
+    """By time and rising number together: what is new, and what changed, each once and in order."""
+    await db.execute("CREATE TABLE src (id serial PRIMARY KEY, v text, price numeric, at timestamptz DEFAULT now())")
+    await db.execute("INSERT INTO src (v, price) VALUES ('a', 1.5), ('b', NULL)")
+    settings = {
+        **PLAIN,
+        "connection_url": url,
+        "mode": "timestamp+incrementing",
+        "incrementing_column_name": "id",
+        "timestamp_column_name": "at",
+        "table_whitelist": "src",
+        "topic_prefix": "",
+        "key_columns": "id",
+        "poll_interval_ms": "20",
+    }
+    async with running() as run:
+        run.cluster.create_topic("src")
+        id = await run.run(PostgresSourceConnector, **settings)
+
+        def read() -> list[tuple[int, str]]:
+            records = run.cluster.records("src")
+            assert all(json.loads(r.key or b"")["id"] == json.loads(r.value or b"")["id"] for r in records)
+            return [(json.loads(r.value or b"")["id"], json.loads(r.value or b"")["v"]) for r in records]
+
+        await run.until(lambda: read() == [(1, "a"), (2, "b")])
+        await db.execute("UPDATE src SET v = 'a2', at = clock_timestamp() WHERE id = 1")
+        await run.until(lambda: read()[2:] == [(1, "a2")])
+        await run.worker.stop_tasks([id])
+        await db.execute("INSERT INTO src (v) VALUES ('c')")
+        await run.run(PostgresSourceConnector, **settings)
+        await run.until(lambda: read()[3:] == [(3, "c")])
+
+
+async def test_a_rising_number_or_a_query_is_enough(url: str, db: Any) -> None:
+    """`incrementing` finds new rows in batches; a query is read as a table is."""
+    await db.execute("CREATE TABLE src (id int PRIMARY KEY, v int)")
+    await db.execute("INSERT INTO src SELECT n, n * 2 FROM generate_series(1, 25) n")
+    settings = {**PLAIN, "connection_url": url, "mode": "incrementing", "incrementing_column_name": "id"}
+    async with running() as run:
+        query = {"query": "SELECT id, v FROM src WHERE v % 4 = 0", "topic_prefix": "t", "batch_max_rows": "5"}
+        await run.run(PostgresSourceConnector, **settings, **query, poll_interval_ms="20")
+        await run.until(lambda: len(run.cluster.records("t")) == 12)
+        assert [json.loads(record.value or b"")["id"] for record in run.cluster.records("t")] == list(range(2, 26, 2))
+        await run.until(lambda: run.store.data)
+        assert run.store.data == {b'["c",{"protocol":"1","query":"query"}]': b'{"incrementing":24}'}

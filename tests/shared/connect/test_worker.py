@@ -1,0 +1,93 @@
+"""The worker: connectors and tasks side by side, restarts, targets."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.connect.connectors.file import FileStreamSinkConnector
+from shared.connect.errors import ConnectError
+from shared.connect.states import ConnectorTaskId, State, TargetState
+from shared.connect.worker_task import TaskSpec
+from tests.shared.connect.harness import SayingSource, SayingSourceTask, running
+
+SINK = {"name": "s", "connector.class": "FileStreamSink", "topics": "t", "file": "${env:HOME}/out", "tasks.max": "2"}
+
+
+async def test_task_configs_keep_their_variables() -> None:
+    """What a connector made of its resolved configuration is kept unresolved, with its class and topics."""
+    async with running() as run:
+        assert await run.worker.start_connector("s", SINK, TargetState.STARTED, run.listener) is State.RUNNING
+        configs = await run.worker.connector_task_configs("s", SINK)
+        assert configs == [{**SINK, "task.class": "org.apache.kafka.connect.file.FileStreamSinkTask"}] * 2
+
+
+async def test_a_connector_that_makes_too_many_tasks_is_refused() -> None:
+    """`tasks.max` is enforced where the configuration does not say otherwise."""
+
+    class Many(FileStreamSinkConnector):
+        async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
+            return [self._props] * (max_tasks + 1)
+
+    async with running() as run:
+        run.worker.plugins.add(Many, "Many")
+        config = {**SINK, "connector.class": "Many"}
+        await run.worker.start_connector("s", config, TargetState.STARTED, run.listener)
+        with pytest.raises(ConnectError, match="greater than 2"):
+            await run.worker.connector_task_configs("s", config)
+        id = ConnectorTaskId("s", 2)
+        assert not await run.worker.start_task(TaskSpec(id, SINK, SINK, tasks=3), TargetState.STARTED, run.listener)
+        assert run.listener.of(id) == ["failure"]
+
+
+async def test_connectors_follow_their_target() -> None:
+    """Started, paused, stopped and started again; one whose class is missing fails and nothing more."""
+    async with running() as run:
+        await run.worker.start_connector("s", SINK, TargetState.PAUSED, run.listener)
+        for target in (TargetState.STARTED, TargetState.STOPPED, TargetState.STARTED):
+            await run.worker.set_target_state("s", target)
+        await run.worker.stop_connector("s")
+        assert run.listener.of("s") == ["paused", "running", "stopped", "running", "shutdown"]
+        missing = {"connector.class": "no.Such"}
+        assert await run.worker.start_connector("x", missing, TargetState.STARTED, run.listener) is State.FAILED
+        assert run.listener.of("x") == ["failure"]
+        assert run.worker.connector_names() == frozenset()
+
+
+async def test_a_failed_task_is_restarted() -> None:
+    """After its back-off, by itself, with a new instance that goes on where the old one stopped."""
+    async with running(task_restart_enable="true", task_restart_backoff_ms="10") as run:
+        id = await run.run(SayingSource)
+        await run.until(lambda: SayingSourceTask.made and SayingSourceTask.made[0].calls)
+        SayingSourceTask.made[0].batches.put_nowait(ValueError("broken"))
+        await run.until(lambda: run.listener.of(id) == ["startup", "failure", "restart", "startup"])
+        assert len(SayingSourceTask.made) == 2
+        assert run.worker.state(id) is State.RUNNING
+
+
+async def test_a_task_that_does_not_end_is_abandoned() -> None:
+    """After the graceful timeout the worker goes on without it, and hears nothing of it any more."""
+
+    def stuck(made: SayingSourceTask) -> None:
+        async def stop() -> None:
+            await made.batches.get()
+
+        made.stop = stop  # type: ignore[method-assign]
+
+    SayingSourceTask.prepare = staticmethod(stuck)
+    try:
+        async with running(task_shutdown_graceful_timeout_ms="50") as run:
+            id = await run.run(SayingSource)
+            await run.until(lambda: SayingSourceTask.made and SayingSourceTask.made[0].calls)
+            await run.worker.stop_tasks([id])
+            assert run.worker.task_ids() == frozenset()
+            assert run.listener.of(id) == ["startup"]
+    finally:
+        SayingSourceTask.prepare = staticmethod(lambda _task: None)
+
+
+async def test_being_inside_one_call_is_visible() -> None:
+    """A task that is RUNNING without progress can be told from one that works."""
+    async with running() as run:
+        id = await run.run(SayingSource)
+        await run.until(lambda: run.worker.stalled_ms(id) > 20)  # its poll waits
+        assert run.worker.stalled_ms(ConnectorTaskId("none", 0)) == 0
