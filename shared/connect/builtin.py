@@ -5,6 +5,8 @@ BUILTIN: tuple[str, ...] = (
     "connectors.file.FileStreamSinkConnector",
     *(f"connectors.verifiable.{name}Connector" for name in ("MockSink", "MockSource")),
     *(f"connectors.verifiable.{name}Connector" for name in ("VerifiableSink", "VerifiableSource")),
+    *("connectors.http.HttpSinkConnector", "connectors.http.HttpSourceConnector"),
+    *("connectors.delta.DeltaSinkConnector", "connectors.files.FilesSinkConnector"),
     "connectors.postgres.sink.PostgresSinkConnector",
     "connectors.postgres.source.PostgresSourceConnector",
     *(

@@ -1,0 +1,69 @@
+"""Records as Arrow tables, for what is written by column: types by the records' schema, else by what the values are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from shared.connect.converters.json_schema import scale_of
+from shared.connect.errors import DataError
+from shared.connect.record import SinkRecord
+from shared.connect.schema import DATE, DECIMAL, TIME, TIMESTAMP, Schema, SchemaType
+
+DECIMAL_DIGITS = 38
+_TYPES = {
+    SchemaType.INT8: pa.int8(),
+    SchemaType.INT16: pa.int16(),
+    SchemaType.INT32: pa.int32(),
+    SchemaType.INT64: pa.int64(),
+    SchemaType.FLOAT32: pa.float32(),
+    SchemaType.FLOAT64: pa.float64(),
+    SchemaType.BOOLEAN: pa.bool_(),
+    SchemaType.STRING: pa.string(),
+    SchemaType.BYTES: pa.binary(),
+}
+_LOGICAL = {DATE: pa.date32(), TIME: pa.time64("us"), TIMESTAMP: pa.timestamp("us", tz="UTC")}
+
+
+def arrow_type(schema: Schema) -> Any:
+    """The Arrow type of a schema."""
+    if schema.name == DECIMAL:
+        return pa.decimal128(DECIMAL_DIGITS, scale_of(schema))
+    if schema.name in _LOGICAL:
+        return _LOGICAL[schema.name]
+    if schema.type is SchemaType.STRUCT:
+        return pa.struct([pa.field(field.name, arrow_type(field.schema)) for field in schema.fields])
+    if schema.type is SchemaType.ARRAY and schema.value_schema is not None:
+        return pa.list_(arrow_type(schema.value_schema))
+    if schema.type is SchemaType.MAP and schema.key_schema is not None and schema.value_schema is not None:
+        return pa.map_(arrow_type(schema.key_schema), arrow_type(schema.value_schema))
+    return _TYPES[schema.type]
+
+
+def row_of(record: SinkRecord) -> dict[str, Any]:
+    """The record's value as a row; DataError where it is no struct or map."""
+    if not isinstance(record.value, Mapping):
+        topic, partition, offset = record.original
+        kind = type(record.value).__name__
+        raise DataError(f"{topic}-{partition}@{offset}: the value is {kind}, not a struct or map")
+    return dict(record.value)
+
+
+def table_of(records: list[SinkRecord]) -> Any:
+    """A table of consecutive records; columns in which there is nothing at all are left out."""
+    rows = [row_of(record) for record in records]
+    schema = records[0].value_schema
+    try:
+        if schema is not None and all(record.value_schema == schema for record in records):
+            fields = [pa.field(field.name, arrow_type(field.schema)) for field in schema.fields]
+            return pa.Table.from_pylist(rows, pa.schema(fields))
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        table = pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as e:
+        raise DataError(f"the records are no table together: {e}") from e
+    kept = [name for name in names if not pa.types.is_null(table.schema.field(name).type)]
+    if not kept:
+        raise DataError("there is no column with anything in it")
+    return table.select(kept)

@@ -1,0 +1,309 @@
+"""HTTP: records posted in batches, and an address polled for records.
+
+The sink retries what may pass (no connection, 408, 425, 429, 5xx), waiting as long as `Retry-After` says where that is
+longer; any other refusal is an error of the records. The source asks for one page after the other, `${offset}` in its
+URL being the offset of the last record it has read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, one_of
+from shared.connect.config_types import invalid
+from shared.connect.connector import Props, SinkConnector, SourceConnector
+from shared.connect.converters.json_schema import value_to_json
+from shared.connect.errors import ConnectError, DataError, RetriableError
+from shared.connect.record import SinkRecord, SourceRecord
+from shared.connect.task import SinkTask, SourceTask
+
+HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
+RETRIED = (408, 425, 429)
+BODY_BYTES_MAX = 64 << 20
+"""A larger answer of a polled address fails the task before it takes all memory."""
+RETRY_AFTER_MAX_MS = 300_000
+
+
+def client_config() -> ConfigDef:
+    """How the address is reached."""
+    return (
+        ConfigDef()
+        .define("http.url", Type.STRING, NO_DEFAULT, HIGH, "The address.", _is_url)
+        .define("http.headers", Type.LIST, "", MEDIUM, "More headers: Name:value, comma-separated.", _are_headers)
+        .define("http.auth.type", Type.STRING, "none", MEDIUM, "none, basic or bearer.",
+                one_of("none", "basic", "bearer"))
+        .define("http.auth.user", Type.STRING, "", MEDIUM, "The user of basic.")
+        .define("http.auth.password", Type.PASSWORD, "", MEDIUM, "The password of basic.")
+        .define("http.auth.token", Type.PASSWORD, "", MEDIUM, "The token of bearer.")
+        .define("request.timeout.ms", Type.INT, 30_000, LOW, "How long one request may take.", at_least(1))
+        .define("max.retries", Type.INT, 10, MEDIUM, "How often a passing failure is tried again.", at_least(0))
+        .define("retry.backoff.ms", Type.INT, 3_000, MEDIUM, "How long before each time.", at_least(0))
+    )  # fmt: skip
+
+
+def _is_url(name: str, value: Any) -> None:
+    if value is not None and not re.match(r"https?://[^/]", value):
+        raise invalid(name, value, "no http:// or https:// URL")
+
+
+def _are_headers(name: str, value: Any) -> None:
+    for item in value or ():
+        if not item.partition(":")[0].strip() or ":" not in item:
+            raise invalid(name, item, "a header is Name:value")
+
+
+def make_client(values: Mapping[str, Any]) -> httpx.AsyncClient:
+    headers = dict(item.split(":", 1) for item in values["http.headers"])
+    headers = {name.strip(): value.strip() for name, value in headers.items()}
+    auth = None
+    if values["http.auth.type"] == "basic":
+        auth = httpx.BasicAuth(values["http.auth.user"], values["http.auth.password"].value)
+    elif values["http.auth.type"] == "bearer":
+        headers["Authorization"] = f"Bearer {values['http.auth.token'].value}"
+    return httpx.AsyncClient(headers=headers, auth=auth, timeout=values["request.timeout.ms"] / 1000)
+
+
+class Retries:
+    """How often what failed in passing may be tried again."""
+
+    def __init__(self, most: int) -> None:
+        self._most = self._left = most
+
+    def succeeded(self) -> None:
+        self._left = self._most
+
+    def failed(self, said: str) -> Exception:
+        """What to raise."""
+        if self._left <= 0:
+            return ConnectError(f"still failing after {self._most} retries: {said}")
+        self._left -= 1
+        return RetriableError(said)
+
+
+def is_passing(status: int) -> bool:
+    return status in RETRIED or status >= 500
+
+
+def retry_after_ms(response: httpx.Response) -> int:
+    """What `Retry-After` asks for, in ms; 0 where it says nothing in seconds."""
+    text = response.headers.get("Retry-After", "")
+    return min(int(text) * 1000, RETRY_AFTER_MAX_MS) if text.isdecimal() and len(text) < 10 else 0
+
+
+class HttpSinkTask(SinkTask):
+    """Posts records."""
+
+    async def start(self, props: Mapping[str, str]) -> None:
+        self._values = HttpSinkConnector.config().parse(props)
+        self._client = make_client(self._values)
+        self._retries = Retries(self._values["max.retries"])
+        self._done = 0
+
+    async def put(self, records: list[SinkRecord]) -> None:
+        size = 1 if self._values["batch.format"] == "single" else self._values["batch.max.size"]
+        by_topic: dict[str, list[SinkRecord]] = {}
+        for record in records:
+            by_topic.setdefault(record.topic, []).append(record)
+        batches = [own[at : at + size] for own in by_topic.values() for at in range(0, len(own), size)]
+        # What was taken before a batch failed in passing is not sent again when all of them are delivered again.
+        for batch in batches[self._done :]:
+            await self._send(batch)
+            self._done += 1
+        self._done = 0
+        self._retries.succeeded()
+
+    async def _send(self, batch: list[SinkRecord]) -> None:
+        try:
+            response = await self._client.request(
+                self._values["http.method"],
+                self._values["http.url"].replace("${topic}", quote(batch[0].topic, safe="")),
+                content=self._body(batch),
+                headers={"Content-Type": self._content_type},
+            )
+        except httpx.HTTPError as e:
+            self.context.timeout(self._values["retry.backoff.ms"])
+            raise self._retries.failed(f"{type(e).__name__}: {e}") from e
+        except DataError as e:
+            await self._refused(batch, e)
+            return
+        if is_passing(response.status_code):
+            self.context.timeout(max(self._values["retry.backoff.ms"], retry_after_ms(response)))
+            raise self._retries.failed(f"HTTP {response.status_code}: {response.text[:200]}")
+        if not response.is_success:
+            await self._refused(batch, DataError(f"HTTP {response.status_code}: {response.text[:200]}"))
+
+    async def _refused(self, batch: list[SinkRecord], error: DataError) -> None:
+        reporter = self.context.errant_record_reporter
+        if reporter is None:
+            raise ConnectError(f"{len(batch)} records were refused: {error}") from error
+        if len(batch) == 1:
+            await reporter.report(batch[0], error)
+            return
+        for record in batch:  # find out which
+            await self._send([record])
+
+    @property
+    def _content_type(self) -> str:
+        return "application/x-ndjson" if self._values["batch.format"] == "ndjson" else "application/json"
+
+    def _body(self, batch: list[SinkRecord]) -> bytes:
+        values = [value_to_json(record.value_schema, record.value) for record in batch]
+        match self._values["batch.format"]:
+            case "ndjson":
+                return msgspec.json.Encoder().encode_lines(values)
+            case "single":
+                return msgspec.json.encode(values[0])
+        return msgspec.json.encode(values)
+
+    async def stop(self) -> None:
+        if hasattr(self, "_client"):
+            await self._client.aclose()
+
+
+class HttpSinkConnector(SinkConnector):
+    """Posts records to an address, in batches."""
+
+    task_class = HttpSinkTask
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return (
+            client_config()
+            .define("http.method", Type.STRING, "POST", MEDIUM, "POST, PUT or PATCH.", one_of("POST", "PUT", "PATCH"))
+            .define("batch.format", Type.STRING, "array", MEDIUM,
+                    "array: one JSON array. ndjson: a line a record. single: a request a record.",
+                    one_of("array", "ndjson", "single"))
+            .define("batch.max.size", Type.INT, 500, MEDIUM, "The most records of one request.", at_least(1))
+        )  # fmt: skip
+
+    async def start(self, props: Props) -> None:
+        self._props = dict(props)
+
+    async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
+        return [self._props for _ in range(max_tasks)]
+
+    async def alter_offsets(self, props: Props, offsets: object) -> bool:
+        return True
+
+
+def pointed(value: Any, pointer: str) -> Any:
+    """What a JSON pointer (RFC 6901) leads to; DataError where it leads nowhere.
+
+    >>> pointed({"a": [{"b/c": 1}]}, "/a/0/b~1c")
+    1
+    """
+    for token in pointer.split("/")[1:]:
+        name = token.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, dict) and name in value:
+            value = value[name]
+        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            raise DataError(f"the answer has nothing at {pointer}")
+    return value
+
+
+class HttpSourceTask(SourceTask):
+    """Polls one address."""
+
+    async def start(self, props: Mapping[str, str]) -> None:
+        self._values = HttpSourceConnector.config().parse(props)
+        self._client = make_client(self._values)
+        self._retries = Retries(self._values["max.retries"])
+        self._partition = {"url": self._values["http.url"]}
+        stored = await self.context.offset_storage_reader.offset(self._partition) or {}
+        self._offset: Any = stored.get("offset", self._values["http.offset.initial"])
+        self._etag: str | None = None
+        self._wait_ms = 0
+
+    async def poll(self) -> list[SourceRecord] | None:
+        await asyncio.sleep(self._wait_ms / 1000)
+        self._wait_ms = self._values["poll.interval.ms"]
+        url = self._values["http.url"].replace("${offset}", quote(str(self._offset), safe=""))
+        try:
+            response = await self._get(url)
+        except httpx.HTTPError as e:
+            self._wait_ms = self._values["retry.backoff.ms"]
+            raise self._retries.failed(f"{type(e).__name__}: {e}") from e
+        if is_passing(response.status_code):
+            self._wait_ms = max(self._values["retry.backoff.ms"], retry_after_ms(response))
+            raise self._retries.failed(f"HTTP {response.status_code}: {response.text[:200]}")
+        self._retries.succeeded()
+        if response.status_code in (204, 304):
+            return None
+        if not response.is_success:
+            raise ConnectError(f"HTTP {response.status_code}: {response.text[:200]}")
+        records = self._records(response)
+        if records and self._values["http.offset.pointer"]:
+            self._wait_ms = 0  # there may be another page
+        return records
+
+    async def _get(self, url: str) -> httpx.Response:
+        headers = {} if self._etag is None else {"If-None-Match": self._etag}
+        async with self._client.stream("GET", url, headers=headers) as response:
+            body = bytearray()
+            async for chunk in response.aiter_bytes():
+                body += chunk
+                if len(body) > BODY_BYTES_MAX:
+                    raise ConnectError(f"the answer has more than {BODY_BYTES_MAX} bytes")
+        if response.is_success:
+            self._etag = response.headers.get("ETag")
+        headers_kept = {name: v for name, v in response.headers.items() if name.lower() != "content-encoding"}
+        return httpx.Response(response.status_code, headers=headers_kept, content=bytes(body))
+
+    def _records(self, response: httpx.Response) -> list[SourceRecord]:
+        try:
+            found = pointed(msgspec.json.decode(response.content), self._values["records.pointer"])
+        except (msgspec.DecodeError, DataError) as e:
+            raise ConnectError(f"the answer is not as the settings say: {e}") from e
+        records = []
+        for item in found if isinstance(found, list) else [found]:
+            if pointer := self._values["http.offset.pointer"]:
+                self._offset = pointed(item, pointer)
+            key = pointed(item, self._values["key.pointer"]) if self._values["key.pointer"] else None
+            records.append(
+                SourceRecord(
+                    self._values["topic"], None, None, key, None, item,
+                    source_partition=self._partition, source_offset={"offset": self._offset},
+                )
+            )  # fmt: skip
+        return records
+
+    async def stop(self) -> None:
+        if hasattr(self, "_client"):
+            await self._client.aclose()
+
+
+class HttpSourceConnector(SourceConnector):
+    """Polls an address for JSON and writes what it finds there as records."""
+
+    task_class = HttpSourceTask
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return (
+            client_config()
+            .define("topic", Type.STRING, NO_DEFAULT, HIGH, "The topic to write to.")
+            .define("poll.interval.ms", Type.INT, 60_000, MEDIUM, "How long between two requests.", at_least(1))
+            .define("records.pointer", Type.STRING, "", MEDIUM,
+                    "A JSON pointer to the array of records; empty: the whole answer.")
+            .define("key.pointer", Type.STRING, "", MEDIUM, "Within a record, to its key; empty: no key.")
+            .define("http.offset.pointer", Type.STRING, "", MEDIUM, "Within a record, to its offset.")
+            .define("http.offset.initial", Type.STRING, "", MEDIUM, "The offset of the first request.")
+        )  # fmt: skip
+
+    async def start(self, props: Props) -> None:
+        self._props = dict(props)
+
+    async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
+        return [self._props]
+
+    async def alter_offsets(self, props: Props, offsets: object) -> bool:
+        return True

@@ -1,0 +1,136 @@
+"""The HTTP connectors against a server on this machine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from shared.clients.producer import Producer
+from shared.common.errors import DataError
+from shared.common.settings import KafkaSettings
+from shared.connect.connectors.http import HttpSinkConnector, HttpSourceConnector, pointed
+from tests.shared.connect.connectors.http_server import Answer, Request, serving
+from tests.shared.connect.harness import Running, running
+
+JSON = {
+    "value_converter": "org.apache.kafka.connect.json.JsonConverter",
+    "value_converter_schemas_enable": "false",
+}
+OK: Answer = (200, {}, b"")
+
+
+async def produce(run: Running, *values: Any) -> None:
+    async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
+        for value in values:
+            await producer.send("t", json.dumps(value).encode())
+
+
+def numbers(requests: list[Request]) -> list[int]:
+    return [item["n"] for request in requests for item in json.loads(request.body)]
+
+
+async def test_records_are_posted_in_batches() -> None:
+    """As JSON arrays with the credentials given, to an address that may name the topic."""
+    async with serving(lambda _request: OK) as server, running() as run:
+        await produce(run, *[{"n": n} for n in range(5)])
+        settings = {"http_url": f"{server.url}/in/${{topic}}", "batch_max_size": "2", "http_headers": "X-Team:a"}
+        auth = {"http_auth_type": "basic", "http_auth_user": "ann", "http_auth_password": "s3cret"}
+        await run.run(HttpSinkConnector, topics="t", **settings, **auth, **JSON)
+        await run.until(lambda: len(numbers(server.requests)) == 5)
+        assert numbers(server.requests) == [0, 1, 2, 3, 4]
+        first = server.requests[0]
+        assert (first.method, first.path, first.headers["x-team"]) == ("POST", "/in/t", "a")
+        assert first.headers["authorization"] == "Basic YW5uOnMzY3JldA=="
+        await run.until(lambda: run.cluster.committed("connect-c") and not run.listener.traces)
+
+
+async def test_passing_failures_are_tried_again() -> None:
+    """Only the batch that failed is sent again; after too many the task fails."""
+    refusals = [503, 429]
+
+    def answer(request: Request) -> Answer:
+        return (refusals.pop(), {}, b"later") if refusals and b'"n":2' in request.body else OK
+
+    async with serving(answer) as server, running() as run:
+        await produce(run, *[{"n": n} for n in range(4)])
+        settings = {"http_url": server.url, "batch_max_size": "2", "retry_backoff_ms": "5"}
+        id = await run.run(HttpSinkConnector, topics="t", **settings, **JSON)
+        await run.until(lambda: len(server.requests) >= 4)
+        assert numbers(server.requests) == [0, 1, 2, 3, 2, 3, 2, 3]
+        assert run.listener.of(id) == ["startup"]
+    async with serving(lambda _request: (500, {}, b"no")) as server, running() as run:
+        await produce(run, {"n": 1})
+        settings = {"http_url": server.url, "max_retries": "2", "retry_backoff_ms": "5"}
+        id = await run.run(HttpSinkConnector, topics="t", **settings, **JSON)
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert "still failing after 2 retries: HTTP 500: no" in run.listener.traces[0]
+        assert len(server.requests) == 3
+
+
+async def test_what_is_refused_is_a_dead_letter() -> None:
+    """A batch with a bad record is sent record by record, and the bad one alone is reported."""
+
+    def answer(request: Request) -> Answer:
+        return (422, {}, b"bad") if b'"n":1' in request.body else OK
+
+    async with serving(answer) as server, running() as run:
+        await produce(run, *[{"n": n} for n in range(3)])
+        dlq = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": "dlq"}
+        dlq |= {"errors_deadletterqueue_topic_replication_factor": "1"}
+        await run.run(HttpSinkConnector, topics="t", http_url=server.url, **dlq, **JSON)
+        await run.until(lambda: run.cluster.records("dlq") if "dlq" in run.cluster._state.topics else None)
+        assert [record.value for record in run.cluster.records("dlq")] == [b'{"n": 1}']
+        await run.until(lambda: len(server.requests) == 4)
+        assert [numbers([request]) for request in server.requests] == [[0, 1, 2], [0], [1], [2]]
+
+
+async def test_an_address_is_polled_page_by_page() -> None:
+    """The offset of the last record is in the next request, and outlives the task; failures pass."""
+    failures = [503]
+
+    def answer(request: Request) -> Answer:
+        if failures:
+            return failures.pop(), {}, b""
+        after = int(request.path.partition("=")[2])
+        page = [{"id": n, "user": f"u{n}"} for n in range(after + 1, min(after + 3, 6))]
+        return 200, {}, json.dumps({"data": {"items": page}}).encode()
+
+    settings = {
+        "topic": "t",
+        "poll_interval_ms": "10",
+        "retry_backoff_ms": "5",
+        "records_pointer": "/data/items",
+        "http_offset_pointer": "/id",
+        "http_offset_initial": "0",
+        "key_pointer": "/user",
+    }
+    async with serving(answer) as server, running() as run:
+        await run.run(HttpSourceConnector, http_url=f"{server.url}/?after=${{offset}}", **settings, **JSON)
+        await run.until(lambda: len(run.cluster.records("t")) == 5)
+        assert [record.key for record in run.cluster.records("t")] == [b"u1", b"u2", b"u3", b"u4", b"u5"]
+        await run.until(lambda: any(b'"offset":5' in value for value in run.store.data.values()))
+        assert [request.path for request in server.requests[:4]] == ["/?after=0", "/?after=0", "/?after=2", "/?after=4"]
+
+
+async def test_an_unchanged_answer_is_not_written_again() -> None:
+    """An ETag comes back with the next request, and 304 means that nothing is new."""
+
+    def answer(request: Request) -> Answer:
+        if request.headers.get("if-none-match") == '"1"':
+            return 304, {}, b""
+        return 200, {"ETag": '"1"'}, b'[{"n":1}]'
+
+    async with serving(answer) as server, running() as run:
+        await run.run(HttpSourceConnector, http_url=server.url, topic="t", poll_interval_ms="5", **JSON)
+        await run.until(lambda: len(server.requests) >= 4)
+        assert len(run.cluster.records("t")) == 1
+
+
+def test_pointers_lead_somewhere_or_nowhere() -> None:
+    """What a pointer misses is an error with the pointer."""
+    assert pointed({"a": [1]}, "") == {"a": [1]}
+    for pointer in ("/b", "/a/1", "/a/x"):
+        with pytest.raises(DataError, match=pointer):
+            pointed({"a": [1]}, pointer)

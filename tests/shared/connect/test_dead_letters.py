@@ -1,0 +1,114 @@
+"""Dead letters: equal to what a real Kafka Connect wrote."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.clients.producer import Producer
+from shared.common.errors import DataError, RetriableError
+from shared.common.records import ConsumerRecord
+from shared.common.settings import KafkaSettings
+from shared.connect.converters.json import JsonConverter
+from shared.connect.dead_letters import TRACE_BYTES_MAX, dead_letter, error_name, log_fields
+from shared.connect.error_handling import Failure, Stage
+from shared.connect.states import ConnectorTaskId
+from tests.shared.connect.harness import SayingSink, SayingSinkTask, running, source_record
+
+RECORDING = Path(__file__).parents[2] / "data" / "kafka_connect_dead_letters.jsonl.gz"
+ID = ConnectorTaskId("dlq", 0)
+
+
+def recorded() -> list[dict[str, Any]]:
+    with gzip.open(RECORDING, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+async def test_dead_letters_equal_the_recording() -> None:
+    """Same records in, same dead letters out: key, value, and every header but the trace's frames."""
+    json_converter = "org.apache.kafka.connect.json.JsonConverter"
+    settings = {
+        "key_converter": json_converter,
+        "key_converter_schemas_enable": "false",
+        "value_converter": json_converter,
+        "value_converter_schemas_enable": "false",
+        "errors_tolerance": "all",
+        "errors_deadletterqueue_topic_name": "dlq",
+        "errors_deadletterqueue_topic_replication_factor": "1",
+        "errors_deadletterqueue_context_headers_enable": "true",
+    }
+    async with running() as run:
+        run.cluster.create_topic("dlq-in")
+        async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
+            await producer.send("dlq-in", b'{"ok":true}', key=b'{"id":0}')
+            for letter in recorded():
+                originals = [(name, value.encode()) for name, value in letter["headers"] if not name.startswith("__")]
+                key, value = letter["key"].encode(), letter["value"].encode()
+                await producer.send("dlq-in", value, key=key, headers=tuple(originals))
+        await run.run(SayingSink, topics="dlq-in", **settings)
+        await run.until(lambda: SayingSinkTask.made and len(SayingSinkTask.made[0].values) == 1)
+        await run.until(lambda: len(run.cluster.records("dlq")) == 2)
+        for found, letter in zip(run.cluster.records("dlq"), recorded(), strict=True):
+            assert (found.key, found.value) == (letter["key"].encode(), letter["value"].encode())
+            expected = [[name, "c" if name.endswith("connector.name") else value] for name, value in letter["headers"]]
+            headers = [[name, (value or b"").decode()] for name, value in found.headers]
+            assert headers[:-1] == expected[:-1]
+            assert headers[-1][0] == expected[-1][0]
+            assert headers[-1][1].startswith(expected[-1][1].partition("\n")[0])
+
+
+async def test_an_error_that_is_not_tolerated_fails_the_task_after_its_report() -> None:
+    """The dead letter is written all the same, and the record is not committed."""
+    async with running() as run:
+        async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
+            await producer.send("t", b"not json")
+        id = await run.run(
+            SayingSink,
+            topics="t",
+            value_converter="org.apache.kafka.connect.json.JsonConverter",
+            errors_deadletterqueue_topic_name="dlq",
+            errors_deadletterqueue_topic_replication_factor="1",
+        )
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert "ToleranceExceeded" in run.listener.traces[0]
+
+
+def test_a_trace_is_cut_where_it_is_too_long() -> None:
+    """A dead letter must stay writable where its record was."""
+    record = ConsumerRecord("t", 1, 2, -1, None, b"x", (("h", None),))
+    failure = Failure(Stage.TASK_PUT, JsonConverter, DataError("é" * TRACE_BYTES_MAX))
+    letter = dead_letter("d", record, failure, ID, headers=True)
+    assert all(len(value or b"") <= TRACE_BYTES_MAX for _, value in letter.headers)
+    assert (letter.headers[0], letter.timestamp, len(letter.headers)) == (("h", None), None, 11)
+    assert dead_letter("d", record, failure, ID, headers=False).headers == (("h", None),)
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        (DataError("x"), "org.apache.kafka.connect.errors.DataException"),
+        (RetriableError("x"), "org.apache.kafka.connect.errors.RetriableException"),
+        (ValueError("x"), "ValueError"),
+        (json.JSONDecodeError("x", "", 0), "json.decoder.JSONDecodeError"),
+    ],
+)
+def test_errors_have_kafka_connects_names_where_they_are_its_kind(error: Exception, name: str) -> None:
+    """A user's own keep theirs."""
+    assert error_name(error) == name
+
+
+def test_the_log_says_which_record_only_when_it_may() -> None:
+    """And never what it held."""
+    record = ConsumerRecord("t", 1, 2, 3, b"secret", b"secret")
+    failure = Failure(Stage.KEY_CONVERTER, JsonConverter, DataError("bad"), 2)
+    assert "topic" not in log_fields(record, failure, ID, messages=False)
+    fields = log_fields(record, failure, ID, messages=True)
+    assert (fields["topic"], fields["offset"], fields["attempt"]) == ("t", 2, 2)
+    assert "secret" not in str(fields)
+    source = log_fields(source_record("secret", 5), failure, ID, messages=True)
+    assert source["source_offset"] == {"position": 5}
+    assert "secret" not in str(source)
