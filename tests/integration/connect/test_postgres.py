@@ -63,7 +63,7 @@ async def rows_of(db: Any, query: str) -> list[tuple[Any, ...]]:
 
 async def until_rows(run: Running, db: Any, query: str, expected: list[tuple[Any, ...]]) -> None:
     rows: list[tuple[Any, ...]] = []
-    for _ in range(400):
+    for _ in range(3000):
         rows = await rows_of(db, query)
         if rows == expected:
             return

@@ -217,7 +217,7 @@ class Running:
         await self.worker.start_task(TaskSpec(id, props, props), target, self.listener)
         return id
 
-    async def until(self, holds: Callable[[], Any], timeout_s: float = 20.0) -> None:
+    async def until(self, holds: Callable[[], Any], timeout_s: float = 60.0) -> None:
         """Let everything run until something holds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
