@@ -28,7 +28,7 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     schema: Schema | None = None
 
 
-class ConnectRecord(msgspec.Struct, frozen=True):
+class ConnectRecord(msgspec.Struct, frozen=True, gc=False):
     """What source and sink records share. `timestamp` is ms since the epoch or None; the partition None means any."""
 
     topic: str
@@ -52,7 +52,7 @@ class ConnectRecord(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, **fields)
 
 
-class SinkRecord(ConnectRecord, frozen=True, kw_only=True):
+class SinkRecord(ConnectRecord, frozen=True, kw_only=True, gc=False):
     """A record read from Kafka, as a sink task gets it.
 
     `original_topic`, `original_partition` and `original_offset` are where it was read, whatever transforms made of the
@@ -73,7 +73,7 @@ class SinkRecord(ConnectRecord, frozen=True, kw_only=True):
         return self.topic, -1 if self.partition is None else self.partition, self.kafka_offset
 
 
-class SourceRecord(ConnectRecord, frozen=True, kw_only=True):
+class SourceRecord(ConnectRecord, frozen=True, kw_only=True, gc=False):
     """A record for Kafka, with the place in the source that it was read from and how far that place then is read."""
 
     source_partition: Partition

@@ -1,0 +1,206 @@
+"""Connect side by side: Kafka to a file by Kafka Connect's own FileStreamSink and by ours, and to Postgres by ours.
+
+One real embedded broker, one topic of one partition with 100-byte records, one task with string converters (Postgres:
+JSON). Each contestant is a process of its own, in turns, and the best round of each counts. The time runs from the
+first record in the file or table to the last; CPU is the whole process', its start included. Kafka Connect's jars come
+by Ivy, once a user. Postgres is asked for by its URL (`--postgres`); without one that contestant is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bench._side_by_side import Figures, best_of, report
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin, NewTopic
+from shared.clients.producer import Producer, ProducerSettings
+from shared.common.ivy import JarSet, fetch_jars
+from shared.common.java import find_java
+from shared.common.records import ProducerRecord
+from shared.common.settings import KafkaSettings
+from shared.connect.plugins import Plugins
+from shared.connect.states import ConnectorTaskId, State, TargetState
+from shared.connect.storage.offset_store import MemoryOffsetStore
+from shared.connect.task_factory import TaskFactory
+from shared.connect.worker import Worker
+from shared.connect.worker_config import WorkerConfig
+from shared.connect.worker_task import TaskSpec
+
+TOPIC = "bench"
+STRING = "org.apache.kafka.connect.storage.StringConverter"
+JSON = "org.apache.kafka.connect.json.JsonConverter"
+LIMIT_SECONDS = 300
+BULK = 20_000
+THEIRS, OURS, POSTGRES = "kafka connect file", "penstock file", "penstock postgres"
+WANTED = ((OURS, THEIRS, 1.0),)
+CONNECT_JARS = JarSet(
+    title="Kafka Connect 4.1.1",
+    folder="kafka-connect-4.1.1",
+    artifacts=(
+        ("org.apache.kafka", "connect-runtime", "4.1.1"),
+        ("org.apache.kafka", "connect-file", "4.1.1"),
+        ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.24.3"),
+    ),
+    needed_bytes=150 * 1024 * 1024,
+)
+
+
+class Quiet:
+    """A status listener that says failures alone."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *said: print(*said, file=sys.stderr) if name == "on_failure" else None
+
+
+def value_of(i: int) -> bytes:
+    """About 100 bytes."""
+    return b'{"id":%07d,"user":"u%07d","path":"/item/%04d","ms":%04d,"status":200,"agent":"Mozilla 5.0, and so on"}' % (
+        1_000_000 + i,
+        i % 20_000,
+        i % 977,
+        1_000 + i % 1500,
+    )
+
+
+async def fill(kafka: KafkaSettings, records: int) -> None:
+    """The topic, with all records."""
+    async with Admin(kafka) as admin, Producer(kafka, ProducerSettings(batch_size=65_536)) as producer:
+        await admin.create_topics([NewTopic(TOPIC, 1)])
+        for first in range(0, records, BULK):
+            batch = [ProducerRecord(TOPIC, value_of(i)) for i in range(first, min(first + BULK, records))]
+            error = await (await producer.send_many(batch)).first_error()
+            assert error is None, error
+
+
+class Progress:
+    """When the first record was there, and when the last."""
+
+    def __init__(self, records: int) -> None:
+        self._records, self._first = records, (0.0, 0)
+
+    def seen(self, count: int) -> float | None:
+        """Records a second, once all are there."""
+        now = time.perf_counter()
+        if count and not self._first[1]:
+            self._first = (now, count)
+        if count < self._records:
+            return None
+        left = self._records - self._first[1]
+        return left / (now - self._first[0]) if left else float(self._records)
+
+
+def lines_in(path: Path, size: int) -> int:
+    """Whole records in a file, by its size: all have the same."""
+    return path.stat().st_size // size if path.exists() else 0
+
+
+async def ours(bootstrap: str, name: str, records: int, postgres: str, folder: Path) -> Figures:
+    """One of our sinks in this process."""
+    started = time.process_time()
+    props = {"bootstrap.servers": bootstrap, "key.converter": STRING, "value.converter": STRING}
+    plugins, store = Plugins.installed(), MemoryOffsetStore()
+    config = WorkerConfig(props, resolve=plugins.any_kind)
+    worker = Worker(config, plugins, store, TaskFactory(config, plugins, store))
+    connector = f"bench-{time.time_ns()}"
+    settings = {"name": connector, "topics": TOPIC}
+    out = folder / connector
+    if name == OURS:
+        settings |= {"connector.class": "FileStreamSink", "file": str(out)}
+    else:
+        settings |= {"connector.class": "PostgresSink", "connection.url": postgres, "auto.create": "true"}
+        settings |= {
+            "insert.mode": "upsert",
+            "pk.mode": "record_value",
+            "pk.fields": "id",
+            "table.name.format": connector,
+        }
+        settings |= {"value.converter": JSON, "value.converter.schemas.enable": "false"}
+    await worker.startup()
+    id = ConnectorTaskId(connector, 0)
+    await worker.start_task(TaskSpec(id, settings, settings), TargetState.STARTED, Quiet())
+    progress, size, rate = Progress(records), len(value_of(0)) + 1, None
+    while rate is None:
+        await asyncio.sleep(0.02)
+        assert worker.state(id) is not State.FAILED
+        written = int({i: m for i, _, m in worker.task_metrics()}[id]["sink_record_send_total"])
+        rate = progress.seen(written)
+    await worker.shutdown()
+    if name == OURS:
+        assert out.stat().st_size == records * size, "the file does not hold every record once"
+    cpu = time.process_time() - started
+    return {"records_per_second": rate, "cpu_us_per_record": cpu / records * 1e6}
+
+
+def theirs(bootstrap: str, records: int, folder: Path) -> Figures:
+    """Kafka Connect, standalone, in a process of its own."""
+    java = find_java()
+    jars = fetch_jars(java.executable, CONNECT_JARS)
+    out = folder / f"theirs-{time.time_ns()}"
+    worker, sink = folder / "worker.properties", folder / "sink.properties"
+    worker.write_text(
+        f"bootstrap.servers={bootstrap}\nkey.converter={STRING}\nvalue.converter={STRING}\n"
+        f"offset.storage.file.filename={folder}/offsets\nlisteners=http://127.0.0.1:0\nplugin.discovery=service_load\n"
+    )
+    sink.write_text(f"name={out.name}\nconnector.class=FileStreamSink\ntasks.max=1\ntopics={TOPIC}\nfile={out}\n")
+    main = "org.apache.kafka.connect.cli.ConnectStandalone"
+    command = [str(java.executable), "-Xmx1g", "-cp", f"{jars}/*", main, str(worker), str(sink)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    progress, size, rate = Progress(records), len(value_of(0)) + 1, None
+    deadline = time.perf_counter() + LIMIT_SECONDS
+    try:
+        while rate is None:
+            time.sleep(0.02)
+            assert process.poll() is None, "Kafka Connect ended"
+            assert time.perf_counter() < deadline, "Kafka Connect did not write all records"
+            rate = progress.seen(lines_in(out, size))
+    finally:
+        process.terminate()
+        process.wait()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {"records_per_second": rate, "cpu_us_per_record": (used.ru_utime + used.ru_stime) / records * 1e6}
+
+
+async def measure(records: int, rounds: int, postgres: str) -> dict[str, Figures]:
+    """The best of each contestant."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with EmbeddedKafka(Path(folder)) as kafka:
+            await fill(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers), records)
+            contestants = [THEIRS, OURS, *([POSTGRES] if postgres else [])]
+            arguments = ["--bootstrap", kafka.bootstrap_servers, "--records", str(records), "--postgres", postgres]
+            return await best_of("bench.connect", contestants, arguments, rounds)
+
+
+def main() -> int:
+    """Measure, print, compare."""
+    parser = argparse.ArgumentParser(prog="scripts/bench connect", description=__doc__)
+    parser.add_argument("--records", type=int, default=2_000_000)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--postgres", default="", help="a URL; without one Postgres is left out")
+    parser.add_argument("--bootstrap", default="")
+    parser.add_argument("--one", default="")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    if given.one:
+        with tempfile.TemporaryDirectory() as folder:
+            if given.one == THEIRS:
+                figures = theirs(given.bootstrap, given.records, Path(folder))
+            else:
+                figures = asyncio.run(ours(given.bootstrap, given.one, given.records, given.postgres, Path(folder)))
+        print(json.dumps(figures))
+        return 0
+    found = asyncio.run(measure(given.records, given.rounds, given.postgres))
+    title = f"{given.records:,} records of {len(value_of(0))} bytes, best of {given.rounds}"
+    return report(title, found, WANTED, as_json=given.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

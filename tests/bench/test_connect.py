@@ -1,0 +1,40 @@
+"""The Connect bench on a small scale: what it counts by."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from bench.connect import TOPIC, Progress, fill, lines_in, ours, value_of
+from shared.common.settings import KafkaSettings
+from shared.testing.fake_broker import FakeCluster
+
+
+def test_records_are_all_of_one_size(tmp_path: Path) -> None:
+    """So that a file's size says how many it holds; and JSON, for Postgres."""
+    assert json.loads(value_of(7))["id"] == 1_000_007
+    size = len(value_of(0)) + 1
+    assert {len(value_of(i)) + 1 for i in (1, 999, 1_999_999)} == {size}
+    file = tmp_path / "out"
+    assert lines_in(file, size) == 0
+    file.write_bytes((value_of(0) + b"\n") * 3 + b"half")
+    assert lines_in(file, size) == 3
+
+
+def test_a_rate_begins_with_the_first_record_seen() -> None:
+    """And there is none before the last."""
+    progress = Progress(10)
+    assert progress.seen(0) is None
+    assert progress.seen(4) is None
+    rate = progress.seen(10)
+    assert rate is not None
+    assert rate > 0
+
+
+async def test_our_file_sink_is_measured(tmp_path: Path) -> None:
+    """Every record is in the file once, or the contestant fails."""
+    async with FakeCluster() as cluster:
+        await fill(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers), 3_000)
+        assert len(cluster.records(TOPIC)) == 3_000
+        figures = await ours(cluster.bootstrap_servers, "penstock file", 3_000, "", tmp_path)
+        assert figures["records_per_second"] > 0
