@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast, overload
 
 import msgspec
 import numpy as np
@@ -63,6 +63,40 @@ class ProducerRecord(msgspec.Struct, frozen=True, gc=False):
     headers: Headers = ()
     partition: int | None = None
     timestamp: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordColumns(Sequence[ProducerRecord]):
+    """Records to be sent to one topic, as parallel columns; objects are made of them only where one is asked for.
+
+    `timestamps` (ms) are None where all are now, `partition` where each record's key decides.
+
+    >>> RecordColumns("clicks", [b"ann", None], [b"1", b"2"], partition=3)[1]
+    ProducerRecord(topic='clicks', value=b'2', key=None, headers=(), partition=3, timestamp=None)
+    """
+
+    topic: str
+    keys: Sequence[bytes | None]
+    values: Sequence[bytes | None]
+    timestamps: Sequence[int] | None = None
+    partition: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @overload
+    def __getitem__(self, index: int) -> ProducerRecord: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> RecordColumns: ...
+
+    def __getitem__(self, index: int | slice) -> ProducerRecord | RecordColumns:
+        timestamps = None if self.timestamps is None else self.timestamps[index]
+        if isinstance(index, slice):
+            times = cast(Sequence[int] | None, timestamps)
+            return RecordColumns(self.topic, self.keys[index], self.values[index], times, self.partition)
+        at = cast(int | None, timestamps)
+        return ProducerRecord(self.topic, self.values[index], self.keys[index], (), self.partition, at)
 
 
 class RecordMetadata(msgspec.Struct, frozen=True, gc=False):

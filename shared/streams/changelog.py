@@ -27,14 +27,21 @@ from shared.common.errors import (
     RecordTooLarge,
 )
 from shared.common.log import get_logger
-from shared.common.records import GroupMetadata, OffsetAndMetadata, ProducerRecord, RecordMetadata, TopicPartition
+from shared.common.records import (
+    GroupMetadata,
+    OffsetAndMetadata,
+    ProducerRecord,
+    RecordColumns,
+    RecordMetadata,
+    TopicPartition,
+)
 from shared.common.settings import KafkaSettings
 from shared.streams.changelog_format import Takeover, decode_progress, encode_takeover, way_out
 from shared.streams.changelog_reader import ChangelogReader, CorruptEntry
 from shared.streams.restore import restore_change, restore_progress, restore_windows
 from shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings
 from shared.streams.stream_task import StreamTask
-from shared.streams.task_outputs import TaskCommit
+from shared.streams.task_outputs import ResultColumns, TaskCommit, TaskOutputs
 
 log = get_logger(__name__)
 
@@ -64,6 +71,9 @@ class RestoreReport:
     snapshot_milliseconds: int = 0
 
 
+Bulk = list[ProducerRecord] | RecordColumns
+
+
 class RecordRefused(DataError):
     """The producer or the broker does not take `record`, one of a commit's; nothing of the commit holds."""
 
@@ -76,7 +86,7 @@ class RecordRefused(DataError):
         self.record = record
 
 
-def _raise_refusal(records: list[ProducerRecord], results: list[RecordMetadata | Exception]) -> None:
+def _raise_refusal(records: Bulk, results: list[RecordMetadata | Exception]) -> None:
     """Raise for the one record that explains a refusal: a broker refuses a batch, and the rest of it is innocent."""
     pairs = list(zip(records, results, strict=True))
     large = [(r, e) for r, e in pairs if isinstance(e, RecordTooLarge)]
@@ -151,16 +161,16 @@ class ChangelogPartition:
         """Write one commit; raises where it did not, or may not, hold: then the task must be discarded."""
         partition = self.topic_partition.partition
         offsets = {TopicPartition(topic, partition): OffsetAndMetadata(at) for topic, at in commit.sources.items()}
-        changelog = [self._entry(key, value) for key, value in commit.changelog]
+        entries, progress = self._entries(commit.changelog[:-1]), self._entries(commit.changelog[-1:])
+        outputs = _in_bulk(commit.produced)
         if self.exactly_once:
             async with self._producer.transaction():
-                await self._write([*commit.outputs, *changelog])
+                await self._write(*outputs, entries, progress)
                 if offsets:
                     await self._producer.send_offsets_to_transaction(offsets, group)
         else:
-            await self._write(commit.outputs)
-            await self._write(changelog[:-1])
-            await self._write(changelog[-1:])  # the progress record confirms the entries: only when all are written
+            await self._write(*outputs, entries)
+            await self._write(progress)  # it confirms the entries: only when all are written
 
     # --- restore ---
 
@@ -286,19 +296,42 @@ class ChangelogPartition:
 
     async def _write_takeover(self, epoch: int) -> RecordMetadata:
         takeover = Takeover(self._settings.application_id, self._instance, self._clock.now_ms())
-        record = self._entry(None, encode_takeover(epoch, takeover))
+        record = self._entries([(None, encode_takeover(epoch, takeover))])
         if not self.exactly_once:
-            return (await self._write([record]))[0]
+            return await self._write_one(record)
         async with self._producer.transaction():
-            return (await self._write([record]))[0]
+            return await self._write_one(record)
 
-    def _entry(self, key: bytes | None, value: bytes) -> ProducerRecord:
-        return ProducerRecord(self.topic_partition.topic, value, key, (), self.topic_partition.partition, None)
+    def _entries(self, entries: list[tuple[bytes | None, bytes]]) -> RecordColumns:
+        topic, partition = self.topic_partition
+        return RecordColumns(topic, [key for key, _ in entries], [value for _, value in entries], None, partition)
 
-    async def _write(self, records: list[ProducerRecord]) -> list[RecordMetadata]:
-        results = await (await self._producer.send_many(records))
-        _raise_refusal(records, results)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return [r for r in results if isinstance(r, RecordMetadata)]
+    async def _write(self, *bulks: Bulk) -> None:
+        """Write all of it; raises what explains why some of it was not."""
+        deliveries = [(bulk, await self._producer.send_many(bulk)) for bulk in bulks if len(bulk)]
+        errors = [await delivery.first_error() for _, delivery in deliveries]
+        for (bulk, delivery), error in zip(deliveries, errors, strict=True):
+            if error is not None:
+                _raise_refusal(bulk, await delivery)
+        for error in errors:
+            if error is not None:
+                raise error
+
+    async def _write_one(self, record: RecordColumns) -> RecordMetadata:
+        [result] = await (await self._producer.send_many(record))
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+def _in_bulk(outputs: TaskOutputs) -> list[Bulk]:
+    """The outputs in their order, records that follow each other as one list."""
+    bulks: list[Bulk] = []
+    for item in outputs.items:
+        if isinstance(item, ResultColumns):
+            bulks.append(RecordColumns(item.topic, item.keys, item.values, item.timestamps))
+        elif bulks and isinstance(bulks[-1], list):
+            bulks[-1].append(item)
+        else:
+            bulks.append([item])
+    return bulks

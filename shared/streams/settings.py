@@ -24,7 +24,7 @@ class StreamsSettings(Section):
     processing_guarantee: Literal["exactly_once", "at_least_once"] = "exactly_once"
     commit_interval_ms: PositiveMs = 100
     poll_ms: PositiveMs = Field(100, description="how long one turn waits for records")
-    max_poll_records: Annotated[int, Field(gt=0)] = Field(2_000, description="records one turn takes at most")
+    max_poll_records: Annotated[int, Field(gt=0)] = Field(50_000, description="records one turn takes at most")
     max_task_idle_ms: Annotated[int, Field(ge=-1)] = Field(
         0, description="how long a task waits for a record of each of its topics; -1: takes what there is"
     )

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Protocol
 
 from shared.clients.producer.accumulator import PartitionQueue
 from shared.clients.producer.batch import Batch
 from shared.clients.producer.delivery import Deliveries, Delivery, size_of
 from shared.common.errors import BufferExhausted, PenstockError, UnknownTopicOrPartition
-from shared.common.records import ProducerRecord
+from shared.common.records import ProducerRecord, RecordColumns
 
 NO_HEADERS: list[tuple[str, bytes | None]] = []
 
 
 class Topic(Protocol):
-    """Where a topic's records without partition and headers go."""
+    """Where a topic's records without headers go."""
 
+    queues: dict[int, PartitionQueue]
     by_key: dict[bytes, PartitionQueue]
     sticky_queue: PartitionQueue | None
 
@@ -26,9 +28,9 @@ class Topic(Protocol):
 class Bulk:
     """Takes `records` in order; `timestamp` (ms) is that of records without one."""
 
-    def __init__(self, records: list[ProducerRecord], timestamp: int) -> None:
+    def __init__(self, records: Sequence[ProducerRecord], timestamp: int) -> None:
         self.records, self.timestamp = records, timestamp
-        self._rest = iter(records)
+        self._rest = iter(() if isinstance(records, RecordColumns) else records)
         self._places: list[Batch | Exception] = []
         self._indices: list[int] = []
         self._sizes: dict[int, tuple[int, int]] = {}
@@ -105,3 +107,39 @@ class Bulk:
     def deliveries(self) -> Deliveries:
         """The fates of all."""
         return Deliveries(self._places, self._indices, self.records, self.timestamp, self._sizes)
+
+
+class ColumnBulk(Bulk):
+    """As `Bulk`, of records in columns: no object is made of one that goes straight into an open batch."""
+
+    def __init__(self, records: RecordColumns, timestamp: int) -> None:
+        super().__init__(records, timestamp)
+        self._columns = records
+        timestamps = repeat(timestamp) if records.timestamps is None else records.timestamps
+        self._fields = zip(records.keys, records.values, timestamps, strict=False)
+
+    def fill(self, topics: Mapping[str, Topic]) -> ProducerRecord | None:
+        columns, places, indices = self._columns, self._places.append, self._indices.append
+        topic = topics.get(columns.topic)
+        by_key: dict[bytes, PartitionQueue] = {} if topic is None else topic.by_key
+        queue = None if topic is None or columns.partition is None else topic.queues.get(columns.partition)
+        fixed = columns.partition is not None
+        try:
+            for key, value, timestamp in self._fields:
+                if topic is None:
+                    break
+                if not fixed:
+                    queue = topic.sticky_queue if key is None else by_key.get(key) or topic.for_key(key)
+                if queue is None or (batch := queue.open) is None or timestamp < 0:
+                    break
+                index = batch.count
+                if batch.append(index, timestamp, key, value, NO_HEADERS) is None:
+                    break
+                batch.count = index + 1
+                places(batch)
+                indices(index)
+            else:
+                return None
+        except (TypeError, OverflowError):
+            pass  # not bytes: the record's own way says so
+        return columns[len(self._places)]

@@ -1,0 +1,186 @@
+"""Session windows from Kafka back to Kafka, beside a bare fetch of the same records into columns.
+
+One real embedded broker; a topic of four partitions with a day of clicks (`_sessions_data`). Each contestant runs in a
+process of its own, in turns, and its best round counts. `fetch` only reads columns. The others run a stream worker with
+a session count (gap 30 min, grace 5 min) that writes closed sessions to a topic and its state to its changelog, with a
+commit every 200 ms: `count` of values left as bytes, `mean` with a mean of a field decoded from the JSON besides. Time
+runs from when the first task is restored to when all records are committed; CPU is the process' own. What comes out is
+checked: every record is in a closed session, in a live one, or late.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench._sessions_data import GAP_MS, GRACE_MS, PARTITIONS, TOPIC, fill
+from bench._side_by_side import Figures, best_of, report
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin, event_time_topic
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.common.clock import SYSTEM_CLOCK
+from shared.common.records import TopicPartition
+from shared.common.settings import KafkaSettings
+from shared.streams.aggregations import Count, Mean
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.settings import StreamsSettings
+from shared.streams.stream_worker import StreamWorker
+from shared.streams.topology import Topology
+
+COMMIT_INTERVAL_MS = 200
+POLL_MS = 100
+FETCH = "fetch"
+CONTESTANTS = (
+    FETCH,
+    "at_least_once count",
+    "exactly_once count",
+    "at_least_once mean",
+    "exactly_once mean",
+)
+WANTED = (
+    ("at_least_once count", FETCH, 0.30),
+    ("exactly_once count", FETCH, 0.22),
+    ("at_least_once mean", FETCH, 0.17),
+)
+
+
+class Click(msgspec.Struct):
+    """What the mean needs of a value; the rest of the JSON is passed over."""
+
+    ms: int
+
+
+def topology(results: str, *, mean: bool) -> Topology:
+    """Sessions by key, to the topic `results`."""
+    builder = StreamsBuilder()
+    grouped = builder.stream(TOPIC, value=Click if mean else bytes).group_by_key()
+    windows = grouped.session_window(gap=GAP_MS, grace=GRACE_MS)
+    table = windows.aggregate("sessions", n=Count(), ms=Mean("ms")) if mean else windows.aggregate("sessions", n=Count())
+    table.on_close().to(results)
+    return builder.build()
+
+
+class Stopwatch:
+    """Wall and CPU time from `start`."""
+
+    def __init__(self) -> None:
+        self.wall = self.cpu = 0.0
+
+    def start(self) -> None:
+        if not self.wall:
+            self.wall, self.cpu = time.perf_counter(), time.process_time()
+
+    def figures(self, count: int) -> Figures:
+        wall, cpu = time.perf_counter() - self.wall, time.process_time() - self.cpu
+        return {"records_per_second": count / wall, "cpu_us_per_record": cpu / count * 1e6}
+
+
+async def fetch(kafka: KafkaSettings, count: int) -> Figures:
+    """The records as columns, and nothing else."""
+    settings = ConsumerSettings(auto_offset_reset="earliest", max_poll_records=None)
+    async with Consumer(kafka, settings) as consumer:
+        watch, seen = Stopwatch(), 0
+        watch.start()
+        consumer.assign([TopicPartition(TOPIC, p) for p in range(PARTITIONS)])
+        while seen < count:
+            seen += sum(map(len, (await consumer.poll(POLL_MS)).values()))
+        return watch.figures(count)
+
+
+async def sessions(kafka: KafkaSettings, count: int, guarantee: Any, *, mean: bool, keep: str) -> Figures:
+    """The stream worker, from empty to all committed. `keep` tells this round's topics from others'."""
+    settings = StreamsSettings(
+        application_id=f"bench-{keep}",
+        processing_guarantee=guarantee,
+        commit_interval_ms=COMMIT_INTERVAL_MS,
+        replication_factor=1,
+    )
+    results = f"results-{keep}"
+    async with Admin(kafka) as admin:
+        await admin.create_topics([event_time_topic(results, PARTITIONS)])
+    watch = Stopwatch()
+    worker = StreamWorker(kafka, settings, topology(results, mean=mean), on_task=lambda task: watch.start())
+    await worker.startup()
+    try:
+        while not _all_committed(worker, count):
+            await worker.run_once()
+        figures = watch.figures(count)
+        tasks = [owned.task for owned in worker.tasks().values() if owned.task is not None]
+        live = sum(s.states[0] for task in tasks for s in task.stores["sessions"].rows())
+        refused = sum(task.metrics.late_total for task in tasks)
+        figures["sessions_closed"] = sum(task.metrics.closed_total for task in tasks)
+    finally:
+        await worker.shutdown()
+    closed = await _records_in(kafka, results, int(figures["sessions_closed"]))
+    if closed + live + refused != count:
+        raise SystemExit(f"{closed} records in closed sessions, {live} in live ones, {refused} late: not {count}")
+    return figures
+
+
+def _all_committed(worker: StreamWorker, count: int) -> bool:
+    return sum(o.task.metrics.committed.records for o in worker.tasks().values() if o.task is not None) >= count
+
+
+async def _records_in(kafka: KafkaSettings, topic: str, sessions: int) -> int:
+    """How many records are in the sessions that were written."""
+    settings = ConsumerSettings(auto_offset_reset="earliest", isolation_level="read_committed", max_poll_records=None)
+    decode = msgspec.json.Decoder(dict[str, Any]).decode
+    async with Consumer(kafka, settings) as consumer:
+        consumer.assign([TopicPartition(topic, p) for p in range(PARTITIONS)])
+        seen = records = 0
+        deadline_ms = SYSTEM_CLOCK.monotonic_ms() + 20_000
+        while seen < sessions and SYSTEM_CLOCK.monotonic_ms() < deadline_ms:
+            for columns in (await consumer.poll(POLL_MS)).values():
+                seen += len(columns)
+                records += sum(decode(value or b"")["n"] for value in columns.values)
+    return records
+
+
+def run_one(contestant: str, servers: str, count: int) -> Figures:
+    """One round of one contestant, in this process."""
+    kafka = KafkaSettings(bootstrap_servers=servers)
+    if contestant == FETCH:
+        return asyncio.run(fetch(kafka, count))
+    guarantee, what = contestant.split()
+    keep = f"{guarantee}-{what}-{time.time_ns()}".replace("_", "-")
+    return asyncio.run(sessions(kafka, count, guarantee, mean=what == "mean", keep=keep))
+
+
+async def run(count: int, rounds: int, contestants: tuple[str, ...]) -> dict[str, Figures]:
+    """Every contestant on one topic, `rounds` times in turns."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with EmbeddedKafka(Path(folder)) as broker:
+            kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
+            async with Admin(kafka) as admin:
+                await admin.create_topics([event_time_topic(TOPIC, PARTITIONS)])
+            await fill(kafka, count)
+            arguments = ["--servers", broker.bootstrap_servers, "--records", str(count)]
+            return await best_of("bench.sessions", contestants, arguments, rounds)
+
+
+def main() -> int:
+    """Run, print, compare."""
+    parser = argparse.ArgumentParser(prog="scripts/bench sessions", description=__doc__)
+    parser.add_argument("--records", type=int, default=2_000_000)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--one", choices=CONTESTANTS, help=argparse.SUPPRESS)
+    parser.add_argument("--servers", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(run_one(given.one, given.servers, given.records)))
+        return 0
+    figures = asyncio.run(run(given.records, given.rounds, CONTESTANTS))
+    return report(f"{given.records:,} records, best of {given.rounds}", figures, WANTED, as_json=given.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
