@@ -20,7 +20,7 @@ from shared.common.errors import PenstockError
 from shared.common.records import Columns, Int64Array
 from shared.common.serialization import bytes_deserializer, json_deserializer
 from shared.streams.columnar import NumberArray, Unfit
-from shared.streams.state.column_store import ColumnSessionStore
+from shared.streams.state.column_store import NONE, ColumnSessionStore
 from shared.streams.topology import SourceNode
 from shared.streams.window_limits import check_key
 
@@ -64,24 +64,19 @@ class BatchValues:
         return TakenValues(codes, states, sorted(odd), decoded)
 
     def _codes(self, columns: Columns, odd: set[int]) -> Int64Array:
-        known = self._store.codes
-        keys = columns.keys
-        try:
-            return np.fromiter(map(known.__getitem__, keys), np.int64, len(keys))
-        except KeyError:
-            pass
-        code_of = self._store.code_of
-        codes: list[int] = []
-        for key in keys:
-            code = known.get(key)
-            if code is None:
+        keys, known = columns.keys, self._store.codes
+        codes = list(map(known.get, keys))
+        if None in codes:
+            at = -1
+            for _ in range(codes.count(None)):
+                at = codes.index(None, at + 1)
+                key = keys[at]
                 assert key is not None
-                if self._is_sound(key):
-                    code = code_of(key)
+                if key in known or self._is_sound(key):
+                    codes[at] = self._store.code_of(key)
                 else:
-                    odd.add(len(codes))
-                    code = -1
-            codes.append(code)
+                    odd.add(at)
+                    codes[at] = NONE
         return np.array(codes, np.int64)
 
     def _is_sound(self, key: bytes) -> bool:

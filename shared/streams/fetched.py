@@ -31,6 +31,12 @@ def make_consumer(kafka: KafkaSettings, settings: StreamsSettings, registry: Col
     return Consumer(kafka, own, registry=registry)
 
 
+def poll_ms(settings: StreamsSettings, owned: Ready, commit_due_ms: int) -> int:
+    """How long to wait for records: if there is something to commit, no longer than the time until then."""
+    waits = any(one.task is not None and one.task.needs_commit for one in owned.values())
+    return max(1, min(settings.poll_ms, commit_due_ms)) if waits else settings.poll_ms
+
+
 def give_out(batches: Mapping[TopicPartition, Columns], ready: Ready, consumer: Consumer, now_ms: int) -> None:
     """Add each batch to its task's inputs, and have the tasks process what may be; then say what to fetch from."""
     for at, columns in batches.items():

@@ -6,7 +6,7 @@ A task's position in such a topic is in its progress record; what lies before th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from shared.clients.admin import Admin
 from shared.common.clock import Clock
@@ -14,7 +14,6 @@ from shared.common.errors import PenstockError
 from shared.common.log import get_logger
 from shared.common.records import TopicPartition
 from shared.common.settings import KafkaSettings
-from shared.streams.stream_task import StreamTask
 from shared.streams.topology import Topology
 
 log = get_logger(__name__)
@@ -39,12 +38,11 @@ class RepartitionPurge:
         self._deleted: dict[TopicPartition, int] = {}
         self._last_ms = clock.monotonic_ms()
 
-    def committed(self, tasks: Iterable[StreamTask]) -> None:
-        """Note the positions of tasks whose commit holds."""
-        for task in tasks:
-            for topic in self._topics:
-                if not task.needs_commit and topic in task.sources:
-                    self._committed[TopicPartition(topic, task.partition)] = task.sources[topic]
+    def committed(self, partition: int, sources: Mapping[str, int]) -> None:
+        """Note the positions, by topic, that a task's commit holds."""
+        for topic in self._topics:
+            if topic in sources:
+                self._committed[TopicPartition(topic, partition)] = sources[topic]
 
     async def run(self) -> None:
         """Delete, if it is time; what cannot be deleted now is said and tried again the next time."""

@@ -323,6 +323,11 @@ class StreamTask:
         self._uncommitted = needs
         self._committing &= needs
 
+    @property
+    def is_committing(self) -> bool:
+        """Whether a commit was prepared of which it is not known that it holds."""
+        return self._committing
+
     def prepare_commit(self, now_ms: int) -> TaskCommit:
         """Everything since the last one, as what is to be written; ProcessingFailed where it cannot be.
 

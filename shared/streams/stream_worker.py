@@ -33,14 +33,14 @@ from shared.common.log import get_logger
 from shared.common.records import Columns, TopicPartition
 from shared.common.settings import KafkaSettings
 from shared.streams.changelog import ChangelogPartition
-from shared.streams.fetched import advance, advance_idle, give_out, make_consumer
+from shared.streams.fetched import advance, advance_idle, give_out, make_consumer, poll_ms
 from shared.streams.global_tables import GlobalTables
 from shared.streams.owned_task import OwnedTask
 from shared.streams.repartition_purge import RepartitionPurge
 from shared.streams.settings import StreamsSettings
 from shared.streams.source_positions import SourcePositions
 from shared.streams.stream_task import StreamTask
-from shared.streams.task_commits import Failure, SourceRefused, TaskCommits
+from shared.streams.task_commits import Ended, Failure, SourceRefused, TaskCommits
 from shared.streams.task_inputs import TaskInputs
 from shared.streams.task_metrics import RestoreMetrics
 from shared.streams.topics import prepare_topics
@@ -79,14 +79,13 @@ class StreamWorker(RebalanceListener):
         self._failures: dict[int, int] = {}
         self._fenced = False
         self._lock = asyncio.Lock()
-        self._last_commit_ms = clock.monotonic_ms()
+        self._commit_due_ms = clock.monotonic_ms() + settings.commit_interval_ms
         self._consumer = make_consumer(kafka, settings, self._registry)
         self._restores = RestoreMetrics(self._registry)
         self._positions = SourcePositions(kafka, settings, self._registry)
         self._commits = TaskCommits(settings, clock, self._registry)
         self._tables = GlobalTables(kafka, self.topology, clock)
         self._purge = RepartitionPurge(kafka, self.topology, clock, settings.repartition_purge_interval_ms)
-        self._committing: asyncio.Task[None] | None = None
         self._leaving = False
         self._refusal_bytes_max = 0
 
@@ -113,6 +112,8 @@ class StreamWorker(RebalanceListener):
             # one goes on, and what is being restored is paused: so what came is for the tasks that run now, and none
             # of it may be left out, since the consumer's position is past it.
             ready = {p: owned for p, owned in self._owned.items() if owned.task is not None and owned.restoring is None}
+            if self._commits.has_ended:
+                await self._after_commit(await self._commits.settle())
             await self._collect_restored()
             ready = {p: owned for p, owned in ready.items() if owned is self._owned.get(p) and owned.task is not None}
             give_out(batches, ready, self._consumer, self._clock.now_ms())
@@ -125,18 +126,16 @@ class StreamWorker(RebalanceListener):
                     owned.task.punctuate_wall_clock(now_ms)
                 if not owned.task.needs_commit:
                     owned.refusals.say(owned.task.metrics, self._clock.monotonic_ms())
-        if self._clock.monotonic_ms() - self._last_commit_ms >= self._settings.commit_interval_ms:
-            # A transaction that is cancelled halfway can be neither gone on with nor done again.
-            self._committing = asyncio.create_task(self._commit_running(), name="commit")
-            await asyncio.shield(self._committing)
-            self._last_commit_ms = self._clock.monotonic_ms()
+        if self._clock.monotonic_ms() >= self._commit_due_ms:
+            await self._begin_commit()
             await self._purge.run()
         if self._fenced:
             await self._rejoin()
 
     async def _poll(self) -> dict[TopicPartition, Columns]:
         try:
-            return await self._consumer.poll(self._settings.poll_ms, self._settings.max_poll_records)
+            wait_ms = poll_ms(self._settings, self._owned, self._commit_due_ms - self._clock.monotonic_ms())
+            return await self._consumer.poll(wait_ms, self._settings.max_poll_records)
         except OffsetOutOfRange as e:
             log.warning("a position is out of range", reason=str(e))
         async with self._lock:
@@ -163,7 +162,7 @@ class StreamWorker(RebalanceListener):
         self._leaving = True
         last = asyncio.create_task(self._commit_to_leave(), name="last-commit")
         try:
-            await self._commits.last(last, self._committing, self._owned, left_ms(COMMIT_SHARE))
+            await self._commits.last(last, self._owned, left_ms(COMMIT_SHARE))
             await self._consumer.close(left_ms(LEAVE_SHARE))
         finally:
             everything = [*self._owned.values(), *self._suspended.values()]
@@ -175,10 +174,9 @@ class StreamWorker(RebalanceListener):
             await asyncio.wait({last}, timeout=left_ms() / 1000)
 
     async def _commit_to_leave(self) -> list[Failure]:
-        if self._committing is not None:
-            await asyncio.wait({self._committing})
         async with self._lock:
-            return await self._commits.commit(self._running(), self._consumer)
+            before = await self._commits.settle()
+            return before.failed + (await self._commits.commit(self._running(), self._consumer)).failed
 
     # --- what others see ---
 
@@ -235,6 +233,7 @@ class StreamWorker(RebalanceListener):
         if self._leaving:
             return
         async with self._lock:
+            await self._after_commit(await self._commits.settle())
             assigned = {at.partition for at in partitions}
             for partition, owned in list(self._suspended.items()):
                 if partition not in assigned:
@@ -255,8 +254,9 @@ class StreamWorker(RebalanceListener):
         if self._leaving:  # `shutdown` has committed what could be
             return
         async with self._lock:
+            await self._after_commit(await self._commits.settle())
             revoked = {at.partition for at in partitions} & self._owned.keys()
-            await self._commit_all([self._owned[p] for p in revoked if self._owned[p].task is not None])
+            await self._after_commit(await self._commits.commit([self._owned[p] for p in revoked], self._consumer))
             for partition in revoked & self._owned.keys():
                 owned = self._owned.pop(partition)
                 if owned.task is None:
@@ -359,19 +359,20 @@ class StreamWorker(RebalanceListener):
     def _running(self) -> list[OwnedTask]:
         return [owned for owned in self._owned.values() if owned.task is not None]
 
-    async def _commit_running(self) -> None:
+    async def _begin_commit(self) -> None:
+        """Have what there is committed, beside the turns that follow; first the commit before has to have ended."""
         async with self._lock:
-            await self._commit_all(self._running())
+            await self._after_commit(await self._commits.settle())
+            self._commit_due_ms = self._clock.monotonic_ms() + self._settings.commit_interval_ms
+            self._commits.begin(self._running(), self._consumer)
 
-    async def _commit_all(self, owned: list[OwnedTask]) -> None:
-        failed = await self._commits.commit(owned, self._consumer)
-        self._purge.committed(one.task for one in owned if one.task is not None)
-        for one in owned:
-            if one.task is not None and not one.task.needs_commit:
-                self._failures.pop(one.task.partition, None)
-        for one, error in failed:
-            assert one.task is not None
-            await self._task_failed(one.task.partition, error)
+    async def _after_commit(self, ended: Ended) -> None:
+        for owned, commit in ended.held:
+            partition = owned.changelog.topic_partition.partition
+            self._purge.committed(partition, commit.sources)
+            self._failures.pop(partition, None)
+        for owned, error in ended.failed:
+            await self._task_failed(owned.changelog.topic_partition.partition, error)
 
     async def _task_failed(self, partition: int, error: BaseException) -> None:
         """Discard a task whose commit or restore failed; restore it again, or rejoin where it has a new owner."""
@@ -393,6 +394,7 @@ class StreamWorker(RebalanceListener):
             self._start_restore(partition)
 
     async def _close_all(self) -> None:
+        await self._commits.settle()
         for owned in [*self._owned.values(), *self._suspended.values()]:
             await owned.close()
         self._owned.clear()

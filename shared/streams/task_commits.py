@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
@@ -30,6 +31,15 @@ from shared.streams.window_limits import name_window
 log = get_logger(__name__)
 
 Failure = tuple[OwnedTask, BaseException]
+Prepared = tuple[OwnedTask, StreamTask, TaskCommit | Exception]
+"""A task and what its commit is to write, or why that cannot be."""
+
+
+class Ended(NamedTuple):
+    """What came of commits: those that hold, and the tasks that have to be discarded, each with its error."""
+
+    held: list[tuple[OwnedTask, TaskCommit]]
+    failed: list[Failure]
 
 
 class SourceRefused(PenstockError):
@@ -43,6 +53,7 @@ class TaskCommits:
         self._settings, self._clock = settings, clock
         self._refused: dict[int, dict[RecordMetadata, DataError]] = {}
         self._check_states: set[int] = set()
+        self._under_way: asyncio.Task[Ended] | None = None
         self._seconds = histogram(registry, "streams_commit_seconds", "Time of one commit.")
 
     def refused(self, partition: int) -> Refusals:
@@ -53,30 +64,75 @@ class TaskCommits:
         """Whether a task of this partition has to look for the record whose state cannot be written."""
         return partition in self._check_states
 
-    async def commit(self, owned: Sequence[OwnedTask], consumer: Consumer) -> list[Failure]:
-        """Commit those that have something to; the ones that failed, each with its error."""
-        due = [o for o in owned if o.task is not None and o.task.needs_commit]
-        if not due:
-            return []
+    async def commit(self, owned: Sequence[OwnedTask], consumer: Consumer) -> Ended:
+        """Commit those that have something to, and wait until it is known what came of it."""
+        return await self._write_all(self.prepare(owned), consumer)
+
+    def begin(self, owned: Sequence[OwnedTask], consumer: Consumer) -> None:
+        """Have those that have something to commit do so, beside whatever the caller does next; then comes `settle`.
+
+        The tasks go on meanwhile. A task has one commit under way at a time.
+        """
+        assert self._under_way is None, "a commit is under way"
+        if prepared := self.prepare(owned):
+            self._under_way = asyncio.create_task(self._write_all(prepared, consumer), name="commit")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a commit that was begun has come to its end."""
+        return self._under_way is not None and self._under_way.done()
+
+    async def settle(self) -> Ended:
+        """Wait for the commit that was begun, if there is one: what came of it."""
+        if self._under_way is None:
+            return Ended([], [])
+        # A transaction that is cancelled halfway can be neither gone on with nor done again.
+        ended = await asyncio.shield(self._under_way)
+        self._under_way = None
+        return ended
+
+    def prepare(self, owned: Sequence[OwnedTask]) -> list[Prepared]:
+        """Take out what there is to write, of those whose commit before this one holds."""
+        prepared: list[Prepared] = []
+        for one in owned:
+            task = one.task
+            if task is None or not task.needs_commit or task.is_committing:
+                continue
+            try:
+                prepared.append((one, task, task.prepare_commit(self._clock.now_ms())))
+            except StateRefused as e:
+                refused = self._look_for_record(task, e)
+                refused.__cause__ = e
+                prepared.append((one, task, refused))
+            except Exception as e:
+                prepared.append((one, task, e))
+        return prepared
+
+    async def _write_all(self, prepared: Sequence[Prepared], consumer: Consumer) -> Ended:
+        if not prepared:
+            return Ended([], [])
         started = self._clock.monotonic_ms()
-        errors = await asyncio.gather(*(self._commit_one(o, consumer) for o in due), return_exceptions=True)
+        errors = await asyncio.gather(*(self._write(*one, consumer) for one in prepared), return_exceptions=True)
         self._seconds.observe((self._clock.monotonic_ms() - started) / 1000)
-        failed = [(o, error) for o, error in zip(due, errors, strict=True) if error is not None]
+        ended = Ended([], [])
+        for (owned, _, commit), error in zip(prepared, errors, strict=True):
+            if error is not None:
+                ended.failed.append((owned, error))
+            elif isinstance(commit, TaskCommit):
+                ended.held.append((owned, commit))
         if self._settings.processing_guarantee == "at_least_once":
-            bad = [o for o, _ in failed]
-            await self._commit_group_offsets([o for o in due if o not in bad], consumer)
-        return failed
+            await self._commit_group_offsets(ended.held, consumer)
+        return ended
 
     async def last(
         self,
         commit: asyncio.Task[list[Failure]],
-        earlier: asyncio.Task[None] | None,
         tasks: Mapping[int, OwnedTask],
         timeout_ms: float,
     ) -> None:
         """Wait for the last commit of `tasks` (by partition) and, `timeout_ms` later at most, say what it did not do.
 
-        `earlier` is the commit before, which nobody may have waited for. What they raised is in the log line.
+        What it raised is in the log line.
         """
         await asyncio.wait({commit}, timeout=timeout_ms / 1000)
         errors: list[BaseException] = []
@@ -86,8 +142,6 @@ class TaskCommits:
             errors = [error]
         else:
             errors = [error for _, error in commit.result()]
-        if earlier is not None and earlier.done() and not earlier.cancelled() and (error := earlier.exception()):
-            errors.append(error)
         undone = []
         for partition, owned in tasks.items():
             if owned.task is not None and (owned.task.needs_commit or owned.task.failed is not None):
@@ -101,13 +155,11 @@ class TaskCommits:
                 reason="; ".join(dict.fromkeys(f"{type(e).__name__}: {e}" for e in errors)) or "the task has failed",
             )
 
-    async def _commit_one(self, owned: OwnedTask, consumer: Consumer) -> None:
-        task = owned.task
-        assert task is not None
-        try:
-            commit = task.prepare_commit(self._clock.now_ms())
-        except StateRefused as e:
-            raise self._look_for_record(task, e) from e
+    async def _write(
+        self, owned: OwnedTask, task: StreamTask, commit: TaskCommit | Exception, consumer: Consumer
+    ) -> None:
+        if isinstance(commit, Exception):
+            raise commit
         try:
             await owned.changelog.commit(commit, consumer.group_metadata())
         except RecordRefused as e:
@@ -138,13 +190,12 @@ class TaskCommits:
         place = f"{origin.topic}-{origin.partition}@{origin.offset}"
         return SourceRefused(f"{place}: what came of it was refused: {error}")
 
-    async def _commit_group_offsets(self, owned: Sequence[OwnedTask], consumer: Consumer) -> None:
+    async def _commit_group_offsets(self, held: Sequence[tuple[OwnedTask, TaskCommit]], consumer: Consumer) -> None:
         """For lag to be seen; the task itself resumes from its progress record."""
         offsets = {
-            TopicPartition(topic, o.task.partition): OffsetAndMetadata(at)
-            for o in owned
-            if o.task is not None
-            for topic, at in o.task.sources.items()
+            TopicPartition(topic, owned.changelog.topic_partition.partition): OffsetAndMetadata(at)
+            for owned, commit in held
+            for topic, at in commit.sources.items()
         }
         if not offsets:
             return

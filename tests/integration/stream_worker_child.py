@@ -32,7 +32,7 @@ async def main(argument: str) -> None:
     while True:
         await worker.run_once()
         tasks = [owned.task for owned in worker.tasks().values() if owned.task is not None]
-        if not said and any(task.commit_number > 0 and not task.needs_commit for task in tasks):
+        if not said and any(task.metrics.committed.records for task in tasks):
             said = True
             print("committed", flush=True)
 

@@ -538,13 +538,13 @@ async def test_a_commit_under_way_survives_the_loop(kafka: EmbeddedKafka, topic_
             await worker.startup()
             loop = asyncio.create_task(_loop(worker))
 
-            async def committing(worker: StreamWorker = worker) -> bool:
-                return worker._committing is not None and any(
+            async def taken(worker: StreamWorker = worker) -> bool:
+                return any(
                     owned.task is not None and owned.task.sources.get(topic_name, 0) >= len(chain.sent)
                     for owned in worker.tasks().values()
                 )
 
-            await until(committing)
+            await until(taken)
             for _ in range(turn * 3):
                 await asyncio.sleep(0)
             loop.cancel()

@@ -211,14 +211,14 @@ async def lose(chain: Chain, before: int) -> None:
 
 async def lose_while_running(chain: Chain, before: int) -> None:
     """Delete source records below an offset that a running worker has yet to read, and wait for its end."""
-    worker, at = chain.worker(), TopicPartition(chain.topic, 0)
+    worker = chain.worker()
     async with running(worker) as loop:
         await chain.wait_processed(worker)
-        worker.consumer.pause(at)
+        worker.pause_task(0)
         await asyncio.sleep(FETCH_SECONDS)
         await chain.send(100)
         await lose(chain, before)
-        worker.consumer.resume(at)
+        worker.resume_task(0)
         await asyncio.wait_for(loop, WAIT_SECONDS)
 
 

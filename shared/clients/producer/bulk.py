@@ -119,27 +119,46 @@ class ColumnBulk(Bulk):
         self._fields = zip(records.keys, records.values, timestamps, strict=False)
 
     def fill(self, topics: Mapping[str, Topic]) -> ProducerRecord | None:
-        columns, places, indices = self._columns, self._places.append, self._indices.append
+        columns = self._columns
         topic = topics.get(columns.topic)
-        by_key: dict[bytes, PartitionQueue] = {} if topic is None else topic.by_key
-        queue = None if topic is None or columns.partition is None else topic.queues.get(columns.partition)
-        fixed = columns.partition is not None
         try:
-            for key, value, timestamp in self._fields:
-                if topic is None:
-                    break
-                if not fixed:
-                    queue = topic.sticky_queue if key is None else by_key.get(key) or topic.for_key(key)
-                if queue is None or (batch := queue.open) is None or timestamp < 0:
-                    break
-                index = batch.count
-                if batch.append(index, timestamp, key, value, NO_HEADERS) is None:
-                    break
-                batch.count = index + 1
-                places(batch)
-                indices(index)
+            if topic is None:
+                next(self._fields, None)
+            elif columns.partition is None:
+                self._fill_by_key(topic)
             else:
-                return None
+                queue = topic.queues.get(columns.partition)
+                self._fill_batch(None if queue is None else queue.open)
         except (TypeError, OverflowError):
             pass  # not bytes: the record's own way says so
-        return columns[len(self._places)]
+        at = len(self._places)  # where the loop stopped: at the one record that was looked at and not taken
+        return columns[at] if at < len(columns) else None
+
+    def _fill_by_key(self, topic: Topic) -> None:
+        places, indices, by_key = self._places.append, self._indices.append, topic.by_key
+        for key, value, timestamp in self._fields:
+            queue = topic.sticky_queue if key is None else by_key.get(key) or topic.for_key(key)
+            if queue is None or (batch := queue.open) is None or timestamp < 0:
+                return
+            index = batch.count
+            if batch.append(index, timestamp, key, value, NO_HEADERS) is None:
+                return
+            batch.count = index + 1
+            places(batch)
+            indices(index)
+
+    def _fill_batch(self, batch: Batch | None) -> None:
+        if batch is None:
+            next(self._fields, None)
+            return
+        first = index = batch.count
+        append = batch.append
+        try:
+            for key, value, timestamp in self._fields:
+                if timestamp < 0 or append(index, timestamp, key, value, NO_HEADERS) is None:
+                    return
+                index += 1
+        finally:
+            batch.count = index
+            self._places += [batch] * (index - first)
+            self._indices += range(first, index)

@@ -74,7 +74,7 @@ class Deliveries:
     For bulk there is `first_error()`, which waits as long and makes no object a record.
     """
 
-    __slots__ = ("_batches", "_indices", "_places", "_records", "_sizes", "_timestamp")
+    __slots__ = ("_all_taken", "_batches", "_indices", "_places", "_records", "_sizes", "_timestamp")
 
     def __init__(
         self,
@@ -87,7 +87,9 @@ class Deliveries:
         """`timestamp` is that of records without one; `sizes` (key, value) are given where serializers changed them."""
         self._places, self._indices, self._records = places, indices, records
         self._timestamp, self._sizes = timestamp, sizes
-        self._batches = list(dict.fromkeys(place for place in places if isinstance(place, Batch)))
+        different = dict.fromkeys(places)
+        self._batches = [place for place in different if isinstance(place, Batch)]
+        self._all_taken = len(different) == len(self._batches)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -117,7 +119,7 @@ class Deliveries:
         """Wait for all; the error of the first record that has one, or None."""
         await self.wait()
         whole = all(b.error is None and not b.parts and not b.removed for b in self._batches)
-        if whole and all(type(place) is Batch for place in self._places):
+        if whole and self._all_taken:
             return None
         return next((r for r in self._results() if isinstance(r, Exception)), None)
 

@@ -21,7 +21,7 @@ from shared.common.records import Int64Array
 from shared.streams.columnar import StateColumns
 from shared.streams.state.close_wheel import CloseWheel
 from shared.streams.state.growing import GrowingColumns
-from shared.streams.state.session_changes import ColumnChanges, Windows
+from shared.streams.state.session_changes import ColumnChanges, Windows, distinct
 from shared.streams.state.session_store import ClosedSession, Session, SessionChanges
 
 LIVE, DIRTY, PERSISTED = 1, 2, 4
@@ -279,7 +279,7 @@ class ColumnSessionStore:
         arrays["flags"][rows] = 0
         self.count -= len(rows)
         self.touched = True
-        self._unlink(np.unique(codes))
+        self._unlink(distinct(codes))
         self.table.free_many(rows)
         return Windows(self.raw_keys(codes), starts, ends, columns, closed_at)
 

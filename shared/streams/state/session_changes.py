@@ -15,6 +15,14 @@ RawKeys = Callable[[Int64Array], list[bytes]]
 EMPTY: Int64Array = np.empty(0, np.int64)
 
 
+def distinct(numbers: Int64Array) -> Int64Array:
+    """The different numbers in their order, by sorting: numpy's own way, by hashing, takes five times as long."""
+    if not len(numbers):
+        return numbers
+    numbers = np.sort(numbers)
+    return np.asarray(numbers[np.concatenate(([True], numbers[1:] != numbers[:-1]))])
+
+
 @dataclass(slots=True)
 class Windows:
     """Windows in columns: keys as bytes, bounds in ms, states; `closed_at` where they are closed."""
@@ -56,9 +64,7 @@ class ColumnChanges:
 
     def dirty_rows(self) -> Int64Array:
         """The rows that changed, each once."""
-        if not self.dirty and len(self.dirty_many) < 2:
-            return np.unique(self.dirty_many[0]) if self.dirty_many else EMPTY
-        return np.unique(np.concatenate([*self.dirty_many, np.array(self.dirty, np.int64)]))
+        return distinct(np.concatenate([*self.dirty_many, np.array(self.dirty, np.int64)]))
 
     def closed(
         self,
