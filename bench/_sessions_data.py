@@ -1,8 +1,8 @@
 """What the benchmark of sessions reads: a day of clicks, out of order by minutes, few keys with most of them.
 
-Keys follow Zipf's law (the n-th of them has 1/n of the first one's records). Event times rise over one day that ended an
-hour ago; every twentieth record is up to six minutes behind its place, so that of those one in six is behind the grace
-period. Values are JSON objects of 100 bytes.
+Keys follow Zipf's law (the n-th of them has 1/n of the first one's records). Event times rise over one day that ended
+an hour ago; every twentieth record is up to six minutes behind its place, so that of those one in six is behind the
+grace period. Values are JSON objects of 100 bytes.
 """
 
 from __future__ import annotations

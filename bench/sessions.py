@@ -6,6 +6,9 @@ a session count (gap 30 min, grace 5 min) that writes closed sessions to a topic
 commit every 200 ms: `count` of values left as bytes, `mean` with a mean of a field decoded from the JSON besides. Time
 runs from when the first task is restored to when all records are committed; CPU is the process' own. What comes out is
 checked: every record is in a closed session, in a live one, or late.
+
+Besides: what a live session with count and mean takes of memory, with a million of them, and how long after its append
+a record's result can be read at 10,000 records a second (`_sessions_latency`).
 """
 
 from __future__ import annotations
@@ -16,12 +19,15 @@ import json
 import sys
 import tempfile
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from bench._sessions_data import GAP_MS, GRACE_MS, PARTITIONS, TOPIC, fill
+from bench._sessions_data import BULK, GAP_MS, GRACE_MS, PARTITIONS, TOPIC, fill
+from bench._sessions_latency import latency
 from bench._side_by_side import Figures, best_of, report
 from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin, event_time_topic
@@ -30,13 +36,19 @@ from shared.common.clock import SYSTEM_CLOCK
 from shared.common.records import TopicPartition
 from shared.common.settings import KafkaSettings
 from shared.streams.aggregations import Count, Mean
+from shared.streams.columnar import StateColumns
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.settings import StreamsSettings
+from shared.streams.state.column_merge import merge_runs
+from shared.streams.state.column_store import ColumnSessionStore
+from shared.streams.stream_task import Guarantee
 from shared.streams.stream_worker import StreamWorker
 from shared.streams.topology import Topology
 
 COMMIT_INTERVAL_MS = 200
 POLL_MS = 100
+SESSIONS, SESSION_BYTES_MAX = 1_000_000, 400
+LATENCY_SECONDS, P99_MS_MAX = 8, 250
 FETCH = "fetch"
 CONTESTANTS = (
     FETCH,
@@ -63,7 +75,9 @@ def topology(results: str, *, mean: bool) -> Topology:
     builder = StreamsBuilder()
     grouped = builder.stream(TOPIC, value=Click if mean else bytes).group_by_key()
     windows = grouped.session_window(gap=GAP_MS, grace=GRACE_MS)
-    table = windows.aggregate("sessions", n=Count(), ms=Mean("ms")) if mean else windows.aggregate("sessions", n=Count())
+    table = (
+        windows.aggregate("sessions", n=Count(), ms=Mean("ms")) if mean else windows.aggregate("sessions", n=Count())
+    )
     table.on_close().to(results)
     return builder.build()
 
@@ -144,18 +158,35 @@ async def _records_in(kafka: KafkaSettings, topic: str, sessions: int) -> int:
     return records
 
 
-def run_one(contestant: str, servers: str, count: int) -> Figures:
-    """One round of one contestant, in this process."""
-    kafka = KafkaSettings(bootstrap_servers=servers)
+async def contest(contestant: str, kafka: KafkaSettings, count: int) -> Figures:
+    """One round of one contestant."""
     if contestant == FETCH:
-        return asyncio.run(fetch(kafka, count))
+        return await fetch(kafka, count)
     guarantee, what = contestant.split()
     keep = f"{guarantee}-{what}-{time.time_ns()}".replace("_", "-")
-    return asyncio.run(sessions(kafka, count, guarantee, mean=what == "mean", keep=keep))
+    return await sessions(kafka, count, guarantee, mean=what == "mean", keep=keep)
 
 
-async def run(count: int, rounds: int, contestants: tuple[str, ...]) -> dict[str, Figures]:
-    """Every contestant on one topic, `rounds` times in turns."""
+def bytes_per_session(count: int) -> float:
+    """Memory of a live session with count and mean, of so many with a key each, all that the store has counted in."""
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    columns = StateColumns([Count(), Mean("ms").bind(Click)])
+    store = ColumnSessionStore("sessions", columns, gap_ms=GAP_MS, text_keys=True)
+    for first in range(0, count, BULK):
+        numbers = np.arange(first, min(first + BULK, count))
+        codes = np.array([store.code_of(b"user-%09d" % n) for n in numbers.tolist()])
+        times = 1_700_000_000_000 + numbers
+        merge_runs(store, codes, times, times, columns.take([Click(1)] * len(codes), len(codes)), GAP_MS)
+        store.committed()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(store) == count
+    return (after - before) / count
+
+
+async def run(count: int, rounds: int) -> tuple[dict[str, Figures], dict[str, Figures]]:
+    """Every contestant on one topic, `rounds` times in turns; and latencies by guarantee."""
     with tempfile.TemporaryDirectory() as folder:
         async with EmbeddedKafka(Path(folder)) as broker:
             kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
@@ -163,7 +194,9 @@ async def run(count: int, rounds: int, contestants: tuple[str, ...]) -> dict[str
                 await admin.create_topics([event_time_topic(TOPIC, PARTITIONS)])
             await fill(kafka, count)
             arguments = ["--servers", broker.bootstrap_servers, "--records", str(count)]
-            return await best_of("bench.sessions", contestants, arguments, rounds)
+            figures = await best_of("bench.sessions", CONTESTANTS, arguments, rounds)
+            guarantees: tuple[Guarantee, ...] = ("at_least_once", "exactly_once")
+            return figures, {each: await latency(kafka, LATENCY_SECONDS, each) for each in guarantees}
 
 
 def main() -> int:
@@ -176,10 +209,20 @@ def main() -> int:
     parser.add_argument("--servers", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(run_one(given.one, given.servers, given.records)))
+        kafka = KafkaSettings(bootstrap_servers=given.servers)
+        print(json.dumps(asyncio.run(contest(given.one, kafka, given.records))))
         return 0
-    figures = asyncio.run(run(given.records, given.rounds, CONTESTANTS))
-    return report(f"{given.records:,} records, best of {given.rounds}", figures, WANTED, as_json=given.json)
+    figures, latencies = asyncio.run(run(given.records, given.rounds))
+    size = bytes_per_session(SESSIONS)
+    missed = size > SESSION_BYTES_MAX
+    print(f"a live session of {SESSIONS:,}: {size:.0f} bytes (asked for: at most {SESSION_BYTES_MAX})")
+    for guarantee, of in latencies.items():
+        missed |= of["p99_ms"] > P99_MS_MAX
+        print(f"{guarantee}: result after {of['p50_ms']:.0f} ms, p99 {of['p99_ms']:.0f} ms (at most {P99_MS_MAX})")
+    if given.json:
+        print(json.dumps({"bytes_per_session": size, "latency": latencies}))
+    title = f"{given.records:,} records, best of {given.rounds}"
+    return report(title, figures, WANTED, as_json=given.json) or int(missed)
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ class ColumnPath:
 
     def _until_due(self, timestamps: Int64Array) -> int:
         """How many records until a STREAM_TIME schedule is due, the one that makes it so with them."""
-        due = self._task.stream_time_due_ms()
+        due = self._task.schedules.stream_time.next_due_ms()
         if due is None:
             return len(timestamps)
         if due <= self._task.stream_time_ms:

@@ -32,6 +32,11 @@ class OwnedTask:
         self.idle = None if settings.idle_advance_ms is None else IdleAdvance(settings.idle_advance_ms)
         self.task, self.inputs = task, TaskInputs(task, task.topology, *limits)
 
+    @property
+    def partition(self) -> int:
+        """The task's partition."""
+        return self.changelog.topic_partition.partition
+
     async def close(self, timeout_ms: float | None = None) -> None:
         """Stop restoring, close the processors and the producer; calls after the first find nothing left to do.
 

@@ -94,7 +94,7 @@ class StreamTask:
         self.codecs = {n: StateCodec(b.schema.state_columns()) for n, b in topology.stores.items()}
         self._all_stores = tuple(self.stores.values())
         self.record_metadata: RecordMetadata | None = None
-        self._schedules = TaskSchedules()
+        self.schedules = TaskSchedules()
         self.outputs = TaskOutputs()
         self._late = self._closing = 0
         self._idle = IdleAdvances()
@@ -140,7 +140,7 @@ class StreamTask:
         self.stream_time_ms, self.sources = progress.stream_time_ms, dict(progress.sources)
         self.source_ids = dict(progress.source_ids)
         self._idle = IdleAdvances(progress.idle)
-        self._schedules.restored = dict(progress.grids_ms)
+        self.schedules.restored = dict(progress.grids_ms)
         for operator in self._operators():
             operator.stream_time_ms = progress.operator_times_ms.get(operator.store_name, NO_TIME)
 
@@ -183,13 +183,9 @@ class StreamTask:
         self.sources[last.topic] = last.offset + 1
         self._taken += count
         try:
-            self._schedules.stream_time.may_punctuate(self.stream_time_ms)
+            self.schedules.stream_time.may_punctuate(self.stream_time_ms)
         except Exception as e:
             raise self._fail(f"a STREAM_TIME punctuation after {_place(last)}", e) from e
-
-    def stream_time_due_ms(self) -> int | None:
-        """The stream time at which the next STREAM_TIME schedule is due; None where there is none."""
-        return self._schedules.stream_time.next_due_ms()
 
     def in_hand(self, record: ConsumerRecord) -> None:
         """This record is what a processor is at now."""
@@ -266,7 +262,7 @@ class StreamTask:
             for operator in self._operators():
                 if operator.stream_time_ms != NO_TIME:
                     operator.advance_time(operator.stream_time_ms + ms)
-            self._schedules.stream_time.may_punctuate(self.stream_time_ms)
+            self.schedules.stream_time.may_punctuate(self.stream_time_ms)
         except Exception as e:
             raise self._fail(f"an advance of partition {self.partition}'s time by {ms} ms", e) from e
 
@@ -288,7 +284,7 @@ class StreamTask:
             store.touched = False
         before = len(self.outputs), [operator.stream_time_ms for operator in self._operators()]
         try:
-            fired = self._schedules.wall_clock.may_punctuate(now_ms)
+            fired = self.schedules.wall_clock.may_punctuate(now_ms)
         except Exception as e:
             raise self._fail(f"a WALL_CLOCK_TIME punctuation of partition {self.partition}", e) from e
         if fired and self.failed is None:
@@ -308,7 +304,7 @@ class StreamTask:
         """As `ProcessorContext.schedule`; also for what owns the task. IllegalState before `initialize`."""
         if not self._initialized:
             raise IllegalState("schedule() may be called in a processor's init() or later, not while it is made")
-        add = self._schedules.schedule
+        add = self.schedules.schedule
         return add(interval, type, callback, now_ms=self.now_ms, start_ms=start_ms, name=name)
 
     # --- commit ---
@@ -367,7 +363,7 @@ class StreamTask:
             sources=dict(self.sources),
             stream_time_ms=self.stream_time_ms,
             operator_times_ms={o.store_name: o.stream_time_ms for o in self._operators()},
-            grids_ms=self._schedules.grids_ms(),
+            grids_ms=self.schedules.grids_ms(),
             stores=self.topology.schemas(),
             wall_ms=now_ms,
             source_ids=dict(self.source_ids),

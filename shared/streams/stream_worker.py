@@ -368,11 +368,10 @@ class StreamWorker(RebalanceListener):
 
     async def _after_commit(self, ended: Ended) -> None:
         for owned, commit in ended.held:
-            partition = owned.changelog.topic_partition.partition
-            self._purge.committed(partition, commit.sources)
-            self._failures.pop(partition, None)
+            self._purge.committed(owned.partition, commit.sources)
+            self._failures.pop(owned.partition, None)
         for owned, error in ended.failed:
-            await self._task_failed(owned.changelog.topic_partition.partition, error)
+            await self._task_failed(owned.partition, error)
 
     async def _task_failed(self, partition: int, error: BaseException) -> None:
         """Discard a task whose commit or restore failed; restore it again, or rejoin where it has a new owner."""

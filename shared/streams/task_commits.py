@@ -193,7 +193,7 @@ class TaskCommits:
     async def _commit_group_offsets(self, held: Sequence[tuple[OwnedTask, TaskCommit]], consumer: Consumer) -> None:
         """For lag to be seen; the task itself resumes from its progress record."""
         offsets = {
-            TopicPartition(topic, owned.changelog.topic_partition.partition): OffsetAndMetadata(at)
+            TopicPartition(topic, owned.partition): OffsetAndMetadata(at)
             for owned, commit in held
             for topic, at in commit.sources.items()
         }

@@ -77,7 +77,7 @@ def state(driver: TopologyTestDriver) -> Any:
     metrics = task.metrics
     return (
         live,
-        (task.sources, task.stream_time_ms, operator.stream_time_ms, task._schedules.grids_ms()),
+        (task.sources, task.stream_time_ms, operator.stream_time_ms, task.schedules.grids_ms()),
         (metrics.records_total, metrics.late_total, metrics.skipped_total, metrics.dead_letters_total),
         dict(metrics.refused_at),
     )

@@ -1,0 +1,95 @@
+"""How long after its append a record's result can be read: 10,000 records a second, a commit every 100 ms.
+
+Each record has a key of its own and the wall clock as its event time, and results go out on update: so every record
+has a result of its own whose timestamp says when it was sent. Producer, stream worker and the reader of the results
+(under read_committed) share one process and one event loop, which makes the figure worse than it is in life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import numpy as np
+
+from bench._sessions_data import PARTITIONS
+from shared.clients.admin import Admin, event_time_topic
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.clients.producer import Producer, ProducerSettings
+from shared.common.records import RecordColumns, TopicPartition
+from shared.common.settings import KafkaSettings
+from shared.streams.aggregations import Count
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.settings import StreamsSettings
+from shared.streams.stream_task import Guarantee
+from shared.streams.stream_worker import StreamWorker
+
+RECORDS_PER_SECOND = 10_000
+TICK_MS = 10
+COMMIT_INTERVAL_MS = 100
+WARM_UP_SECONDS = 2
+POLL_MS = 50
+TOPIC, RESULTS = "moments", "moments-seen"
+
+
+async def latency(kafka: KafkaSettings, seconds: int, guarantee: Guarantee) -> dict[str, float]:
+    """Milliseconds from append to result, of the records sent once the first seconds are over."""
+    source, results = f"{TOPIC}-{guarantee}", f"{RESULTS}-{guarantee}"
+    async with Admin(kafka) as admin:
+        await admin.create_topics([event_time_topic(name, PARTITIONS) for name in (source, results)])
+    builder = StreamsBuilder()
+    windows = builder.stream(source, value=bytes).group_by_key().session_window(gap=60_000)
+    windows.aggregate("moments", n=Count()).on_update().to(results)
+    settings = StreamsSettings(
+        application_id=f"bench-latency-{guarantee}".replace("_", "-"),
+        processing_guarantee=guarantee,
+        commit_interval_ms=COMMIT_INTERVAL_MS,
+        replication_factor=1,
+    )
+    restored = asyncio.Semaphore(0)
+    worker = StreamWorker(kafka, settings, builder.build(), on_task=lambda _: restored.release())
+    await worker.startup()
+    loop = asyncio.create_task(_run(worker))
+    try:
+        for _ in range(PARTITIONS):
+            await restored.acquire()
+        wanted = RECORDS_PER_SECOND * seconds
+        seen = asyncio.create_task(_read(kafka, results, wanted))
+        await _send(kafka, source, wanted)
+        took = await asyncio.wait_for(seen, seconds + 30)
+    finally:
+        loop.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await loop
+        await worker.shutdown()
+    late = took[RECORDS_PER_SECOND * WARM_UP_SECONDS :]
+    return {"p50_ms": float(np.percentile(late, 50)), "p99_ms": float(np.percentile(late, 99)), "max_ms": max(late)}
+
+
+async def _run(worker: StreamWorker) -> None:
+    while True:
+        await worker.run_once()
+
+
+async def _send(kafka: KafkaSettings, topic: str, wanted: int) -> None:
+    a_tick = RECORDS_PER_SECOND * TICK_MS // 1000
+    async with Producer(kafka, ProducerSettings(linger_ms=0)) as producer:
+        started = time.monotonic()
+        for first in range(0, wanted, a_tick):
+            now_ms = time.time_ns() // 1_000_000
+            keys = [b"k%d" % i for i in range(first, first + a_tick)]
+            await producer.send_many(RecordColumns(topic, keys, [b"x" * 100] * a_tick, [now_ms] * a_tick))
+            due = started + (first + a_tick) / RECORDS_PER_SECOND
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+
+async def _read(kafka: KafkaSettings, topic: str, wanted: int) -> list[float]:
+    settings = ConsumerSettings(auto_offset_reset="earliest", isolation_level="read_committed", max_poll_records=None)
+    took: list[float] = []
+    async with Consumer(kafka, settings) as consumer:
+        consumer.assign([TopicPartition(topic, p) for p in range(PARTITIONS)])
+        while len(took) < wanted:
+            for columns in (await consumer.poll(POLL_MS)).values():
+                took += (time.time_ns() / 1e6 - columns.timestamps).tolist()
+    return took

@@ -1,0 +1,27 @@
+"""The benchmark of sessions, on few records: what it measures is what it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import sessions
+from bench._sessions_data import PARTITIONS, TOPIC, fill
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin, event_time_topic
+from shared.common.settings import KafkaSettings
+
+RECORDS = 30_000
+
+
+@pytest.mark.parametrize("contestant", ["fetch", "at_least_once mean", "exactly_once count"])
+async def test_each_contestant_takes_all_records(contestant: str, kafka: EmbeddedKafka) -> None:
+    """Every record is read, and counted in a session or found late: a round that loses one ends otherwise."""
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    async with Admin(settings) as admin:
+        if TOPIC not in await admin.list_topics():
+            await admin.create_topics([event_time_topic(TOPIC, PARTITIONS)])
+            await fill(settings, RECORDS)
+    figures = await sessions.contest(contestant, settings, RECORDS)
+    assert figures["records_per_second"] > 0
+    assert figures["cpu_us_per_record"] > 0
+    assert (figures.get("sessions_closed", 0) > 0) == (contestant != "fetch")
