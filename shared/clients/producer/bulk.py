@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Protocol
 
@@ -162,3 +162,10 @@ class ColumnBulk(Bulk):
             batch.count = index
             self._places += [batch] * (index - first)
             self._indices += range(first, index)
+
+
+def bulk_of(records: Iterable[ProducerRecord], timestamp: int) -> Bulk:
+    """The way that suits what the records are in."""
+    if isinstance(records, RecordColumns):
+        return ColumnBulk(records, timestamp)
+    return Bulk(records if isinstance(records, list) else list(records), timestamp)

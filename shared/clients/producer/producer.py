@@ -25,7 +25,7 @@ from shared.clients.connection import BatchRecord, Connection
 from shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
 from shared.clients.producer.batch import Batch, Callback, OnDelivery
 from shared.clients.producer.buffer_memory import BufferMemory
-from shared.clients.producer.bulk import NO_HEADERS, Bulk, ColumnBulk
+from shared.clients.producer.bulk import NO_HEADERS, Bulk, bulk_of
 from shared.clients.producer.checks import checked_bytes, checked_headers, checked_size, checked_timestamp
 from shared.clients.producer.delivery import Deliveries, Delivery, size_of
 from shared.clients.producer.held_up_share import HeldUpShare
@@ -44,7 +44,7 @@ from shared.common.errors import (
     UnknownTopicOrPartition,
 )
 from shared.common.log import get_logger
-from shared.common.records import Headers, ProducerRecord, RecordColumns
+from shared.common.records import Headers, ProducerRecord
 from shared.common.serialization import Serializer, bytes_serializer
 from shared.common.settings import KafkaSettings
 from shared.common.topic_names import check_topic_name
@@ -217,10 +217,7 @@ class Producer(TransactionalCalls):
         or has no open transaction, and the transaction's error.
         """
         self._check_open()
-        if isinstance(records, RecordColumns):
-            bulk: Bulk = ColumnBulk(records, time_ns() // 1_000_000)
-        else:
-            bulk = Bulk(records if isinstance(records, list) else list(records), time_ns() // 1_000_000)
+        bulk = bulk_of(records, time_ns() // 1_000_000)
         try:
             while (record := bulk.fill(self._direct)) is not None:
                 await self._take_one(bulk, record)
