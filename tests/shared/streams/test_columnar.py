@@ -1,0 +1,82 @@
+"""Aggregations in bulk: what one by one makes of the same values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.streams.aggregations import Aggregate, Count, CountDistinct, Max, Mean, Min, Sum
+from shared.streams.columnar import StateColumns, Unfit
+
+
+class Value(msgspec.Struct):
+    """Numbers of both types, one of which may be missing."""
+
+    n: int
+    ms: float | None
+
+
+KINDS = [Count(), *(kind(field).bind(Value) for kind in (Sum, Mean, Min, Max) for field in ("n", "ms"))]
+numbers = st.integers(-(2**40), 2**40)
+halves = st.one_of(st.none(), st.integers(-1000, 1000).map(lambda n: n / 2))
+
+
+@given(st.lists(st.tuples(numbers, halves), min_size=1, max_size=20), st.data())
+def test_runs_equal_one_by_one(pairs: list[tuple[int, float | None]], data: st.DataObject) -> None:
+    """Each run's states and results are those of its values added one by one, merged with what a store has or not."""
+    values = [Value(n, ms) for n, ms in pairs]
+    first = sorted({0, *data.draw(st.lists(st.integers(0, len(values) - 1), max_size=5))})
+    columns = StateColumns.of(KINDS)
+    assert columns is not None
+    stored = columns.closed(columns.reduce(columns.take(values, len(values)), np.array(first)))
+    again = columns.closed(columns.reduce(columns.opened(list(stored)), np.array([0])))
+    parts = [values[a:b] for a, b in zip(first, [*first[1:], len(values)], strict=True)]
+    for reduced, runs in ((stored, parts), (again, [values])):
+        for run, *own in zip(runs, *(column.tolist() for column in reduced), strict=True):
+            assert columns.states(own) == [state_of(a, run) for a in KINDS]
+        results = columns.results(reduced)
+        assert [list(r) for r in zip(*results, strict=True)] == [
+            [a.result(state_of(a, run)) for a in KINDS] for run in runs
+        ]
+
+
+def state_of(aggregation: Any, values: list[Value]) -> Any:
+    state = aggregation.initial()
+    for value in values:
+        state = aggregation.add(state, value)
+    return state
+
+
+def test_only_numbers_have_columns() -> None:
+    """A store with any other aggregation is none of columns, and neither is one of none."""
+    other = Aggregate(int, lambda state, value: state, lambda a, b: a)
+    for aggregations in ([Count(), other], [CountDistinct("n").bind(Value)], []):
+        assert StateColumns.of(aggregations) is None
+
+
+@pytest.mark.parametrize("value", ["1", 1.5, None, 2**70, [], True])
+def test_what_is_refused_one_by_one_is_unfit(value: Any) -> None:
+    """A batch with a value that an aggregation refuses is unfit, and no other."""
+    aggregation = Sum("n").bind(Value)
+    columns = StateColumns([aggregation])
+    given_value = {"n": value}
+    by_field = Value(value, None) if not isinstance(value, dict) else given_value
+    try:
+        expected: Any = aggregation.add(aggregation.initial(), by_field)
+    except Exception:
+        with pytest.raises(Unfit):
+            columns.take([by_field], 1)
+    else:
+        assert columns.states([c.tolist()[0] for c in columns.closed(columns.take([by_field], 1))]) == [expected]
+
+
+def test_magnitudes() -> None:
+    """Sums of int64 are what can overflow: their magnitudes are known, those of floats and counts are not asked for."""
+    columns = StateColumns([Count(), Sum("n").bind(Value), Sum("ms").bind(Value)])
+    taken = columns.take([Value(-(2**40), 1e300), Value(2**40, 1e300)], 2)
+    assert (columns.magnitude(taken), columns.largest(taken)) == (2.0**41, 2.0**40)

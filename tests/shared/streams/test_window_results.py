@@ -1,0 +1,53 @@
+"""Results of many windows, encoded at once, against one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.streams.aggregations import Count, Mean
+from shared.streams.columnar import StateColumns
+from shared.streams.result_encoders import encode_json, encode_updates
+from shared.streams.state.session_changes import Windows
+from shared.streams.window_results import WindowResults
+from shared.streams.windowed_aggregate import WindowKey
+
+texts = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), max_size=8)
+
+
+def results_of(keys: list[bytes], gone: list[bytes], names: tuple[str, ...], *, text: bool) -> WindowResults:
+    columns = StateColumns([Count(), Mean("ms").bind(dict)])
+    starts = np.arange(len(keys))
+    states = [starts + 1, starts / 3, np.where(starts % 2 == 0, 0, starts)]
+    windows = Windows(keys, starts, starts + 5, states)
+    retracted = gone, list(range(len(gone))), list(range(9, 9 + len(gone)))
+    return WindowResults("s", names, columns, bytes.decode if text else bytes, windows, retracted)
+
+
+@pytest.mark.parametrize("names", [("n", "ms"), ("n", "mean of ms")])
+@given(texts, texts, st.booleans())
+def test_encoded_as_one_by_one(names: tuple[str, ...], keys: list[str], gone: list[str], text: bool) -> None:
+    """Keys and values are byte for byte what the encoders make of each record, whatever is in a key."""
+    raw = [[key.encode() for key in own] for own in (keys, gone)]
+    results = results_of(*raw, names, text=text)
+    records = list(results.records())
+    for encode in (encode_json, encode_updates):
+        expected: Any = [encode(record) for record in records]
+        encoded = results.encoded(whole_window_keys=encode is encode_updates)
+        assert list(zip(*encoded, strict=True)) == expected
+    assert results.timestamps() == [record.timestamp for record in records]
+    assert list(results) == [record.key for record in records]
+
+
+def test_a_retraction_comes_before_what_replaces_it() -> None:
+    """Windows that are no more stand first, with no value; a mean of nothing is none."""
+    results = results_of([b"k"], [b"old"], ("n", "ms"), text=True)
+    assert list(results) == [WindowKey("old", 0, 9), WindowKey("k", 0, 5)]
+    assert results.encoded(whole_window_keys=False) == (
+        [b"old", b"k"],
+        [None, b'{"key":"k","start":0,"end":5,"n":1,"ms":null}'],
+    )
