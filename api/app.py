@@ -18,6 +18,7 @@ def create_app(
     ingest: APIRouter | None = None,
     admin: APIRouter | None = None,
     streams: APIRouter | None = None,
+    more: Sequence[APIRouter] = (),
     dashboard: APIRouter | None = None,
     health: APIRouter | None = None,
     rest_proxy: Sequence[APIRouter] = (),
@@ -34,7 +35,7 @@ def create_app(
     """
     app = FastAPI(title=title, docs_url=None, redoc_url=None)
     problem.install(app)
-    for part in (ingest, *rest_proxy, admin, streams, dashboard, health):
+    for part in (ingest, *rest_proxy, admin, streams, *more, dashboard, health):
         if part is not None:
             app.include_router(part)
     app.add_middleware(Guard, auth_token=auth_token, credentials=credentials, local_hosts_only=local_hosts_only)

@@ -33,6 +33,10 @@ def dashboard_router(provider: OverviewProvider) -> APIRouter:
     async def overview() -> Response:
         return json_response(await provider.overview())
 
+    @router.get("/v1/history", summary="What the charts show: a point every few seconds since the service began")
+    async def history() -> Response:
+        return json_response({"points": provider.history()})
+
     return router
 
 

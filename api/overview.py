@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from api.overview_watches import GroupWatch, Latency, restore_estimate_s
+from api.samples import KafkaSample, ServiceSample
 
 RATE_WINDOW_MS = 5_000
 COMPACTIONS_MAX = 10
@@ -23,9 +25,6 @@ REFUSED = "penstock_ingest_refused_records_total"
 LATE = "penstock_streams_late_records_total"
 DEAD_LETTERS_SUFFIX = "_dead_letters_total"
 
-Metrics = Mapping[str, float]
-"""Metric name to its value, summed over its labels."""
-
 
 class OverviewProvider(Protocol):
     """What the dashboard's route asks."""
@@ -34,29 +33,9 @@ class OverviewProvider(Protocol):
         """The newest overview, as plain values (see `build`)."""
         ...
 
-
-@dataclass(frozen=True, slots=True)
-class ServiceSample:
-    """What one service answered, or why it did not."""
-
-    name: str
-    url: str
-    status: str
-    """ok, failing or unreachable."""
-    detail: str = ""
-    checks: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Metrics = field(default_factory=dict)
-    streams: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class KafkaSample:
-    """What Kafka answered: brokers, and each group with its state, number of members and total lag."""
-
-    cluster_id: str | None = None
-    brokers: int | None = None
-    groups: Sequence[Mapping[str, Any]] = ()
-    error: str = ""
+    def history(self) -> list[dict[str, Any]]:
+        """What was seen so far, oldest first (see `api.history`)."""
+        ...
 
 
 class Rate:
@@ -83,10 +62,13 @@ class Rate:
 
 
 class OverviewBuilder:
-    """Samples to overviews; remembers only what rates need."""
+    """Samples to overviews; remembers only what rates need, and what happened to the groups."""
 
     def __init__(self) -> None:
         self._ingest_rate = Rate()
+        self._late_rate = Rate()
+        self._latency = Latency()
+        self._groups = GroupWatch()
 
     def build(
         self, services: Sequence[ServiceSample], kafka: KafkaSample, *, now_ms: int, monotonic_ms: int
@@ -96,14 +78,17 @@ class OverviewBuilder:
         streams = [s.streams for s in services if s.streams is not None]
         tasks = [dict(task) for stream in streams for task in stream.get("tasks", ())]
         late = _sum(tasks, "late_records")
+        all_late = _total(services, lambda name: name == LATE) if late is None else late
         dead = _total(services, lambda name: name.startswith("penstock_") and name.endswith(DEAD_LETTERS_SUFFIX))
         compactions = [dict(run) for stream in streams for run in stream.get("compactions", ())]
         return {
             "now_ms": now_ms,
             "services": [_service(sample) for sample in services],
             "kafka": {"cluster_id": kafka.cluster_id, "brokers": kafka.brokers, "error": kafka.error},
-            "groups": [dict(group) for group in kafka.groups],
+            "groups": self._groups.see(kafka.groups, now_ms=now_ms, monotonic_ms=monotonic_ms),
+            "rebalances": list(self._groups.events),
             "ingest": {
+                **self._latency.see(services, monotonic_ms),
                 "stored": stored,
                 "records_per_second": self._ingest_rate.add(monotonic_ms, stored),
                 "refused": _total(services, lambda name: name == REFUSED),
@@ -112,7 +97,9 @@ class OverviewBuilder:
                 "tasks": sorted(tasks, key=lambda task: task.get("partition", -1)),
                 "open_sessions": _sum(tasks, "open_sessions"),
                 "closed_sessions": _sum(tasks, "closed_sessions"),
-                "late_records": _total(services, lambda name: name == LATE) if late is None else late,
+                "late_records": all_late,
+                "late_per_second": self._late_rate.add(monotonic_ms, all_late),
+                "restore_estimate_s": restore_estimate_s(tasks, services),
             },
             "dead_letters": _sum(tasks, "dead_letters") if dead is None else dead,
             "compactions": sorted(compactions, key=lambda run: -run.get("started_at_ms", 0))[:COMPACTIONS_MAX],

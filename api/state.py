@@ -1,15 +1,15 @@
-"""`GET /v1/streams`: what an aggregator's tasks are doing.
+"""`/v1/streams` and `/v1/compactions`: what an aggregator's tasks are doing, and what is in their stores.
 
 The service that runs the tasks hands a `StreamsView` in; this module knows its shape and nothing of streams.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, TypedDict
+from typing import Any, Protocol, TypedDict
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 
-from api.problem import json_response
+from api.problem import ErrorKind, Problem, json_response
 
 
 class TaskState(TypedDict, total=False):
@@ -51,21 +51,80 @@ class StreamsState(TypedDict, total=False):
     """Newest first, a bounded number of them."""
 
 
+class WindowRow(TypedDict):
+    """One live window or session of a store; `states` are its aggregations', as JSON has them."""
+
+    store: str
+    partition: int
+    key: str
+    start_ms: int
+    end_ms: int
+    states: list[Any]
+
+
+WINDOWS_MAX = 1_000
+"""Windows in one answer."""
+
+
 class StreamsView(Protocol):
-    """What a service that runs tasks tells about them."""
+    """What a service that runs tasks tells about them, and does for them; nothing here waits for the network."""
 
     async def describe(self) -> StreamsState:
-        """The state now; must not wait for the network."""
+        """The state now."""
+        ...
+
+    def stores(self) -> list[dict[str, Any]]:
+        """Each store with its live rows in each partition of this instance."""
+        ...
+
+    def windows(self, store: str | None, key: str, limit: int) -> list[WindowRow]:
+        """Live windows, those that end last first; `key` is searched for where it is not empty."""
+        ...
+
+    def compact(self) -> str:
+        """Ask for a compaction; empty where it was started, or why it was not."""
         ...
 
 
 def streams_router(view: StreamsView, *more: APIRouter) -> APIRouter:
-    """The route, with those of `more`, to be mounted into the app of the service that runs the tasks."""
+    """The routes, with those of `more`, to be mounted into the app of the service that runs the tasks."""
     router = APIRouter(tags=["streams"])
 
     @router.get("/v1/streams", summary="Tasks with stream time, open sessions, late records and restores; compactions")
     async def streams() -> Response:
         return json_response(await view.describe())
+
+    @router.get("/v1/streams/topology", summary="The topology, as its nodes and what they are connected to")
+    async def topology() -> Response:
+        state: dict[str, Any] = {**await view.describe()}
+        return json_response({key: state.get(key) for key in ("application_id", "topology", "processing_guarantee")})
+
+    @router.get("/v1/streams/tasks", summary="Tasks with their positions in the source topics")
+    async def tasks() -> Response:
+        return json_response({"tasks": (await view.describe()).get("tasks", [])})
+
+    @router.get("/v1/streams/stores", summary="State stores with their live rows by partition")
+    async def stores() -> Response:
+        return json_response({"stores": view.stores()})
+
+    @router.get("/v1/streams/windows", summary="Live windows, those that end last first; searched by key")
+    async def windows(
+        store: str | None = None, key: str = "", limit: int = Query(100, ge=1, le=WINDOWS_MAX)
+    ) -> Response:
+        return json_response({"windows": view.windows(store, key, limit)})
+
+    @router.get("/v1/compactions", summary="The last compactions, newest first, and the last one that succeeded")
+    async def compactions() -> Response:
+        runs = (await view.describe()).get("compactions", [])
+        last = next((run for run in runs if run.get("status") == "done"), None)
+        return json_response({"compactions": runs, "last": last})
+
+    @router.post("/v1/compactions", summary="Start a compaction", status_code=202)
+    async def compact() -> Response:
+        refused = view.compact()
+        if refused:
+            raise Problem(ErrorKind(409, "NOT_STARTED", "No compaction was started"), refused)
+        return json_response({"started": True}, 202)
 
     for one in more:
         router.include_router(one)

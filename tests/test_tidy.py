@@ -51,6 +51,7 @@ EDGES = {
     "shared/clients/consumer/group_coordinator.py": "sends the group's requests and heartbeats",
     "shared/clients/consumer/subscribing.py": "opens the connection and takes the place in the group",
     "shared/clients/consumer/offsets.py": "asks for offsets",
+    "shared/clients/dead_letter_log.py": "reads a dead-letter topic and sends it back",
     "shared/connect/config_provider.py": "reads the files and variables that configurations name",
     "shared/connect/connector.py": "the public connector API: what it offers is awaited",
     "shared/connect/connectors/": "reads and writes other systems",

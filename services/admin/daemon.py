@@ -5,6 +5,8 @@ While Kafka is not reached the page and `/health` say so, and the admin routes a
 
 from __future__ import annotations
 
+import asyncio
+
 from prometheus_client import CollectorRegistry
 
 from api.admin import admin_router
@@ -14,6 +16,7 @@ from api.health import health_router
 from api.kafka_daemon import KafkaHttpDaemon
 from api.rest_proxy import metadata_routers
 from api.server import HttpServer
+from services.admin.more import more_routers
 from services.admin.overview import Overview
 from services.admin.settings import AdminServiceSettings
 from services.admin.sources import HttpSource, KafkaSource, services_client
@@ -36,10 +39,12 @@ class AdminDaemon(KafkaHttpDaemon):
         registry = CollectorRegistry() if registry is None else registry
         self._http = services_client(settings.services_timeout_ms, settings.services_auth_token)
         sources = [HttpSource(name, url, self._http) for name, url in settings.services.items()]
+        self._overview = Overview(sources, KafkaSource(admin))
         app = create_app(
             admin=admin_router(admin),
+            more=more_routers(settings.kafka, admin, settings.services, self._http),
             rest_proxy=metadata_routers(admin),
-            dashboard=dashboard_router(Overview(sources, KafkaSource(admin))),
+            dashboard=dashboard_router(self._overview),
             health=health_router("admin", {"kafka": self._probe}, registry),
             auth_token=settings.auth_token,
             credentials=settings.credentials,
@@ -48,6 +53,12 @@ class AdminDaemon(KafkaHttpDaemon):
             title="Penstock admin",
         )
         self.server = HttpServer(app, settings.http)
+
+    async def main_loop(self) -> None:
+        """Look at everything now and then, beside the server."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._overview.run())
+            tasks.create_task(super().main_loop())
 
     async def shutdown(self) -> None:
         """Finish the requests in flight, then close the connections."""

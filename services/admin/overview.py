@@ -9,11 +9,17 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from api.history import History
 from api.overview import OverviewBuilder
 from services.admin.sources import KafkaSource, Source
 from shared.common.clock import SYSTEM_CLOCK, Clock
+from shared.common.errors import PenstockError
+from shared.common.log import get_logger
+
+log = get_logger(__name__)
 
 KEEP_MS = 800
+LOOK_EVERY_MS = 2_000
 
 
 class Overview:
@@ -27,6 +33,7 @@ class Overview:
         self._clock = clock
         self._keep_ms = keep_ms
         self._builder = OverviewBuilder()
+        self._history = History()
         self._lock = asyncio.Lock()
         self._newest: dict[str, Any] = {}
         self._taken_ms: int | None = None
@@ -37,8 +44,22 @@ class Overview:
             now_ms = self._clock.monotonic_ms()
             if self._taken_ms is None or now_ms - self._taken_ms >= self._keep_ms:
                 self._newest = await self._take()
+                self._history.add(self._newest)
                 self._taken_ms = self._clock.monotonic_ms()
             return self._newest
+
+    def history(self) -> list[dict[str, Any]]:
+        """What was seen so far, oldest first."""
+        return self._history.points
+
+    async def run(self) -> None:
+        """Look every few seconds, so that there is a history even where nobody has the page open."""
+        while True:
+            try:
+                await self.overview()
+            except PenstockError as e:
+                log.warning("the overview could not be taken", reason=str(e))
+            await asyncio.sleep(LOOK_EVERY_MS / 1000)
 
     async def _take(self) -> dict[str, Any]:
         kafka, services = await asyncio.gather(

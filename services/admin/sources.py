@@ -14,8 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 
 from api.admin import AdminClient
+from api.forwarded import Answer
 from api.health import Check, CheckResult, health_body, run_checks
-from api.overview import KafkaSample, ServiceSample
+from api.problem import ErrorKind, Problem
+from api.samples import KafkaSample, ServiceSample
 from api.state import StreamsView
 from shared.common import metrics
 from shared.common.errors import PenstockError
@@ -24,6 +26,9 @@ GROUPS_MAX = 50
 """Groups that the overview asks for: each costs Kafka four requests."""
 
 KAFKA_TIMEOUT_MS = 3_000
+LATENCY = "penstock_ingest_request_seconds_bucket"
+FORWARD_SECONDS = 30
+"""How long another service may take for a request that is handed on to it."""
 
 
 def services_client(timeout_ms: int, token: SecretStr | None) -> httpx.AsyncClient:
@@ -70,6 +75,26 @@ class HttpSource:
         except (httpx.HTTPError, json.JSONDecodeError, KeyError, TypeError, ValueError) as e:
             return ServiceSample(self.name, self._url, "unreachable", f"{type(e).__name__}: {e}".rstrip(": "))
         return ServiceSample(self.name, self._url, status, failing(checks), checks, totals, state)
+
+
+class HttpUpstream:
+    """A service in another process, to which requests are handed on; see `api.forwarded.Upstream`."""
+
+    def __init__(self, name: str, url: str, client: httpx.AsyncClient) -> None:
+        self.name = name
+        self._url = url
+        self._client = client
+
+    async def ask(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
+        """Its answer; Problem (502) where it does not give any."""
+        headers = {"Content-Type": media_type} if media_type else {}
+        url = f"{self._url}{path}?{query}" if query else f"{self._url}{path}"
+        try:
+            answer = await self._client.request(method, url, content=body, headers=headers, timeout=FORWARD_SECONDS)
+        except httpx.HTTPError as e:
+            kind = ErrorKind(502, "SERVICE_UNREACHABLE", "Another service does not answer", 5)
+            raise Problem(kind, f"{self.name}: {type(e).__name__}: {e}".rstrip(": ")) from None
+        return Answer(answer.status_code, answer.headers.get("content-type", ""), answer.content)
 
 
 class LocalSource:
@@ -130,7 +155,9 @@ def sum_metrics(text: str) -> dict[str, float]:
     totals: dict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if sample.name.startswith("penstock_") and not sample.name.endswith(("_bucket", "_created")):
+            if sample.name == LATENCY:
+                totals[f"{LATENCY}|{float(sample.labels['le'])}"] += sample.value
+            elif sample.name.startswith("penstock_") and not sample.name.endswith(("_bucket", "_created")):
                 totals[sample.name] += sample.value
     return dict(totals)
 

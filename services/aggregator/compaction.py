@@ -168,6 +168,12 @@ class CompactionSupervisor:
         without_ms = self._clock.now_ms() - max(newest_ms, self._last_success_ms or 0)
         return without_ms > BEHIND_INTERVALS * self._settings.compaction.interval_ms
 
+    def why_not_now(self) -> str:
+        """Why a compaction that is asked for now would not start, empty where it would."""
+        if not self.enabled:
+            return f"compaction is off: {self.why_off()}"
+        return "one is running" if self._job is not None or self._asked.is_set() else ""
+
     def ask(self, now_ms: int) -> None:
         """Ask for a compaction; does not wait. The punctuator's callback."""
         if self._job is None:

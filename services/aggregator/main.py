@@ -12,10 +12,11 @@ from api.app import create_app
 from api.contact import Contact
 from api.health import Check, CheckResult, health_router
 from api.server import HttpServer
-from api.state import StreamsState, streams_router
+from api.state import StreamsState, WindowRow, streams_router
 from api.stores import stores_router
 from services.aggregator.backlog import BacklogWatch
 from services.aggregator.compaction import SCHEDULE_NAME, CompactionSupervisor
+from services.aggregator.live_state import describe_stores, live_windows
 from services.aggregator.settings import AggregatorSettings
 from shared.common import daemon
 from shared.common.clock import SYSTEM_CLOCK
@@ -106,6 +107,21 @@ class Aggregator:
     def _ask_compaction(self, now_ms: int) -> None:
         if self.compaction.enabled:
             self.compaction.ask(now_ms)
+
+    def stores(self) -> list[dict[str, Any]]:
+        """What `GET /v1/streams/stores` answers."""
+        return describe_stores(self.worker.tasks())
+
+    def windows(self, store: str | None, key: str, limit: int) -> list[WindowRow]:
+        """What `GET /v1/streams/windows` answers."""
+        return live_windows(self.worker.tasks(), store, key, limit)
+
+    def compact(self) -> str:
+        """Ask for a compaction; why none was started."""
+        refused = self.compaction.why_not_now()
+        if not refused:
+            self.compaction.ask(SYSTEM_CLOCK.now_ms())
+        return refused
 
     def _on_task(self, task: StreamTask) -> None:
         if task.partition == COMPACTION_PARTITION and self.compaction.enabled:

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from services.consumer.dead_letter_log import DeadLetterLog, Entry, Wanted, wanted_by
 from shared.clients.admin import Admin
+from shared.clients.dead_letter_log import DeadLetterLog, Entry, Wanted, wanted_by
 from shared.clients.producer import Producer, ProducerSettings
 from shared.common import log, topic_names
 from shared.common.errors import ConfigError, PenstockError, UnknownTopicOrPartition

@@ -5,6 +5,7 @@ Its `/health` is that of the whole: Kafka, and each service by its name.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 
 from pydantic import Field
@@ -14,6 +15,7 @@ from api.app import create_app
 from api.dashboard import dashboard_router
 from api.health import Check, health_router
 from api.server import HttpServer
+from services.admin.more import more_routers
 from services.admin.overview import Overview
 from services.admin.sources import HttpSource, KafkaSource, LocalSource, services_client
 from services.producer.daemon import ProducerDaemon
@@ -39,6 +41,12 @@ class GatewayDaemon(ProducerDaemon):
         self._services = settings.services
         super().__init__(settings)
 
+    async def main_loop(self) -> None:
+        """Look at everything now and then, beside the server."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._overview.run())
+            tasks.create_task(super().main_loop())
+
     async def shutdown(self) -> None:
         await super().shutdown()
         await self._http.aclose()
@@ -47,11 +55,13 @@ class GatewayDaemon(ProducerDaemon):
         checks: dict[str, Check] = {"kafka": self._probe}
         own = LocalSource("producer", checks, self._registry)
         others = [HttpSource(name, url, self._http) for name, url in self._services.items()]
+        self._overview = Overview([own, *others], KafkaSource(self._admin))
         app = create_app(
             ingest=self.ingest.router,
             rest_proxy=self.rest_proxy(),
             admin=admin_router(self._admin),
-            dashboard=dashboard_router(Overview([own, *others], KafkaSource(self._admin))),
+            more=more_routers(self._settings.kafka, self._admin, self._services, self._http),
+            dashboard=dashboard_router(self._overview),
             health=health_router("gateway", checks | {other.name: other.check for other in others}, self._registry),
             auth_token=self._settings.auth_token,
             credentials=self._settings.credentials,

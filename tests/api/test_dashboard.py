@@ -9,7 +9,8 @@ import httpx
 
 from api.app import create_app
 from api.dashboard import content_security_policy, dashboard_router
-from api.overview import KafkaSample, OverviewBuilder
+from api.overview import OverviewBuilder
+from api.samples import KafkaSample
 
 
 class Provider:
@@ -17,6 +18,9 @@ class Provider:
 
     async def overview(self) -> dict[str, Any]:
         return OverviewBuilder().build([], KafkaSample(error="no broker"), now_ms=1, monotonic_ms=0)
+
+    def history(self) -> list[dict[str, Any]]:
+        return [{"at_ms": 1}]
 
 
 async def get(path: str) -> httpx.Response:
@@ -49,7 +53,7 @@ async def test_every_value_the_page_reads_is_in_the_overview() -> None:
     """The script and the builder agree on names."""
     page = (await get("/")).text
     overview = (await get("/v1/overview")).json()
-    for path in set(re.findall(r"\bo\.([a-z_.]+?)(?=[^a-z_.])", page)):
+    for path in set(re.findall(r"\bo\.([a-z0-9_.]+?)(?=[^a-z0-9_.])", page)):
         value: Any = overview
         for name in path.split("."):
             assert name in value, path
@@ -59,5 +63,5 @@ async def test_every_value_the_page_reads_is_in_the_overview() -> None:
 async def test_every_place_the_script_fills_exists() -> None:
     """Each id that the script looks up is on the page once."""
     page = (await get("/")).text
-    for used in set(re.findall(r"(?:byId|set|table)\(\"([a-z]+)\"", page)):
+    for used in set(re.findall(r"(?:byId|set|table)\(\"([a-z0-9-]+)\"", page)):
         assert page.count(f'id="{used}"') == 1, used

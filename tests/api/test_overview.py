@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.overview import KafkaSample, OverviewBuilder, Rate, ServiceSample
+from api.overview import OverviewBuilder, Rate
+from api.samples import KafkaSample, ServiceSample
 
 
 def build(services: list[ServiceSample], kafka: KafkaSample | None = None) -> dict:
@@ -15,8 +16,9 @@ def build(services: list[ServiceSample], kafka: KafkaSample | None = None) -> di
 def test_what_is_not_known_is_none() -> None:
     """Nothing is shown as zero that was not counted."""
     overview = build([ServiceSample("producer", "http://p", "unreachable", "refused")])
-    assert overview["ingest"] == {"stored": None, "records_per_second": None, "refused": None}
-    assert overview["streams"] == {"tasks": [], "open_sessions": None, "closed_sessions": None, "late_records": None}
+    assert set(overview["ingest"].values()) == {None}
+    assert overview["streams"].pop("tasks") == []
+    assert set(overview["streams"].values()) == {None}
     assert overview["dead_letters"] is None
     assert overview["services"][0]["status"] == "unreachable"
 

@@ -19,7 +19,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.consumer.daemon import ConsumerDaemon, RecordProducer
-from services.consumer.dead_letter_log import DeadLetterLog
 from services.consumer.executor import Executor
 from services.consumer.handlers import Handler
 from services.consumer.runner import HandlerRunner
@@ -28,6 +27,7 @@ from services.consumer.settings import ConsumerServiceSettings
 from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin, NewTopic
 from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.clients.dead_letter_log import DeadLetterLog
 from shared.clients.producer import Producer
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.commit_metadata import decode_finished

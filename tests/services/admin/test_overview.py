@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from api.overview import KafkaSample, ServiceSample
+from api.samples import KafkaSample, ServiceSample
 from services.admin.overview import Overview
 
 

@@ -1,0 +1,53 @@
+"""What the charts show: a point every few seconds for the last hours, kept by the service and not by a page.
+
+Sans-IO. When there is no more room every second point goes, and from then on points are taken half as often: an old
+history is coarser, and never gone while the service runs.
+
+>>> history = History(every_ms=1_000, points_max=4)
+>>> for at in range(0, 8_000, 1_000):
+...     history.add({"now_ms": at})
+>>> [point["at_ms"] for point in history.points]
+[0, 2000, 4000, 6000]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+EVERY_MS = 2_000
+POINTS_MAX = 1_440
+
+
+class History:
+    """Points, oldest first."""
+
+    def __init__(self, every_ms: int = EVERY_MS, points_max: int = POINTS_MAX) -> None:
+        self._every_ms, self._points_max = every_ms, points_max
+        self.points: list[dict[str, Any]] = []
+
+    def add(self, overview: Mapping[str, Any]) -> None:
+        """Take a point out of an overview, where it is time for one."""
+        at_ms = overview["now_ms"]
+        if self.points and at_ms - self.points[-1]["at_ms"] < self._every_ms:
+            return
+        if len(self.points) >= self._points_max:
+            del self.points[1::2]
+            self._every_ms *= 2
+            if at_ms - self.points[-1]["at_ms"] < self._every_ms:
+                return
+        self.points.append(point(overview))
+
+
+def point(overview: Mapping[str, Any]) -> dict[str, Any]:
+    """One point; what is not known is None."""
+    ingest, streams = overview.get("ingest", {}), overview.get("streams", {})
+    return {
+        "at_ms": overview["now_ms"],
+        "records_per_second": ingest.get("records_per_second"),
+        "p99_ms": ingest.get("p99_ms"),
+        "lag": sum(group["lag"] for group in overview.get("groups", ())),
+        "open_sessions": streams.get("open_sessions"),
+        "late_per_second": streams.get("late_per_second"),
+        "dead_letters": overview.get("dead_letters"),
+    }

@@ -1,0 +1,158 @@
+"""The page in a real headless Chromium, over a gateway on a real broker: it opens, values change, buttons act."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import APIRouter, Request, Response
+
+from api.app import create_app
+from api.problem import json_response
+from api.server import HttpServer
+from api.state import streams_router
+from services.local.gateway import GatewayDaemon, GatewaySettings
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import event_time_topic
+from shared.clients.consumer.dead_letters import DeadLetter, dead_letter_record
+from shared.clients.producer import Producer
+from shared.common.records import ConsumerRecord
+from shared.common.settings import HttpSettings, KafkaSettings
+from tests.api.test_state import View
+from tests.integration.chromium import Page, chromium, find_chromium
+from tests.integration.test_http_ingest import NDJSON, create, healthy
+
+PAGES = ("overview", "groups", "streams", "sessions", "connectors", "compactions", "letters")
+
+pytestmark = pytest.mark.skipif(find_chromium() is None, reason="there is no Chromium (Debian's package: chromium)")
+
+
+class OtherServices:
+    """What stands behind the gateway: streams with one session, and a connector with a failed task that is steered."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+        router = APIRouter()
+        router.add_api_route("/connectors", self.connectors)
+        router.add_api_route("/connectors/{rest:path}", self.steer, methods=["POST", "PUT"])
+        router.add_api_route("/health", lambda: {"status": "ok", "checks": {}})
+        router.add_api_route("/metrics", lambda: Response(""))
+        self.server = HttpServer(create_app(streams=streams_router(View()), more=[router]), HttpSettings())
+
+    async def connectors(self) -> Response:
+        task = {"id": 0, "state": "FAILED", "worker_id": "w:1", "trace": "boom at line 7"}
+        connector = {"state": "RUNNING", "worker_id": "w:1"}
+        return json_response({"files": {"status": {"name": "files", "connector": connector, "tasks": [task]}}})
+
+    async def steer(self, rest: str, request: Request) -> Response:
+        self.asked.append((request.method, rest))
+        return Response(status_code=204)
+
+
+@asynccontextmanager
+async def gateway(bootstrap_servers: str, others: OtherServices, **given: Any) -> AsyncIterator[str]:
+    """A gateway in front of the other services; its address."""
+    await others.server.start()
+    services = {"aggregator": others.server.url, "connect": others.server.url}
+    settings = {"kafka": {"bootstrap_servers": bootstrap_servers}, "http": {"port": 0}, "services": services}
+    daemon = GatewayDaemon(GatewaySettings.model_validate(settings | given))
+    await daemon.startup()
+    working = asyncio.create_task(daemon.main_loop())
+    try:
+        async with httpx.AsyncClient(base_url=daemon.server.url, trust_env=False) as client:
+            await healthy(client, 200)
+        yield daemon.server.url
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        await daemon.shutdown()
+        await others.server.stop(1_000)
+
+
+async def text_of(page: Page, id_: str) -> str:
+    return str(await page.run(f"document.getElementById('{id_}').textContent"))
+
+
+async def press(page: Page, label: str, within: str) -> None:
+    """Press the button with a label."""
+    wanted = f"[...document.querySelectorAll('#{within} button')].find(b => b.textContent === '{label}')"
+    await page.until(f"!!{wanted}")
+    await page.run(f"{wanted}.click()")
+
+
+async def test_the_page_lives(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
+    """Every page opens without an error, records that flow show, charts outlive a reload, and buttons act."""
+    servers, others = kafka.bootstrap_servers, OtherServices()
+    dead = f"{topic_name}-dlq"
+    await create(servers, event_time_topic(topic_name, 1))
+    await create(servers, event_time_topic(dead, 1))
+    source = ConsumerRecord(topic_name, 0, 7, 1_000, b"ann", b"broken")
+    letter = DeadLetter(source, "process", "ValueError", "cannot be handled", attempts=3, group="banks")
+    async with Producer(KafkaSettings(bootstrap_servers=servers)) as producer:
+        await (await producer.send_many([dead_letter_record(dead, letter)]))
+    async with gateway(servers, others) as url, chromium(tmp_path / "profile") as browser:
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+            await client.post(f"/v1/topics/{topic_name}/events", content=b"1\n", headers=NDJSON)
+            page = await browser.page()
+            await page.size(1280, 900)
+            await page.open(url)
+            await page.until("document.getElementById('connection').textContent === 'live'")
+            before = int((await text_of(page, "stored")).replace(",", ""))
+            answer = await client.post(f"/v1/topics/{topic_name}/events", content=b"2\n" * 40, headers=NDJSON)
+            assert answer.status_code == 200
+            await page.until(f"document.getElementById('stored').textContent === '{before + 40}'")
+        for name in PAGES:
+            await page.key(str(PAGES.index(name) + 1))
+            await page.until(f"location.hash === '#{name}' || '{name}' === 'overview'")
+            assert await page.run("[...document.querySelectorAll('main > :not([hidden])')].length") > 0
+        await page.run("location.hash = 'sessions'")
+        await page.until("document.getElementById('windows').textContent.includes('ann')")
+        await page.run("location.hash = 'connectors'")
+        await page.until("document.getElementById('connectors').textContent.includes('boom at line 7')")
+        await press(page, "pause", "connectors")
+        await press(page, "restart", "connectors")
+        await page.until("document.getElementById('said').textContent.includes('restart files: done')")
+        assert ("PUT", "files/pause") in others.asked
+        assert ("POST", "files/restart") in others.asked
+        await page.run("location.hash = 'letters'")
+        await press(page, "look", "letters")
+        await page.until("document.getElementById('letter-rows').textContent.includes('cannot be handled')")
+        await press(page, "replay", "letters")
+        await page.until("document.getElementById('said').textContent.includes('1 sent, 0 failed')")
+        await page.run("location.hash = 'compactions'")
+        await press(page, "Start a compaction", "main")
+        await page.until("document.getElementById('said').textContent.includes('one is running')")
+        await page.open(f"{url}/#overview")
+        await page.run("location.reload()")
+        await page.until("!!document.querySelector('#chart-rate polyline')")
+        await page.size(360, 700, dark=True)
+        assert await page.run("document.documentElement.scrollWidth <= innerWidth")
+        assert await page.run("getComputedStyle(document.body).backgroundColor") == "rgb(16, 20, 27)"
+        assert page.errors == []
+
+
+async def test_the_token_is_asked_for_and_shown_nowhere(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    """Without it nothing is shown; with it the page lives, and neither the page nor any answer repeats it."""
+    token = "a-token-of-enough-length"
+    others = OtherServices()
+    async with gateway(kafka.bootstrap_servers, others, auth_token=token) as url:
+        async with chromium(tmp_path / "profile") as browser:
+            page = await browser.page()
+            await page.open(url)
+            await page.until("!document.getElementById('login').hidden")
+            await page.run(f"document.getElementById('token').value = '{token}'")
+            await page.run("document.querySelector('#login button').click()")
+            await page.until("document.getElementById('connection').textContent === 'live'")
+            await page.run("document.getElementById('token').value = ''")
+            assert token not in await page.run("document.documentElement.outerHTML")
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+            await healthy(client, 200)
+            headers = {"Authorization": f"Bearer {token}"}
+            for path in ("/", "/health", "/metrics", "/v1/overview", "/v1/history", "/openapi.json", "/v1/topics"):
+                answer = await client.get(path, headers=headers)
+                assert (answer.status_code, token in answer.text) == (200, False)
