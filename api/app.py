@@ -10,6 +10,7 @@ from pydantic import SecretStr
 
 from api import problem
 from api.auth import Guard
+from api.fast_path import FastPath, Handle
 from api.settings import Credential
 
 
@@ -21,6 +22,7 @@ def create_app(
     more: Sequence[APIRouter] = (),
     dashboard: APIRouter | None = None,
     health: APIRouter | None = None,
+    straight: Handle | None = None,
     rest_proxy: Sequence[APIRouter] = (),
     auth_token: SecretStr | None = None,
     credentials: Mapping[str, Credential] | None = None,
@@ -31,13 +33,16 @@ def create_app(
     """An app of the parts given; each is the router that its module makes.
 
     With `auth_token` or `credentials`, everything but `/`, `/health` and `/metrics` needs one; `local_hosts_only`
-    refuses requests whose Host header is not this machine (for a loopback address without a token).
+    refuses requests whose Host header is not this machine (for a loopback address without a token). `straight` is the
+    handler of ordinary ingest requests, which then go past the router.
     """
     app = FastAPI(title=title, docs_url=None, redoc_url=None)
     problem.install(app)
     for part in (ingest, *rest_proxy, admin, streams, *more, dashboard, health):
         if part is not None:
             app.include_router(part)
+    if straight is not None:
+        app.add_middleware(FastPath, handle=straight)
     app.add_middleware(Guard, auth_token=auth_token, credentials=credentials, local_hosts_only=local_hosts_only)
     if cors_origins:
         app.add_middleware(

@@ -120,15 +120,20 @@ class Ingest:
             atomic: bool = False,
             ack: Literal["all", "none"] = "all",
         ) -> Response:
-            self.active += 1
-            try:
-                client = request.scope.get("principal") or (request.client.host if request.client else "")
-                asked = Asked(topic, offsets, atomic, ack == "all", client)
-                return await self._post(asked, request)
-            finally:
-                self.active -= 1
+            return await self.handle(topic, request, offsets=offsets, atomic=atomic, ack=ack)
 
         return router
+
+    async def handle(
+        self, topic: str, request: Request, *, offsets: bool = False, atomic: bool = False, ack: str = "all"
+    ) -> Response:
+        """One request; raises Problem and PenstockError for what the whole of it is refused for."""
+        self.active += 1
+        try:
+            client = request.scope.get("principal") or (request.client.host if request.client else "")
+            return await self._post(Asked(topic, offsets, atomic, ack == "all", client), request)
+        finally:
+            self.active -= 1
 
     async def _post(self, asked: Asked, request: Request) -> Response:
         self.refuse_while_leaving()

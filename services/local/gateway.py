@@ -58,6 +58,7 @@ class GatewayDaemon(ProducerDaemon):
         self._overview = Overview([own, *others], KafkaSource(self._admin))
         app = create_app(
             ingest=self.ingest.router,
+            straight=self.ingest.handle,
             rest_proxy=self.rest_proxy(),
             admin=admin_router(self._admin),
             more=more_routers(self._settings.kafka, self._admin, self._services, self._http),

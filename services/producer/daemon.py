@@ -49,6 +49,7 @@ class ProducerDaemon(KafkaHttpDaemon):
         settings = self._settings
         app = create_app(
             ingest=self.ingest.router,
+            straight=self.ingest.handle,
             rest_proxy=self.rest_proxy(),
             health=health_router("producer", {"kafka": self._probe}, self._registry),
             auth_token=settings.auth_token,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,6 +28,8 @@ from tests.api.test_state import View
 from tests.integration.chromium import Page, chromium, find_chromium
 from tests.integration.test_http_ingest import NDJSON, create, healthy
 
+PICTURES = os.environ.get("PENSTOCK_TEST_PICTURES", "")
+"""A folder for a screenshot of each page; docs/ has those of the last time."""
 PAGES = ("overview", "groups", "streams", "sessions", "connectors", "compactions", "letters")
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="there is no Chromium (Debian's package: chromium)")
@@ -110,6 +113,9 @@ async def test_the_page_lives(kafka: EmbeddedKafka, topic_name: str, tmp_path: P
             await page.key(str(PAGES.index(name) + 1))
             await page.until(f"location.hash === '#{name}' || '{name}' === 'overview'")
             assert await page.run("[...document.querySelectorAll('main > :not([hidden])')].length") > 0
+            if PICTURES:
+                await asyncio.sleep(2.5)
+                await page.picture(Path(PICTURES) / f"dashboard-{name}.png")
         await page.run("location.hash = 'sessions'")
         await page.until("document.getElementById('windows').textContent.includes('ann')")
         await page.run("location.hash = 'connectors'")
