@@ -127,7 +127,7 @@ class TopologyTestDriver:
     def restore(self) -> None:
         """Take the partition over: replay the changelog under the reader's rule, then process what is left."""
         changes: list[Change] = []
-        reader = ChangelogReader(changes.append)
+        reader = ChangelogReader(changes.append, stores=self.topology.schemas())
         for offset, (key, value) in enumerate(self.changelog):
             reader.feed(offset, key, value)
         task = StreamTask(
