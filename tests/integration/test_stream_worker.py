@@ -60,7 +60,7 @@ Event = tuple[int, bytes, int, int]
 def topology(topic: str, **more: Aggregation[Any]) -> Topology:
     builder = StreamsBuilder()
     windows = builder.stream(topic).group_by_key().session_window(GAP_MS, GRACE_MS)
-    windows.aggregate("s", n=Count(), sum=Sum("id"), **more).on_close().to(f"{topic}-out")
+    windows.aggregate("s", **{"n": Count(), "sum": Sum("id"), **more}).on_close().to(f"{topic}-out")
     return builder.build()
 
 
@@ -781,8 +781,8 @@ async def test_another_topology_is_refused(kafka: EmbeddedKafka, topic_name: str
         async with running(worker):
             await chain.wait_processed(worker)
         before = (await chain.confirmed(0)).epoch
-        with pytest.raises(SchemaMismatch, match="store 's': the aggregations changed: more"):
-            async with running(chain.worker(topology(topic_name, more=Count()))) as loop:
+        with pytest.raises(SchemaMismatch, match="store 's': the aggregations changed: sum"):
+            async with running(chain.worker(topology(topic_name, sum=Count()))) as loop:
                 await asyncio.wait_for(loop, WAIT_SECONDS)
         assert (await chain.confirmed(0)).epoch == before
 

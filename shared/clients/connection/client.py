@@ -75,18 +75,21 @@ async def bootstrap(client: Client, kafka_settings: KafkaSettings) -> None:
     """
     deadline_ms = SYSTEM_CLOCK.monotonic_ms() + kafka_settings.request_timeout_ms
     backoff_ms = kafka_settings.reconnect_backoff_ms
-    reason = "no answer"
+    reason = ""
     while (left_ms := deadline_ms - SYSTEM_CLOCK.monotonic_ms()) > 0:
         try:
             await client.bootstrap(left_ms)
             return
         except BrokerNotAvailable as e:
-            reason = str(e)
+            if not reason or SYSTEM_CLOCK.monotonic_ms() < deadline_ms:  # a try cut short says less than the one before
+                reason = str(e)
         left_ms = deadline_ms - SYSTEM_CLOCK.monotonic_ms()
         await asyncio.sleep(max(0, min(backoff_ms, kafka_settings.reconnect_backoff_max_ms, left_ms)) / 1000)
         backoff_ms *= 2
     where = f"kafka.bootstrap_servers={kafka_settings.bootstrap_servers}"
-    raise BrokerNotAvailable(f"{where}: no broker reached within {kafka_settings.request_timeout_ms} ms: {reason}")
+    raise BrokerNotAvailable(
+        f"{where}: no broker reached within {kafka_settings.request_timeout_ms} ms: {reason or 'no answer'}"
+    )
 
 
 class Connection:
