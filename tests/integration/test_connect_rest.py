@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin, NewTopic
@@ -109,6 +110,7 @@ async def replay(client: httpx.AsyncClient, scratch: Path) -> list[str]:
     return differences
 
 
+@pytest.mark.soak
 async def test_the_recorded_script_is_answered_alike(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     """111 exchanges: every status is Kafka Connect's, and so is every body but for what is free."""
     (tmp_path / "in.txt").write_text("alpha\nbeta\ngamma\n")

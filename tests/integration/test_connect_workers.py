@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin, NewTopic
@@ -18,6 +19,8 @@ from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.common.records import TopicPartition
 from shared.common.settings import KafkaSettings
 from tests.integration.connect_worker import properties, running
+
+pytestmark = pytest.mark.soak
 
 WAIT_S = 30
 

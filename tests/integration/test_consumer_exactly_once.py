@@ -31,6 +31,8 @@ HANDLER = """
 import asyncio, random
 from shared.common.records import ConsumerRecord, ProducerRecord
 
+pytestmark = pytest.mark.soak
+
 async def handle(record: ConsumerRecord) -> list[ProducerRecord]:
     await asyncio.sleep(random.random() * 0.01)
     if random.random() < 0.05:
