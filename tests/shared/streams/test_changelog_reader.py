@@ -101,7 +101,7 @@ def test_two_commits() -> None:
     assert got.changes == [
         Change(fmt.LIVE, "s", b"a", 5, 9, b"1/1"),
         Change(fmt.LIVE, "s", b"b", 0, 0, b"1/1"),
-        Change(fmt.FINAL, "s", b"a", 5),
+        Change(fmt.FINAL, "s", b"a", 5, 9),
         Change(fmt.DELETED, "s", b"b", 0),
         Change(fmt.LIVE, "s", b"a", 5, 20, b"1/2"),
     ]

@@ -8,7 +8,6 @@ from shared.common.records import ProducerRecord, TopicPartition
 from shared.common.settings import KafkaSettings
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.repartition_purge import RepartitionPurge
-from shared.streams.stream_task import StreamTask
 from shared.streams.topology import Topology
 from shared.testing.fake_broker import FakeCluster
 from shared.testing.manual_clock import ManualClock
@@ -34,21 +33,16 @@ async def test_what_was_committed_is_deleted() -> None:
                 return (await admin.list_offsets({OWN: "earliest"}))[OWN]
 
             purge = RepartitionPurge(kafka, topology(), clock, 1_000)
-            task = StreamTask(topology(), 0, application="app")
-            task.sources = {"in": 50, OWN.topic: 4}
-            purge.committed([task])
+            purge.committed(0, {"in": 50, OWN.topic: 4})
             await purge.run()
             assert await first_offset() == 0
             clock.advance(1_000)
             await purge.run()
             assert await first_offset() == 4
-            task.sources[OWN.topic], task.needs_commit = 9, True
-            purge.committed([task])
             clock.advance(1_000)
             await purge.run()
             assert await first_offset() == 4
-            task.needs_commit = False
-            purge.committed([task])
+            purge.committed(0, {"in": 90, OWN.topic: 9})
             clock.advance(1_000)
             await purge.run()
             assert await first_offset() == 9
@@ -60,9 +54,7 @@ async def test_what_cannot_be_deleted_waits_for_the_next_time() -> None:
     async with FakeCluster() as cluster:
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
         purge = RepartitionPurge(kafka, topology(), clock, 1_000, timeout_ms=50)
-        task = StreamTask(topology(), 0, application="app")
-        task.sources = {OWN.topic: 4}
-        purge.committed([task])
+        purge.committed(0, {OWN.topic: 4})
         clock.advance(1_000)
         await purge.run()
         assert purge._deleted == {}
