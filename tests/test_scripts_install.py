@@ -19,7 +19,24 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_SECONDS = 120  # nothing here takes a second of its own; a busy machine does
-TOOLS = ("awk", "bash", "cat", "cp", "cut", "dirname", "env", "head", "ls", "mkdir", "mv", "rm", "sed", "sh", "tail")
+TOOLS = (
+    "awk",
+    "bash",
+    "cat",
+    "cp",
+    "cut",
+    "dirname",
+    "env",
+    "grep",
+    "head",
+    "ls",
+    "mkdir",
+    "mv",
+    "rm",
+    "sed",
+    "sh",
+    "tail",
+)
 DIGEST = "sha256sum" if shutil.which("sha256sum") else "shasum"
 # Java's places that no variable names are the test's own, and so is the platform.
 FINDER = """
@@ -38,6 +55,8 @@ case "$*" in
   *sys.version_info*) echo 3.12 ;;
   --version) echo "Python 3.12.1" ;;
   "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+  "-m pip config list") cat "$PLACES/pip_config" 2>/dev/null ;;
+  "-m uv pip install "*) if [ -e "$PLACES/no_uv" ]; then echo "error: uv knows no proxy" >&2; exit 1; fi ;;
   "-m pip "*)
     if [ -p "$PLACES/hold" ]; then echo "pip is held" >&2; read -r forever <"$PLACES/hold"; fi
     if [ -e "$PLACES/no_network" ]; then echo "ERROR: Could not find a version that satisfies httpx" >&2; exit 1; fi ;;
@@ -162,12 +181,33 @@ def test_all_is_set_up_once(machine: Machine) -> None:
     status, said = machine.install()
     assert status == 0, said
     assert "making .venv with Python 3.12.1" in said
-    pip = machine.asked("python -m pip install")
-    assert ["--require-hashes" in line for line in pip] == [True, True, False]
+    asked = machine.asked("python -m")
+    pip = [line for line in asked if line.startswith("python -m pip install")]
+    (uv,) = [line for line in asked if line.startswith("python -m uv")]
+    assert uv.endswith(" --require-hashes --no-build-isolation -r requirements.lock")
+    assert ["--require-hashes" in line for line in pip] == [True, False]
     assert pip[-1].endswith(" --no-deps --no-build-isolation -e .")
     assert (machine.tree / ".venv/java.env").read_text(encoding="utf-8") == f"export JAVA_HOME='{home}'\n"
     assert machine.install() == (0, "")
     assert machine.asked("python -m") == []
+
+
+@pytest.mark.parametrize(
+    "why", ["global.index-url='https://index.example/simple'", "env.proxy='http://proxy:3128'", "no_uv"]
+)
+def test_pip_where_uv_would_not_do(machine: Machine, why: str) -> None:
+    """Where pip is told another index or a proxy in its own settings, and where uv fails, pip installs the lock."""
+    machine.has_java()
+    if why == "no_uv":
+        machine.now(why)
+    else:
+        (machine.folder / "pip_config").write_text(f"global.timeout='60'\n{why}\n", encoding="utf-8")
+    status, said = machine.install()
+    assert status == 0, said
+    assert ("penstock: uv failed; trying with pip" in said) == (why == "no_uv")
+    asked = machine.asked("python -m")
+    assert any("pip install" in line and line.endswith("--no-build-isolation -r requirements.lock") for line in asked)
+    assert any(line.startswith("python -m uv") for line in asked) == (why == "no_uv")
 
 
 def test_a_changed_lock_is_noticed(machine: Machine) -> None:
@@ -181,7 +221,7 @@ def test_a_changed_lock_is_noticed(machine: Machine) -> None:
     assert status == 0
     assert "installing the packages of requirements.lock" in said
     assert "making .venv" not in said
-    assert len(machine.asked("python -m pip install")) == 3
+    assert len(machine.asked("python -m pip install", "python -m uv pip install")) == 3
     assert machine.install() == (0, "")
 
 

@@ -19,8 +19,6 @@ from shared.common.settings import KafkaSettings
 from tests.integration.connect_processes import ROOT, WorkerProcess, free_port
 from tests.integration.connect_worker import JSON_CONVERTER
 
-pytestmark = pytest.mark.soak
-
 STRING = "org.apache.kafka.connect.storage.StringConverter"
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin, NewTopic
@@ -19,8 +18,6 @@ from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.common.records import TopicPartition
 from shared.common.settings import KafkaSettings
 from tests.integration.connect_worker import properties, running
-
-pytestmark = pytest.mark.soak
 
 WAIT_S = 30
 

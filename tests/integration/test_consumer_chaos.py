@@ -31,8 +31,6 @@ from shared.common.commit_metadata import decode_finished
 from shared.common.records import OffsetAndMetadata, ProducerRecord, TopicPartition
 from shared.common.settings import KafkaSettings
 
-pytestmark = pytest.mark.soak
-
 ROOT = Path(__file__).parents[2]
 PARTITIONS, KEYS = 6, 60
 RECORDS_A_SECOND = 300

@@ -31,7 +31,6 @@ HANDLER = """
 import asyncio, random
 from shared.common.records import ConsumerRecord, ProducerRecord
 
-pytestmark = pytest.mark.soak
 
 async def handle(record: ConsumerRecord) -> list[ProducerRecord]:
     await asyncio.sleep(random.random() * 0.01)

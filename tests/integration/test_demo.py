@@ -16,8 +16,6 @@ from deltalake import DeltaTable, QueryBuilder
 
 from services.local.demo.flights import FlightEvents
 
-pytestmark = pytest.mark.soak
-
 TIMEOUT_S = 420
 SOAK_TIMEOUT_S = 900
 

@@ -18,8 +18,6 @@ from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin, event_time_topic
 from shared.common.settings import KafkaSettings
 
-pytestmark = pytest.mark.soak
-
 TOPIC = "openapi"
 
 

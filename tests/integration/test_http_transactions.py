@@ -20,8 +20,6 @@ from shared.common.records import TopicPartition
 from shared.common.settings import KafkaSettings
 from tests.integration.test_http_ingest import ENTRY, NDJSON, address, create, healthy, serving
 
-pytestmark = pytest.mark.soak
-
 
 async def committed(bootstrap_servers: str, topic: str, partitions: int) -> list[Any]:
     """The values of every committed record, decoded."""

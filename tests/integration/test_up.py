@@ -17,8 +17,6 @@ import pytest
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser
 
-pytestmark = pytest.mark.soak
-
 README = Path(__file__).resolve().parent.parent.parent / "README.md"
 START_TIMEOUT_S, RESULT_TIMEOUT_S, AUDIT_TIMEOUT_S, STOP_TIMEOUT_S = 180, 60, 240, 90
 LAST_LINE = "Ctrl-C stops everything"

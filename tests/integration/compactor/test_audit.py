@@ -18,8 +18,6 @@ from services.compactor.settings import AuditSettings, CompactSettings
 from services.local.kafka import EmbeddedKafka
 from shared.common.settings import KafkaSettings
 
-pytestmark = pytest.mark.soak
-
 
 @pytest.fixture
 def jobs(spark: Any, kafka: EmbeddedKafka, tmp_path: Path) -> tuple[Callable[..., Any], Callable[..., Report]]:

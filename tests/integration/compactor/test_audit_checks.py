@@ -23,8 +23,6 @@ from services.compactor.main import AUDIT_DIFFERENCES, DONE, audit_main, compact
 from services.compactor.tables import struct_type
 from services.local.kafka import EmbeddedKafka
 
-pytestmark = pytest.mark.soak
-
 Closed = tuple[bytes, int, int, int, list[Any]]
 
 

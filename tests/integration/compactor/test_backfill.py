@@ -31,8 +31,6 @@ TOPOLOGY = """
 from shared.streams.aggregations import Count, CountDistinct, Mean, Sum
 from shared.streams.dsl import StreamsBuilder
 
-pytestmark = pytest.mark.soak
-
 
 def build(topic, name):
     builder = StreamsBuilder()

@@ -26,8 +26,6 @@ from shared.common.settings import KafkaSettings
 from shared.streams import changelog_format as log
 from shared.streams.settings import StreamsSettings
 
-pytestmark = pytest.mark.soak
-
 
 @pytest.fixture
 def job(spark: Any, kafka: EmbeddedKafka, tmp_path: Path) -> Callable[..., Any]:

@@ -18,8 +18,6 @@ from shared.streams import changelog_format as log
 from tests.integration.test_stream_worker import chain_of, offline, running
 from tests.integration.test_stream_worker_losses import FOREIGN, put, work
 
-pytestmark = pytest.mark.soak
-
 VALUES = [
     *(None, b"", b"\x01", b'{"id":1}', b"text", bytes(20), b"\x08L" + bytes(20), b"\x01l" + bytes(20), b"\xffL"),
     *(b"\x01L", b"\x02L", b"\x07Z" + bytes(20), b"\x01A", log.encode_deleted(0, 1, 1, 0)),

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 from sybil import Sybil
 from sybil.example import Example
 from sybil.parsers.markdown import CodeBlockParser
@@ -18,8 +17,6 @@ from services.compactor.settings import CompactSettings
 from services.local.kafka import EmbeddedKafka
 from shared.common.settings import KafkaSettings
 from shared.testing.topology_test_driver import TopologyTestDriver
-
-pytestmark = pytest.mark.soak
 
 README = Path(__file__).resolve().parent.parent.parent.parent / "README.md"
 TIMEOUT_SECONDS = 60

@@ -25,8 +25,6 @@ from shared.streams.dsl import StreamsBuilder
 from shared.streams.topology import Topology
 from tests.integration.test_stream_worker import Chain, chain_of, kafka_of, running
 
-pytestmark = pytest.mark.soak
-
 OLD: dict[str, Aggregation[Any]] = {"n": Count(), "sum": Sum("id")}
 NEW: dict[str, Aggregation[Any]] = {"n": Count(), "most": Max("id"), "sum": Sum("id")}
 
