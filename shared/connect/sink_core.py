@@ -38,6 +38,8 @@ log = get_logger(__name__)
 Partitions = frozenset[TopicPartition]
 REDELIVERY_MS = 3_000
 """How long a batch waits to be delivered again where the task did not say."""
+COMMIT_BACKOFF_MAX_MS = 10_000
+"""How much longer than the interval the next commit waits at most, after commits that got no answer in time."""
 
 
 class SinkCore:
@@ -76,9 +78,15 @@ class SinkCore:
         return not self.committing and (self.commit_requested or now_ms >= self._next_commit_ms)
 
     def commit_expired(self, now_ms: int) -> bool:
-        """Whether the commit under way has run past its time; it then counts as failed, and another may begin."""
+        """Whether the commit under way has run past its time; it then counts as failed, and another may begin.
+
+        Each in a row waits longer than the one before: a broker that does not answer is not asked the more for it. The
+        last one's answer counts whenever it comes.
+        """
         if not self.committing or now_ms < self._commit_started_ms + self._timeout_ms:
             return False
+        backoff_ms = min(self._interval_ms * (2 ** min(self.commit_failures, 16) - 1), COMMIT_BACKOFF_MAX_MS)
+        self._next_commit_ms = max(self._next_commit_ms, now_ms + backoff_ms)
         self.commit_failures += 1
         self.committing = False
         return True
@@ -120,6 +128,8 @@ class SinkCore:
         if error is not None:
             self.commit_failures += 1
         else:
+            if self.commit_failures:
+                self._next_commit_ms = min(self._next_commit_ms, now_ms + self._interval_ms)
             self.commit_failures = 0
             self.last_committed.update({tp: offset for tp, offset in (offsets or {}).items() if tp in self.current})
             self.unsaid -= set(offsets or ())

@@ -33,6 +33,10 @@ from shared.connect.worker_task import WorkerTask
 log = get_logger(__name__)
 
 SEND_FAILED_BACKOFF_MS = 100
+HELD_UP_CHECK_MS = 100
+"""How often it is looked whether one record alone keeps the task from going on, and the task is to stop or pause."""
+HELD_UP_SAY_MS = 10_000
+"""After how long, and then how often, the log says that a record cannot be handed to the producer."""
 CLOSE_TIMEOUT_MS = 30_000
 """How long the producer may take to send what it still has."""
 
@@ -73,6 +77,7 @@ class SourceTaskShell(WorkerTask):
         self._known_topics: set[str] = set()
         self._topics_said: set[str] = set()
         self._initialized = False
+        self._in_hand: SourceRecord | None = None
 
     @abstractmethod
     async def _prepare_to_send(self, record: SourceRecord, produced: ProducerRecord) -> object:
@@ -142,7 +147,7 @@ class SourceTaskShell(WorkerTask):
             if not self.to_send:
                 self.to_send = None
                 return
-        if not await self._send_records():
+        if not await self._send_polled():
             await self._until_changed(SEND_FAILED_BACKOFF_MS)
 
     async def _pause(self) -> None:
@@ -196,8 +201,41 @@ class SourceTaskShell(WorkerTask):
             self.metrics.sized("batch_size", len(records))
         return records
 
+    async def _send_polled(self) -> bool:
+        """Send what was polled; False where it must be gone on with later.
+
+        The producer takes a record only when it knows its topic and has room for it, however long that takes. A task
+        that is to stop or to pause takes such a record back: it was not sent, and is polled or sent again.
+        """
+        sending = asyncio.ensure_future(self._send_records())
+        held_up_ms = 0
+        try:
+            while not sending.done():
+                before = self._in_hand
+                await asyncio.wait((sending,), timeout=HELD_UP_CHECK_MS / 1000)
+                if before is None or before is not self._in_hand:
+                    held_up_ms = 0
+                elif self.stopping or self.should_pause:
+                    break
+                else:
+                    held_up_ms += HELD_UP_CHECK_MS
+                    self._say_held_up(before, held_up_ms)
+        finally:
+            self.metrics.set("source_send_blocked_ms", 0)
+            if not sending.done():
+                sending.cancel()
+                await asyncio.wait((sending,))
+        return not sending.cancelled() and sending.result()
+
+    def _say_held_up(self, record: SourceRecord, held_up_ms: int) -> None:
+        self.metrics.set("source_send_blocked_ms", held_up_ms)
+        if held_up_ms % HELD_UP_SAY_MS == 0:
+            log.warning(
+                "a record cannot be handed to the producer: is there its topic, and does its broker answer?",
+                task=str(self.id), topic=record.topic, for_ms=held_up_ms,
+            )  # fmt: skip
+
     async def _send_records(self) -> bool:
-        """Send what was polled; False where it must be gone on with after a while."""
         records = self.to_send or []
         self._topics_said.clear()
         for index, record in enumerate(records):
@@ -217,6 +255,10 @@ class SourceTaskShell(WorkerTask):
                 return False
             except PenstockError as e:
                 await self._refused(record, token, e)
+            except asyncio.CancelledError:
+                self._not_sent(token)
+                self.to_send = records[index:]
+                raise
             if self.send_error is not None:
                 self._raise_send_error()
         self.to_send = None
@@ -231,15 +273,19 @@ class SourceTaskShell(WorkerTask):
             elif error is not None and not self.cancelled:
                 self._failed_later(record, token, error)
 
-        await self.producer.send(
-            produced.topic,
-            produced.value,
-            key=produced.key,
-            headers=produced.headers,
-            partition=produced.partition,
-            timestamp=produced.timestamp,
-            on_delivery=on_delivery,
-        )
+        self._in_hand = record
+        try:
+            await self.producer.send(
+                produced.topic,
+                produced.value,
+                key=produced.key,
+                headers=produced.headers,
+                partition=produced.partition,
+                timestamp=produced.timestamp,
+                on_delivery=on_delivery,
+            )
+        finally:
+            self._in_hand = None
         if produced.topic not in self._topics_said:
             self._topics_said.add(produced.topic)
             self._listener.on_topic_used(self.id, produced.topic)

@@ -35,6 +35,7 @@ SOURCE_METRICS = (
     "source_record_poll_total",
     "source_record_write_total",
     "source_record_active_count",
+    "source_send_blocked_ms",
     "transaction_size_avg",
     "transaction_size_max",
 )

@@ -84,8 +84,15 @@ class Worker:
         return None if found is None else found.state
 
     def task_metrics(self) -> list[tuple[ConnectorTaskId, State, dict[str, float]]]:
-        """Each task here with its state and what it counts, by Kafka Connect's names with underscores."""
-        return [(id, task.state, task.metrics.values()) for id, task in sorted(self._tasks.items())]
+        """Each task here with its state and what it counts, by Kafka Connect's names with underscores.
+
+        Beyond those, `call_duration_ms`: for how long it has been inside one call of the connector's code.
+        """
+        now_ms = self._clock.monotonic_ms()
+        return [
+            (id, task.state, {**task.metrics.values(), "call_duration_ms": float(task.stalled_ms(now_ms))})
+            for id, task in sorted(self._tasks.items())
+        ]
 
     def stalled_ms(self, id: ConnectorTaskId) -> int:
         """For how long a task has been inside one call of its connector's code; 0 where it is not."""

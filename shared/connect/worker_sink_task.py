@@ -84,7 +84,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 await self._commit(now_ms)
             if self.core.commit_expired(now_ms):
                 self.metrics.add("offset_commit_failure_total")
-                log.warning("commit of offsets timed out", task=str(self.id))
+                log.warning("commit of offsets timed out", task=str(self.id), failures=self.core.commit_failures)
             self._rewind()
             timeout_ms = self.core.poll_timeout_ms(now_ms)
         polled = await self._poll(timeout_ms)

@@ -37,6 +37,25 @@ def test_a_commit_that_takes_too_long_counts_as_failed() -> None:
     assert task.committing
 
 
+def test_commits_without_answers_come_less_often_until_one_is_answered() -> None:
+    """Each that expires puts the next one off for longer, up to a limit; an answer, though late, ends that."""
+    task = core()
+    task.received({A: 5})
+    task.delivered()
+    now_ms, waits = 1_000, []
+    for _ in range(6):
+        begun = task.begin_commit(now_ms)
+        assert task.commit_expired(now_ms + 100)
+        waited_ms = next(ms for ms in range(0, 20_000, 100) if task.commit_is_due(now_ms + 100 + ms))
+        waits.append(waited_ms)
+        now_ms += 100 + waited_ms
+    assert waits == [900, 1_000, 3_000, 7_000, 10_000, 10_000]
+    assert begun is not None
+    assert task.commit_completed(begun[0], None, {A: FIVE}, now_ms - 9_900) == 200
+    assert (task.commit_failures, task.last_committed[A]) == (0, FIVE)
+    assert task.commit_is_due(now_ms - 8_900)
+
+
 def test_answers_in_the_wrong_order_change_nothing() -> None:
     """Only the newest commit's answer counts."""
     task = core()

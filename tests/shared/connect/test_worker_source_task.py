@@ -109,6 +109,29 @@ async def test_an_offset_waits_for_the_records_before_it() -> None:
         await run.until(lambda: run.store.data.get(KEY) == b'{"position":1}')
 
 
+async def test_a_topic_that_is_not_there_holds_a_task_up_and_not_its_stop() -> None:
+    """The task says for how long a record cannot be handed to the producer; it pauses, goes on, and stops in order with
+    the offset of what was sent before, and the record goes out once its topic is there."""
+    async with running(offset_flush_interval_ms="600000") as run:
+        id = await started(run)
+        task().batches.put_nowait([source_record("a", 1), source_record("b", 2, topic="missing")])
+        blocked = lambda: run.worker.task_metrics()[0][2]["source_send_blocked_ms"]  # noqa: E731
+        await run.until(lambda: blocked() >= 200)
+        await run.worker.set_target_state("c", TargetState.PAUSED)
+        await run.until(lambda: "paused" in run.listener.of(id))
+        await run.worker.set_target_state("c", TargetState.STARTED)
+        await run.until(lambda: blocked() >= 200)
+        await run.worker.stop_tasks([id])
+        assert run.store.data == {KEY: b'{"position":1}'}
+        assert run.listener.of(id) == ["startup", "paused", "running", "shutdown"]
+    async with running() as run:
+        await started(run)
+        task().batches.put_nowait([source_record("b", 2, topic="late")])
+        await run.until(lambda: blocked() >= 200)
+        run.cluster.create_topic("late")
+        await run.until(lambda: values(run, "late") == [b"b"])
+
+
 async def test_a_record_that_cannot_be_sent_fails_the_task() -> None:
     """A record too large for the producer is an error of the task, unless errors are tolerated."""
     async with running() as run:
