@@ -6,12 +6,15 @@ import asyncio
 import time
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from shared.streams.changelog import ChangelogPartition, RestoreReport
 from shared.streams.idle_advance import IdleAdvance
 from shared.streams.refusal_log import RefusalLog
 from shared.streams.settings import StreamsSettings
-from shared.streams.stream_task import StreamTask
+from shared.streams.stream_task import Refusals, StreamTask
 from shared.streams.task_inputs import TaskInputs
+from shared.streams.topology import Topology
 
 
 class OwnedTask:
@@ -79,3 +82,27 @@ class OwnedTask:
             "restored_changelog_windows": report.changelog_windows,
             "snapshot_version": report.snapshot_version,
         }
+
+
+def make_task(
+    topology: Topology,
+    partition: int,
+    settings: StreamsSettings,
+    registry: CollectorRegistry,
+    *,
+    refused: Refusals,
+    check_states: bool,
+) -> StreamTask:
+    """A partition's task by the worker's settings, with nothing in it yet."""
+    return StreamTask(
+        topology,
+        partition,
+        application=settings.application_id,
+        guarantee=settings.processing_guarantee,
+        handlers=settings.error_handlers,
+        record_bytes_max=settings.max_request_size,
+        key_bytes_max=settings.key_bytes_max,
+        refused=refused,
+        check_states=check_states,
+        registry=registry,
+    )

@@ -35,7 +35,7 @@ from shared.common.settings import KafkaSettings
 from shared.streams.changelog import ChangelogPartition
 from shared.streams.fetched import advance, advance_idle, give_out, make_consumer, poll_ms
 from shared.streams.global_tables import GlobalTables
-from shared.streams.owned_task import OwnedTask
+from shared.streams.owned_task import OwnedTask, make_task
 from shared.streams.repartition_purge import RepartitionPurge
 from shared.streams.settings import StreamsSettings
 from shared.streams.source_positions import SourcePositions
@@ -49,6 +49,7 @@ from shared.streams.topology import Topology
 log = get_logger(__name__)
 
 RETRY_BACKOFF_MS = 500
+NO_GENERATION = -1
 SHUTDOWN_TIMEOUT_MS = 30_000
 COMMIT_SHARE, LEAVE_SHARE = 0.5, 0.5  # of what is left of the shutdown's time
 
@@ -77,7 +78,7 @@ class StreamWorker(RebalanceListener):
         self._owned: dict[int, OwnedTask] = {}
         self._suspended: dict[int, OwnedTask] = {}
         self._failures: dict[int, int] = {}
-        self._fenced = False
+        self._fenced, self._revoked_in = False, NO_GENERATION
         self._lock = asyncio.Lock()
         self._commit_due_ms = clock.monotonic_ms() + settings.commit_interval_ms
         self._consumer = make_consumer(kafka, settings, self._registry)
@@ -229,17 +230,22 @@ class StreamWorker(RebalanceListener):
         await self._join()
 
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """Keep what came straight back, close what did not, restore what is new."""
+        """Keep what came straight back, close what did not, restore what is new.
+
+        In a generation between, of which this member knew nothing, another may have had it, and no broker fences
+        who writes without transactions.
+        """
         if self._leaving:
             return
         async with self._lock:
             await self._after_commit(await self._commits.settle())
             assigned = {at.partition for at in partitions}
+            is_next = self._consumer.group_metadata().generation_id == self._revoked_in + 1
             for partition, owned in list(self._suspended.items()):
                 if partition not in assigned:
                     await owned.close()
             for partition in assigned:
-                if partition in self._suspended and self._knows_all(self._suspended[partition], partition):
+                if is_next and partition in self._suspended and self._knows_all(self._suspended[partition], partition):
                     self._owned[partition] = self._suspended[partition]
                     self._seek_to_task(partition)
                 else:
@@ -255,6 +261,7 @@ class StreamWorker(RebalanceListener):
             return
         async with self._lock:
             await self._after_commit(await self._commits.settle())
+            self._revoked_in = self._consumer.group_metadata().generation_id
             revoked = {at.partition for at in partitions} & self._owned.keys()
             await self._after_commit(await self._commits.commit([self._owned[p] for p in revoked], self._consumer))
             for partition in revoked & self._owned.keys():
@@ -311,17 +318,9 @@ class StreamWorker(RebalanceListener):
         )
 
     def _make_task(self, partition: int) -> StreamTask:
-        task = StreamTask(
-            self.topology,
-            partition,
-            application=self._settings.application_id,
-            guarantee=self._settings.processing_guarantee,
-            handlers=self._settings.error_handlers,
-            record_bytes_max=self._settings.max_request_size,
-            key_bytes_max=self._settings.key_bytes_max,
-            refused=self._commits.refused(partition),
-            check_states=self._commits.checks_states(partition),
-            registry=self._registry,
+        refused, check_states = self._commits.refused(partition), self._commits.checks_states(partition)
+        task = make_task(
+            self.topology, partition, self._settings, self._registry, refused=refused, check_states=check_states
         )
         task.global_tables = self._tables.rows
         return task

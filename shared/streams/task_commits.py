@@ -9,6 +9,7 @@ large to be written, has no such record: the next task encodes states with every
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from shared.clients.consumer import Consumer
 from shared.common.clock import Clock
-from shared.common.errors import DataError, KafkaTimeout, PenstockError, RecordTooLarge
+from shared.common.errors import DataError, IllegalState, KafkaTimeout, PenstockError, RecordTooLarge
 from shared.common.log import get_logger
 from shared.common.metrics import histogram
 from shared.common.records import OffsetAndMetadata, TopicPartition
@@ -202,4 +203,7 @@ class TaskCommits:
         try:
             await consumer.commit(offsets)
         except PenstockError as e:
+            # Carried into a later generation they might tell of commits that a new owner has overtaken.
+            with contextlib.suppress(IllegalState):  # closed, it sends nothing more
+                consumer.forget_commits()
             log.warning("group offsets not committed", reason=str(e))

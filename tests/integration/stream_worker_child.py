@@ -1,8 +1,13 @@
-"""A stream worker in a process of its own, to be killed: says `committed` once its first commit is durable."""
+"""A stream worker in a process of its own, to be killed: says `committed` once its first commit is durable.
+
+On SIGTERM it commits and leaves the group as a service does.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 import sys
 
 import msgspec
@@ -15,6 +20,7 @@ from shared.streams.settings import StreamsSettings
 from shared.streams.stream_worker import StreamWorker
 
 GAP_MS, GRACE_MS = 100, 50
+SHUTDOWN_MS = 10_000
 RECORDS_A_TURN = 50  # few, so that there is always a next turn to be killed in
 
 
@@ -27,6 +33,14 @@ async def main(argument: str) -> None:
     windows.aggregate("s", n=Count(), sum=Sum("id")).on_close().to(f"{topic}-out")
     settings = StreamsSettings(**{**config["settings"], "max_poll_records": RECORDS_A_TURN, "commit_interval_ms": 1})
     worker = StreamWorker(KafkaSettings(bootstrap_servers=config["kafka"]), settings, builder.build())
+    working = asyncio.ensure_future(work(worker))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await working
+    await worker.shutdown(SHUTDOWN_MS)
+
+
+async def work(worker: StreamWorker) -> None:
     await worker.startup()
     said = False
     while True:

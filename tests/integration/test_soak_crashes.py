@@ -1,4 +1,8 @@
-"""Soak: stream workers that are killed, stopped and rebalanced for a minute, under both guarantees."""
+"""Soak: stream workers that are killed, stopped and rebalanced for a minute under load, under both guarantees.
+
+Besides what came out, the changelog is read by the reader's rule and compared with that of an unbroken run: the state
+is exact under both guarantees, since an owner's epoch and a commit's progress record say which entries count.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,63 @@ import random
 import signal
 import time
 from collections import Counter
+from collections.abc import AsyncIterator, Iterable
 
 import pytest
 
 from services.local.kafka import EmbeddedKafka
-from tests.integration.test_stream_worker import GUARANTEES, Chain, chain_of, child, offline, running
+from shared.streams.changelog_format import FINAL, LIVE
+from shared.streams.changelog_reader import Change, ChangelogReader
+from shared.testing.topology_test_driver import TopologyTestDriver
+from tests.integration.test_stream_worker import GUARANTEES, Chain, chain_of, child, offline, running, topology
 
 SOAK_SECONDS = 60.0
 STOPPED_SECONDS = 5.0  # past the session timeout: the group goes on without it, and it wakes as a zombie
+GUEST_SECONDS = 3.0  # how long a third worker has its share before it leaves
+EVENTS_A_TIME, EVERY_SECONDS = 250, 0.5
+PARTITIONS = 4
+
+
+class State:
+    """What a changelog partition holds for a reader: live windows, and each closed one."""
+
+    def __init__(self) -> None:
+        self.live: dict[tuple[bytes, int], tuple[int, bytes]] = {}
+        self.closed: Counter[tuple[bytes, int, int, bytes]] = Counter()
+        self.reader = ChangelogReader(self._apply)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, State) and (self.live, self.closed) == (other.live, other.closed)
+
+    def __repr__(self) -> str:
+        return f"State({self.live}, {self.closed}, {self.reader})"
+
+    @classmethod
+    def of(cls, records: Iterable[tuple[bytes | None, bytes | None]]) -> State:
+        state = cls()
+        for offset, (key, value) in enumerate(records):
+            state.reader.feed(offset, key, value)
+        return state
+
+    def _apply(self, change: Change) -> None:
+        if change.operation == LIVE:
+            self.live[change.key, change.start] = change.end, change.state
+            return
+        self.live.pop((change.key, change.start), None)
+        if change.operation == FINAL:
+            self.closed[change.key, change.start, change.end, change.state] += 1
+
+
+def offline_state(chain: Chain, partition: int) -> State:
+    """The state of an unbroken run over a partition."""
+    driver = TopologyTestDriver(topology(chain.topic), partition=partition)
+    for _, key, timestamp, number in (event for event in chain.sent if event[0] == partition):
+        driver.pipe(chain.topic, key=key, value=b'{"id":%d}' % number, timestamp=timestamp)
+    return State.of(driver.changelog)
 
 
 class Crew:
-    """Two workers in processes of their own that are killed and stopped at random, and started again."""
+    """Two workers in processes of their own that are killed and stopped at random, and started again; and guests."""
 
     def __init__(self, chain: Chain, guarantee: str, seed: int) -> None:
         self._chain, self._guarantee, self.random = chain, guarantee, random.Random(seed)
@@ -35,18 +84,22 @@ class Crew:
         await self._stack.aclose()
 
     async def disturb(self) -> None:
-        """Kill or stop one of them, and bring back whoever ended."""
-        at = self.random.randrange(2)
-        process = self._processes[at]
-        if self.random.random() < 0.5:
+        """Kill or stop one of them, or have a third one come and go; and bring back whoever ended."""
+        process = self.random.choice(self._processes)
+        what = self.random.choice(("killed", "stopped", "rebalanced"))
+        if what == "killed":
             process.send_signal(signal.SIGKILL)
             await process.wait()
-            self.done["killed"] += 1
-        else:
+        elif what == "stopped":
             process.send_signal(signal.SIGSTOP)
             await asyncio.sleep(STOPPED_SECONDS)
             process.send_signal(signal.SIGCONT)
-            self.done["stopped"] += 1
+        else:
+            guest = await self._start()
+            await asyncio.sleep(GUEST_SECONDS)
+            guest.send_signal(signal.SIGTERM)
+            await guest.wait()
+        self.done[what] += 1
         for i, one in enumerate(self._processes):
             if one.returncode is not None:
                 self._processes[i] = await self._start()
@@ -55,15 +108,32 @@ class Crew:
         return await self._stack.enter_async_context(child(self._chain, self._guarantee))
 
 
+@contextlib.asynccontextmanager
+async def load(chain: Chain) -> AsyncIterator[None]:
+    """Events all the while."""
+
+    async def send() -> None:
+        while not ended.is_set():
+            await chain.send(EVENTS_A_TIME)
+            await asyncio.sleep(EVERY_SECONDS)
+
+    ended = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(send())
+        try:
+            yield
+        finally:
+            ended.set()
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 async def test_soak_of_crashes(kafka: EmbeddedKafka, topic_name: str, guarantee: str) -> None:
-    """A minute of kills, stops and rebalances under load: output and late records equal an offline computation."""
-    async with chain_of(kafka, topic_name, partitions=4) as chain:
-        async with Crew(chain, guarantee, seed=11) as crew:
+    """A minute of kills, stops and rebalances under load: output, late records and state equal an unbroken run's."""
+    async with chain_of(kafka, topic_name, partitions=PARTITIONS) as chain:
+        async with Crew(chain, guarantee, seed=11) as crew, load(chain):
             end = time.monotonic() + SOAK_SECONDS
             while time.monotonic() < end:
-                await chain.send(2_000)
                 await crew.disturb()
                 await asyncio.sleep(crew.random.uniform(0, 2))
         worker = chain.worker(processing_guarantee=guarantee, transaction_timeout_ms=5_000)
@@ -71,8 +141,15 @@ async def test_soak_of_crashes(kafka: EmbeddedKafka, topic_name: str, guarantee:
             await chain.wait_processed(worker)
         closed, late = offline(topic_name, chain.sent)
         got = await chain.values("out"), await chain.values("late")
+        entries = await chain.read(f"{topic_name}-changelog")
+        states = [State.of((r.key, r.value) for r in entries if r.partition == p) for p in range(PARTITIONS)]
+        ignored = sum(state.reader.entries_ignored for state in states)
+        epochs = [state.reader.epoch for state in states]
         print(f"\n{guarantee}: {len(chain.sent)} events, {dict(crew.done)}, {len(closed)} sessions, {len(late)} late")
+        print(f"owner epochs {epochs}; {ignored} of {len(entries)} changelog records are of overtaken owners")
         print(f"{len(got[0]) - len(set(got[0]))} results and {len(got[1]) - len(set(got[1]))} late records came twice")
+        assert min(crew.done[what] for what in ("killed", "stopped", "rebalanced")) > 0
+        assert [state == offline_state(chain, p) for p, state in enumerate(states)] == [True] * PARTITIONS
         if guarantee == "exactly_once":
             assert got == (closed, late)
         else:

@@ -665,6 +665,30 @@ async def test_an_old_owner_is_ignored_under_at_least_once(kafka: EmbeddedKafka,
             assert (session.end, session.states[0]) == (20, 3)
 
 
+@pytest.mark.parametrize("generations", [1, 2])
+async def test_a_task_is_kept_only_over_the_next_generation(
+    kafka: EmbeddedKafka, topic_name: str, generations: int
+) -> None:
+    """A member that missed a generation restores what it gets back: another may have owned it meanwhile."""
+    async with chain_of(kafka, topic_name, 1) as chain:
+        await chain.send(10)
+        worker = chain.worker(processing_guarantee="at_least_once")
+        async with running(worker) as loop:
+            await chain.wait_processed(worker)
+            loop.cancel()
+            await asyncio.wait([loop])
+            mine = frozenset({TopicPartition(topic_name, 0)})
+            before = worker.tasks()[0]
+            await worker.on_partitions_revoked(mine)
+            worker._revoked_in = worker.consumer.group_metadata().generation_id - generations
+            await worker.on_partitions_assigned(mine)
+            after = worker.tasks()[0]
+            assert (after is before) == (generations == 1)
+            while after.task is None:
+                await worker.run_once()
+            assert (after.task.epoch, after.task.sources) == (generations, {topic_name: 10})
+
+
 async def test_of_owners_that_come_at_once_each_has_an_epoch_of_its_own(kafka: EmbeddedKafka, topic_name: str) -> None:
     """Owners that take over at the same moment never hold the same epoch: there is one writer at a time."""
     async with chain_of(kafka, topic_name, 1) as chain:

@@ -22,6 +22,8 @@ from tests.integration.test_stream_worker import Chain, chain_of, running, until
 
 USERS = ("ann", "bob", "cat")
 GRACE_MS = 10_000
+IDLE_ADVANCE_MS, WINDOW_MS = 150, 400
+FETCH_SECONDS = 0.8
 CITIES = {"ann": "Oslo", "bob": "Rome", "cat": None}
 
 
@@ -137,3 +139,52 @@ async def test_an_own_topic_with_other_partitions_is_refused(kafka: EmbeddedKafk
         with pytest.raises(ConfigError, match="different numbers of partitions"):
             await worker.startup()
         await worker.shutdown()
+
+
+async def test_a_quiet_topic_closes_its_last_windows(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """With `idle_advance_ms` they close without another record; not while a transaction is open in the topic."""
+    async with chain_of(kafka, topic_name, partitions=1) as chain:
+        settings = ProducerSettings(transactional_id=f"{topic_name}-writer", linger_ms=0)
+        worker = chain.worker(sessions(topic_name), idle_advance_ms=IDLE_ADVANCE_MS)
+        async with Producer(chain.kafka, settings) as producer, running(worker):
+            await producer.init_transactions()
+            async with producer.transaction():
+                await send_to(producer, topic_name, 1_000)
+
+            def times() -> list[int]:
+                return [o.task.stream_time_ms for o in worker.tasks().values() if o.task is not None]
+
+            async def read() -> bool:
+                return times() >= [1_000]
+
+            await until(read)
+            async with producer.transaction():
+                await send_to(producer, topic_name, 1_050)
+                await producer.flush()
+                await asyncio.sleep(FETCH_SECONDS)  # until the next answer to a fetch tells of the record
+                before = times()
+                await asyncio.sleep(3 * IDLE_ADVANCE_MS / 1000)
+                assert times() == before
+
+            async def closed() -> bool:
+                tasks = [owned.task for owned in worker.tasks().values() if owned.task is not None]
+                return any(task.metrics.records_total == 2 and not len(task.stores["s"]) for task in tasks)
+
+            await until(closed)
+        results = [msgspec.json.decode(value) for value in await chain.values("out")]
+        assert sum(result["n"] for result in results) + len(await chain.values("late")) == 2
+        progress = (await chain.confirmed(0)).progress
+        assert progress is not None
+        assert progress.idle
+        assert progress.stream_time_ms > 1_050 + WINDOW_MS
+
+
+def sessions(topic: str) -> Topology:
+    builder = StreamsBuilder()
+    windows = builder.stream(topic).group_by_key().session_window(WINDOW_MS)
+    windows.aggregate("s", n=Count()).on_close().to(f"{topic}-out")
+    return builder.build()
+
+
+async def send_to(producer: Producer, topic: str, timestamp_ms: int) -> None:
+    await (await producer.send(topic, b"{}", key=b"k", partition=0, timestamp=timestamp_ms))
