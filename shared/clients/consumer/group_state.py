@@ -1,8 +1,8 @@
 """A member's way through its group: what it does next, and what it makes of every answer.
 
 Nothing here waits or sends. `next_step` says what is to be done now, whoever awaits it tells the outcome (`on_join`,
-`on_sync`, ...) and asks again. Heartbeats run beside it: `heartbeat_wait_ms` and `on_heartbeat`. The states and the
-ways between them are in member_states.py.
+`on_sync`, ...) and asks again. Heartbeats run beside it. What is alike for all members of groups, with the states and
+the ways between them, is in `shared.clients.group`.
 
 What a member holds (`owned`) ends in one of two ways. It is revoked while the member's generation counts: everything
 before it joins (eager), or what the new assignment lacks, after which it joins again (cooperative). Or it is lost,
@@ -14,10 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shared.clients.connection import error_for_code, name_of
 from shared.clients.consumer.assignors import Assignor, GroupMember
 from shared.clients.consumer.group_protocol import (
-    NO_GENERATION,
     Assignment,
     Subscription,
     decode_assignment,
@@ -25,54 +23,23 @@ from shared.clients.consumer.group_protocol import (
     encode_assignment,
     encode_subscription,
 )
-from shared.clients.consumer.group_steps import (
-    Complete,
-    Gather,
-    Join,
-    JoinAnswer,
-    Leave,
-    Lose,
-    Revoke,
-    Step,
-    Sync,
-    SyncAnswer,
-    Wait,
-)
-from shared.clients.consumer.member_states import BEATING, TRANSITIONS, GroupConfig, MemberState
-from shared.common.errors import (
-    FatalError,
-    IllegalState,
-    PenstockError,
-    RetriableError,
-    SerializationError,
-)
+from shared.clients.consumer.group_steps import Complete, Gather, Leave, Lose, Revoke, Step
+from shared.clients.group.member import Member
+from shared.clients.group.member_states import MemberState
+from shared.clients.group.steps import NO_GENERATION, Join, JoinAnswer, Sync, SyncAnswer, Wait
+from shared.common.errors import FatalError, IllegalState, PenstockError, SerializationError
 from shared.common.records import TopicPartition
-
-BACKOFF_MAX_MS = 1_000
-COORDINATOR_MOVED = frozenset({15, 16})
-COORDINATOR_LOADING = 14
-ILLEGAL_GENERATION, UNKNOWN_MEMBER, REBALANCE_IN_PROGRESS, MEMBER_ID_REQUIRED = 22, 25, 27, 79
 
 
 @dataclass(slots=True)
-class GroupState:
-    """One member; all times are of one monotonic clock."""
+class GroupState(Member):
+    """One consumer; all times are of one monotonic clock."""
 
-    config: GroupConfig
     assignor: Assignor
-    state: MemberState = MemberState.UNJOINED
-    generation: int = NO_GENERATION
-    member_id: str = ""
     owned: frozenset[TopicPartition] = frozenset()
     topics: frozenset[str] = frozenset()
     group_topics: frozenset[str] = frozenset()
     """What all members have subscribed to; only the leader knows."""
-    is_leader: bool = False
-    error: PenstockError | None = None
-    """What keeps the member out of the group, until it is told (`take_error`)."""
-    forget_coordinator: bool = False
-    """The coordinator is elsewhere: look it up again before the next request. Whoever does resets this."""
-    _rejoin: bool = True
     _joined_topics: frozenset[str] = frozenset()
     _members: tuple[tuple[str, str | None, bytes], ...] = ()
     _assignments: dict[str, bytes] | None = None
@@ -80,11 +47,6 @@ class GroupState:
     _counts: Mapping[str, int] | None = None
     _watches: bool = False
     _sticky: tuple[frozenset[TopicPartition], int] = (frozenset(), NO_GENERATION)
-    _failures: int = 0
-    _retry_at_ms: int = 0
-    _heard_ms: int = 0
-    _beat_at_ms: int = 0
-    _reason: str = "new"
 
     def __repr__(self) -> str:
         return f"<GroupState {self.state}, {self.where()}, owns {len(self.owned)}>"
@@ -105,11 +67,6 @@ class GroupState:
             self.topics = topics
             if self.state is MemberState.STABLE and topics != self._joined_topics:
                 self.rejoin("other topics")
-
-    def rejoin(self, reason: str) -> None:
-        """Have the group assign anew."""
-        if not self._rejoin:
-            self._rejoin, self._reason = True, reason
 
     def polled(self) -> None:
         """Somebody polls: a member that left for want of it comes back."""
@@ -181,7 +138,7 @@ class GroupState:
         self._to(MemberState.JOINING)
         self._rejoin = False
         self._joined_topics = self.topics
-        return Join(self.member_id, self.assignor.name, self._subscription(), self._reason)
+        return Join(self.member_id, ((self.assignor.name, self._subscription()),), self._reason)
 
     def _subscription(self) -> bytes:
         cooperative = self.assignor.is_cooperative
@@ -248,26 +205,19 @@ class GroupState:
 
     def on_join(self, answer: JoinAnswer, now_ms: int) -> None:
         """The coordinator's answer to Join."""
-        if answer.code == MEMBER_ID_REQUIRED:
-            self.member_id = answer.member_id
-            self._again(now_ms, at_once=True)
-        elif answer.code:
-            self._refused("JoinGroup", answer.code, now_ms)
-        elif answer.protocol != self.assignor.name:
+        if not answer.code and answer.protocol != self.assignor.name:
             self.fail(IllegalState(f"JoinGroup of {self.where()}: the group uses {answer.protocol!r}"))
-        else:
-            came_back = self.config.instance_id is not None and not self.member_id
-            self.generation, self.member_id = answer.generation, answer.member_id
-            self.is_leader = answer.leader == answer.member_id
-            # A static leader that came back is not told that it leads, so that nothing is assigned anew: it is to
-            # watch the topics all the same. Of a member that does not lead the coordinator takes no notice.
-            self._watches = self.is_leader or came_back
-            self._members, self._assignments, self._counts = answer.members, None, None
-            self.group_topics = frozenset()
-            self._heard(now_ms)
-            self._to(MemberState.SYNCING)
-            if self.is_leader:
-                self._read_members()
+            return
+        came_back = self.config.instance_id is not None and not self.member_id
+        if not self.is_joined(answer, now_ms):
+            return
+        # A static leader that came back is not told that it leads, so that nothing is assigned anew: it is to watch
+        # the topics all the same. Of a member that does not lead the coordinator takes no notice.
+        self._watches = self.is_leader or came_back
+        self._members, self._assignments, self._counts = answer.members, None, None
+        self.group_topics = frozenset()
+        if self.is_leader:
+            self._read_members()
 
     def _read_members(self) -> None:
         topics: set[str] = set()
@@ -309,89 +259,15 @@ class GroupState:
         self._target = target
         self._to(MemberState.COMPLETING)
 
-    def on_failure(self, error: PenstockError, now_ms: int) -> None:
-        """Join, Gather or Sync got no answer."""
-        if isinstance(error, RetriableError):
-            self._again(now_ms)
-        else:
-            self.fail(error)
-
-    def heartbeat_wait_ms(self, now_ms: int) -> int | None:
-        """How long until a heartbeat is due, 0 when it is; None while there is none to send."""
-        if self.state not in BEATING or self.generation == NO_GENERATION:
-            return None
-        return max(0, self._beat_at_ms - now_ms)
-
-    def on_heartbeat_sent(self, now_ms: int) -> tuple[int, str]:
-        """As whom it was sent; its answer is for that one."""
-        self._beat_at_ms = now_ms + self.config.heartbeat_interval_ms
-        return self.generation, self.member_id
-
-    def on_heartbeat(self, sent_as: tuple[int, str], code: int, now_ms: int) -> None:
-        """The coordinator's answer; one for who the member no longer is says nothing."""
-        if sent_as != (self.generation, self.member_id) or self.state not in BEATING:
-            return
-        if code == 0:
-            self._heard(now_ms)
-        elif code == REBALANCE_IN_PROGRESS:
-            self._heard(now_ms)
-            if self.state is MemberState.STABLE:
-                self.rejoin("the group rebalances")
-        elif code in COORDINATOR_MOVED or code == COORDINATOR_LOADING:
-            self.on_heartbeat_lost(now_ms)
-            self.forget_coordinator = self.forget_coordinator or code in COORDINATOR_MOVED
-        elif code in (ILLEGAL_GENERATION, UNKNOWN_MEMBER):
-            self._forget(member=code == UNKNOWN_MEMBER)
-            self.rejoin(f"Heartbeat: {name_of(code)}")
-        else:
-            self.fail(error_for_code(code, f"Heartbeat of {self.where()}"))
-
-    def on_heartbeat_lost(self, now_ms: int) -> None:
-        """It got no answer: try soon, and elsewhere once the session must be over."""
-        self._beat_at_ms = now_ms + self.config.retry_backoff_ms
-        if now_ms - self._heard_ms >= self.config.session_timeout_ms:
-            self.forget_coordinator = True
-
-    def _refused(self, api: str, code: int, now_ms: int) -> None:
-        self._reason = f"{api}: {name_of(code)}"
-        if code in (UNKNOWN_MEMBER, ILLEGAL_GENERATION):
-            self._forget(member=code == UNKNOWN_MEMBER)
-            self._again(now_ms, at_once=self._failures == 0)
-        elif code == REBALANCE_IN_PROGRESS:
-            self._again(now_ms, at_once=self._failures == 0)
-        elif code in COORDINATOR_MOVED or code == COORDINATOR_LOADING:
-            self.forget_coordinator = self.forget_coordinator or code in COORDINATOR_MOVED
-            self._again(now_ms)
-        else:
-            error = error_for_code(code, f"{api} of {self.where()}")
-            if isinstance(error, RetriableError):
-                self._again(now_ms)
-            else:
-                self.fail(error)
-
-    def _again(self, now_ms: int, *, at_once: bool = False) -> None:
-        self._to(MemberState.UNJOINED)
-        self._rejoin = True
-        backoff_ms = min(self.config.retry_backoff_ms * 2 ** min(self._failures, 10), BACKOFF_MAX_MS)
-        self._retry_at_ms = now_ms if at_once else now_ms + backoff_ms
-        self._failures += 1
+    def on_session_over(self) -> None:
+        """The member asks on: it is the group that says whether it is still in it."""
 
     def fail(self, error: PenstockError) -> None:
-        """Out of the group, until the user has been told why."""
+        """Out of the group, until the user has been told why (`take_error`)."""
         self.error = error
         self._forget(member=True)
         self.state = MemberState.FAILED
 
     def _forget(self, *, member: bool) -> None:
-        self.generation, self.is_leader, self._watches = NO_GENERATION, False, False
-        if member:
-            self.member_id = ""
-
-    def _heard(self, now_ms: int) -> None:
-        self._heard_ms = now_ms
-        self._beat_at_ms = now_ms + self.config.heartbeat_interval_ms
-
-    def _to(self, state: MemberState) -> None:
-        if state is not self.state:
-            assert state in TRANSITIONS[self.state], f"{self.state} to {state}"
-            self.state = state
+        Member._forget(self, member=member)
+        self._watches = False

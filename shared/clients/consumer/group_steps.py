@@ -1,17 +1,11 @@
-"""What a member of a group has to do next, and the coordinator's answers: the values between decision and deed."""
+"""What a consumer in a group has to do next, beside what every member has (`shared.clients.group.steps`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.clients.group.steps import Join, Sync, Wait
 from shared.common.records import TopicPartition
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Nothing, for so long (None: until something changes)."""
-
-    ms: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,29 +23,10 @@ class Lose:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
-    """Send JoinGroup; then `on_join` or `on_failure`."""
-
-    member_id: str
-    protocol: str
-    subscription: bytes
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Gather:
     """Find out how many partitions these topics have, as the leader needs to; then `on_gathered` or `on_failure`."""
 
     topics: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Sync:
-    """Send SyncGroup, with what the leader assigned; then `on_sync` or `on_failure`."""
-
-    generation: int
-    member_id: str
-    assignments: dict[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +45,3 @@ class Leave:
 
 
 Step = Wait | Revoke | Lose | Join | Gather | Sync | Complete | Leave
-
-
-@dataclass(frozen=True, slots=True)
-class JoinAnswer:
-    """Of JoinGroup; `members` are (member id, instance id, subscription), for the leader alone."""
-
-    code: int
-    generation: int = -1
-    protocol: str = ""
-    leader: str = ""
-    member_id: str = ""
-    members: tuple[tuple[str, str | None, bytes], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SyncAnswer:
-    """Of SyncGroup."""
-
-    code: int
-    assignment: bytes = b""

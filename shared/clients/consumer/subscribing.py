@@ -16,8 +16,8 @@ from shared.clients.consumer.assignors import ASSIGNORS
 from shared.clients.consumer.group_coordinator import GroupCoordinator, Rebalances
 from shared.clients.consumer.group_protocol import NO_GENERATION
 from shared.clients.consumer.group_state import GroupState
-from shared.clients.consumer.member_states import GroupConfig
 from shared.clients.consumer.settings import ConsumerSettings
+from shared.clients.group.member_states import GroupConfig
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import AuthorizationFailed, IllegalState
 from shared.common.records import TopicPartition

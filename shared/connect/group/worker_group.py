@@ -1,9 +1,9 @@
 """A worker's way through its group: what it does next, and what it makes of every answer.
 
 Nothing here waits or sends. `next_step` says what is to be done now; whoever does it tells the outcome (`on_join`,
-`on_led`, `on_sync`, …) and asks again. Heartbeats run beside it. The states are those of every member of a group
-(`shared.clients.consumer.member_states`); what differs from a consumer is what members tell each other, and that a
-worker keeps what it runs (`held`) through a rebalance.
+`on_led`, `on_sync`, …) and asks again. Heartbeats run beside it. It is a member as every one of a group
+(`shared.clients.group`); what differs from a consumer is what members tell each other, and that a worker keeps what it
+runs (`held`) through a rebalance.
 
 `held` is given up in three ways: what a new assignment revokes; everything, before joining under the protocol `eager`;
 and everything, when the worker has not been heard for so long that the group must have given it up.
@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shared.clients.connection import error_for_code, name_of
-from shared.clients.consumer.member_states import BEATING, TRANSITIONS, GroupConfig, MemberState
-from shared.common.errors import FatalError, PenstockError, RetriableError, SerializationError
-from shared.connect.group.assignor import NO_GENERATION, IncrementalAssignor, Plan, assign_eagerly
+from shared.clients.group.member import Member
+from shared.clients.group.member_states import MemberState
+from shared.clients.group.steps import NO_GENERATION, Join, JoinAnswer, Sync, SyncAnswer, Wait
+from shared.common.errors import PenstockError, SerializationError
+from shared.connect.group.assignor import IncrementalAssignor, Plan, assign_eagerly
 from shared.connect.group.connect_protocol import (
     CONFIG_MISMATCH,
     EAGER,
@@ -30,18 +31,6 @@ from shared.connect.group.connect_protocol import (
     encode_assignment,
     encode_state,
 )
-
-BACKOFF_MAX_MS = 1_000
-COORDINATOR_MOVED = frozenset({15, 16})
-COORDINATOR_LOADING = 14
-ILLEGAL_GENERATION, UNKNOWN_MEMBER, REBALANCE_IN_PROGRESS, MEMBER_ID_REQUIRED = 22, 25, 27, 79
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Nothing, for so long."""
-
-    ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,28 +47,10 @@ class GiveUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
-    """Send JoinGroup with these protocols; then `on_join` or `on_failure`."""
-
-    member_id: str
-    protocols: tuple[tuple[str, bytes], ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Lead:
     """Read the configs up to this offset at least and call `on_led`: this worker assigns."""
 
     config_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sync:
-    """Send SyncGroup; then `on_sync` or `on_failure`."""
-
-    generation: int
-    member_id: str
-    assignments: tuple[tuple[str, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,54 +64,28 @@ class Complete:
 Step = Wait | Stable | GiveUp | Join | Lead | Sync | Complete
 
 
-@dataclass(frozen=True, slots=True)
-class JoinAnswer:
-    """Of JoinGroup; `members` are (member id, state), for the leader alone."""
-
-    code: int
-    generation: int = NO_GENERATION
-    protocol: str = ""
-    leader: str = ""
-    member_id: str = ""
-    members: tuple[tuple[str, bytes], ...] = ()
-
-
 @dataclass(slots=True)
-class WorkerGroup:
+class WorkerGroup(Member):
     """One worker in its group; all times are of one monotonic clock."""
 
-    config: GroupConfig
     url: str
     offered: tuple[int, ...]
     """The versions of the protocol that this worker offers, newest first."""
     assignor: IncrementalAssignor
-    state: MemberState = MemberState.UNJOINED
-    generation: int = NO_GENERATION
-    member_id: str = ""
     held: Work = NOTHING
     assignment: Assignment | None = None
     """The last one; `work` in it is all that the worker is to run."""
     version: int = EAGER
-    is_leader: bool = False
     owners: dict[str, Work] | None = None
     """On the leader: what each member runs after the last assignment."""
     urls: dict[str, str] | None = None
     """On the leader: where each member's REST is."""
-    forget_coordinator: bool = False
-    """The coordinator is elsewhere: look it up again before the next request. Whoever does resets this."""
-    error: PenstockError | None = None
     config_offset: int = -1
     """How far the worker has read the configs; kept up to date by the herder."""
-    _rejoin: bool = True
-    _reason: str = "new"
     _members: dict[str, WorkerState] | None = None
-    _assignments: tuple[tuple[str, bytes], ...] | None = None
+    _assignments: dict[str, bytes] | None = None
     _received: Assignment | None = None
     _completed: int = NO_GENERATION
-    _failures: int = 0
-    _retry_at_ms: int = 0
-    _heard_ms: int = 0
-    _beat_at_ms: int = 0
 
     def __repr__(self) -> str:
         return f"<WorkerGroup {self.state}, {self.where()}, holds {self.held}>"
@@ -153,11 +98,6 @@ class WorkerGroup:
     def needs_to_join(self) -> bool:
         """Whether the worker has no place, or is to take another one."""
         return self.state is not MemberState.STABLE or self._rejoin
-
-    def rejoin(self, reason: str) -> None:
-        """Have the group assign anew."""
-        if not self._rejoin:
-            self._rejoin, self._reason = True, reason
 
     # --- what is to be done ---
 
@@ -193,7 +133,7 @@ class WorkerGroup:
     def _synchronize(self) -> Step:
         if self._members is not None and self._assignments is None:
             return Lead(max(state.config_offset for state in self._members.values()))
-        return Sync(self.generation, self.member_id, self._assignments or ())
+        return Sync(self.generation, self.member_id, self._assignments or {})
 
     def _complete(self) -> Step:
         received = self._received
@@ -226,24 +166,15 @@ class WorkerGroup:
 
     def on_join(self, answer: JoinAnswer, now_ms: int) -> None:
         """The coordinator's answer to Join."""
-        if answer.code == MEMBER_ID_REQUIRED:
-            self.member_id = answer.member_id
-            self._again(now_ms, at_once=True)
-        elif answer.code:
-            self._refused("JoinGroup", answer.code, now_ms)
-        else:
-            self.generation, self.member_id = answer.generation, answer.member_id
+        if self.is_joined(answer, now_ms):
             self.version = next(v for v, name in PROTOCOL_NAMES.items() if name == answer.protocol)
-            self.is_leader = answer.leader == answer.member_id
             self._members = self._assignments = self.owners = self.urls = None
-            self._heard(now_ms)
-            self._to(MemberState.SYNCING)
             if self.is_leader:
-                self._read_members(answer, now_ms)
+                self._read_members(answer)
 
-    def _read_members(self, answer: JoinAnswer, now_ms: int) -> None:
+    def _read_members(self, answer: JoinAnswer) -> None:
         try:
-            self._members = {member: decode_state(data) for member, data in answer.members}
+            self._members = {member: decode_state(data) for member, _, data in answer.members}
         except SerializationError as e:
             self.fail(SerializationError(f"JoinGroup of {self.where()}: {e}"))
 
@@ -272,15 +203,15 @@ class WorkerGroup:
             )
             for member in members
         }
-        self._assignments = tuple((member, encode_assignment(row, self.version)) for member, row in rows.items())
+        self._assignments = {member: encode_assignment(row, self.version) for member, row in rows.items()}
 
-    def on_sync(self, code: int, data: bytes, now_ms: int) -> None:
+    def on_sync(self, answer: SyncAnswer, now_ms: int) -> None:
         """The coordinator's answer to Sync."""
-        if code:
-            self._refused("SyncGroup", code, now_ms)
+        if answer.code:
+            self._refused("SyncGroup", answer.code, now_ms)
             return
         try:
-            self._received = decode_assignment(data)
+            self._received = decode_assignment(answer.assignment)
         except SerializationError as e:
             self.fail(SerializationError(f"SyncGroup of {self.where()}: {e}"))
             return
@@ -288,49 +219,9 @@ class WorkerGroup:
         self._heard(now_ms)
         self._to(MemberState.COMPLETING)
 
-    def on_failure(self, error: PenstockError, now_ms: int) -> None:
-        """Join, Lead or Sync came to nothing."""
-        if isinstance(error, RetriableError):
-            self._again(now_ms)
-        else:
-            self.fail(error)
-
-    # --- heartbeats ---
-
-    def heartbeat_wait_ms(self, now_ms: int) -> int | None:
-        """How long until a heartbeat is due, 0 when it is; None while there is none to send."""
-        if self.state not in BEATING or self.generation == NO_GENERATION:
-            return None
-        return max(0, self._beat_at_ms - now_ms)
-
-    def on_heartbeat_sent(self, now_ms: int) -> tuple[int, str]:
-        """As whom it was sent; its answer is for that one."""
-        self._beat_at_ms = now_ms + self.config.heartbeat_interval_ms
-        return self.generation, self.member_id
-
-    def on_heartbeat(self, sent_as: tuple[int, str], code: int, now_ms: int) -> None:
-        """The coordinator's answer; one for who the member no longer is says nothing."""
-        if sent_as != (self.generation, self.member_id) or self.state not in BEATING:
-            return
-        if code in (0, REBALANCE_IN_PROGRESS):
-            self._heard(now_ms)
-            if code:
-                self.rejoin("the group rebalances")
-        elif code in COORDINATOR_MOVED or code == COORDINATOR_LOADING:
-            self.on_heartbeat_lost(now_ms)
-            self.forget_coordinator = self.forget_coordinator or code in COORDINATOR_MOVED
-        elif code in (ILLEGAL_GENERATION, UNKNOWN_MEMBER):
-            self._forget(member=code == UNKNOWN_MEMBER)
-            self.rejoin(f"Heartbeat: {name_of(code)}")
-        else:
-            self.fail(error_for_code(code, f"Heartbeat of {self.where()}"))
-
-    def on_heartbeat_lost(self, now_ms: int) -> None:
-        """It got no answer: try soon; once the session must be over, join anew."""
-        self._beat_at_ms = now_ms + self.config.retry_backoff_ms
-        if now_ms - self._heard_ms >= self.config.session_timeout_ms:
-            self.forget_coordinator = True
-            self.rejoin("no heartbeat was answered for a session timeout")
+    def on_session_over(self) -> None:
+        """Join anew: what is held is given up on the way."""
+        self.rejoin("no heartbeat was answered for a session timeout")
 
     def leave(self) -> str:
         """For good; gives the member id that the group is to be told, "" for none."""
@@ -346,40 +237,6 @@ class WorkerGroup:
         self._forget(member=True)
         self._rejoin, self.state = True, MemberState.UNJOINED
 
-    def _refused(self, api: str, code: int, now_ms: int) -> None:
-        self._reason = f"{api}: {name_of(code)}"
-        if code in (UNKNOWN_MEMBER, ILLEGAL_GENERATION):
-            self._forget(member=code == UNKNOWN_MEMBER)
-            self._again(now_ms, at_once=self._failures == 0)
-        elif code == REBALANCE_IN_PROGRESS:
-            self._again(now_ms, at_once=self._failures == 0)
-        elif code in COORDINATOR_MOVED or code == COORDINATOR_LOADING:
-            self.forget_coordinator = self.forget_coordinator or code in COORDINATOR_MOVED
-            self._again(now_ms)
-        else:
-            error = error_for_code(code, f"{api} of {self.where()}")
-            if isinstance(error, RetriableError) and not isinstance(error, FatalError):
-                self._again(now_ms)
-            else:
-                self.fail(error)
-
-    def _again(self, now_ms: int, *, at_once: bool = False) -> None:
-        self._to(MemberState.UNJOINED)
-        self._rejoin = True
-        backoff_ms = min(self.config.retry_backoff_ms * 2 ** min(self._failures, 10), BACKOFF_MAX_MS)
-        self._retry_at_ms = now_ms if at_once else now_ms + backoff_ms
-        self._failures += 1
-
     def _forget(self, *, member: bool) -> None:
-        self.generation, self.is_leader, self.owners = NO_GENERATION, False, None
-        if member:
-            self.member_id = ""
-
-    def _heard(self, now_ms: int) -> None:
-        self._heard_ms = now_ms
-        self._beat_at_ms = now_ms + self.config.heartbeat_interval_ms
-
-    def _to(self, state: MemberState) -> None:
-        if state is not self.state:
-            assert state in TRANSITIONS[self.state], f"{self.state} to {state}"
-            self.state = state
+        Member._forget(self, member=member)
+        self.owners = None

@@ -17,12 +17,15 @@ from typing import Any, TypeVar
 
 from shared.common.clock import Clock
 from shared.common.errors import IllegalState
+from shared.connect.errors import ConnectError
 from shared.connect.herder.errors import RequestTimedOut
 
 T = TypeVar("T")
 
 REQUEST_TIMEOUT_MS = 90_000
 """As Kafka Connect's REST: after this, who asked is told that it takes too long."""
+HEALTH_MS = 10_000
+"""How long the loop may take to come to a request before the worker counts as unwell."""
 COMMANDS_MAX = 10_000
 """Commands that wait; beyond it new ones are refused."""
 
@@ -58,6 +61,17 @@ class CommandQueue:
                 return await done
         except TimeoutError:
             raise RequestTimedOut("Request timed out: the worker is busy with a rebalance or an earlier one") from None
+
+    async def is_attended(self) -> bool:
+        """Whether the loop comes to what it is asked, within HEALTH_MS."""
+
+        async def nothing() -> None: ...
+
+        try:
+            await self.ask(nothing, HEALTH_MS)
+        except (ConnectError, IllegalState):
+            return False
+        return True
 
     def put(self, run: Callable[[], Awaitable[T]], delay_ms: int = 0) -> asyncio.Future[T]:
         """Have the loop run it, not before `delay_ms` have passed; the future has what came of it."""

@@ -14,7 +14,7 @@ import contextlib
 
 from shared.clients.admin import Admin
 from shared.clients.connection import Connection
-from shared.clients.consumer.member_states import GroupConfig
+from shared.clients.group.member_states import GroupConfig
 from shared.common.clock import SYSTEM_CLOCK, Clock
 from shared.common.errors import KafkaTimeout, PenstockError, ProducerFenced, RetriableError
 from shared.common.log import get_logger

@@ -38,7 +38,6 @@ log = get_logger(__name__)
 
 T = TypeVar("T")
 
-HEALTH_MS = 10_000
 REBALANCE_WAIT_MS = 10_000
 """How long a request waits for a rebalance to end before it is refused."""
 RETRY_FIRST_MS, RETRY_MAX_MS = 250, 60_000
@@ -117,14 +116,7 @@ class DistributedRequests(BaseHerder):
 
     async def is_healthy(self) -> bool:
         """Whether the loop comes to requests."""
-
-        async def nothing() -> None: ...
-
-        try:
-            await self._commands.ask(nothing, HEALTH_MS)
-        except ConnectError:
-            return False
-        return True
+        return await self._commands.is_attended()
 
     # --- connectors ---
 

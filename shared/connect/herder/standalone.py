@@ -32,7 +32,6 @@ log = get_logger(__name__)
 
 T = TypeVar("T")
 
-HEALTH_MS = 10_000
 NO_INTERNAL = "A standalone worker takes no requests from other workers."
 
 
@@ -90,14 +89,7 @@ class StandaloneHerder(BaseHerder):
 
     async def is_healthy(self) -> bool:
         """Whether the loop comes to requests."""
-
-        async def nothing() -> None: ...
-
-        try:
-            await self._commands.ask(nothing, HEALTH_MS)
-        except ConnectError:
-            return False
-        return True
+        return await self._commands.is_attended()
 
     # --- connectors ---
 

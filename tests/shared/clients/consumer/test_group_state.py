@@ -14,20 +14,9 @@ from shared.clients.consumer.group_protocol import (
     encode_subscription,
 )
 from shared.clients.consumer.group_state import GroupState
-from shared.clients.consumer.group_steps import (
-    Complete,
-    Gather,
-    Join,
-    JoinAnswer,
-    Leave,
-    Lose,
-    Revoke,
-    Step,
-    Sync,
-    SyncAnswer,
-    Wait,
-)
-from shared.clients.consumer.member_states import TRANSITIONS, GroupConfig, MemberState
+from shared.clients.consumer.group_steps import Complete, Gather, Leave, Lose, Revoke, Step
+from shared.clients.group.member_states import TRANSITIONS, GroupConfig, MemberState
+from shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer, Wait
 from shared.common.errors import (
     AuthorizationFailed,
     BrokerError,
@@ -91,7 +80,7 @@ class Member:
 
 def sent(step: Step) -> Subscription:
     assert isinstance(step, Join)
-    return decode_subscription(step.subscription)
+    return decode_subscription(step.protocols[0][1])
 
 
 def test_the_table_knows_every_state() -> None:

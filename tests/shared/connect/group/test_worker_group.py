@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.clients.consumer.member_states import GroupConfig, MemberState
+from shared.clients.group.member_states import GroupConfig, MemberState
+from shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer, Wait
 from shared.common.errors import AuthorizationFailed, KafkaTimeout
 from shared.connect.group.assignor import IncrementalAssignor
 from shared.connect.group.connect_protocol import (
@@ -20,17 +21,7 @@ from shared.connect.group.connect_protocol import (
     encode_assignment,
     encode_state,
 )
-from shared.connect.group.worker_group import (
-    Complete,
-    GiveUp,
-    Join,
-    JoinAnswer,
-    Lead,
-    Stable,
-    Sync,
-    Wait,
-    WorkerGroup,
-)
+from shared.connect.group.worker_group import Complete, GiveUp, Lead, Stable, WorkerGroup
 from shared.connect.states import ConnectorTaskId
 
 ALL = Work({"c"}, {ConnectorTaskId("c", 0), ConnectorTaskId("c", 1)})
@@ -47,7 +38,7 @@ def join(worker: WorkerGroup, *, now_ms: int = 0, leader: str = "me", protocol: 
     step = worker.next_step(now_ms)
     assert isinstance(step, Join)
     state = encode_state(WorkerState("http://you:1/", 3), SESSIONED)
-    members = (("me", dict(step.protocols)[protocol]), ("you", state)) if leader == "me" else ()
+    members = (("me", None, dict(step.protocols)[protocol]), ("you", None, state)) if leader == "me" else ()
     generation = worker.generation + 1 if worker.generation >= 0 else 1
     worker.on_join(JoinAnswer(0, generation, protocol, leader, "me", members), now_ms)
 
@@ -55,7 +46,7 @@ def join(worker: WorkerGroup, *, now_ms: int = 0, leader: str = "me", protocol: 
 def complete(worker: WorkerGroup, assignment: Assignment, *, now_ms: int = 0, version: int = SESSIONED) -> list[GiveUp]:
     """Through SyncGroup to the end; gives what had to be given up."""
     assert isinstance(worker.next_step(now_ms), Sync)
-    worker.on_sync(0, encode_assignment(assignment, version), now_ms)
+    worker.on_sync(SyncAnswer(0, encode_assignment(assignment, version)), now_ms)
     given_up = []
     while not isinstance(step := worker.next_step(now_ms), Complete):
         assert isinstance(step, GiveUp)
@@ -92,7 +83,7 @@ def test_the_leader_assigns_what_is_configured() -> None:
     worker.on_led(ALL, 3, 0)
     step = worker.next_step(0)
     assert isinstance(step, Sync)
-    found = {member: decode_assignment(data) for member, data in step.assignments}
+    found = {member: decode_assignment(data) for member, data in step.assignments.items()}
     assert found["me"].work | found["you"].work == ALL
     assert {a.leader_url for a in found.values()} == {"http://me:1/"}
     assert worker.urls == {"me": "http://me:1/", "you": "http://you:1/"}
@@ -108,7 +99,7 @@ def test_a_leader_that_is_behind_assigns_nothing() -> None:
     worker.on_led(ALL, 2, 0)
     step = worker.next_step(0)
     assert isinstance(step, Sync)
-    mine = decode_assignment(dict(step.assignments)["me"])
+    mine = decode_assignment(step.assignments["me"])
     assert mine.failed
     assert complete(worker, mine) == []
     assert worker.held == ALL

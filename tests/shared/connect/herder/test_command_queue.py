@@ -84,3 +84,14 @@ async def test_a_closed_queue_refuses() -> None:
     for done in (waiting, queue.put(noting([], 2))):
         with pytest.raises(IllegalState):
             await done
+
+
+async def test_a_queue_is_attended_while_its_loop_runs() -> None:
+    """A loop that comes to requests is well; one that has ended is not."""
+    queue = CommandQueue(ManualClock(), lambda: None)
+    asked = asyncio.ensure_future(queue.is_attended())
+    await asyncio.sleep(0)
+    await queue.run_due()
+    assert await asked
+    queue.close()
+    assert not await queue.is_attended()

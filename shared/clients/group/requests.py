@@ -1,0 +1,162 @@
+"""The edge under every `Member`: JoinGroup, SyncGroup, LeaveGroup, and the heartbeats beside them.
+
+JoinGroup and SyncGroup are answered when all members are there; they have a connection of their own, so that
+heartbeats, commits and fetches do not queue behind them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from shared.clients.connection import Connection, name_of, wire_groups
+from shared.clients.group.member import COORDINATOR_MOVED, Member
+from shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer
+from shared.common.clock import Clock
+from shared.common.errors import PenstockError, RetriableError
+from shared.common.log import get_logger
+
+log = get_logger(__name__)
+
+ANSWER_GRACE_MS = 5_000
+"""How much longer than the rebalance timeout the coordinator may take to answer a join, as with the Java consumer."""
+LEAVE_TRIES = 3
+"""How often a coordinator that has moved is looked for to be told of a leave."""
+
+
+class GroupRequests:
+    """What one member asks its group's coordinator, over an open connection."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        member: Member,
+        clock: Clock,
+        *,
+        protocol_type: str,
+        rebalance_timeout_ms: int,
+        on_heartbeat: Callable[[bool], None],
+    ) -> None:
+        """`on_heartbeat` is called after each one: whether all is well."""
+        self._connection, self._member, self._clock = connection, member, clock
+        self._protocol_type, self._rebalance_timeout_ms = protocol_type, rebalance_timeout_ms
+        self._on_heartbeat = on_heartbeat
+        self._group_id = member.config.group_id
+        self._beats = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<GroupRequests of {self._member.where()}>"
+
+    async def join(self, join: Join) -> JoinAnswer:
+        """Send JoinGroup."""
+        config = self._member.config
+        log.info("joining the group", **self.fields(), reason=join.reason)
+        response = await self._ask(
+            wire_groups.JOIN_GROUP(
+                config.group_id,
+                config.session_timeout_ms,
+                self._rebalance_timeout_ms,
+                join.member_id,
+                config.instance_id,
+                self._protocol_type,
+                list(join.protocols),
+            ),
+            "JoinGroup",
+            waits_ms=self._rebalance_timeout_ms + ANSWER_GRACE_MS,
+        )
+        return JoinAnswer(
+            response.error_code,
+            response.generation_id,
+            response.protocol_name or "",
+            response.leader or "",
+            response.member_id or "",
+            tuple((name, instance, bytes(data)) for name, instance, data in response.members),
+        )
+
+    async def sync(self, sync: Sync) -> SyncAnswer:
+        """Send SyncGroup."""
+        response = await self._ask(
+            wire_groups.SYNC_GROUP(
+                self._group_id,
+                sync.generation,
+                sync.member_id,
+                self._member.config.instance_id,
+                list(sync.assignments.items()),
+            ),
+            "SyncGroup",
+            waits_ms=self._rebalance_timeout_ms + ANSWER_GRACE_MS,
+        )
+        return SyncAnswer(response.error_code, bytes(response.assignment or b""))
+
+    async def leave(self, member_id: str) -> None:
+        """Best effort: a group that is not told finds out when the session is over."""
+        request = wire_groups.LEAVE_GROUP(self._group_id, [(member_id, None)])
+        codes: list[int] = []
+        try:
+            for _ in range(LEAVE_TRIES):
+                response = await self._ask(request, "LeaveGroup")
+                codes = [response.error_code, *(code for *_, code in response.members)]
+                if not COORDINATOR_MOVED.intersection(codes):
+                    break
+                self._connection.forget_coordinator("group", self._group_id)
+                await asyncio.sleep(self._member.config.retry_backoff_ms / 1000)
+        except PenstockError as e:
+            log.info("the group was not told of the leave", **self.fields(), left_as=member_id, reason=str(e))
+            return
+        for code in filter(None, codes):
+            log.info("LeaveGroup refused", **self.fields(), left_as=member_id, reason=name_of(code))
+
+    async def heartbeats(self) -> None:
+        """Send them whenever they are due, until cancelled."""
+        while True:
+            wait_ms = self._member.heartbeat_wait_ms(self._clock.monotonic_ms())
+            if wait_ms == 0:
+                await self._heartbeat()
+                continue
+            self._beats.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
+                    await self._beats.wait()
+
+    async def _heartbeat(self) -> None:
+        config, sent_as = self._member.config, self._member.on_heartbeat_sent(self._clock.monotonic_ms())
+        code: int | None = None
+        request = wire_groups.HEARTBEAT(config.group_id, *sent_as, config.instance_id)
+        try:
+            async with asyncio.timeout(config.session_timeout_ms / 1000):
+                code = (await self._ask(request, "Heartbeat")).error_code
+        except (TimeoutError, RetriableError) as e:
+            log.warning("heartbeat without answer", **self.fields(), reason=str(e) or "session timeout")
+            self._member.on_heartbeat_lost(self._clock.monotonic_ms())
+        except PenstockError as e:
+            self._member.fail(e)
+        else:
+            if code:
+                log.info("heartbeat", **self.fields(), answer=name_of(code))
+            self._member.on_heartbeat(sent_as, code, self._clock.monotonic_ms())
+        self.follow_up()
+        self._on_heartbeat(code == 0)
+
+    def follow_up(self) -> None:
+        """After each step: the next heartbeat may be due at another time, the coordinator elsewhere."""
+        self._beats.set()
+        if self._member.forget_coordinator:
+            self._member.forget_coordinator = False
+            self._connection.forget_coordinator("group", self._group_id)
+
+    def fields(self) -> dict[str, object]:
+        """Who the member is, for the log."""
+        config = self._member.config
+        return {
+            "client_id": config.client_id,
+            "group_id": config.group_id,
+            "generation": self._member.generation,
+            "member_id": self._member.member_id,
+            "group_instance_id": config.instance_id,
+        }
+
+    async def _ask(self, request: Any, api: str, waits_ms: float | None = None) -> Any:
+        where = f"{api} of {self._member.where()}"
+        return await self._connection.ask_coordinator("group", self._group_id, request, where, waits_ms=waits_ms)

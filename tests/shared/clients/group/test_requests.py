@@ -1,0 +1,35 @@
+"""A member's requests against a fake broker whose coordinator moves."""
+
+from __future__ import annotations
+
+from shared.clients.connection import Connection
+from shared.clients.consumer.assignors import ASSIGNORS
+from shared.clients.consumer.group_state import GroupState
+from shared.clients.group.member_states import GroupConfig
+from shared.clients.group.requests import GroupRequests
+from shared.clients.group.steps import Join
+from shared.common.clock import SYSTEM_CLOCK
+from shared.common.settings import KafkaSettings
+from shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
+
+
+async def test_a_leave_finds_a_coordinator_that_has_moved() -> None:
+    """A coordinator that says it is none is looked up again, so that the others need not wait for the session's end."""
+    async with FakeCluster() as cluster:
+        config = GroupConfig("g", "c", retry_backoff_ms=1)
+        connection = Connection(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, client_id="c"))
+        await connection.open()
+        member = GroupState(config, ASSIGNORS["range"])
+        requests = GroupRequests(
+            connection, member, SYSTEM_CLOCK,
+            protocol_type="any", rebalance_timeout_ms=1_000, on_heartbeat=lambda _ok: None,
+        )  # fmt: skip
+        try:
+            named = await requests.join(Join("", (("p", b""),), "new"))
+            joined = await requests.join(Join(named.member_id, (("p", b""),), "new"))
+            assert (joined.code, joined.protocol, joined.leader) == (0, "p", joined.member_id)
+            with cluster.control(Api.LEAVE_GROUP, Fail(ErrorCode.NOT_COORDINATOR), times=1):
+                await requests.leave(joined.member_id)
+            assert (await requests.join(Join(joined.member_id, (("p", b""),), "back"))).code == 25
+        finally:
+            await connection.close()
