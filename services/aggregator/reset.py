@@ -19,7 +19,8 @@ import typer
 
 from shared.clients.admin import Admin
 from shared.common import log
-from shared.common.errors import ConfigError, GroupNotEmpty, GroupNotFound, PenstockError
+from shared.common.command_line import run_app
+from shared.common.errors import GroupNotEmpty, GroupNotFound
 from shared.common.lake import table_uri
 from shared.common.settings import CommandSettings, KafkaSettings
 from shared.common.topic_names import REPARTITION_SUFFIX, changelog_topic
@@ -149,17 +150,7 @@ async def _reset(settings: ResetSettings, execute: bool) -> ResetPlan:
 
 def main(arguments: list[str]) -> int:
     """Run the command; the exit status (1 where it was refused, 2 for wrong arguments or settings)."""
-    try:
-        app(args=arguments, prog_name=PROGRAM)
-    except SystemExit as e:
-        return e.code if isinstance(e.code, int) else 0
-    except ConfigError as e:
-        print(e, file=sys.stderr)
-        return 2
-    except PenstockError as e:
-        print(f"{PROGRAM}: {type(e).__name__}: {e}", file=sys.stderr)
-        return 1
-    return 0
+    return run_app(app, arguments, PROGRAM)
 
 
 if __name__ == "__main__":

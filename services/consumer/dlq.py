@@ -23,7 +23,8 @@ from shared.clients.admin import Admin
 from shared.clients.dead_letter_log import DeadLetterLog, Entry, Wanted, wanted_by
 from shared.clients.producer import Producer, ProducerSettings
 from shared.common import log, topic_names
-from shared.common.errors import ConfigError, PenstockError, UnknownTopicOrPartition
+from shared.common.command_line import run_app
+from shared.common.errors import UnknownTopicOrPartition
 from shared.common.settings import CommandSettings, KafkaSettings
 
 TEXT_MAX = 60
@@ -247,17 +248,7 @@ def _short(text: str) -> Text:
 
 def main(arguments: list[str]) -> int:
     """Run the command; returns the exit status (2 for wrong arguments or settings)."""
-    try:
-        app(args=arguments, prog_name="penstock dlq")
-    except SystemExit as e:
-        return e.code if isinstance(e.code, int) else 0
-    except ConfigError as e:
-        print(e, file=sys.stderr)
-        return 2
-    except PenstockError as e:
-        print(f"penstock dlq: {type(e).__name__}: {e}", file=sys.stderr)
-        return 1
-    return 0
+    return run_app(app, arguments, "penstock dlq")
 
 
 if __name__ == "__main__":
