@@ -14,14 +14,16 @@ failures count as attempts.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from services.consumer.call_limits import CallLimits
 from services.consumer.handlers import Handler, HandlerTimeout, Records
 from services.consumer.runner_metrics import RunnerMetrics
 from shared.clients.consumer.dead_letters import (
@@ -88,9 +90,12 @@ class Executor:
     ) -> None:
         self._handler, self._policy, self._write, self._metrics = handler, policy, write, metrics
         self._group, self._dead_letter_topic, self._decode = group, dead_letter_topic, decode
+        self._limits = CallLimits(policy.handler_timeout_ms)
 
-    async def run(self, execution: Execution) -> Outcome:
-        """Do one execution; a cancellation passes through."""
+    async def run(self, execution: Execution, task: asyncio.Task[Any] | None = None) -> Outcome:
+        """Do one execution, in this running task; a cancellation passes through."""
+        if len(execution.works) == 1 and self._decode is bytes_deserializer and execution.works[0].memo is None:
+            return await self._run_plain(execution.works[0], task)
         outcome = Outcome()
         letters: list[tuple[Work, DeadLetter]] = []
         works: list[Work] = []
@@ -114,6 +119,21 @@ class Executor:
             await self._bury(execution.topic_partition.topic, letters, outcome)
         return outcome
 
+    async def _run_plain(self, work: Work, task: asyncio.Task[Any] | None) -> Outcome:
+        """The usual case, without what only the others need."""
+        topic = work.columns.topic
+        started = time.perf_counter()
+        returned = await self._handler.call([work.record], self._limits, task)
+        self._metrics.latency(topic).observe(time.perf_counter() - started)
+        if returned == ():
+            self._metrics.handled(topic).inc()
+            return Outcome([work])
+        outcome, letters = Outcome(), list[tuple[Work, DeadLetter]]()
+        await self._take_in(topic, [work], returned, outcome, letters)
+        if letters:
+            await self._bury(topic, letters, outcome)
+        return outcome
+
     async def _handle(
         self,
         topic: str,
@@ -123,8 +143,19 @@ class Executor:
         letters: list[tuple[Work, DeadLetter]],
     ) -> None:
         started = time.perf_counter()
-        returned = await self._handler.call(records, self._policy.handler_timeout_ms)
+        returned = await self._handler.call(records, self._limits)
         self._metrics.latency(topic).observe(time.perf_counter() - started)
+        await self._take_in(topic, works, returned, outcome, letters)
+
+    async def _take_in(
+        self,
+        topic: str,
+        works: list[Work],
+        returned: Records | Exception,
+        outcome: Outcome,
+        letters: list[tuple[Work, DeadLetter]],
+    ) -> None:
+        """What a call gave, into the outcome."""
         stage = STAGE_PROCESS
         if isinstance(returned, Exception):
             error: Exception | None = returned

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
+from services.consumer.call_limits import CallLimits
 from shared.clients.consumer.dead_letters import message_of
 from shared.common.errors import ConfigError, RetriableError
 from shared.common.records import ConsumerRecord, ProducerRecord
@@ -55,18 +56,29 @@ class Handler:
     function: Callable[[Any], Awaitable[object]]
     batch: bool = False
 
-    async def call(self, records: Sequence[ConsumerRecord], timeout_ms: int) -> Records | Exception:
-        """Hand the records over (one, unless it is a batch handler); gives the records to write, or what it raised."""
+    async def call(
+        self, records: Sequence[ConsumerRecord], limits: CallLimits, task: asyncio.Task[Any] | None = None
+    ) -> Records | Exception:
+        """Hand the records over (one, unless it is a batch handler); gives the records to write, or what it raised.
+
+        `task` is the running one, for those who have it at hand.
+        """
+        is_over, task = False, task or asyncio.current_task()
+        assert task is not None
+        limits.begin(task)
         try:
-            async with asyncio.timeout(timeout_ms / 1000) as limit:
+            try:
                 returned = await self.function(records if self.batch else records[0])
-            return records_in(self.name, returned)
+            finally:
+                is_over = limits.end(task)
+            return () if returned is None else records_in(self.name, returned)
         except TimeoutError as e:
-            return HandlerTimeout(f"{self.name} was cancelled after {timeout_ms} ms") if limit.expired() else e
+            return self._over(limits) if is_over else e
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if task.cancelling():
                 raise
+            if is_over:
+                return self._over(limits)
             return HandlerCancelled(f"{self.name} let a cancellation through that was not asked for")
         except Exception as e:
             return e
@@ -74,6 +86,9 @@ class Handler:
             raise
         except BaseException as e:
             return HandlerExited(f"{self.name} raised {type(e).__name__}: {message_of(e)}")
+
+    def _over(self, limits: CallLimits) -> HandlerTimeout:
+        return HandlerTimeout(f"{self.name} was cancelled after {limits.timeout_ms} ms")
 
 
 def records_in(name: str, returned: object) -> Records:

@@ -67,6 +67,7 @@ class HandlerRunner(RebalanceListener):
         self._commits: Commits = commits or OffsetCommits(consumer, scheduler, metrics)
         self._tasks: dict[Execution, asyncio.Task[None]] = {}
         self._paused: set[TopicPartition] = set()
+        metrics.in_flight.set_function(lambda: len(self._tasks))
         self._skipped = 0
         self._stopping = False
         self._crash: BaseException | None = None
@@ -136,10 +137,9 @@ class HandlerRunner(RebalanceListener):
         """Start everything that may run now, and have the next retry wake us."""
         if self._stopping:
             return
-        now_ms = self._clock.monotonic_ms()
+        now_ms, create_task = self._clock.monotonic_ms(), asyncio.get_running_loop().create_task
         while not self._commits.is_full and (execution := self.scheduler.take(now_ms)):
-            self._tasks[execution] = asyncio.create_task(self._execute(execution))
-        self._metrics.in_flight.set(len(self._tasks))
+            self._tasks[execution] = create_task(self._execute(execution), name="handler")
         due_ms = self.scheduler.next_due_ms()
         if due_ms == self._retry_due_ms:
             return
@@ -154,22 +154,26 @@ class HandlerRunner(RebalanceListener):
         self._start()
 
     async def _execute(self, execution: Execution) -> None:
-        outcome = Outcome(retry=list(execution.works))  # what holds if it is cancelled
+        outcome = None
         try:
-            outcome = await self._executor.run(execution)
+            outcome = await self._executor.run(execution, self._tasks[execution])
         except Exception as e:
             self._crash, self._stopping = e, True
         finally:
             del self._tasks[execution]
-            due_ms = self._clock.monotonic_ms() + outcome.after_ms
-            if self.scheduler.settle(execution, outcome.finished, outcome.retry, due_ms):
-                self.finished += len(outcome.finished)
-                self._commits.settled(execution, outcome)
-            else:
-                self._metrics.ignored(execution.topic_partition.topic).inc(len(execution.works))
-            if self._paused and not self._stopping:
-                self._apply_pauses()
+            self._settle(execution, outcome or Outcome(retry=list(execution.works)))
             self._start()
+
+    def _settle(self, execution: Execution, outcome: Outcome) -> None:
+        partition = execution.topic_partition
+        due_ms = self._clock.monotonic_ms() + outcome.after_ms if outcome.retry else 0
+        if self.scheduler.settle(execution, outcome.finished, outcome.retry, due_ms):
+            self.finished += len(outcome.finished)
+            self._commits.settled(execution, outcome)
+        else:
+            self._metrics.ignored(partition.topic).inc(len(execution.works))
+        if partition in self._paused and not self._stopping and self.scheduler.is_wanted(partition):
+            self._apply_pauses()
 
     def _apply_pauses(self) -> None:
         # One that was lost is the consumer's no more before the scheduler has let go of it.

@@ -181,8 +181,8 @@ class Columns:
         return ConsumerRecord(
             self.topic,
             self.partition,
-            int(self.offsets[index]),
-            int(self.timestamps[index]),
+            self.offsets.item(index),
+            self.timestamps.item(index),
             self.keys[index],
             self.values[index],
             () if self.headers is None else self.headers[index],

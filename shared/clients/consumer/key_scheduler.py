@@ -68,7 +68,7 @@ class Work:
     alone: bool = False
     memo: object = None
     due_ms: int | None = None
-    lane: _Lane | None = None
+    lane: _Lane = field(init=False)
     before: Work | None = None
     after: Work | None = None
     run: tuple[int, int] | None = None  # the finished records between this unfinished one and the next
@@ -237,10 +237,7 @@ class KeyScheduler:
     def _enqueue(self, state: _Partition, work: Work, key: bytes | None) -> None:
         alone = self.ordering == "unordered" or (self.ordering == "key" and key is None)
         lane_key: object = work.offset if alone else key if self.ordering == "key" else None
-        lane = state.lanes.get(lane_key)
-        if lane is None:
-            lane = state.lanes[lane_key] = _Lane(lane_key)
-        work.lane = lane
+        work.lane = lane = state.lanes.get(lane_key) or state.lanes.setdefault(lane_key, _Lane(lane_key))
         lane.queue.append(work)
         if len(lane.queue) == 1 and not lane.running:
             heapq.heappush(state.ready, (work.offset, lane))
@@ -291,26 +288,24 @@ class KeyScheduler:
     ) -> bool:
         """End an execution: what is finished, and what is to run again at `due_ms`; False, and counted, if too late."""
         self._executions.remove(execution)
-        state, partition = execution.owner, execution.topic_partition
-        owned = self.holds(execution)
-        state.running -= len(execution.works)
-        for work in execution.works:
-            assert work.lane is not None
+        state, works = execution.owner, execution.works
+        state.running -= len(works)
+        for work in works:
             work.lane.running -= 1
+        owned = self.holds(execution)
         if owned:
             done, again = list(finished), sorted(retry, key=lambda work: work.offset, reverse=True)
-            assert {*done, *again} == {*execution.works}
+            assert len(done) + len(again) == len(works) == 1 or {*done, *again} == {*works}
             for work in done:
                 state.finish(work)
             for work in again:
-                assert work.lane is not None
                 work.due_ms = due_ms
                 work.lane.queue.appendleft(work)
         else:
-            self.ignored += len(execution.works)
-        for lane in {id(work.lane): work.lane for work in execution.works}.values():
-            if lane is not None and not lane.running:
-                self._go_on(partition, state, lane)
+            self.ignored += len(works)
+        for lane in [works[0].lane] if len(works) == 1 else {id(work.lane): work.lane for work in works}.values():
+            if not lane.running:
+                self._go_on(execution.topic_partition, state, lane)
         return owned
 
     def holds(self, execution: Execution) -> bool:
@@ -342,6 +337,11 @@ class KeyScheduler:
             if state.full or state.buffering:
                 reasons[partition] = "metadata" if state.full else "buffer"
         return reasons
+
+    def is_wanted(self, partition: TopicPartition) -> bool:
+        """Whether a paused partition is paused for nothing any more."""
+        state = self._partitions.get(partition)
+        return state is None or not (state.full or state.unfinished >= max(self.buffered_records_max // 2, 1))
 
     def committable(
         self, partitions: Iterable[TopicPartition] | None = None

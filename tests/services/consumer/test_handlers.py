@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from services.consumer.call_limits import CallLimits
 from services.consumer.handlers import (
     Handler,
     HandlerCancelled,
@@ -121,8 +122,8 @@ async def test_a_record_or_a_batch_is_handed_over() -> None:
     async def handle(got: object) -> None:
         seen.append(got)
 
-    assert await Handler("h", handle).call([RECORD], 1_000) == ()
-    assert await Handler("h", handle, batch=True).call([RECORD], 1_000) == ()
+    assert await Handler("h", handle).call([RECORD], CallLimits(1_000)) == ()
+    assert await Handler("h", handle, batch=True).call([RECORD], CallLimits(1_000)) == ()
     assert seen == [RECORD, [RECORD]]
 
 
@@ -133,7 +134,7 @@ async def test_what_it_raises_comes_back() -> None:
         async def handle(_: object, error: Exception = error) -> None:
             raise error
 
-        assert await Handler("h", handle).call([RECORD], 1_000) is error
+        assert await Handler("h", handle).call([RECORD], CallLimits(1_000)) is error
 
 
 async def test_an_exit_is_a_failure() -> None:
@@ -142,7 +143,7 @@ async def test_an_exit_is_a_failure() -> None:
     async def leave(_: object) -> None:
         raise SystemExit(3)
 
-    error = await Handler("app:leave", leave).call([RECORD], 1_000)
+    error = await Handler("app:leave", leave).call([RECORD], CallLimits(1_000))
     assert isinstance(error, HandlerExited)
     assert str(error) == "app:leave raised SystemExit: 3"
 
@@ -150,7 +151,7 @@ async def test_an_exit_is_a_failure() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        await Handler("app:interrupt", interrupt).call([RECORD], 1_000)
+        await Handler("app:interrupt", interrupt).call([RECORD], CallLimits(1_000))
 
 
 async def test_a_handler_that_hangs_is_cancelled() -> None:
@@ -163,7 +164,7 @@ async def test_a_handler_that_hangs_is_cancelled() -> None:
         finally:
             cleaned.set()
 
-    error = await Handler("app:handle", handle).call([RECORD], 5)
+    error = await Handler("app:handle", handle).call([RECORD], CallLimits(5))
     assert isinstance(error, HandlerTimeout)
     assert str(error) == "app:handle was cancelled after 5 ms"
     assert cleaned.is_set()
@@ -175,7 +176,7 @@ async def test_a_cancellation_of_its_own_is_a_failure() -> None:
     async def handle(_: object) -> None:
         raise asyncio.CancelledError
 
-    assert isinstance(await Handler("h", handle).call([RECORD], 1_000), HandlerCancelled)
+    assert isinstance(await Handler("h", handle).call([RECORD], CallLimits(1_000)), HandlerCancelled)
 
 
 async def test_being_cancelled_from_outside_passes_through() -> None:
@@ -186,7 +187,7 @@ async def test_being_cancelled_from_outside_passes_through() -> None:
         started.set()
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(Handler("h", handle).call([RECORD], 60_000))
+    task = asyncio.create_task(Handler("h", handle).call([RECORD], CallLimits(60_000)))
     await started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -202,11 +203,11 @@ async def test_records_that_a_handler_returns() -> None:
         async def handle(_: object, returned: object = returned) -> object:
             return returned
 
-        assert await Handler("h", handle).call([RECORD], 1_000) == expected
+        assert await Handler("h", handle).call([RECORD], CallLimits(1_000)) == expected
 
     async def mixed(_: object) -> object:
         return [one, "two"]
 
-    error = await Handler("app:mixed", mixed).call([RECORD], 1_000)
+    error = await Handler("app:mixed", mixed).call([RECORD], CallLimits(1_000))
     assert isinstance(error, TypeError)
     assert str(error) == "app:mixed returned str among its records"

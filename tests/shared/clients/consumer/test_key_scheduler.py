@@ -161,6 +161,7 @@ def test_a_partition_pauses_where_the_metadata_would_not_fit() -> None:
     while execution := scheduler.take(0):
         finish(scheduler, execution)
     assert scheduler.paused() == {TP: "metadata"}
+    assert not scheduler.is_wanted(TP)
     assert "metadata full" in repr(scheduler)
     text = scheduler.committable()[TP].metadata
     assert 0.9 * METADATA_BYTES_MAX < len(text) <= METADATA_BYTES_MAX
@@ -184,6 +185,18 @@ def test_a_full_buffer_pauses_until_half_of_it_is_done() -> None:
     for count, execution in enumerate(take_all(scheduler).values(), 1):
         finish(scheduler, execution)
         assert (TP in scheduler.paused()) == (count <= 5)
+
+
+def test_a_paused_partition_is_wanted_again() -> None:
+    """Once half of the buffer is done, or the partition is not there any more; not while the metadata is full."""
+    scheduler = scheduler_of(range(10), buffered_records_max=10)
+    assert not scheduler.is_wanted(TP)
+    executions = list(take_all(scheduler).values())
+    for done, execution in enumerate(executions, start=1):
+        finish(scheduler, execution)
+        assert scheduler.is_wanted(TP) == (10 - done < 5)
+    scheduler.lost([TP])
+    assert scheduler.is_wanted(TP)
 
 
 def test_revocation_drains_and_starts_nothing_more() -> None:

@@ -1,0 +1,70 @@
+"""The time limit that all calls of a handler share."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from services.consumer.call_limits import CallLimits
+
+
+async def after(seconds: float) -> None:
+    """Wait as a handler may that hangs, or one that is done in time."""
+    event = asyncio.Event()
+    asyncio.get_running_loop().call_later(seconds, event.set)
+    await event.wait()
+
+
+async def limited(limits: CallLimits, seconds: float) -> bool:
+    """A call of so many seconds; whether it was over."""
+    task = asyncio.current_task()
+    assert task is not None
+    limits.begin(task)
+    try:
+        await after(seconds)
+    except asyncio.CancelledError:
+        return limits.end(task)
+    return limits.end(task)
+
+
+async def test_each_call_has_its_own_limit() -> None:
+    """One timer ends each call when its own time is over, and none that was done before."""
+    limits = CallLimits(30)
+    first, short = asyncio.create_task(limited(limits, 60)), asyncio.create_task(limited(limits, 0))
+    await after(0.015)
+    began = asyncio.get_running_loop().time()
+    second = asyncio.create_task(limited(limits, 60))
+    assert await asyncio.gather(first, short, second) == [True, False, True]
+    assert asyncio.get_running_loop().time() - began >= 0.028
+    assert repr(limits) == "CallLimits(30 ms, 0 calls)"
+
+
+async def test_a_call_within_the_limit_is_left_alone() -> None:
+    """The timer that was set for it finds nothing to do, and the next call has one again."""
+    limits = CallLimits(5)
+    assert await limited(limits, 0) is False
+    await after(0.01)
+    assert await limited(limits, 60) is True
+
+
+async def test_the_limit_leaves_no_cancellation_behind() -> None:
+    """What was cancelled here may go on to wait; what somebody else cancelled as well stays cancelled."""
+    limits, counts = CallLimits(5), []
+
+    async def calls() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        assert await limited(limits, 60)
+        counts.append(task.cancelling())
+        limits.begin(task)
+        try:
+            await after(60)
+        finally:
+            task.cancel()
+            assert limits.end(task)
+            counts.append(task.cancelling())
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(calls())
+    assert counts == [0, 1]
