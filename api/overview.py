@@ -75,7 +75,7 @@ class OverviewBuilder:
     ) -> dict[str, Any]:
         """The overview as plain values."""
         stored = _total(services, lambda name: name == STORED)
-        streams = [s.streams for s in services if s.streams is not None]
+        streams = _of_each_application(services)
         tasks = [dict(task) for stream in streams for task in stream.get("tasks", ())]
         late = _sum(tasks, "late_records")
         all_late = _total(services, lambda name: name == LATE) if late is None else late
@@ -104,6 +104,21 @@ class OverviewBuilder:
             "dead_letters": _sum(tasks, "dead_letters") if dead is None else dead,
             "compactions": sorted(compactions, key=lambda run: -run.get("started_at_ms", 0))[:COMPACTIONS_MAX],
         }
+
+
+def _of_each_application(services: Sequence[ServiceSample]) -> list[Mapping[str, Any]]:
+    """Each application's state once: every instance tells of all of them; the one that misses least is taken."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for sample in services:
+        if sample.streams is not None:
+            name = str(sample.streams.get("application_id", sample.name))
+            if name not in found or _missing(sample.streams) < _missing(found[name]):
+                found[name] = sample.streams
+    return list(found.values())
+
+
+def _missing(streams: Mapping[str, Any]) -> int:
+    return len(streams.get("missing", ()))
 
 
 def _service(sample: ServiceSample) -> dict[str, Any]:

@@ -1,11 +1,14 @@
 """`/v1/streams` and `/v1/compactions`: what an aggregator's tasks are doing, and what is in their stores.
 
-The service that runs the tasks hands a `StreamsView` in; this module knows its shape and nothing of streams.
+The service that runs the tasks hands a `StreamsView` in; this module knows its shape and nothing of streams. Where
+there may be several instances of the application it hands in a `WholeView` besides: then an answer is of all of them,
+and says which partitions it is without (`missing`). With `?local=true` it is of the instance that is asked alone, which
+is also what the instances ask each other.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypedDict
+from typing import Annotated, Any, Protocol, TypedDict
 
 from fastapi import APIRouter, Query, Response
 
@@ -49,6 +52,15 @@ class StreamsState(TypedDict, total=False):
     tasks: list[TaskState]
     compactions: list[CompactionState]
     """Newest first, a bounded number of them."""
+    missing: list[MissingPart]
+    """What the answer is without; not there where an instance tells of itself alone."""
+
+
+class MissingPart(TypedDict):
+    """A partition that no instance could tell of, and why."""
+
+    partition: int
+    reason: str
 
 
 class WindowRow(TypedDict):
@@ -86,13 +98,43 @@ class StreamsView(Protocol):
         ...
 
 
-def streams_router(view: StreamsView, *more: APIRouter) -> APIRouter:
+class WholeView(Protocol):
+    """The same of all instances, which are asked over the network; `missing` is in each answer."""
+
+    async def describe(self) -> StreamsState:
+        """The state now, of every instance that answers."""
+        ...
+
+    async def stores(self) -> dict[str, Any]:
+        """`stores`: each with its live rows in each partition."""
+        ...
+
+    async def windows(self, store: str | None, key: str, limit: int) -> dict[str, Any]:
+        """`windows`: of all instances, those that end last first."""
+        ...
+
+    async def read_store(self, store: str, *, partial: bool, **wanted: Any) -> dict[str, Any]:
+        """As `StoresView`; Problem (503) where a partition is missing, unless `partial` takes what there is."""
+        ...
+
+    async def compact(self) -> str:
+        """As `StreamsView`, by the instance that does compactions; Problem (503) where it does not answer."""
+        ...
+
+
+Local = Annotated[bool, Query(description="only of the instance that is asked")]
+
+
+def streams_router(view: StreamsView, *more: APIRouter, whole: WholeView | None = None) -> APIRouter:
     """The routes, with those of `more`, to be mounted into the app of the service that runs the tasks."""
     router = APIRouter(tags=["streams"])
 
+    async def describe(local: bool) -> StreamsState:
+        return await (view if local or whole is None else whole).describe()
+
     @router.get("/v1/streams", summary="Tasks with stream time, open sessions, late records and restores; compactions")
-    async def streams() -> Response:
-        return json_response(await view.describe())
+    async def streams(local: Local = False) -> Response:
+        return json_response(await describe(local))
 
     @router.get("/v1/streams/topology", summary="The topology, as its nodes and what they are connected to")
     async def topology() -> Response:
@@ -100,28 +142,36 @@ def streams_router(view: StreamsView, *more: APIRouter) -> APIRouter:
         return json_response({key: state.get(key) for key in ("application_id", "topology", "processing_guarantee")})
 
     @router.get("/v1/streams/tasks", summary="Tasks with their positions in the source topics")
-    async def tasks() -> Response:
-        return json_response({"tasks": (await view.describe()).get("tasks", [])})
+    async def tasks(local: Local = False) -> Response:
+        state = await describe(local)
+        return json_response({"tasks": state.get("tasks", []), **_missing(state)})
 
     @router.get("/v1/streams/stores", summary="State stores with their live rows by partition")
-    async def stores() -> Response:
-        return json_response({"stores": view.stores()})
+    async def stores(local: Local = False) -> Response:
+        if local or whole is None:
+            return json_response({"stores": view.stores()})
+        return json_response(await whole.stores())
 
     @router.get("/v1/streams/windows", summary="Live windows, those that end last first; searched by key")
     async def windows(
-        store: str | None = None, key: str = "", limit: int = Query(100, ge=1, le=WINDOWS_MAX)
+        store: str | None = None,
+        key: str = "",
+        limit: int = Query(100, ge=1, le=WINDOWS_MAX),
+        local: Local = False,
     ) -> Response:
-        return json_response({"windows": view.windows(store, key, limit)})
+        if local or whole is None:
+            return json_response({"windows": view.windows(store, key, limit)})
+        return json_response(await whole.windows(store, key, limit))
 
     @router.get("/v1/compactions", summary="The last compactions, newest first, and the last one that succeeded")
-    async def compactions() -> Response:
-        runs = (await view.describe()).get("compactions", [])
+    async def compactions(local: Local = False) -> Response:
+        runs = (await describe(local)).get("compactions", [])
         last = next((run for run in runs if run.get("status") == "done"), None)
         return json_response({"compactions": runs, "last": last})
 
     @router.post("/v1/compactions", summary="Start a compaction", status_code=202)
-    async def compact() -> Response:
-        refused = view.compact()
+    async def compact(local: Local = False) -> Response:
+        refused = view.compact() if local or whole is None else await whole.compact()
         if refused:
             raise Problem(ErrorKind(409, "NOT_STARTED", "No compaction was started"), refused)
         return json_response({"started": True}, 202)
@@ -129,3 +179,7 @@ def streams_router(view: StreamsView, *more: APIRouter) -> APIRouter:
     for one in more:
         router.include_router(one)
     return router
+
+
+def _missing(state: StreamsState) -> dict[str, Any]:
+    return {"missing": state["missing"]} if "missing" in state else {}

@@ -1,6 +1,8 @@
 """`GET /v1/streams/stores/{store}`: what the stores of an aggregator's tasks hold now.
 
-The service that runs the tasks hands a `StoresView` in; this module knows its shape and nothing of streams.
+The service that runs the tasks hands a `StoresView` in, and a `WholeView` where there may be several instances; this
+module knows their shapes and nothing of streams. An answer of all instances is whole or 503; `?partial=true` takes what
+there is, with the partitions that are missing.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from typing import Annotated, Any, Protocol
 from fastapi import APIRouter, Query, Response
 
 from api.problem import ErrorKind, Problem, json_response
+from api.state import Local, WholeView
 from shared.common.errors import ConfigError
 
 NOT_READABLE = ErrorKind(404, "STORE_NOT_READABLE", "This store cannot be read here")
@@ -34,7 +37,7 @@ class StoresView(Protocol):
         ...
 
 
-def stores_router(view: StoresView) -> APIRouter:
+def stores_router(view: StoresView, whole: WholeView | None = None) -> APIRouter:
     """The route, to be mounted into the app of the service that runs the tasks."""
     router = APIRouter(tags=["streams"])
 
@@ -47,17 +50,22 @@ def stores_router(view: StoresView) -> APIRouter:
         from_ms: Annotated[int | None, Query(description="only windows that end at this time or later")] = None,
         to_ms: Annotated[int | None, Query(description="only windows that begin at this time or earlier")] = None,
         rows_max: Annotated[int, Query(ge=1, le=ROWS_MAX)] = ROWS_DEFAULT,
+        local: Local = False,
+        partial: Annotated[bool, Query(description="also where partitions are missing")] = False,
     ) -> Response:
+        wanted: dict[str, Any] = {
+            "key": key,
+            "key_from": key_from,
+            "key_to": key_to,
+            "from_ms": from_ms,
+            "to_ms": to_ms,
+            "rows_max": rows_max,
+        }
         try:
-            answer = view.read_store(
-                store,
-                key=key,
-                key_from=key_from,
-                key_to=key_to,
-                from_ms=from_ms,
-                to_ms=to_ms,
-                rows_max=rows_max,
-            )
+            if local or whole is None:
+                answer = view.read_store(store, **wanted)
+            else:
+                answer = await whole.read_store(store, partial=partial, **wanted)
         except ConfigError as e:
             raise Problem(NOT_READABLE, str(e)) from None
         return json_response(answer)

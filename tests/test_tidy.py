@@ -82,6 +82,7 @@ EDGES = {
     "shared/connect/worker_source_task.py": "drives a source task",
     "shared/connect/worker_task.py": "awaits a task's code",
     "shared/streams/changelog.py": "writes and reads the changelog topic",
+    "shared/streams/instance_registry.py": "writes and reads the topic of instances",
     "shared/streams/global_tables.py": "reads the topics of global tables",
     "shared/streams/repartition_purge.py": "deletes records that were read",
     "shared/streams/owned_task.py": "holds a task's connections and closes them",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Coroutine, Mapping
 from typing import Any, cast
 
@@ -18,8 +19,11 @@ from services.aggregator.backlog import BacklogWatch
 from services.aggregator.compaction import SCHEDULE_NAME, CompactionSupervisor
 from services.aggregator.live_state import describe_stores, live_windows
 from services.aggregator.settings import AggregatorSettings
+from services.aggregator.whole import Whole, tokens_of
 from shared.common import daemon
 from shared.common.clock import SYSTEM_CLOCK
+from shared.streams.instance_registry import InstanceRegistry
+from shared.streams.instances import Registration
 from shared.streams.punctuation import PunctuationType
 from shared.streams.queries import StoreAnswer, StoreQuery, read_store
 from shared.streams.stream_task import StreamTask
@@ -30,6 +34,20 @@ PROGRAM = "penstock aggregator"
 STUCK_MS = 60_000  # a turn polls, processes and commits: it takes a fraction of a second
 WORKER_SHARE, REQUEST_SHARE = 0.7, 0.1  # of `shutdown_timeout_ms`; a compaction is stopped meanwhile
 COMPACTION_PARTITION = 0  # the one instance that owns it asks for compactions
+
+
+def advertised(server: HttpServer) -> str:
+    """The address of a server for other machines, as far as it can be known; its own machine's name where it has none.
+
+    >>> from fastapi import FastAPI
+    >>> from shared.common.settings import HttpSettings
+    >>> advertised(HttpServer(FastAPI(), HttpSettings(host="10.0.0.7", port=8083)))
+    'http://10.0.0.7:8083'
+    """
+    if server.host not in ("0.0.0.0", "::"):  # noqa: S104 - a name for "every address", not a binding
+        return server.url
+    scheme = server.url.partition(":")[0]
+    return f"{scheme}://{socket.getfqdn()}:{server.port}"
 
 
 class Aggregator:
@@ -50,8 +68,13 @@ class Aggregator:
             "kafka": self._contact,
             "compaction": self.compaction.health,
         }
+        queries, streams = settings.queries, settings.streams
+        replicas = streams.replication_factor
+        self._instances = InstanceRegistry(settings.kafka, streams.instances_topic, replicas, self.registration)
+        self._whole = Whole(self, self._instances.instances, queries, tokens_of(settings), self._registry)
+        whole = self._whole if queries.all_instances else None
         app = create_app(
-            streams=streams_router(self, stores_router(self)),
+            streams=streams_router(self, stores_router(self, whole), whole=whole),
             health=health_router("aggregator", checks, self._registry),
             auth_token=settings.auth_token,
             credentials=settings.credentials,
@@ -66,6 +89,9 @@ class Aggregator:
     async def startup(self) -> None:
         await self.server.start()
         self.compaction.warn_if_off()
+        if self._settings.queries.all_instances:
+            self._whole.url = self._settings.queries.application_server or advertised(self.server)
+            self.run_beside({"instances": self._instances.run(self._whole.url)})
         await self.worker.startup()
         self.run_beside(
             {"compaction": self.compaction.run(), "backlog": self._backlog.run(), "contact": self._contact.run()}
@@ -90,6 +116,7 @@ class Aggregator:
         finally:
             await asyncio.gather(*self._beside, return_exceptions=True)
             await self.server.stop(int(limit_ms * REQUEST_SHARE))
+            await self._whole.close()
 
     async def describe(self) -> StreamsState:
         """What `GET /v1/streams` answers."""
@@ -99,7 +126,14 @@ class Aggregator:
     def read_store(self, store: str, **wanted: Any) -> StoreAnswer:
         """What `GET /v1/streams/stores/{store}` answers: the tasks that run here."""
         running = {partition: owned.task for partition, owned in self.worker.tasks().items() if owned.task is not None}
-        return read_store(running, store, StoreQuery(**wanted))
+        return read_store(running, store, StoreQuery(**wanted), self.worker.topology)
+
+    def registration(self) -> Registration:
+        """What this instance says of itself to the others."""
+        tasks = {partition: owned.task for partition, owned in sorted(self.worker.tasks().items())}
+        running = {partition: task.epoch for partition, task in tasks.items() if task is not None}
+        restoring = [partition for partition, task in tasks.items() if task is None]
+        return Registration(self.worker.instance, running, self.worker.topics.partitions, restoring)
 
     def _owns_compaction(self) -> bool:
         return COMPACTION_PARTITION in self.worker.tasks()

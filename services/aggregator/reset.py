@@ -23,7 +23,7 @@ from shared.common.command_line import run_app
 from shared.common.errors import GroupNotEmpty, GroupNotFound
 from shared.common.lake import table_uri
 from shared.common.settings import CommandSettings, KafkaSettings
-from shared.common.topic_names import REPARTITION_SUFFIX, changelog_topic
+from shared.common.topic_names import REPARTITION_SUFFIX, changelog_topic, instances_topic
 from shared.streams.settings import StreamsSettings
 
 PROGRAM = "penstock streams"
@@ -65,7 +65,8 @@ async def plan_reset(admin: Admin, settings: StreamsSettings) -> ResetPlan:
     if members:
         raise GroupNotEmpty(f"application {application} is running: stop {'; '.join(map(str, members))}")
     known = await admin.list_topics()
-    own = [name for name in known if name == changelog_topic(application) or _is_repartition(name, application)]
+    always = (changelog_topic(application), instances_topic(application))
+    own = [name for name in known if name in always or _is_repartition(name, application)]
     snapshot, by_hand = _snapshot(settings)
     committed = {str(at): to.offset for at, to in sorted(offsets.items())}
     return ResetPlan(application, committed, own, snapshot, by_hand)

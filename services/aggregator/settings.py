@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
@@ -46,6 +47,23 @@ class CompactionSettings(Section):
     )
 
 
+class QueriesSettings(Section):
+    """How the application's instances answer for each other."""
+
+    all_instances: bool = Field(
+        True, description="ask the other instances too, and be asked; false: each answers for itself alone"
+    )
+    application_server: str | None = Field(
+        None,
+        pattern=r"^https?://[^/\s]+(/[^\s]*[^/\s])?$",
+        description="where the others reach this one; default: http.host and port (0.0.0.0: the machine's name)",
+    )
+    timeout_ms: PositiveMs = Field(2_000, description="how long another instance may take to answer")
+    ssl_cafile: Path | None = Field(
+        None, description="PEM file of the authorities that the others' certificates are checked by"
+    )
+
+
 class SessionsSettings(CommandSettings):
     """`penstock sessions`: a key's windows in a span of time, open and closed."""
 
@@ -74,3 +92,4 @@ class AggregatorSettings(GuardedSettings):
     topology_options: dict[str, str] = Field({}, description="keyword arguments for that function")
     streams: StreamsSettings = StreamsSettings()
     compaction: CompactionSettings = CompactionSettings()
+    queries: QueriesSettings = QueriesSettings()

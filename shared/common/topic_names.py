@@ -17,6 +17,7 @@ CHANGELOG_SUFFIX = "-changelog"
 LATE_SUFFIX = "-late"
 DEAD_LETTER_SUFFIX = "-dlq"
 REPARTITION_SUFFIX = "-repartition"
+INSTANCES_SUFFIX = "-instances"
 KAFKA_PREFIX = "__"
 TOPIC_NAME_MAX = 249
 _NAME = re.compile(rf"(?!\.{{1,2}}$)[a-zA-Z0-9._-]{{1,{TOPIC_NAME_MAX}}}")
@@ -44,6 +45,11 @@ def changelog_topic(application: str) -> str:
     return application + CHANGELOG_SUFFIX
 
 
+def instances_topic(application: str) -> str:
+    """Where an application's instances say what they have."""
+    return application + INSTANCES_SUFFIX
+
+
 def late_topic(topic: str) -> str:
     """Where a source topic's late records go, unless its stream says otherwise."""
     return topic + LATE_SUFFIX
@@ -54,7 +60,7 @@ def dead_letter_topic(topic: str) -> str:
     return topic + DEAD_LETTER_SUFFIX
 
 
-OWN_SUFFIXES = (CHANGELOG_SUFFIX, LATE_SUFFIX, DEAD_LETTER_SUFFIX, REPARTITION_SUFFIX)
+OWN_SUFFIXES = (CHANGELOG_SUFFIX, LATE_SUFFIX, DEAD_LETTER_SUFFIX, REPARTITION_SUFFIX, INSTANCES_SUFFIX)
 
 
 def is_internal(topic: str) -> bool:

@@ -16,7 +16,7 @@ from shared.common.errors import ConfigError
 from shared.streams.state.store import LiveRow
 from shared.streams.stream_task import StreamTask
 from shared.streams.time_windows import LATEST
-from shared.streams.topology import StoreBuilder
+from shared.streams.topology import StoreBuilder, Topology
 
 QUERY_ROWS_MAX = 10_000  # of one answer; narrower questions have the rest
 
@@ -48,13 +48,17 @@ class StoreAnswer(msgspec.Struct, frozen=True):
     is_cut: bool = False
 
 
-def read_store(tasks: Mapping[int, StreamTask], store: str, query: StoreQuery) -> StoreAnswer:
+def read_store(
+    tasks: Mapping[int, StreamTask], store: str, query: StoreQuery, topology: Topology | None = None
+) -> StoreAnswer:
     """Live windows, or a table's rows, of the tasks' stores of that name; ConfigError where it cannot be asked for.
 
-    Rows have `partition` and `key`; windows `start` and `end` (ms, as the window's kind has them) and their results by
-    name, tables `value`.
+    `topology` says which stores there are where no task runs here; by default it is that of the tasks. Rows have
+    `partition` and `key`; windows `start` and `end` (ms, as the window's kind has them) and their results by name,
+    tables `value`.
     """
-    builder = next((t.topology.stores[store] for t in tasks.values() if store in t.topology.stores), None)
+    topologies = [topology] if topology is not None else [task.topology for task in tasks.values()]
+    builder = next((each.stores[store] for each in topologies if store in each.stores), None)
     if builder is None:
         raise ConfigError(f"no task that runs here has a store {store!r}")
     if builder.schema.kind == "join":

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from shared.common.settings import PositiveMs, Section
-from shared.common.topic_names import changelog_topic
+from shared.common.topic_names import changelog_topic, instances_topic
 from shared.streams.changelog_format import parse_places
 from shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
 
@@ -103,6 +103,11 @@ class StreamsSettings(Section):
     def changelog_topic(self) -> str:
         """The one changelog of the application."""
         return changelog_topic(self.application_id)
+
+    @property
+    def instances_topic(self) -> str:
+        """Where the application's instances say what they have."""
+        return instances_topic(self.application_id)
 
     @property
     def error_handlers(self) -> ErrorHandlers:

@@ -43,7 +43,7 @@ from shared.streams.stream_task import StreamTask
 from shared.streams.task_commits import Ended, Failure, SourceRefused, TaskCommits
 from shared.streams.task_inputs import TaskInputs
 from shared.streams.task_metrics import RestoreMetrics
-from shared.streams.topics import prepare_topics
+from shared.streams.topics import Prepared, prepare_topics
 from shared.streams.topology import Topology
 
 log = get_logger(__name__)
@@ -88,7 +88,7 @@ class StreamWorker(RebalanceListener):
         self._tables = GlobalTables(kafka, self.topology, clock)
         self._purge = RepartitionPurge(kafka, self.topology, clock, settings.repartition_purge_interval_ms)
         self._leaving = False
-        self._refusal_bytes_max = 0
+        self.topics = Prepared(0, 0)
 
     # --- life ---
 
@@ -97,7 +97,7 @@ class StreamWorker(RebalanceListener):
 
         Raises UnknownTopicOrPartition naming the source topics that did not appear in time.
         """
-        self._refusal_bytes_max = await prepare_topics(self._kafka, self._settings, self.topology, self._clock)
+        self.topics = await prepare_topics(self._kafka, self._settings, self.topology, self._clock)
         await self._tables.load()
         await self._join()
 
@@ -289,7 +289,7 @@ class StreamWorker(RebalanceListener):
         for at in self._partitions_of(partition):
             self._consumer.pause(at)
             self._consumer.seek(at, 0)  # without any position the consumer would look for one, and may reset none
-        of = (self._kafka, self._settings, partition, self.instance, self._clock, self._refusal_bytes_max)
+        of = (self._kafka, self._settings, partition, self.instance, self._clock, self.topics.refusal_bytes_max)
         owned = OwnedTask(ChangelogPartition(*of))
         self._owned[partition] = owned
         owned.restoring = asyncio.create_task(self._restore(partition, owned), name=f"restore-{partition}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from shared.clients.admin import Admin, NewTopic, event_time_topic
 from shared.common.clock import Clock
@@ -33,10 +34,16 @@ RETENTION_CONFIGS = ("retention.ms", "retention.bytes")
 Configs = Mapping[str, str | None]
 
 
-async def prepare_topics(kafka: KafkaSettings, settings: StreamsSettings, topology: Topology, clock: Clock) -> int:
-    """Wait for the source topics, then create the application's own and all others with as many partitions.
+class Prepared(NamedTuple):
+    """What is known of an application's topics once they are there."""
 
-    Returns the bytes of the largest dead letter or late record that there may be: that of a source's largest record.
+    partitions: int
+    refusal_bytes_max: int
+    """Bytes of the largest dead letter or late record that there may be: that of a source's largest record."""
+
+
+async def prepare_topics(kafka: KafkaSettings, settings: StreamsSettings, topology: Topology, clock: Clock) -> Prepared:
+    """Wait for the source topics, then create the application's own and all others with as many partitions.
 
     Raises UnknownTopicOrPartition naming the source topics that did not appear within `topic_wait_ms`, and ConfigError
     where the assignor does not do for them, where their numbers of partitions differ, or where the changelog is there
@@ -79,7 +86,7 @@ async def prepare_topics(kafka: KafkaSettings, settings: StreamsSettings, topolo
             # A dead letter carries the time of its writing; a retention deletes it when it is old, as is meant.
             if name not in dead_letters:
                 warn_of_retention(name, await admin.describe_configs(name))
-    return refusal_bytes_max
+    return Prepared(partitions, refusal_bytes_max)
 
 
 def require_one_assignment(strategy: str, sources: Sequence[str]) -> None:

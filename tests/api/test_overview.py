@@ -66,3 +66,11 @@ def test_a_steady_counter_has_its_own_rate(per_step: int, steps: int) -> None:
     rate = Rate()
     results = [rate.add(i * 1_000, i * per_step) for i in range(steps + 1)]
     assert results[-1] == per_step
+
+
+def test_an_applications_tasks_are_counted_once() -> None:
+    """Every instance tells of all of them; the one that misses least is taken."""
+    poor = {"application_id": "x", "tasks": [{"partition": 0}], "missing": [{"partition": 1}]}
+    whole = {"application_id": "x", "tasks": [{"partition": 0}, {"partition": 1}], "missing": []}
+    samples = [ServiceSample(str(i), "", "ok", streams=one) for i, one in enumerate((poor, whole, poor))]
+    assert [task["partition"] for task in build(samples)["streams"]["tasks"]] == [0, 1]

@@ -50,3 +50,44 @@ async def test_windows_stores_and_compactions_have_routes() -> None:
         assert (await client.get("/v1/compactions")).json() == {"compactions": [], "last": None}
         refused = await client.post("/v1/compactions")
     assert (refused.status_code, refused.json()["detail"]) == (409, "one is running")
+
+
+class Whole:
+    """All instances: two windows, and a partition that is missing."""
+
+    missing = ({"partition": 1, "reason": "no instance has it"},)
+
+    async def describe(self) -> StreamsState:
+        return {"application_id": "all", "tasks": [{"partition": 0}], "missing": list(self.missing)}  # type: ignore[typeddict-item]
+
+    async def stores(self) -> dict[str, Any]:
+        return {"stores": [], "missing": self.missing}
+
+    async def windows(self, store: str | None, key: str, limit: int) -> dict[str, Any]:
+        return {"windows": [store, key, limit], "missing": self.missing}
+
+    async def read_store(self, store: str, *, partial: bool, **wanted: Any) -> dict[str, Any]:
+        return {"store": store, "partial": partial}
+
+    async def compact(self) -> str:
+        return ""
+
+
+async def test_an_answer_is_of_all_instances_unless_it_is_asked_of_one() -> None:
+    """What is missing stands in it; `local=true` is of the instance that is asked."""
+    app = create_app(streams=streams_router(View(), whole=Whole()))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+
+        async def get(path: str) -> Any:
+            return (await client.get(path)).json()
+
+        assert (await get("/v1/streams"))["application_id"] == "all"
+        assert (await get("/v1/streams?local=true"))["application_id"] == "banks"
+        assert await get("/v1/streams/tasks") == {"tasks": [{"partition": 0}], "missing": list(Whole.missing)}
+        assert "missing" not in await get("/v1/streams/tasks?local=true")
+        assert (await get("/v1/streams/stores"))["missing"] == list(Whole.missing)
+        assert (await get("/v1/streams/stores?local=true"))["stores"][0]["total"] == 2
+        assert (await get("/v1/streams/windows?store=s&limit=3"))["windows"] == ["s", "", 3]
+        assert (await get("/v1/streams/windows?local=true"))["windows"][0]["key"] == "ann"
+        assert (await client.post("/v1/compactions")).json() == {"started": True}
+        assert (await client.post("/v1/compactions?local=true")).status_code == 409

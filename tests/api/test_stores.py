@@ -10,6 +10,7 @@ from api.app import create_app
 from api.state import StreamsState, streams_router
 from api.stores import stores_router
 from shared.common.errors import ConfigError
+from tests.api.test_state import Whole
 
 
 class View:
@@ -45,3 +46,12 @@ async def test_what_cannot_be_read_is_said() -> None:
     assert "no task that runs here has a store 'x'" in answer.json()["detail"]
     for wrong in ("from_ms=soon", "rows_max=0", "rows_max=10001"):
         assert 400 <= (await get(f"/v1/streams/stores/s?{wrong}")).status_code < 500
+
+
+async def test_all_instances_are_asked_unless_it_is_one_of_them() -> None:
+    """`partial` says that a part will do, and `local` that the instance answers of itself."""
+    app = create_app(streams=streams_router(View(), stores_router(View(), Whole())))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+        assert (await client.get("/v1/streams/stores/s")).json() == {"store": "s", "partial": False}
+        assert (await client.get("/v1/streams/stores/s?partial=true")).json() == {"store": "s", "partial": True}
+        assert (await client.get("/v1/streams/stores/s?local=true")).json()["rows_max"] == 1_000

@@ -1,0 +1,209 @@
+"""The whole application as one of its instances tells it: it asks the others over HTTP, each for what it has.
+
+Who has what is known from the topic of instances. An instance is asked with `local=true`, which it answers of itself
+alone, so that no question goes round; it has `timeout_ms` and an answer of at most `ANSWER_BYTES_MAX`. What does not
+answer is missing, and that is said: nothing is asked twice, since the answer a moment later is the user's to ask for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+import httpx
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from api.problem import ErrorKind, Problem
+from api.settings import GuardedSettings, Scope
+from api.state import StreamsState, StreamsView
+from services.aggregator.merged import Part, merge_rows, merge_stores, merge_tasks, merge_windows, missing_rows
+from services.aggregator.settings import QueriesSettings
+from shared.common.metrics import counter
+from shared.streams.instances import Instances, Parts, Registration, who_has
+
+ANSWER_BYTES_MAX = 64 * 1024 * 1024
+"""Of one instance's answer: ten thousand rows of some kilobytes."""
+CONNECTIONS_MAX = 64
+"""Open at once to all other instances."""
+RETRY_AFTER_S = 1
+INCOMPLETE = ErrorKind(503, "PARTITIONS_MISSING", "Not all partitions can be read now", RETRY_AFTER_S)
+NOT_REACHED = ErrorKind(503, "INSTANCE_NOT_REACHED", "The instance that does this does not answer", RETRY_AFTER_S)
+COMPACTION_PARTITION = 0
+
+
+class OwnView(StreamsView, Protocol):
+    """This instance, of itself alone."""
+
+    def registration(self) -> Registration:
+        """What it has."""
+        ...
+
+    def read_store(self, store: str, **wanted: Any) -> Any:
+        """As `api.stores.StoresView`."""
+        ...
+
+
+class NotAnswered(Exception):
+    """An instance that was asked gave no answer; the message says why. `detail` is what it refused with."""
+
+    def __init__(self, reason: str, status: int = 0, detail: str = "") -> None:
+        super().__init__(reason)
+        self.status, self.detail = status, detail
+
+
+class Whole:
+    """Implements `api.state.WholeView` for the instance at `url`."""
+
+    def __init__(
+        self,
+        own: OwnView,
+        instances: Instances,
+        settings: QueriesSettings,
+        tokens: Mapping[Scope, str],
+        registry: CollectorRegistry,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """`tokens` are this instance's own for the others, by what they open; none where none is asked for."""
+        self._own, self._instances, self._settings, self._tokens = own, instances, settings, tokens
+        self.url = ""
+        verify = True if settings.ssl_cafile is None else str(settings.ssl_cafile)
+        limits = httpx.Limits(max_connections=CONNECTIONS_MAX)
+        self._client = httpx.AsyncClient(
+            limits=limits, timeout=settings.timeout_ms / 1000, trust_env=False, verify=verify, transport=transport
+        )
+        name, text = "streams_instances_asked", "Questions to other instances of the application."
+        self._asked = counter(registry, name, text, "result")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def describe(self) -> StreamsState:
+        own, parts = await self._own.describe(), self._parts()
+        restoring = {p for p, reason in parts.missing.items() if reason == f"being restored by {self.url}"}
+        answers, missing = await self._ask_all(parts, "/v1/streams", {})
+        found = [Part(parts.own | restoring, cast(Mapping[str, Any], own)), *answers]
+        doing = next((p.answer for p in found if COMPACTION_PARTITION in p.partitions), cast(Mapping[str, Any], own))
+        state: dict[str, Any] = {
+            **own,
+            "tasks": merge_tasks(found),
+            "compactions": doing.get("compactions", []),
+            "instances": [self._instance(url) for url in self._instances.urls()],
+            "missing": missing_rows(missing),
+        }
+        return cast(StreamsState, state)
+
+    async def stores(self) -> dict[str, Any]:
+        parts = self._parts()
+        answers, missing = await self._ask_all(parts, "/v1/streams/stores", {})
+        found = [Part(parts.own, {"stores": self._own.stores()}), *answers]
+        return {"stores": merge_stores(found), "missing": missing_rows(missing)}
+
+    async def windows(self, store: str | None, key: str, limit: int) -> dict[str, Any]:
+        parts = self._parts()
+        wanted = {"store": store, "key": key, "limit": limit}
+        answers, missing = await self._ask_all(parts, "/v1/streams/windows", wanted)
+        found = [Part(parts.own, {"windows": self._own.windows(store, key, limit)}), *answers]
+        return {"windows": merge_windows(found, limit), "missing": missing_rows(missing)}
+
+    async def read_store(self, store: str, *, partial: bool, **wanted: Any) -> dict[str, Any]:
+        parts = self._parts()
+        own = msgspec.to_builtins(self._own.read_store(store, **wanted), str_keys=True)  # ConfigError without such one
+        answers, missing = await self._ask_all(parts, f"/v1/streams/stores/{store}", wanted)
+        answer = merge_rows([Part(parts.own, own), *answers], missing, wanted["rows_max"])
+        if missing and not partial:
+            raise Problem(INCOMPLETE, "; ".join(f"partition {p}: {why}" for p, why in sorted(missing.items())))
+        return answer | {"missing": missing_rows(missing)}
+
+    async def compact(self) -> str:
+        parts = self._parts()
+        if COMPACTION_PARTITION in parts.own:
+            return self._own.compact()
+        url = next((url for url, having in parts.others.items() if COMPACTION_PARTITION in having), None)
+        if url is None:
+            raise Problem(NOT_REACHED, parts.missing.get(COMPACTION_PARTITION, "no instance is known"))
+        try:
+            await self._ask(url, "/v1/compactions", {}, method="POST")
+        except NotAnswered as e:
+            if e.status == httpx.codes.CONFLICT:
+                return e.detail
+            raise Problem(NOT_REACHED, str(e)) from None
+        return ""
+
+    def _parts(self) -> Parts:
+        return who_has(self._instances, self.url, self._own.registration())
+
+    def _instance(self, url: str) -> dict[str, Any]:
+        said = self._instances.registration(url)
+        return {
+            "instance": said.instance,
+            "url": url,
+            "partitions": sorted(said.running),
+            "restoring": sorted(said.restoring),
+        }
+
+    async def _ask_all(self, parts: Parts, path: str, wanted: Mapping[str, Any]) -> tuple[list[Part], dict[int, str]]:
+        """What the others answer for their partitions; and what is missing then, each with the reason."""
+        asked = list(parts.others.items())
+        answers = await asyncio.gather(*(self._ask(url, path, wanted) for url, _ in asked), return_exceptions=True)
+        found, missing = [], dict(parts.missing)
+        for (url, partitions), answer in zip(asked, answers, strict=True):
+            if isinstance(answer, NotAnswered):
+                missing |= dict.fromkeys(partitions, f"{url}: {answer}")
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found.append(Part(partitions, answer))
+        return found, missing
+
+    async def _ask(self, url: str, path: str, wanted: Mapping[str, Any], method: str = "GET") -> dict[str, Any]:
+        """One instance's answer of itself; NotAnswered where it gives none that can be used."""
+        params = {name: value for name, value in wanted.items() if value is not None} | {"local": "true"}
+        token = self._tokens.get("read" if method == "GET" else "admin")
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        limit_ms = self._settings.timeout_ms
+        try:
+            async with asyncio.timeout(limit_ms / 1000):
+                status, body = await self._fetch(httpx.Request(method, f"{url}{path}", params=params, headers=headers))
+            answer = msgspec.json.decode(body, type=dict[str, Any])
+            if status >= httpx.codes.BAD_REQUEST:
+                detail = str(answer.get("detail", ""))
+                raise NotAnswered(f"answers {status}: {detail}", status, detail)
+        except TimeoutError:
+            self._asked.labels(result="failed").inc()
+            raise NotAnswered(f"no answer within {limit_ms} ms") from None
+        except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as e:
+            self._asked.labels(result="failed").inc()
+            raise NotAnswered(f"{type(e).__name__}: {e}".rstrip(": ")) from None
+        except NotAnswered:
+            self._asked.labels(result="failed").inc()
+            raise
+        self._asked.labels(result="answered").inc()
+        return answer
+
+    async def _fetch(self, request: httpx.Request) -> tuple[int, bytes]:
+        answer = await self._client.send(request, stream=True)
+        try:
+            body = bytearray()
+            async for piece in answer.aiter_bytes():
+                body += piece
+                if len(body) > ANSWER_BYTES_MAX:
+                    raise NotAnswered(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
+            return answer.status_code, bytes(body)
+        finally:
+            await answer.aclose()
+
+
+def tokens_of(settings: GuardedSettings) -> dict[Scope, str]:
+    """What opens other instances, which have the same settings: the owner's token, or a credential's secret."""
+    found: dict[Scope, str] = {}
+    for credential in settings.credentials.values():
+        for scope in credential.scopes:
+            found.setdefault(scope, credential.secret.get_secret_value())
+    if "admin" in found:
+        found.setdefault("read", found["admin"])
+    if settings.auth_token is not None:
+        found = dict.fromkeys(("ingest", "read", "admin"), settings.auth_token.get_secret_value())
+    return found

@@ -1,0 +1,145 @@
+"""Which instance of an application has which partitions, by what all of them have said of themselves.
+
+Each instance writes one record to the compacted topic `<application>-instances`, keyed by its address: the partitions
+whose tasks run there, each with the owner epoch of its task, and those that it is restoring. It writes anew when that
+changes, and now and then when it does not; at its end it removes the record. Everybody reads the whole topic.
+
+A killed instance says nothing any more: its record stays until others have taken its partitions over. Where two claim a
+partition, the higher owner epoch has it, as for any reader of the changelog; a claim to restore it counts from when it
+was made until somebody's higher epoch is seen.
+
+>>> table = Instances()
+>>> table.apply(0, b"http://a", encode(Registration("a", {0: 4, 1: 4}, 2)), 0)
+>>> table.apply(1, b"http://b", encode(Registration("b", {1: 5}, 2)), 0)
+>>> {partition: claim.url for partition, claim in sorted(table.claims().items())}
+{0: 'http://a', 1: 'http://b'}
+>>> table.apply(2, b"http://b", encode(Registration("b", {1: 5}, 2, restoring=[0])), 0)
+>>> table.claims()[0]
+Claim(url='http://b', epoch=None)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+FORGET_MS = 600_000
+"""A record that holds nothing any more, and was not written anew for so long, is of an instance that was killed."""
+
+
+class Registration(msgspec.Struct, frozen=True):
+    """What an instance says of itself: running partitions with their owner epochs, how many there are in all."""
+
+    instance: str
+    running: dict[int, int] = {}
+    partitions: int = 0
+    restoring: list[int] = []
+
+
+class Claim(NamedTuple):
+    """Who has a partition; `epoch` is None while it is being restored there."""
+
+    url: str
+    epoch: int | None
+
+
+def encode(registration: Registration) -> bytes:
+    """A record's value: a JSON object."""
+    return msgspec.json.encode(registration)
+
+
+class Parts(NamedTuple):
+    """Whom to ask for which partitions: this instance, others by their address, and nobody, with the reason."""
+
+    own: frozenset[int]
+    others: dict[str, list[int]]
+    missing: dict[int, str]
+
+
+class _Known(NamedTuple):
+    registration: Registration
+    since: dict[tuple[int, int | None], int]
+    seen_ms: int
+
+
+class Instances:
+    """The topic's content; `refused` counts records that cannot be read."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Known] = {}
+        self.refused = 0
+
+    def __repr__(self) -> str:
+        return f"Instances({ {url: known.registration for url, known in self._known.items()} })"
+
+    def apply(self, offset: int, key: bytes | None, value: bytes | None, now_ms: int) -> None:
+        """Take the record at `offset`; what cannot be read is counted and changes nothing."""
+        try:
+            url = (key or b"").decode()
+            said = None if value is None else msgspec.json.decode(value, type=Registration)
+        except (UnicodeDecodeError, msgspec.DecodeError):
+            self.refused += 1
+            return
+        if said is None:
+            self._known.pop(url, None)
+            return
+        before = self._known[url].since if url in self._known else {}
+        claims: list[tuple[int, int | None]] = [*said.running.items(), *((p, None) for p in said.restoring)]
+        self._known[url] = _Known(said, {claim: before.get(claim, offset) for claim in claims}, now_ms)
+
+    def claims(self) -> dict[int, Claim]:
+        """Who has each partition, of those that anybody claims."""
+        running: dict[int, tuple[int, int, str]] = {}
+        restoring: dict[int, tuple[int, str]] = {}
+        for url, known in self._known.items():
+            for (partition, epoch), since in known.since.items():
+                if epoch is None:
+                    restoring[partition] = max(restoring.get(partition, (-1, "")), (since, url))
+                else:
+                    running[partition] = max(running.get(partition, (-1, -1, "")), (epoch, since, url))
+        found = {partition: Claim(url, epoch) for partition, (epoch, _, url) in running.items()}
+        for partition, (since, url) in restoring.items():
+            if partition not in running or since > running[partition][1]:
+                found[partition] = Claim(url, None)
+        return found
+
+    def urls(self) -> list[str]:
+        """Every address that there is a record of."""
+        return sorted(self._known)
+
+    def registration(self, url: str) -> Registration:
+        """What the instance at an address said last."""
+        return self._known[url].registration
+
+    def gone(self, now_ms: int, own: Iterable[str]) -> list[str]:
+        """Addresses whose records hold nothing and were not written anew for `FORGET_MS`; never those of `own`."""
+        held = {claim.url for claim in self.claims().values()} | set(own)
+        return [url for url in self.urls() if url not in held and now_ms - self._known[url].seen_ms >= FORGET_MS]
+
+
+def who_has(instances: Instances, url: str, own: Registration) -> Parts:
+    """Who is to be asked, for an instance at `url` that has what `own` says; others may know better whose it is.
+
+    >>> table = Instances()
+    >>> table.apply(0, b"http://b", encode(Registration("b", {1: 5, 2: 3}, 4)), 0)
+    >>> who_has(table, "http://a", Registration("a", {0: 1, 1: 4, 2: 4}, 4))
+    Parts(own=frozenset({0, 2}), others={'http://b': [1]}, missing={3: 'no instance has it'})
+    """
+    claims, mine = instances.claims(), set()
+    others: dict[str, list[int]] = {}
+    missing: dict[int, str] = {}
+    known = [own.partitions, *(instances.registration(each).partitions for each in instances.urls())]
+    for partition in range(max(known)):
+        claim, epoch = claims.get(partition), own.running.get(partition)
+        if epoch is not None and (claim is None or claim.url == url or -1 < (claim.epoch or -1) < epoch):
+            mine.add(partition)
+        elif partition in own.restoring or (claim is not None and claim.epoch is None):
+            where = url if partition in own.restoring or claim is None else claim.url
+            missing[partition] = f"being restored by {where}"
+        elif claim is None or claim.url == url:
+            missing[partition] = "no instance has it"
+        else:
+            others.setdefault(claim.url, []).append(partition)
+    return Parts(frozenset(mine), others, missing)

@@ -1,0 +1,124 @@
+"""Several instances of one application on a real broker: any of them answers for all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from services.local.kafka import EmbeddedKafka
+from services.local.stack import Service, ServiceSpec, Stack
+from shared.clients.admin import Admin, event_time_topic
+from shared.clients.producer import Producer
+from shared.common.records import ProducerRecord
+from shared.common.settings import KafkaSettings
+
+WAIT_S = 45
+TOKEN = "0123456789abcdef"
+PARTITIONS = 2
+
+
+def settings_of(kafka: EmbeddedKafka, topic: str) -> dict[str, str]:
+    """An aggregator's, with a group that notices a death soon."""
+    return {
+        "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
+        "TOPOLOGY": "services.local.topologies:sessions",
+        "TOPOLOGY_OPTIONS": f'{{"topic": "{topic}", "results": "{topic}-out"}}',
+        "STREAMS__APPLICATION_ID": topic,
+        "STREAMS__SESSION_TIMEOUT_MS": "3000",
+        "STREAMS__HEARTBEAT_INTERVAL_MS": "300",
+        "STREAMS__REPLICATION_FACTOR": "1",
+        "AUTH_TOKEN": TOKEN,
+        "COMPACTION__ENABLED": "false",
+    }
+
+
+async def send(kafka: EmbeddedKafka, topic: str) -> None:
+    """Three events of key k<p> in each partition p, of a topic that is made."""
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    async with Admin(settings) as admin:
+        await admin.create_topics([event_time_topic(topic, PARTITIONS)])
+    records = [ProducerRecord(topic, b"{}", b"k%d" % (i % PARTITIONS), (), i % PARTITIONS, 1_000 + i) for i in range(6)]
+    async with Producer(settings) as producer:
+        assert await (await producer.send_many(records)).first_error() is None
+
+
+async def until(done: Callable[[], Awaitable[Any]]) -> Any:
+    """What `done` gives once it gives something."""
+    deadline = time.monotonic() + WAIT_S
+    while not (got := await done()):
+        assert time.monotonic() < deadline, "it did not come about in time"
+        await asyncio.sleep(0.1)
+    return got
+
+
+def client() -> httpx.AsyncClient:
+    return httpx.AsyncClient(headers={"Authorization": f"Bearer {TOKEN}"}, timeout=10, trust_env=False)
+
+
+@pytest.fixture
+async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
+    stack = Stack(tmp_path, hermetic=True)
+    yield stack
+    await stack.stop()
+
+
+async def test_any_instance_answers_for_all_and_says_what_is_missing(
+    kafka: EmbeddedKafka, topic_name: str, stack: Stack
+) -> None:
+    """Each tells of the key that the other has; one that is killed is missing, and said to be, until it is replaced."""
+    await send(kafka, topic_name)
+    settings = settings_of(kafka, topic_name)
+    specs = [ServiceSpec(name, settings, arguments=["aggregator"]) for name in ("a", "b")]
+    a, b = [await stack.start(spec) for spec in specs]
+    async with client() as http:
+
+        async def get(service: Service, path: str) -> httpx.Response:
+            try:
+                return await http.get(f"{service.url}{path}")
+            except httpx.ConnectError:
+                return httpx.Response(599)
+
+        async def are_shared() -> bool:
+            answers = [await get(each, "/v1/streams?local=true") for each in (a, b)]
+            told = [answer.json()["tasks"] if answer.status_code == 200 else [] for answer in answers]
+            return [[task["state"] for task in tasks] for tasks in told] == [["running"], ["running"]]
+
+        async def have_all() -> bool:
+            answers = [await get(each, "/v1/streams/stores/sessions") for each in (a, b)]
+            positions = {"0": {topic_name: 3}, "1": {topic_name: 3}}
+            return all(answer.status_code == 200 and answer.json()["position"] == positions for answer in answers)
+
+        await until(are_shared)
+        await until(have_all)
+        for service in (a, b):
+            for p in range(PARTITIONS):
+                answer = (await get(service, f"/v1/streams/stores/sessions?key=k{p}")).json()
+                assert [(row["partition"], row["key"], row["events"]) for row in answer["rows"]] == [(p, f"k{p}", 3)]
+                assert (answer["position"], answer["missing"]) == ({"0": {topic_name: 3}, "1": {topic_name: 3}}, [])
+            state = (await get(service, "/v1/streams")).json()
+            assert [task["partition"] for task in state["tasks"]] == [0, 1]
+            assert len({task["instance"] for task in state["tasks"]}) == len(state["instances"]) == 2
+            assert len((await get(service, "/v1/streams/windows")).json()["windows"]) == 2
+        (lost,) = [task["partition"] for task in (await get(b, "/v1/streams?local=true")).json()["tasks"]]
+
+        await b.kill()
+        refused = await get(a, f"/v1/streams/stores/sessions?key=k{lost}")
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+        assert f"partition {lost}: {b.url}" in refused.json()["detail"]
+        part = (await get(a, "/v1/streams/stores/sessions?partial=true")).json()
+        assert [row["partition"] for row in part["rows"]] == [1 - lost]
+        assert [row["partition"] for row in part["missing"]] == [lost]
+
+        async def is_whole() -> Any:
+            answer = await get(a, "/v1/streams/stores/sessions")
+            assert answer.status_code in (200, 503)
+            return answer.status_code == 200 and answer.json()
+
+        whole = await until(is_whole)
+        assert sorted((row["key"], row["events"]) for row in whole["rows"]) == [("k0", 3), ("k1", 3)]

@@ -1,0 +1,216 @@
+"""An application as one of its instances tells it: the others are real apps, asked without a network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from api.app import create_app
+from api.problem import Problem
+from api.settings import Credential
+from api.state import StreamsState, WindowRow, streams_router
+from api.stores import stores_router
+from services.aggregator.settings import AggregatorSettings, QueriesSettings
+from services.aggregator.whole import ANSWER_BYTES_MAX, Whole, tokens_of
+from shared.common.errors import ConfigError
+from shared.streams.instances import Instances, Registration, encode
+from shared.streams.queries import StoreAnswer
+
+A, B = "http://a", "http://b"
+
+
+class Instance:
+    """One instance with a row, a window and a task in each of its partitions."""
+
+    def __init__(self, name: str, running: dict[int, int], restoring: tuple[int, ...] = ()) -> None:
+        self.name, self.running, self.restoring, self.compactions = name, running, restoring, 0
+
+    def registration(self) -> Registration:
+        return Registration(self.name, self.running, 3, list(self.restoring))
+
+    async def describe(self) -> StreamsState:
+        states = [*((p, "running") for p in self.running), *((p, "restoring") for p in self.restoring)]
+        tasks: Any = [{"partition": p, "state": state} for p, state in states]
+        state: Any = {"application_id": "x", "instance": self.name, "tasks": tasks}
+        return {**state, "compactions": [{"detail": self.name}]}  # type: ignore[typeddict-item]
+
+    def stores(self) -> list[dict[str, Any]]:
+        return [{"store": "s", "rows": {str(p): p + 1 for p in self.running}, "total": 0}]
+
+    def windows(self, store: str | None, key: str, limit: int) -> list[WindowRow]:
+        row = {"store": "s", "key": self.name, "start_ms": 0, "states": []}
+        rows: Any = [{**row, "partition": p, "end_ms": p} for p in self.running]
+        return list(rows)
+
+    def read_store(self, store: str, **wanted: Any) -> StoreAnswer:
+        if store != "s":
+            raise ConfigError(f"no task that runs here has a store {store!r}")
+        rows = [{"partition": p, "key": wanted["key"] or self.name} for p in self.running]
+        return StoreAnswer("s", "session", rows, {p: {"in": epoch} for p, epoch in self.running.items()})
+
+    def compact(self) -> str:
+        self.compactions += 1
+        return "one is running" if self.compactions > 1 else ""
+
+
+Hook = Callable[[httpx.Request], Awaitable[httpx.Response | None]]
+
+
+async def straight_on(request: httpx.Request) -> httpx.Response | None:
+    return None
+
+
+class Net(httpx.AsyncBaseTransport):
+    """Hands requests to the instances by their address; `hook` may answer in their place."""
+
+    def __init__(self, hook: Hook = straight_on, **instances: Any) -> None:
+        self._apps = {name: httpx.ASGITransport(app) for name, app in instances.items()}
+        self._hook = hook
+        self.asked: list[httpx.Request] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request)
+        answer = await self._hook(request)
+        return await self._apps[request.url.host].handle_async_request(request) if answer is None else answer
+
+
+def app_of(instance: Instance, **guard: Any) -> Any:
+    return create_app(streams=streams_router(instance, stores_router(instance)), **guard)
+
+
+def whole(own: Instance, *others: tuple[str, Instance], net: Net, **settings: Any) -> Whole:
+    """As instance A tells it, which has read what all have said."""
+    known = Instances()
+    for offset, (url, one) in enumerate([(A, own), *others]):
+        known.apply(offset, url.encode(), encode(one.registration()), 0)
+    tokens = settings.pop("tokens", {})
+    made = Whole(own, known, QueriesSettings(**settings), tokens, CollectorRegistry(), net)
+    made.url = A
+    return made
+
+
+WANTED: dict[str, Any] = {"key": None, "key_from": None, "key_to": None, "from_ms": None, "to_ms": None, "rows_max": 9}
+
+
+async def test_each_partition_is_of_the_instance_that_has_it() -> None:
+    """Rows, positions, windows, stores and tasks of both; what a zombie says of what it has lost is left out."""
+    own, other = Instance("a", {0: 2, 1: 1}), Instance("b", {1: 2, 2: 7})
+    made = whole(own, (B, other), net=Net(b=app_of(other)))
+    answer = await made.read_store("s", partial=False, **WANTED)
+    assert [(row["partition"], row["key"]) for row in answer["rows"]] == [(0, "a"), (1, "b"), (2, "b")]
+    assert answer["position"] == {"0": {"in": 2}, "1": {"in": 2}, "2": {"in": 7}}
+    assert (answer["missing"], answer["is_cut"], answer["kind"]) == ([], False, "session")
+    assert (await made.stores())["stores"] == [{"store": "s", "rows": {"0": 1, "1": 2, "2": 3}, "total": 6}]
+    assert [row["key"] for row in (await made.windows(None, "", 2))["windows"]] == ["b", "b"]
+    state: Any = await made.describe()
+    assert [(task["partition"], task["instance"]) for task in state["tasks"]] == [(0, "a"), (1, "b"), (2, "b")]
+    assert (state["missing"], [each["url"] for each in state["instances"]]) == ([], [A, B])
+    assert state["compactions"] == [{"detail": "a"}]
+    await made.close()
+
+
+async def test_others_are_asked_of_themselves_alone_with_what_was_asked() -> None:
+    """No question goes on from there; the token that opens them is sent, and no other."""
+    own, other = Instance("a", {0: 1}), Instance("b", {1: 1, 2: 1})
+    net = Net(b=app_of(other, credentials={"all": Credential(secret="x" * 16, scopes=("admin",))}))
+    made = whole(own, (B, other), net=net, tokens={"read": "x" * 16})
+    answer = await made.read_store("s", partial=False, **WANTED | {"key": "ann", "from_ms": 5})
+    assert {row["key"] for row in answer["rows"]} == {"ann"}
+    (asked,) = net.asked
+    assert dict(asked.url.params) == {"key": "ann", "from_ms": "5", "rows_max": "9", "local": "true"}
+    assert asked.headers["authorization"] == f"Bearer {'x' * 16}"
+    refused = await whole(own, (B, other), net=net).stores()
+    assert [row["reason"] for row in refused["missing"]] == [
+        f"{B}: answers 401: send Authorization: Bearer <token> or basic auth"
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("gone", "ConnectError: refused"),
+        ("silent", "no answer within 1 ms"),
+        ("no json", "DecodeError: "),
+        ("endless", f"an answer of more than {ANSWER_BYTES_MAX} bytes"),
+        ("500", "answers 500: it broke"),
+    ],
+)
+async def test_what_does_not_answer_is_missing_and_said(fault: str, reason: str) -> None:
+    """A question for rows is 503 with Retry-After and the reason, unless a part will do; others say it beside."""
+
+    async def fail(request: httpx.Request) -> httpx.Response | None:
+        match fault:
+            case "gone":
+                raise httpx.ConnectError("refused", request=request)
+            case "silent":
+                await asyncio.Event().wait()
+            case "no json":
+                return httpx.Response(200, text="<html>")
+            case "endless":
+                return httpx.Response(200, content=b"[" * (ANSWER_BYTES_MAX + 1))
+        return httpx.Response(500, json={"detail": "it broke"})
+
+    own, other = Instance("a", {0: 1}), Instance("b", {1: 1, 2: 1})
+    made = whole(own, (B, other), net=Net(fail), timeout_ms=1 if fault == "silent" else 10_000)
+    with pytest.raises(Problem) as refused:
+        await made.read_store("s", partial=False, **WANTED)
+    assert (refused.value.kind.status, refused.value.kind.retry_after_s) == (503, 1)
+    assert f"partition 1: {B}: " in refused.value.detail
+    answer = await made.read_store("s", partial=True, **WANTED)
+    assert [row["partition"] for row in answer["rows"]] == [0]
+    assert [row["partition"] for row in answer["missing"]] == [1, 2]
+    assert all(reason in row["reason"] for row in answer["missing"])
+    assert len((await made.describe())["missing"]) == 2
+
+
+async def test_what_nobody_has_is_missing_too() -> None:
+    """A partition that is being restored, here or there, and one that no instance has; a task that has just gone."""
+    own, other = Instance("a", {}, (0,)), Instance("b", {1: 1})
+    net = Net(b=app_of(Instance("b", {})))
+    made = whole(own, (B, other), net=net)
+    answer = await made.read_store("s", partial=True, **WANTED)
+    assert {row["partition"]: row["reason"] for row in answer["missing"]} == {
+        0: f"being restored by {A}",
+        1: "its task has just gone",
+        2: "no instance has it",
+    }
+    state: Any = await made.describe()
+    assert [(task["partition"], task["state"]) for task in state["tasks"]] == [(0, "restoring")]
+    with pytest.raises(ConfigError, match="store 'x'"):
+        await made.read_store("x", partial=True, **WANTED)
+
+
+async def test_rows_are_cut_over_all_instances() -> None:
+    """As many as were asked for, and that there were more."""
+    own, other = Instance("a", {0: 1}), Instance("b", {1: 1, 2: 1})
+    made = whole(own, (B, other), net=Net(b=app_of(other)))
+    answer = await made.read_store("s", partial=False, **WANTED | {"rows_max": 2})
+    assert ([row["partition"] for row in answer["rows"]], answer["is_cut"]) == ([0, 1], True)
+
+
+async def test_a_compaction_is_asked_of_the_instance_that_does_it() -> None:
+    """Its refusal comes back as its own; where it cannot be reached that is said."""
+    own, other = Instance("a", {1: 1}), Instance("b", {0: 1})
+    net = Net(b=app_of(other))
+    made = whole(own, (B, other), net=net)
+    assert [await made.compact(), await made.compact()] == ["", "one is running"]
+    assert (other.compactions, own.compactions) == (2, 0)
+    assert await whole(Instance("a", {0: 1}), net=net).compact() == ""
+    with pytest.raises(Problem, match="no instance has it"):
+        await whole(own, net=net).compact()
+
+
+def test_tokens_open_what_their_credentials_do() -> None:
+    """The owner's opens everything; who may administer may read."""
+    load = AggregatorSettings.load
+    arguments = ["--topology=a:b"]
+    assert tokens_of(load(arguments, environ={})) == {}
+    assert tokens_of(load([*arguments, "--auth-token=0123456789abcdef"], environ={}))["admin"] == "0123456789abcdef"
+    named = '{"ops": {"secret": "fedcba9876543210", "scopes": ["admin"]}}'
+    found = tokens_of(load(arguments, environ={"PENSTOCK_CREDENTIALS": named}))
+    assert found == {"admin": "fedcba9876543210", "read": "fedcba9876543210"}
