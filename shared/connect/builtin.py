@@ -13,7 +13,8 @@ BUILTIN: tuple[str, ...] = (
         f"converters.plain.{name}Converter"
         for name in ("Boolean", "ByteArray", "Double", "Float", "Integer", "Long", "Short", "String")
     ),
-    "converters.json.JsonConverter",
+    *("converters.json.JsonConverter", "converters.avro.AvroConverter"),
+    "converters.json_schema_converter.JsonSchemaConverter",
     "converters.simple_header.SimpleHeaderConverter",
     *(
         f"transforms.{name}{part}"

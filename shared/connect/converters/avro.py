@@ -1,0 +1,249 @@
+"""AvroConverter: values in Avro, their schemas in a schema registry.
+
+Reading and writing are fastavro's; what it gives and takes is what Connect's values are, save for unions and for maps
+whose keys are no strings. For these a function is made along with each schema; for others nothing is done per value.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shared.common.records import Headers
+from shared.connect.config_def import ConfigDef
+from shared.connect.converter import Converted, Converter
+from shared.connect.converters.avro_schemas import AVRO_UNION, LOGICAL_TYPES, from_avro, to_avro
+from shared.connect.converters.registry import HEAD_BYTES, Registry, framed, parsed, registry_config, unframed
+from shared.connect.converters.registry_client import RegistrySchema
+from shared.connect.errors import ConfigError, DataError
+from shared.connect.schema import Schema, SchemaType, infer_schema
+
+KIND = "AVRO"
+Change = Callable[[Any], Any]
+
+
+def avro_library() -> Any:
+    """fastavro, which comes with the extra `connect`."""
+    try:
+        return importlib.import_module("fastavro")
+    except ImportError:
+        raise ConfigError("the Avro converter needs fastavro: pip install 'penstock[connect]'") from None
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A schema with what reads and writes its values."""
+
+    schema: Schema
+    avro: Any
+    text: str
+    from_value: Change | None = None
+    to_value: Change | None = None
+
+
+class AvroConverter(Converter):
+    """Avro under the registry's wire format; a value that is written needs a schema, unless it is a plain scalar."""
+
+    kafka_class = "io.confluent.connect.avro.AvroConverter"
+
+    def __init__(self) -> None:
+        self._registry: Registry
+        self._read: dict[int, _Known] = {}
+        self._written: dict[Schema, _Known] = {}
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return registry_config()
+
+    def configure(self, configs: Mapping[str, Any], is_key: bool) -> None:
+        self._fastavro = avro_library()
+        self._registry = Registry.of(configs, KIND, is_key=is_key)
+
+    def from_connect_data(self, topic: str, schema: Schema | None, value: Any) -> bytes | None:
+        if value is None and (schema is None or not schema.has_default):
+            return None
+        schema = schema or infer_schema(value)
+        if schema is None:
+            raise DataError("AvroConverter needs a schema for a value that is no plain scalar")
+        value = schema.default if value is None else value
+        known = self._to_write(schema)
+        id, latest = self._registry.to_write(topic, known.text, schema.name)
+        if latest is not None:
+            known = self._known_id(id, latest)
+        buffer = io.BytesIO()
+        try:
+            self._fastavro.schemaless_writer(buffer, known.avro, known.from_value(value) if known.from_value else value)
+        except DataError:
+            raise
+        except Exception as e:  # fastavro's own are of many kinds
+            schema.validate(value)
+            raise DataError(f"Failed to serialize Avro data from topic {topic}: {type(e).__name__}: {e}") from e
+        return framed(id, buffer.getvalue())
+
+    def to_connect_data(self, topic: str, data: bytes | None, headers: Headers = ()) -> Converted:
+        if data is None:
+            return None, None
+        id, encoded = unframed(data)
+        known = self._known_id(id, None)
+        return known.schema, self._decoded(topic, id, known, encoded)
+
+    def to_connect_values(self, topic: str, datas: Sequence[bytes | None]) -> tuple[Schema | None, list[Any]] | None:
+        head = datas[0][:HEAD_BYTES] if datas and datas[0] else b""
+        known = self._read.get(int.from_bytes(head[1:], "big"))
+        if known is None or not all(data is not None and data.startswith(head) for data in datas):
+            return None
+        id = int.from_bytes(head[1:], "big")
+        return known.schema, [self._decoded(topic, id, known, data[HEAD_BYTES:]) for data in datas if data is not None]
+
+    def _decoded(self, topic: str, id: int, known: _Known, encoded: bytes) -> Any:
+        buffer = io.BytesIO(encoded)
+        try:
+            value = self._fastavro.schemaless_reader(
+                buffer, known.avro, return_record_name=True, return_record_name_override=True
+            )
+        except Exception as e:  # fastavro's own are of many kinds
+            said = f"{type(e).__name__}: {e}"
+            raise DataError(f"Failed to deserialize data for topic {topic} to Avro, schema {id}: {said}") from e
+        if buffer.tell() != len(encoded):
+            raise DataError(f"Failed to deserialize data for topic {topic} to Avro, schema {id}: bytes are left over")
+        return known.to_value(value) if known.to_value else value
+
+    def _to_write(self, schema: Schema) -> _Known:
+        try:
+            known = self._written.get(schema)
+        except TypeError:  # a default that cannot be hashed
+            return self._known(to_avro(schema), (), schema)
+        if known is None:
+            known = self._written[schema] = self._known(to_avro(schema), (), schema)
+            if len(self._written) > self._registry.cache_size:
+                self._written.pop(next(iter(self._written)))
+        return known
+
+    def _known_id(self, id: int, found: RegistrySchema | None) -> _Known:
+        known = self._read.get(id)
+        if known is None:
+            registered = found or self._registry.schema(id)
+            known = self._read[id] = self._known(parsed(registered), registered.references)
+            if len(self._read) > self._registry.cache_size:
+                self._read.pop(next(iter(self._read)))
+        return known
+
+    def _known(self, avro: Any, references: Sequence[tuple[str, str]], schema: Schema | None = None) -> _Known:
+        named: dict[str, Any] = {}
+        outer = {name: json.loads(text) for name, text in references}
+        try:
+            for text in outer.values():
+                self._fastavro.parse_schema(without_other_logical_types(text), named_schemas=named)
+            made = self._fastavro.parse_schema(without_other_logical_types(avro), named_schemas=named)
+        except Exception as e:  # fastavro's own are of many kinds
+            raise DataError(f"no Avro schema: {type(e).__name__}: {e}") from e
+        schema = schema or from_avro(avro, outer)
+        return _Known(schema, made, json.dumps(avro, separators=(",", ":")), writing(schema), reading(schema))
+
+
+def without_other_logical_types(avro: Any) -> Any:
+    """The schema without logical types that Connect has none for: their values stay what carries them."""
+    if isinstance(avro, list):
+        return [without_other_logical_types(branch) for branch in avro]
+    if not isinstance(avro, dict):
+        return avro
+    kept = {key: without_other_logical_types(value) for key, value in avro.items() if key != "default"}
+    if "default" in avro:
+        kept["default"] = avro["default"]
+    if isinstance(kept.get("logicalType"), str) and kept["logicalType"] not in LOGICAL_TYPES:
+        del kept["logicalType"]
+    return kept
+
+
+def _nested(schema: Schema | None, of: Callable[[Schema], Change | None]) -> Change | None:
+    """The change of a struct's fields, an array's items or a map's values; None where none of them is changed."""
+    if schema is None:
+        return None
+    if schema.type is SchemaType.STRUCT:
+        changes = {field.name: change for field in schema.fields if (change := of(field.schema)) is not None}
+        if not changes:
+            return None
+        return lambda value: value and {k: changes[k](v) if k in changes else v for k, v in value.items()}
+    inner = None if schema.value_schema is None else of(schema.value_schema)
+    if inner is None:
+        return None
+    if schema.type is SchemaType.ARRAY:
+        return lambda value: value if value is None else [inner(item) for item in value]
+    return lambda value: value if value is None else {key: inner(item) for key, item in value.items()}
+
+
+def _is_entries(schema: Schema) -> bool:
+    keys = schema.key_schema
+    return schema.type is SchemaType.MAP and keys is not None and (keys.type is not SchemaType.STRING or keys.optional)
+
+
+def reading(schema: Schema) -> Change | None:
+    """What makes fastavro's value Connect's; None where they are the same."""
+    if schema.name == AVRO_UNION and schema.type is SchemaType.STRUCT:
+        return lambda value: _from_branch(schema, value)
+    if _is_entries(schema):
+        inner = reading(schema.value_schema) if schema.value_schema is not None else None
+        return lambda value: value if value is None else {
+            entry["key"]: inner(entry["value"]) if inner else entry["value"] for entry in value
+        }  # fmt: skip
+    return _nested(schema, reading)
+
+
+def writing(schema: Schema) -> Change | None:
+    """What makes Connect's value fastavro's; None where they are the same."""
+    if schema.name == AVRO_UNION and schema.type is SchemaType.STRUCT:
+        return lambda value: _to_branch(schema, value)
+    if _is_entries(schema):
+        inner = writing(schema.value_schema) if schema.value_schema is not None else None
+        return lambda value: value if value is None else [
+            {"key": key, "value": inner(item) if inner else item} for key, item in value.items()
+        ]  # fmt: skip
+    change = _nested(schema, writing)
+    if schema.has_default and not schema.optional:
+        default = schema.default
+        return lambda value: (change or _same)(default if value is None else value)
+    return change
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _from_branch(union: Schema, value: Any) -> Any:
+    """A union's value as a struct in which its branch alone is set."""
+    if value is None:
+        return None
+    if isinstance(value, tuple):  # a record, with its name
+        name, value = value[0].rpartition(".")[2], value[1]
+        found = union.field(name)
+    else:
+        found = next((field for field in union.fields if _is_of(field.schema, value)), None)
+    if found is None:
+        raise DataError(f"a union's value {value!r:.100} is of none of its types")
+    change = reading(found.schema)
+    return {field.name: None for field in union.fields} | {found.name: change(value) if change else value}
+
+
+def _to_branch(union: Schema, value: Any) -> Any:
+    if value is None:
+        return None
+    set_fields = [field for field in union.fields if value.get(field.name) is not None]
+    if len(set_fields) != 1:
+        raise DataError(f"a union's value sets {len(set_fields)} of its fields, not one")
+    field = set_fields[0]
+    change = writing(field.schema)
+    inner = value[field.name]
+    inner = change(inner) if change else inner
+    return (field.schema.name, inner) if field.schema.type is SchemaType.STRUCT and field.schema.name else inner
+
+
+def _is_of(schema: Schema, value: Any) -> bool:
+    try:
+        schema.validate(value)
+    except DataError:
+        return False
+    return True

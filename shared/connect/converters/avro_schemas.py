@@ -1,0 +1,318 @@
+"""Connect's schemas as Avro's and back, in the form that Confluent's Avro converter gives them.
+
+What Avro has no word for is kept in attributes that begin with `connect.`: the type of a small integer, names, versions
+and parameters. A type that is optional is a union with null; any other union is a struct named `AVRO_UNION` with one
+optional field for each branch. A map whose keys are no strings is an array of records named `MapEntry`.
+
+>>> to_avro(Schema.struct("a.User", Field("id", INT64), Field("name", OPTIONAL_STRING)))["fields"]
+[{'name': 'id', 'type': 'long'}, {'name': 'name', 'type': ['null', 'string'], 'default': None}]
+>>> from_avro(["null", "int"]) == Schema(SchemaType.INT32, optional=True)
+True
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from shared.connect.converters.json_schema import (
+    DEPTH_MAX,
+    date_of,
+    decimal_from_bytes,
+    decimal_to_bytes,
+    scale_of,
+    time_ms,
+    time_of,
+    timestamp_ms,
+    timestamp_of,
+)
+from shared.connect.errors import DataError
+from shared.connect.schema import (
+    DATE,
+    DECIMAL,
+    INT64,
+    NO_DEFAULT,
+    OPTIONAL_STRING,
+    TIME,
+    TIMESTAMP,
+    Field,
+    Schema,
+    SchemaType,
+)
+
+NAMESPACE = "io.confluent.connect.avro"
+AVRO_UNION, AVRO_ENUM, MAP_ENTRY = f"{NAMESPACE}.Union", f"{NAMESPACE}.Enum", "MapEntry"
+DEFAULT_NAME = "ConnectDefault"
+DECIMAL_PRECISION = 64
+PRIMITIVES = {
+    "int": SchemaType.INT32,
+    "long": SchemaType.INT64,
+    "float": SchemaType.FLOAT32,
+    "double": SchemaType.FLOAT64,
+    "boolean": SchemaType.BOOLEAN,
+    "string": SchemaType.STRING,
+    "bytes": SchemaType.BYTES,
+}
+OF_CONNECT = {kind: name for name, kind in PRIMITIVES.items()} | {SchemaType.INT8: "int", SchemaType.INT16: "int"}
+LOGICAL_TYPES = {"decimal": DECIMAL, "date": DATE, "time-millis": TIME, "timestamp-millis": TIMESTAMP}
+OF_LOGICAL = {name: logical for logical, name in LOGICAL_TYPES.items()}
+_EXAMPLES = (INT64, OPTIONAL_STRING)  # what the examples above use
+
+
+def to_avro(schema: Schema) -> Any:
+    """A schema as Avro's JSON; DataError where Avro cannot have it."""
+    return _Writing().whole(schema)
+
+
+class _Writing:
+    """One schema on its way to Avro: a record's name may be defined once."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, Schema] = {}
+        self._unnamed = 0
+
+    def whole(self, schema: Schema) -> Any:
+        if schema.name == AVRO_UNION and schema.type is SchemaType.STRUCT:
+            branches = [self._typed(replace(field.schema, optional=False)) for field in schema.fields]
+            return ["null", *branches] if schema.optional else branches
+        plain = self._typed(schema)
+        if not schema.optional:
+            return plain
+        return [plain, "null"] if schema.has_default and schema.default is not None else ["null", plain]
+
+    def _typed(self, schema: Schema) -> Any:
+        if schema.type is SchemaType.STRUCT:
+            return self._record(schema)
+        made: dict[str, Any] = {"type": OF_CONNECT.get(schema.type)}
+        if schema.type is SchemaType.ARRAY and schema.value_schema is not None:
+            made = {"type": "array", "items": self.whole(schema.value_schema)}
+        elif schema.type is SchemaType.MAP:
+            made = self._map(schema)
+        elif schema.type in (SchemaType.INT8, SchemaType.INT16):
+            made["connect.type"] = schema.type.value
+        if schema.parameter(AVRO_ENUM) is not None:
+            return self._enum(schema)
+        logical = OF_LOGICAL.get(schema.name or "")
+        if logical == "decimal":
+            made |= {"scale": scale_of(schema), "precision": int(schema.parameter("connect.decimal.precision") or 64)}
+        made |= _kept(schema)
+        if logical is not None:
+            made["logicalType"] = logical
+        return made["type"] if set(made) == {"type"} else made
+
+    def _map(self, schema: Schema) -> dict[str, Any]:
+        keys, values = schema.key_schema, schema.value_schema
+        if keys is None or values is None:
+            raise DataError("a map's schema needs those of its keys and values")
+        if keys.type is SchemaType.STRING and not keys.optional:
+            return {"type": "map", "values": self.whole(values)}
+        fields = Field("key", keys), Field("value", values)
+        names = (f"{NAMESPACE}.{MAP_ENTRY}{number if number > 1 else ''}" for number in itertools.count(1))
+        entry = next(one for name in names if self._is_free(one := Schema.struct(name, *fields)))
+        return {"type": "array", "items": self._record(entry), "connect.type": "map"}
+
+    def _is_free(self, record: Schema) -> bool:
+        return self._records.get(record.name or "", record) == record
+
+    def _enum(self, schema: Schema) -> dict[str, Any]:
+        name = schema.parameter(AVRO_ENUM) or ""
+        prefix = f"{AVRO_ENUM}."
+        symbols = [text for key, text in schema.parameters if key.startswith(prefix)]
+        return {"type": "enum", **_named(name), "symbols": symbols}
+
+    def _record(self, schema: Schema) -> Any:
+        name = schema.name or self._default_name(schema)
+        same = replace(schema, optional=False, default=NO_DEFAULT)
+        if name in self._records:
+            if self._records[name] != same:
+                raise DataError(f"two different structs are called {name}")
+            return name
+        self._records[name] = same
+        fields = []
+        for field in schema.fields:
+            made = {"name": field.name, "type": self.whole(field.schema)}
+            if field.schema.has_default and field.schema.default is not None:
+                made["default"] = default_to_json(field.schema, field.schema.default)
+            elif field.schema.optional:
+                made["default"] = None
+            fields.append(made)
+        return {"type": "record", **_named(name), "fields": fields, **_kept(schema)}
+
+    def _default_name(self, schema: Schema) -> str:
+        self._unnamed += 1
+        return f"{NAMESPACE}.{DEFAULT_NAME}{self._unnamed if self._unnamed > 1 else ''}"
+
+
+def _named(full: str) -> dict[str, str]:
+    namespace, _, name = full.rpartition(".")
+    return {"name": name, "namespace": namespace} if namespace else {"name": name}
+
+
+def _kept(schema: Schema) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    if schema.version is not None:
+        kept["connect.version"] = schema.version
+    if schema.parameters:
+        kept["connect.parameters"] = dict(schema.parameters)
+    if schema.doc is not None:
+        kept["connect.doc"] = schema.doc
+    if schema.name is not None:
+        kept["connect.name"] = schema.name
+    return kept
+
+
+def default_to_json(schema: Schema, value: Any) -> Any:
+    """A default as Avro's JSON has it: bytes as the characters of their numbers."""
+    if schema.name == DECIMAL:
+        return decimal_to_bytes(value, scale_of(schema)).decode("latin-1")
+    if schema.name == DATE:
+        return (value - date_of(0)).days
+    if schema.name == TIME:
+        return time_ms(value)
+    if schema.name == TIMESTAMP:
+        return timestamp_ms(value)
+    if schema.type is SchemaType.STRUCT:
+        return {f.name: default_to_json(f.schema, value.get(f.name)) for f in schema.fields}
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).decode("latin-1")
+    return value
+
+
+def default_from_json(schema: Schema, json: Any) -> Any:
+    """What a default in Avro's JSON is as a value."""
+    if json is None:
+        return None
+    if schema.name == DECIMAL:
+        return decimal_from_bytes(json.encode("latin-1"), scale_of(schema))
+    if schema.name in (DATE, TIME, TIMESTAMP):
+        return {DATE: date_of, TIME: time_of, TIMESTAMP: timestamp_of}[schema.name](json)
+    if schema.type is SchemaType.STRUCT and isinstance(json, Mapping):
+        return {f.name: default_from_json(f.schema, json.get(f.name)) for f in schema.fields}
+    return json.encode("latin-1") if schema.type is SchemaType.BYTES and isinstance(json, str) else json
+
+
+def from_avro(avro: Any, named: Mapping[str, Any] | None = None) -> Schema:
+    """An Avro schema as Connect's; `named` are those it refers to. DataError where Connect cannot have it."""
+    reading = _Reading(dict(named or {}))
+    return reading.whole(avro, "", 0)
+
+
+class _Reading:
+    """One Avro schema on its way to Connect."""
+
+    def __init__(self, named: dict[str, Any]) -> None:
+        self._named = named
+        self._inside: set[str] = set()
+
+    def whole(self, avro: Any, namespace: str, depth: int) -> Schema:
+        if depth > DEPTH_MAX:
+            raise DataError(f"an Avro schema is nested deeper than {DEPTH_MAX}")
+        if isinstance(avro, list):
+            return self._union(avro, namespace, depth)
+        if isinstance(avro, str):
+            return self._by_name(avro, namespace, depth)
+        if not isinstance(avro, dict) or "type" not in avro:
+            raise DataError(f"no Avro schema: {avro!r:.200}")
+        kind = avro["type"]
+        if isinstance(kind, list | dict):
+            return self.whole(kind, namespace, depth + 1)
+        if kind in ("record", "error"):
+            return self._record(avro, namespace, depth)
+        if kind == "array":
+            return self._array(avro, namespace, depth)
+        if kind == "map":
+            return _with_kept(
+                Schema.map(Schema(SchemaType.STRING), self.whole(avro["values"], namespace, depth + 1)), avro
+            )
+        if kind in ("enum", "fixed"):
+            self._named[_full_name(avro, namespace)] = (avro, namespace)
+            return _enum(avro, namespace) if kind == "enum" else _with_kept(Schema(SchemaType.BYTES), avro)
+        if kind not in PRIMITIVES:
+            return self._by_name(kind, namespace, depth)
+        small = {"int8": SchemaType.INT8, "int16": SchemaType.INT16}.get(avro.get("connect.type", ""))
+        return _with_kept(Schema(small or PRIMITIVES[kind]), avro)
+
+    def _by_name(self, name: str, namespace: str, depth: int) -> Schema:
+        if name in PRIMITIVES:
+            return Schema(PRIMITIVES[name])
+        full = name if "." in name or not namespace else f"{namespace}.{name}"
+        full = full if full in self._named or full in self._inside else name
+        if full in self._inside:
+            raise DataError(f"the Avro schema {full} refers to itself, which a Connect schema cannot")
+        if full not in self._named:
+            raise DataError(f"the Avro schema names {name!r}, which is not defined")
+        found = self._named[full]
+        avro, where = found if isinstance(found, tuple) else (found, "")
+        return self.whole(avro, where, depth + 1)
+
+    def _union(self, branches: list[Any], namespace: str, depth: int) -> Schema:
+        rest = [branch for branch in branches if branch != "null"]
+        optional = len(rest) < len(branches)
+        if len(rest) == 1:
+            found = self.whole(rest[0], namespace, depth + 1)
+            return found.as_optional() if optional else found
+        made = [self.whole(branch, namespace, depth + 1) for branch in rest]
+        fields = [
+            Field(branch_name(avro, schema), schema.as_optional()) for avro, schema in zip(rest, made, strict=True)
+        ]
+        return Schema.struct(AVRO_UNION, *fields, optional=optional)
+
+    def _record(self, avro: dict[str, Any], namespace: str, depth: int) -> Schema:
+        full = _full_name(avro, namespace)
+        inner = full.rpartition(".")[0]
+        self._inside.add(full)
+        fields = []
+        for field in avro["fields"]:
+            schema = self.whole(field["type"], inner, depth + 1)
+            if field.get("default") is not None:
+                schema = replace(schema, default=default_from_json(schema, field["default"]))
+            fields.append(Field(field["name"], schema))
+        self._inside.remove(full)
+        self._named[full] = (avro, namespace)
+        unnamed = inner == NAMESPACE and full.rpartition(".")[2].startswith(DEFAULT_NAME)
+        return _with_kept(Schema.struct(None if unnamed else full, *fields), avro)
+
+    def _array(self, avro: dict[str, Any], namespace: str, depth: int) -> Schema:
+        items = self.whole(avro["items"], namespace, depth + 1)
+        if avro.get("connect.type") == "map" or (items.name or "").endswith(f"{NAMESPACE}.{MAP_ENTRY}"):
+            key, value = items.field("key"), items.field("value")
+            if key is not None and value is not None:
+                return _with_kept(Schema.map(key.schema, value.schema), avro)
+        return _with_kept(Schema.array(items), avro)
+
+
+def branch_name(avro: Any, schema: Schema) -> str:
+    """What a union's branch is called: its type, or its own name without the namespace."""
+    if isinstance(avro, dict) and "name" in avro:
+        return str(avro["name"]).rpartition(".")[2]
+    if isinstance(avro, dict):
+        avro = avro["type"]
+    return str(avro).rpartition(".")[2] if schema.type is SchemaType.STRUCT else str(avro)
+
+
+def _full_name(avro: dict[str, Any], namespace: str) -> str:
+    name = str(avro.get("name", ""))
+    own = avro.get("namespace", namespace)
+    return name if "." in name or not own else f"{own}.{name}"
+
+
+def _enum(avro: dict[str, Any], namespace: str) -> Schema:
+    symbols = tuple((f"{AVRO_ENUM}.{symbol}", symbol) for symbol in avro["symbols"])
+    return _with_kept(Schema(SchemaType.STRING, parameters=((AVRO_ENUM, _full_name(avro, namespace)), *symbols)), avro)
+
+
+def _with_kept(schema: Schema, avro: dict[str, Any]) -> Schema:
+    name = avro.get("connect.name") or LOGICAL_TYPES.get(avro.get("logicalType", "")) or schema.name
+    parameters = dict(schema.parameters) | {str(k): str(v) for k, v in (avro.get("connect.parameters") or {}).items()}
+    version = avro.get("connect.version")
+    if avro.get("logicalType") == "decimal" and name == DECIMAL:
+        parameters.setdefault("scale", str(avro.get("scale", 0)))
+        if avro.get("precision", DECIMAL_PRECISION) != DECIMAL_PRECISION:
+            parameters["connect.decimal.precision"] = str(avro["precision"])
+    if version is None and name in OF_LOGICAL:
+        version = 1
+    return replace(
+        schema, name=name, version=version, doc=avro.get("connect.doc"), parameters=tuple(parameters.items())
+    )

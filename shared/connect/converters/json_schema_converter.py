@@ -1,0 +1,91 @@
+"""JsonSchemaConverter: values in JSON, their JSON Schemas in a schema registry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from shared.common.records import Headers
+from shared.connect.config_def import ConfigDef, Importance, Type, one_of
+from shared.connect.converter import Converted, Converter
+from shared.connect.converters.json_schema_documents import from_json, from_json_schema, to_json, to_json_schema
+from shared.connect.converters.registry import Registry, framed, parsed, registry_config, unframed
+from shared.connect.errors import DataError
+from shared.connect.schema import Schema, infer_schema
+
+KIND = "JSON"
+
+
+class JsonSchemaConverter(Converter):
+    """JSON under the registry's wire format; a value that is written needs a schema, unless it is a plain scalar."""
+
+    kafka_class = "io.confluent.connect.json.JsonSchemaConverter"
+
+    def __init__(self) -> None:
+        self._registry: Registry
+        self._numeric = False
+        self._read: dict[int, Schema | None] = {}
+        self._written: dict[Schema, str] = {}
+        self._decode = msgspec.json.Decoder().decode
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return registry_config().define(
+            "decimal.format",
+            Type.STRING,
+            "BASE64",
+            Importance.LOW,
+            "How decimals are written: BASE64 of their unscaled bytes, or NUMERIC.",
+            one_of("BASE64", "NUMERIC", ignore_case=True),
+        )
+
+    def configure(self, configs: Mapping[str, Any], is_key: bool) -> None:
+        self._numeric = self.config().parse(configs)["decimal.format"].upper() == "NUMERIC"
+        self._registry = Registry.of(configs, KIND, is_key=is_key)
+
+    def from_connect_data(self, topic: str, schema: Schema | None, value: Any) -> bytes | None:
+        if value is None and (schema is None or not schema.has_default):
+            return None
+        schema = schema or infer_schema(value)
+        if schema is None:
+            raise DataError("JsonSchemaConverter needs a schema for a value that is no plain scalar")
+        id, _ = self._registry.to_write(topic, self._text(schema), schema.name)
+        payload = to_json(schema, value, self._numeric)
+        try:
+            return framed(id, msgspec.json.encode(payload))
+        except (TypeError, ValueError, OverflowError) as e:
+            raise DataError(f"Converting Kafka Connect data to byte[] failed due to serialization error: {e}") from e
+
+    def _text(self, schema: Schema) -> str:
+        try:
+            known = self._written.get(schema)
+        except TypeError:  # a default that cannot be hashed
+            return json.dumps(to_json_schema(schema), separators=(",", ":"))
+        if known is None:
+            known = self._written[schema] = json.dumps(to_json_schema(schema), separators=(",", ":"))
+            if len(self._written) > self._registry.cache_size:
+                self._written.pop(next(iter(self._written)))
+        return known
+
+    def to_connect_data(self, topic: str, data: bytes | None, headers: Headers = ()) -> Converted:
+        if data is None:
+            return None, None
+        id, encoded = unframed(data)
+        schema = self._schema(id)
+        try:
+            payload = self._decode(encoded)
+        except msgspec.DecodeError as e:
+            raise DataError(f"Failed to deserialize data for topic {topic} to JSON, schema {id}: {e}") from e
+        return schema, from_json(schema, payload)
+
+    def _schema(self, id: int) -> Schema | None:
+        if id not in self._read:
+            found = self._registry.schema(id)
+            references = {name: json.loads(text) for name, text in found.references}
+            self._read[id] = from_json_schema(parsed(found), references)
+            if len(self._read) > self._registry.cache_size:
+                self._read.pop(next(iter(self._read)))
+        return self._read[id]

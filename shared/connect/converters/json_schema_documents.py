@@ -1,0 +1,268 @@
+"""Connect's schemas as JSON Schemas and back, in the form that Confluent's JSON Schema converter gives them.
+
+What JSON Schema has no word for is kept in properties that begin with `connect.`. What is optional is `oneOf` with
+null; a property of a foreign schema that is not required is optional too.
+
+>>> to_json_schema(Schema(SchemaType.INT32, optional=True))
+{'oneOf': [{'type': 'null'}, {'type': 'integer', 'connect.type': 'int32'}]}
+>>> from_json_schema({"type": ["null", "string"]}) == Schema(SchemaType.STRING, optional=True)
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from shared.connect.converters.json_schema import DEPTH_MAX, value_from_json, value_to_json
+from shared.connect.errors import DataError
+from shared.connect.schema import DECIMAL, Field, Schema, SchemaType
+
+CONNECT_TYPES = {
+    "int8": SchemaType.INT8,
+    "int16": SchemaType.INT16,
+    "int32": SchemaType.INT32,
+    "int64": SchemaType.INT64,
+    "float32": SchemaType.FLOAT32,
+    "float64": SchemaType.FLOAT64,
+    "bytes": SchemaType.BYTES,
+}
+OF_CONNECT = {kind: name for name, kind in CONNECT_TYPES.items()}
+WORDS = {
+    **dict.fromkeys((SchemaType.INT8, SchemaType.INT16, SchemaType.INT32, SchemaType.INT64), "integer"),
+    **dict.fromkeys((SchemaType.FLOAT32, SchemaType.FLOAT64), "number"),
+    SchemaType.BOOLEAN: "boolean",
+    SchemaType.STRING: "string",
+    SchemaType.BYTES: "string",
+}
+PLAIN = {
+    "integer": SchemaType.INT64,
+    "number": SchemaType.FLOAT64,
+    "boolean": SchemaType.BOOLEAN,
+    "string": SchemaType.STRING,
+}
+
+
+def to_json_schema(schema: Schema, index: int | None = None) -> dict[str, Any]:
+    """A schema as a JSON Schema; `index` is a field's place in its struct."""
+    made = _typed(schema)
+    if schema.name is not None:
+        made["title"] = schema.name
+    if schema.version is not None:
+        made["connect.version"] = schema.version
+    if schema.parameters:
+        made["connect.parameters"] = dict(schema.parameters)
+    if schema.doc is not None:
+        made["description"] = schema.doc
+    if schema.has_default and schema.default is not None:
+        made["default"] = to_json(schema, schema.default)
+    if schema.optional:
+        made = {"oneOf": [{"type": "null"}, made]}
+    if index is not None:
+        made["connect.index"] = index
+    return made
+
+
+def _typed(schema: Schema) -> dict[str, Any]:
+    if schema.type is SchemaType.STRUCT:
+        properties = {field.name: to_json_schema(field.schema, at) for at, field in enumerate(schema.fields)}
+        return {"type": "object", "properties": properties}
+    if schema.type is SchemaType.ARRAY and schema.value_schema is not None:
+        return {"type": "array", "items": to_json_schema(schema.value_schema)}
+    if schema.type is SchemaType.MAP and schema.key_schema is not None and schema.value_schema is not None:
+        values = to_json_schema(schema.value_schema)
+        if _has_text_keys(schema):
+            return {"type": "object", "connect.type": "map", "additionalProperties": values}
+        entry = {"key": to_json_schema(schema.key_schema, 0), "value": {**values, "connect.index": 1}}
+        return {"type": "array", "connect.type": "map", "items": {"type": "object", "properties": entry}}
+    if schema.name == DECIMAL:
+        return {"type": "number", "connect.type": "bytes"}
+    if schema.type not in WORDS:
+        raise DataError(f"a schema of type {schema.type.name} without its parts")
+    made: dict[str, Any] = {"type": WORDS[schema.type]}
+    if schema.type in OF_CONNECT:
+        made["connect.type"] = OF_CONNECT[schema.type]
+    return made
+
+
+def _has_text_keys(schema: Schema) -> bool:
+    keys = schema.key_schema
+    return keys is not None and keys.type is SchemaType.STRING and not keys.optional
+
+
+def from_json_schema(json: Any, references: Mapping[str, Any] | None = None) -> Schema | None:
+    """A JSON Schema as Connect's; None for one that says nothing, whose values are what they are.
+
+    DataError for what Connect cannot have: recursion, unions of other than null.
+    """
+    return _Reading(json, dict(references or {})).whole(json, 0)
+
+
+class _Reading:
+    """One document, in which `$ref` points."""
+
+    def __init__(self, root: Any, references: dict[str, Any]) -> None:
+        self._root, self._references = root, references
+        self._following: list[str] = []
+
+    def whole(self, json: Any, depth: int) -> Schema | None:
+        if depth > DEPTH_MAX:
+            raise DataError(f"a JSON Schema is nested deeper than {DEPTH_MAX}")
+        if json is True or json == {}:
+            return None
+        if not isinstance(json, dict):
+            raise DataError(f"no JSON Schema: {json!r:.200}")
+        if "$ref" in json:
+            return self._follow(str(json["$ref"]), depth)
+        for word in ("oneOf", "anyOf", "allOf"):
+            if word in json:
+                return self._one_of(json, word, depth)
+        kind = json.get("type")
+        if isinstance(kind, list):
+            rest = [{**json, "type": one} for one in kind if one != "null"]
+            return self._choice(rest, optional="null" in kind, depth=depth)
+        return self._kept(self._typed(json, kind, depth), json)
+
+    def _typed(self, json: dict[str, Any], kind: Any, depth: int) -> Schema:
+        own = json.get("connect.type")
+        if kind is None and ("enum" in json or "const" in json):
+            kind = "string"
+        if own in CONNECT_TYPES:
+            return Schema(CONNECT_TYPES[own])
+        if kind in PLAIN:
+            return Schema(PLAIN[kind])
+        if own == "map":
+            return self._map(json, depth)
+        if kind == "array":
+            items = self.whole(json.get("items", {}), depth + 1)
+            if items is None:
+                raise DataError("a JSON Schema's array says nothing of its items")
+            return Schema.array(items)
+        if kind == "object" or "properties" in json:
+            return self._struct(json, depth)
+        raise DataError(f"a JSON Schema of type {kind!r} has no like in Connect")
+
+    def _struct(self, json: dict[str, Any], depth: int) -> Schema:
+        properties = json.get("properties") or {}
+        if not properties and isinstance(json.get("additionalProperties"), dict):
+            return self._map(json, depth)
+        ours = all(isinstance(one, dict) and "connect.index" in one for one in properties.values())
+        required = set(json.get("required") or ())
+        fields = []
+        for name, one in sorted(properties.items(), key=lambda item: _index(item[1])):
+            found = self.whole(one, depth + 1)
+            if found is None:
+                raise DataError(f"a JSON Schema says nothing of its property {name!r}")
+            fields.append(Field(name, found if ours or name in required else found.as_optional()))
+        return Schema.struct(None, *fields)
+
+    def _map(self, json: dict[str, Any], depth: int) -> Schema:
+        if json.get("type") == "array":
+            entry = (json.get("items") or {}).get("properties") or {}
+            keys, values = self.whole(entry.get("key", {}), depth + 1), self.whole(entry.get("value", {}), depth + 1)
+        else:
+            keys, values = Schema(SchemaType.STRING), self.whole(json.get("additionalProperties", {}), depth + 1)
+        if keys is None or values is None:
+            raise DataError("a JSON Schema's map says nothing of its keys or values")
+        return Schema.map(keys, values)
+
+    def _one_of(self, json: dict[str, Any], word: str, depth: int) -> Schema | None:
+        branches = [branch for branch in json[word] if branch != {"type": "null"}]
+        return self._choice(branches, optional=len(branches) < len(json[word]), depth=depth)
+
+    def _choice(self, branches: list[Any], *, optional: bool, depth: int) -> Schema | None:
+        if len(branches) != 1:
+            raise DataError(f"a JSON Schema with {len(branches)} types in one place has no like in Connect")
+        found = self.whole(branches[0], depth + 1)
+        return found.as_optional() if found is not None and optional else found
+
+    def _follow(self, reference: str, depth: int) -> Schema | None:
+        if reference in self._following:
+            raise DataError(f"the JSON Schema {reference} refers to itself, which a Connect schema cannot")
+        document, _, path = reference.partition("#")
+        found: Any = self._references.get(document) if document else self._root
+        for part in filter(None, path.split("/")):
+            name = part.replace("~1", "/").replace("~0", "~")
+            found = found.get(name) if isinstance(found, dict) else None
+        if found is None:
+            raise DataError(f"a JSON Schema refers to {reference}, which is not there")
+        self._following.append(reference)
+        before, self._root = self._root, self._references[document] if document else self._root
+        try:
+            return self.whole(found, depth + 1)
+        finally:
+            self._root = before
+            self._following.pop()
+
+    def _kept(self, schema: Schema, json: dict[str, Any]) -> Schema:
+        parameters = {str(key): str(value) for key, value in (json.get("connect.parameters") or {}).items()}
+        made = replace(
+            schema,
+            name=json.get("title"),
+            version=json.get("connect.version"),
+            doc=json.get("description"),
+            parameters=tuple(parameters.items()),
+        )
+        if json.get("default") is not None:
+            made = replace(made, default=from_json(made, json["default"]))
+        return made
+
+
+def _index(json: Any) -> int:
+    found = json.get("connect.index", 0) if isinstance(json, dict) else 0
+    return found if isinstance(found, int) else 0
+
+
+def to_json(schema: Schema | None, value: Any, numeric: bool = False) -> Any:
+    """A value as JSON has it: as in an envelope, but that a map's entries are objects with `key` and `value`."""
+    return _walked(schema, value, lambda one, item: value_to_json(one, item, numeric), _entries_of)
+
+
+def from_json(schema: Schema | None, json: Any) -> Any:
+    """A value from JSON; DataError where it is not of its schema."""
+    return _walked(schema, json, value_from_json, _pairs_of)
+
+
+def _entries_of(schema: Schema, value: Any, walk: Callable[[Schema | None, Any], Any]) -> Any:
+    keys, values = schema.key_schema, schema.value_schema
+    return [{"key": walk(keys, key), "value": walk(values, item)} for key, item in value.items()]
+
+
+def _pairs_of(schema: Schema, value: Any, walk: Callable[[Schema | None, Any], Any]) -> Any:
+    keys, values = schema.key_schema, schema.value_schema
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise DataError("a map whose keys are no strings should be an array of objects with key and value")
+    return {walk(keys, entry.get("key")): walk(values, entry.get("value")) for entry in value}
+
+
+def _walked(
+    schema: Schema | None,
+    value: Any,
+    leaf: Callable[[Schema | None, Any], Any],
+    entries: Callable[[Schema, Any, Callable[[Schema | None, Any], Any]], Any],
+) -> Any:
+    """Down to the values that have no parts, which `leaf` does; nothing is walked where there are no such maps."""
+    if schema is None or value is None or not _has_entries(schema):
+        return leaf(schema, value)
+
+    def walk(one: Schema | None, item: Any) -> Any:
+        return _walked(one, item, leaf, entries)
+
+    if schema.type is SchemaType.STRUCT and isinstance(value, Mapping):
+        return {field.name: walk(field.schema, value.get(field.name)) for field in schema.fields}
+    if schema.type is SchemaType.ARRAY and isinstance(value, list | tuple):
+        return [walk(schema.value_schema, item) for item in value]
+    if schema.type is SchemaType.MAP and not _has_text_keys(schema):
+        return entries(schema, value, walk)
+    if schema.type is SchemaType.MAP and isinstance(value, Mapping):
+        return {key: walk(schema.value_schema, item) for key, item in value.items()}
+    return leaf(schema, value)
+
+
+def _has_entries(schema: Schema) -> bool:
+    if schema.type is SchemaType.MAP and not _has_text_keys(schema):
+        return True
+    inner = [field.schema for field in schema.fields]
+    inner += [one for one in (schema.key_schema, schema.value_schema) if one is not None]
+    return any(_has_entries(one) for one in inner)

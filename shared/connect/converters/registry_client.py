@@ -1,0 +1,135 @@
+"""A schema registry's REST: schemas by id, ids by schema (an edge).
+
+It is asked seldom, since what it says is kept; so each question has a connection of its own. A registry that cannot be
+reached, or that fails, is asked again and its other addresses after it; then that is RetriableError. What it refuses is
+DataError with the registry's own words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from shared.connect.errors import DataError, RetriableError
+
+CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
+TRIES = 3
+BACKOFF_MS = 200
+REFERENCES_MAX = 1_000
+"""Schemas that one schema may refer to, all the way down."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """Where the registry is and who asks; `user` is user:password, empty for none."""
+
+    urls: tuple[str, ...]
+    user: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    timeout_ms: int = 30_000
+    normalize: bool = False
+
+
+@dataclass(frozen=True)
+class RegistrySchema:
+    """A schema as the registry has it, with those it refers to: (name, text), the innermost first."""
+
+    kind: str
+    text: str
+    references: tuple[tuple[str, str], ...] = ()
+
+
+class RegistryClient:
+    """Asks one registry."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def __repr__(self) -> str:
+        return f"<RegistryClient of {len(self._access.urls)} addresses>"
+
+    async def by_id(self, id: int) -> RegistrySchema:
+        """The schema with that id."""
+        return await self._whole(await self._ask("GET", f"/schemas/ids/{id}"))
+
+    async def latest(self, subject: str) -> tuple[int, RegistrySchema]:
+        """A subject's latest schema with its id."""
+        found = await self._ask("GET", f"/subjects/{quote(subject, safe='')}/versions/latest")
+        return int(found["id"]), await self._whole(found)
+
+    async def register(self, subject: str, kind: str, text: str) -> int:
+        """The id of a schema in a subject, which gets it as a new version where it does not have it."""
+        return await self._id(f"/subjects/{quote(subject, safe='')}/versions", kind, text)
+
+    async def lookup(self, subject: str, kind: str, text: str) -> int:
+        """The id of a schema that is in a subject."""
+        return await self._id(f"/subjects/{quote(subject, safe='')}", kind, text)
+
+    async def _id(self, path: str, kind: str, text: str) -> int:
+        body = {"schema": text} if kind == "AVRO" else {"schema": text, "schemaType": kind}
+        normalize = "?normalize=true" if self._access.normalize else ""
+        return int((await self._ask("POST", path + normalize, body))["id"])
+
+    async def _whole(self, found: dict[str, Any]) -> RegistrySchema:
+        references: dict[str, str] = {}
+        await self._refer(found, references)
+        return RegistrySchema(found.get("schemaType") or "AVRO", found["schema"], tuple(references.items()))
+
+    async def _refer(self, found: dict[str, Any], references: dict[str, str]) -> None:
+        for reference in found.get("references") or ():
+            if reference["name"] in references:
+                continue
+            if len(references) >= REFERENCES_MAX:
+                raise DataError(f"a schema refers to more than {REFERENCES_MAX} others")
+            path = f"/subjects/{quote(reference['subject'], safe='')}/versions/{int(reference['version'])}"
+            other = await self._ask("GET", path)
+            await self._refer(other, references)
+            references[reference["name"]] = other["schema"]
+
+    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        said = ""
+        for attempt in range(TRIES):
+            if attempt:
+                await asyncio.sleep(BACKOFF_MS * attempt / 1000)
+            for url in self._access.urls:
+                try:
+                    answer = await self._send(method, url + path, body)
+                except httpx.HTTPError as e:
+                    said = f"{type(e).__name__}: {e}"
+                    continue
+                if answer.status_code < httpx.codes.INTERNAL_SERVER_ERROR and answer.status_code != 429:
+                    return _accepted(answer, f"{method} {path}")
+                said = f"{answer.status_code}: {answer.text[:500]}"
+        raise RetriableError(f"the schema registry did not answer {method} {path}: {said}")
+
+    async def _send(self, method: str, url: str, body: dict[str, Any] | None) -> httpx.Response:
+        headers = {"Accept": CONTENT_TYPE}
+        if self._access.token:
+            headers["Authorization"] = f"Bearer {self._access.token}"
+        user, _, password = self._access.user.partition(":")
+        auth = httpx.BasicAuth(user, password) if self._access.user else None
+        content = None if body is None else httpx.Request("POST", url, json=body).content
+        if content is not None:
+            headers["Content-Type"] = CONTENT_TYPE
+        timeout_s = self._access.timeout_ms / 1000
+        async with httpx.AsyncClient(timeout=timeout_s, trust_env=False) as client:
+            if auth is not None:
+                return await client.request(method, url, content=content, headers=headers, auth=auth)
+            return await client.request(method, url, content=content, headers=headers)
+
+
+def _accepted(answer: httpx.Response, asked: str) -> dict[str, Any]:
+    try:
+        body = answer.json()
+    except ValueError:
+        body = None
+    if answer.is_success and isinstance(body, dict):
+        return body
+    if isinstance(body, dict) and "message" in body:
+        code = body.get("error_code", answer.status_code)
+        raise DataError(f"the schema registry refuses {asked}: {body['message']}; error code: {code}")
+    raise DataError(f"the schema registry refuses {asked}: {answer.status_code} {answer.text[:500]}")

@@ -1,0 +1,131 @@
+"""A schema registry for tests: subjects, versions and ids over its REST, on a real socket.
+
+It keeps what it is told, refuses what is no schema or has no user, and fails when a test says so.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+import fastavro
+
+from tests.shared.connect.connectors.http_server import Answer, Request, Server, serving
+
+TYPE = "application/vnd.schemaregistry.v1+json"
+
+
+@dataclass
+class SchemaRegistry:
+    """What a test sees of it."""
+
+    user: str = ""
+    server: Server = field(default_factory=lambda: Server(""))
+    schemas: dict[int, dict[str, Any]] = field(default_factory=dict)
+    subjects: dict[str, list[int]] = field(default_factory=dict)
+    failing: list[Answer] = field(default_factory=list)
+    """What it answers first, before it answers as it should."""
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    @property
+    def asked(self) -> list[str]:
+        return [f"{request.method} {request.path}" for request in self.server.requests]
+
+    def add(self, subject: str, schema: Any, kind: str = "AVRO", references: list[dict[str, Any]] | None = None) -> int:
+        """Register, as somebody else would have done."""
+        body = {"schema": json.dumps(schema), "schemaType": kind, "references": references or []}
+        found = self._register(subject, body)
+        assert found[0] == 200, found
+        return int(json.loads(found[2])["id"])
+
+    def answer(self, request: Request) -> Answer:
+        if self.failing:
+            return self.failing.pop(0)
+        wanted = "Basic " + base64.b64encode(self.user.encode()).decode()
+        if self.user and request.headers.get("authorization") != wanted:
+            return _answer(401, {"error_code": 401, "message": "Unauthorized"})
+        path, _, _query = request.path.partition("?")
+        match (request.method, *map(unquote, path.strip("/").split("/"))):
+            case ("GET", "schemas", "ids", id):
+                found = self.schemas.get(int(id))
+                return _answer(200, _shown(found)) if found else _refused(404, 40403, "Schema not found")
+            case ("POST", "subjects", subject, "versions"):
+                return self._register(subject, json.loads(request.body))
+            case ("POST", "subjects", subject):
+                return self._lookup(subject, json.loads(request.body))
+            case ("GET", "subjects", subject, "versions", version):
+                return self._version(subject, version)
+        return _refused(404, 404, "HTTP 404 Not Found")
+
+    def _register(self, subject: str, body: dict[str, Any]) -> Answer:
+        new = {"schemaType": "AVRO", "references": [], **body}
+        if new["schemaType"] == "AVRO" and not self._is_avro(new):
+            return _refused(422, 42201, "Invalid schema")
+        id = next((id for id, known in self.schemas.items() if known == new), len(self.schemas) + 1)
+        self.schemas[id] = new
+        versions = self.subjects.setdefault(subject, [])
+        if id not in versions:
+            versions.append(id)
+        return _answer(200, {"id": id})
+
+    def _is_avro(self, new: dict[str, Any]) -> bool:
+        named: dict[str, Any] = {}
+        try:
+            for reference in new["references"]:
+                id = self.subjects[reference["subject"]][reference["version"] - 1]
+                fastavro.parse_schema(json.loads(self.schemas[id]["schema"]), named_schemas=named)
+            fastavro.parse_schema(json.loads(new["schema"]), named_schemas=named)
+        except Exception:  # whatever is wrong with it
+            return False
+        return True
+
+    def _lookup(self, subject: str, body: dict[str, Any]) -> Answer:
+        if subject not in self.subjects:
+            return _refused(404, 40401, f"Subject '{subject}' not found.")
+        new = {"schemaType": "AVRO", "references": [], **body}
+        for id in self.subjects[subject]:
+            if self.schemas[id] == new:
+                return _answer(200, {"subject": subject, "id": id, **_shown(new)})
+        return _refused(404, 40403, "Schema not found")
+
+    def _version(self, subject: str, version: str) -> Answer:
+        if subject not in self.subjects:
+            return _refused(404, 40401, f"Subject '{subject}' not found.")
+        ids = self.subjects[subject]
+        number = len(ids) if version == "latest" else int(version)
+        if not 0 < number <= len(ids):
+            return _refused(404, 40402, f"Version {version} not found.")
+        id = ids[number - 1]
+        return _answer(200, {"subject": subject, "version": number, "id": id, **_shown(self.schemas[id])})
+
+
+def _shown(schema: dict[str, Any]) -> dict[str, Any]:
+    shown = {"schema": schema["schema"]}
+    if schema["schemaType"] != "AVRO":
+        shown["schemaType"] = schema["schemaType"]
+    return {**shown, "references": schema["references"]} if schema["references"] else shown
+
+
+def _refused(status: int, code: int, message: str) -> Answer:
+    return _answer(status, {"error_code": code, "message": message})
+
+
+def _answer(status: int, body: Any) -> Answer:
+    return status, {"Content-Type": TYPE}, json.dumps(body).encode()
+
+
+@asynccontextmanager
+async def schema_registry(user: str = "") -> AsyncIterator[SchemaRegistry]:
+    """A registry on a free port; `user` is the user:password that it asks for."""
+    registry = SchemaRegistry(user)
+    async with serving(lambda request: registry.answer(request)) as server:
+        registry.server = server
+        yield registry

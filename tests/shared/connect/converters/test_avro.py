@@ -1,0 +1,270 @@
+"""Avro values, with their schemas in a registry."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.connect.converters.avro import AvroConverter, avro_library, reading, without_other_logical_types, writing
+from shared.connect.converters.avro_schemas import AVRO_ENUM, AVRO_UNION, from_avro, to_avro
+from shared.connect.converters.registry import framed
+from shared.connect.errors import ConfigError, DataError
+from shared.connect.schema import (
+    BOOLEAN,
+    BYTES,
+    FLOAT64,
+    INT8,
+    INT32,
+    INT64,
+    OPTIONAL_INT64,
+    OPTIONAL_STRING,
+    STRING,
+    Field,
+    Schema,
+    SchemaType,
+    date_schema,
+    decimal_schema,
+    time_schema,
+    timestamp_schema,
+)
+from tests.shared.connect.converters.converting import fetching
+from tests.shared.connect.converters.registry_server import SchemaRegistry, schema_registry
+
+ADDRESS = Schema.struct("shop.Address", Field("street", STRING), Field("no", OPTIONAL_INT64))
+ORDER = Schema.struct(
+    "shop.Order",
+    Field("id", INT64),
+    Field("small", INT8),
+    Field("paid", BOOLEAN),
+    Field("note", OPTIONAL_STRING),
+    Field("total", decimal_schema(2)),
+    Field("day", date_schema()),
+    Field("at", time_schema()),
+    Field("made", timestamp_schema(optional=True)),
+    Field("from", ADDRESS),
+    Field("to", ADDRESS.as_optional()),
+    Field("tags", Schema.array(STRING)),
+    Field("counts", Schema.map(STRING, INT32)),
+    Field("by_number", Schema.map(INT32, STRING)),
+    Field("left", Schema(SchemaType.INT32, default=7)),
+)
+VALUE = {
+    "id": 1,
+    "small": -8,
+    "paid": True,
+    "note": None,
+    "total": Decimal("12.50"),
+    "day": dt.date(2026, 1, 2),
+    "at": dt.time(3, 4, 5, 6000),
+    "made": dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC),
+    "from": {"street": "A", "no": 3},
+    "to": None,
+    "tags": ["x", "y"],
+    "counts": {"x": 1},
+    "by_number": {4: "four"},
+    "left": 2,
+}
+
+
+def converter(registry: SchemaRegistry, *, is_key: bool = False, **settings: str) -> AvroConverter:
+    made = AvroConverter()
+    given = {name.replace("_", "."): value for name, value in settings.items()}
+    made.configure({"schema.registry.url": registry.url, **given}, is_key)
+    return made
+
+
+async def test_a_value_comes_back_with_its_schema() -> None:
+    """Every type survives; the schema is registered under the topic's subject once, and asked for once by its id."""
+    async with schema_registry() as registry:
+        writer, reader = converter(registry), converter(registry)
+        data = await fetching(lambda: writer.from_connect_data("orders", ORDER, VALUE))
+        assert data is not None
+        assert data[:5] == b"\x00\x00\x00\x00\x01"
+        assert await fetching(lambda: reader.to_connect_data("orders", data)) == (ORDER, VALUE)
+        writer.from_connect_data("orders", ORDER, VALUE)
+        reader.to_connect_data("orders", data)
+        assert reader.to_connect_values("orders", [data, data]) == (ORDER, [VALUE, VALUE])
+        assert registry.asked == ["POST /subjects/orders-value/versions", "GET /schemas/ids/1"]
+        assert registry.subjects == {"orders-value": [1]}
+
+
+async def test_other_readers_of_avro_understand_what_is_written() -> None:
+    """Behind the five bytes stands what fastavro reads with the registered schema alone."""
+    async with schema_registry() as registry:
+        schema = Schema.struct("a.B", Field("n", INT64), Field("s", OPTIONAL_STRING))
+        made = converter(registry)
+        data = await fetching(lambda: made.from_connect_data("t", schema, {"n": 3, "s": None}))
+        assert data is not None
+        parsed = fastavro.parse_schema(
+            {"type": "record", "name": "B", "namespace": "a", "fields": [
+                {"name": "n", "type": "long"}, {"name": "s", "type": ["null", "string"]}]}
+        )  # fmt: skip
+        assert fastavro.schemaless_reader(io.BytesIO(data[5:]), parsed, None) == {"n": 3, "s": None}
+
+
+async def test_null_is_null() -> None:
+    """A tombstone stays one, with and without a schema; a default takes its place where there is one."""
+    async with schema_registry() as registry:
+        made = converter(registry)
+        assert made.from_connect_data("t", None, None) is None
+        assert made.from_connect_data("t", OPTIONAL_STRING, None) is None
+        assert made.to_connect_data("t", None) == (None, None)
+        left = Schema.struct("R", Field("left", Schema(SchemaType.INT32, default=7)))
+        data = await fetching(lambda: made.from_connect_data("t", left, {}))
+        assert (await fetching(lambda: made.to_connect_data("t", data)))[1] == {"left": 7}
+
+
+async def test_a_plain_scalar_needs_no_schema() -> None:
+    """Its own type speaks for it; a dict's does not."""
+    async with schema_registry() as registry:
+        made = converter(registry, is_key=True)
+        data = await fetching(lambda: made.from_connect_data("t", None, "k"))
+        assert await fetching(lambda: made.to_connect_data("t", data)) == (OPTIONAL_STRING, "k")
+        assert registry.subjects == {"t-key": [1]}
+        with pytest.raises(DataError, match="needs a schema"):
+            made.from_connect_data("t", None, {"a": 1})
+
+
+async def test_unions_enums_and_fixed() -> None:
+    """A union is a struct with one field set, an enum a string, a fixed bytes; all are written as they were read."""
+    avro = {
+        "type": "record", "name": "Event", "fields": [
+            {"name": "what", "type": ["null", "int", "string", {"type": "record", "name": "Sub", "fields": [
+                {"name": "x", "type": "int"}]}]},
+            {"name": "color", "type": {"type": "enum", "name": "Color", "symbols": ["RED", "BLUE"]}},
+            {"name": "hash", "type": {"type": "fixed", "name": "Hash", "size": 2}},
+            {"name": "id", "type": {"type": "string", "logicalType": "uuid"}},
+        ],
+    }  # fmt: skip
+    async with schema_registry() as registry:
+        id = registry.add("events-value", avro)
+        made, back = converter(registry), converter(registry, auto_register_schemas="false", use_latest_version="true")
+        parsed = fastavro.parse_schema(avro)
+        for what, wanted in (
+            (None, None),
+            (4, {"int": 4, "string": None, "Sub": None}),
+            (("Sub", {"x": 1}), {"int": None, "string": None, "Sub": {"x": 1}}),
+        ):
+            written = io.BytesIO()
+            one = {"what": what, "color": "BLUE", "hash": b"ab", "id": "00000000-0000-0000-0000-000000000001"}
+            fastavro.schemaless_writer(written, parsed, one)
+            data = framed(id, written.getvalue())
+            schema, value = await fetching(lambda data=data: made.to_connect_data("events", data))  # type: ignore[misc]
+            assert value == {**one, "what": wanted}
+            assert schema is not None
+            assert schema.field("what").schema.name == AVRO_UNION  # type: ignore[union-attr]
+            assert schema.field("color").schema.parameter(AVRO_ENUM) == "Color"  # type: ignore[union-attr]
+            again = await fetching(lambda v=value, s=schema: back.from_connect_data("events", s, v))  # type: ignore[misc]
+            assert again == data
+
+
+async def test_references_are_followed() -> None:
+    """A schema may name one that stands in another subject."""
+    async with schema_registry() as registry:
+        registry.add(
+            "sub", {"type": "record", "name": "Sub", "namespace": "a", "fields": [{"name": "x", "type": "int"}]}
+        )
+        reference = {"name": "a.Sub", "subject": "sub", "version": 1}
+        outer = {"type": "record", "name": "Out", "namespace": "b", "fields": [{"name": "s", "type": "a.Sub"}]}
+        id = registry.add("out-value", outer, references=[reference])
+        data = framed(id, b"\x06")
+        made = converter(registry)
+        schema, value = await fetching(lambda: made.to_connect_data("out", data))
+        assert value == {"s": {"x": 3}}
+        assert schema is not None
+        assert schema.field("s").schema == Schema.struct("a.Sub", Field("x", INT32))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("data", [b"", b"\x01\x00\x00\x00\x01x", b"\x00\x00\x00", b"text"])
+async def test_bytes_without_an_id_are_refused(data: bytes) -> None:
+    """What does not begin with the zero byte and an id says so."""
+    async with schema_registry() as registry:
+        with pytest.raises(DataError, match="Unknown magic byte!"):
+            converter(registry).to_connect_data("t", data)
+
+
+async def test_what_cannot_be_read_or_written_is_a_data_error() -> None:
+    """Bytes that are cut short or too many, a value of another type, a schema that is none."""
+    async with schema_registry() as registry:
+        made = converter(registry)
+        id = registry.add("t-value", "string")
+        for encoded in (b"\x0aab", b"\x02aa", b""):
+            with pytest.raises(DataError, match="Failed to deserialize data for topic t"):
+                await fetching(lambda encoded=encoded: made.to_connect_data("t", framed(id, encoded)))  # type: ignore[misc]
+        with pytest.raises(DataError, match="is no INT64"):
+            await fetching(lambda: made.from_connect_data("t", Schema.struct("R", Field("n", INT64)), {"n": "x"}))
+        for wrong in (
+            Schema.struct("R", Field("a b", INT64)),
+            Schema.struct("R", Field("a", Schema.struct("S")), Field("b", Schema.struct("S", Field("x", INT64)))),
+        ):
+            with pytest.raises(DataError):
+                await fetching(lambda wrong=wrong: made.from_connect_data("t", wrong, {}))  # type: ignore[misc]
+        nested = {"type": "record", "name": "N", "fields": [{"name": "next", "type": ["null", "N"]}]}
+        own = registry.add("n-value", nested)
+        with pytest.raises(DataError, match="refers to itself"):
+            await fetching(lambda: made.to_connect_data("t", framed(own, b"\x00")))
+
+
+def test_settings_are_checked() -> None:
+    """A registry's address must be given; users need a password; the latest schema excludes registering."""
+    for settings, said in (
+        ({}, "schema.registry.url"),
+        ({"schema.registry.url": "http://x", "basic.auth.credentials.source": "USER_INFO"}, "user:password"),
+        ({"schema.registry.url": "http://x", "use.latest.version": "true"}, "auto.register.schemas"),
+        ({"schema.registry.url": "http://x", "value.subject.name.strategy": "Mine"}, "value.subject.name.strategy"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            AvroConverter().configure(settings, False)
+    assert avro_library() is fastavro
+
+
+def schemas() -> st.SearchStrategy[tuple[Schema, Any]]:
+    """Schemas with a value of each."""
+    leaves = st.one_of(
+        st.integers(-(2**63), 2**63 - 1).map(lambda n: (INT64, n)),
+        st.text().map(lambda text: (STRING, text)),
+        st.binary().map(lambda data: (BYTES, data)),
+        st.floats(allow_nan=False).map(lambda number: (FLOAT64, number)),
+        st.integers(-(10**20), 10**20).map(lambda n: (decimal_schema(3), Decimal(n).scaleb(-3))),
+        st.dates(dt.date(1900, 1, 1)).map(lambda day: (date_schema(), day)),
+    )
+
+    def larger(inner: st.SearchStrategy[tuple[Schema, Any]]) -> st.SearchStrategy[tuple[Schema, Any]]:
+        return st.one_of(
+            inner.map(lambda one: (one[0].as_optional(), one[1])),
+            inner.map(lambda one: (one[0].as_optional(), None)),
+            inner.map(lambda one: (Schema.array(one[0]), [one[1], one[1]])),
+            inner.map(lambda one: (Schema.map(STRING, one[0]), {"k": one[1]})),
+            inner.map(lambda one: (Schema.map(INT64, one[0]), {5: one[1]})),
+            st.lists(inner, min_size=1, max_size=3).map(
+                lambda many: (
+                    Schema.struct(None, *(Field(f"f{at}", one[0]) for at, one in enumerate(many))),
+                    {f"f{at}": one[1] for at, one in enumerate(many)},
+                )
+            ),
+        )
+
+    return st.recursive(leaves, larger, max_leaves=5)
+
+
+@given(schemas())
+def test_every_value_survives(case: tuple[Schema, Any]) -> None:
+    """What a schema allows comes back the same, and so does the schema."""
+    schema, value = case
+    avro = to_avro(schema)
+    parsed = fastavro.parse_schema(without_other_logical_types(avro))
+    buffer = io.BytesIO()
+    change = writing(schema)
+    fastavro.schemaless_writer(buffer, parsed, change(value) if change else value)
+    buffer.seek(0)
+    found = from_avro(avro)
+    back = reading(found)
+    read = fastavro.schemaless_reader(buffer, parsed, None, return_record_name=True, return_record_name_override=True)
+    assert (found, back(read) if back else read) == (schema, value)

@@ -1,0 +1,69 @@
+"""JSON values, with their JSON Schemas in a registry."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+
+import pytest
+
+from shared.connect.converters.json_schema_converter import JsonSchemaConverter
+from shared.connect.converters.registry import framed
+from shared.connect.errors import DataError
+from shared.connect.schema import INT32, OPTIONAL_STRING, STRING, Field, Schema, decimal_schema
+from tests.shared.connect.converters.converting import fetching
+from tests.shared.connect.converters.registry_server import SchemaRegistry, schema_registry
+
+USER = Schema.struct("User", Field("id", INT32), Field("name", OPTIONAL_STRING), Field("due", decimal_schema(2)))
+VALUE = {"id": 1, "name": None, "due": Decimal("1.50")}
+
+
+def converter(registry: SchemaRegistry, **settings: str) -> JsonSchemaConverter:
+    made = JsonSchemaConverter()
+    given = {name.replace("_", "."): value for name, value in settings.items()}
+    made.configure({"schema.registry.url": registry.url, **given}, False)
+    return made
+
+
+async def test_a_value_comes_back_with_its_schema() -> None:
+    """The schema is registered as a JSON Schema, the value is JSON behind its id."""
+    async with schema_registry() as registry:
+        made = converter(registry, decimal_format="NUMERIC")
+        data = await fetching(lambda: made.from_connect_data("users", USER, VALUE))
+        assert data == framed(1, b'{"id":1,"name":null,"due":1.5}')
+        assert await fetching(lambda: made.to_connect_data("users", data)) == (USER, VALUE)
+        assert registry.schemas[1]["schemaType"] == "JSON"
+        assert made.from_connect_data("users", None, None) is None
+        assert made.to_connect_data("users", None) == (None, None)
+
+
+async def test_foreign_schemas_are_read() -> None:
+    """What others register need not say more than JSON Schema does."""
+    async with schema_registry() as registry:
+        made = converter(registry)
+        person = {
+            "type": "object",
+            "required": ["n"],
+            "properties": {"n": {"type": "string"}, "a": {"type": "integer"}},
+        }
+        id = registry.add("t-value", person, "JSON")
+        schema, value = await fetching(lambda: made.to_connect_data("t", framed(id, b'{"n":"x"}')))
+        assert value == {"n": "x", "a": None}
+        assert schema is not None
+        assert [(field.name, field.schema.optional) for field in schema.fields] == [("n", False), ("a", True)]
+        any_id = registry.add("u-value", {}, "JSON")
+        found = await fetching(lambda: made.to_connect_data("u", framed(any_id, b'{"x":[1]}')))
+        assert found == (None, {"x": [1]})
+
+
+async def test_what_is_no_json_or_not_of_its_schema_is_a_data_error() -> None:
+    """Both say the topic or the field."""
+    async with schema_registry() as registry:
+        made = converter(registry)
+        id = registry.add("t-value", json.loads('{"type": "integer"}'), "JSON")
+        with pytest.raises(DataError, match="topic t to JSON, schema 1"):
+            await fetching(lambda: made.to_connect_data("t", framed(id, b"{")))
+        with pytest.raises(DataError):
+            await fetching(lambda: made.to_connect_data("t", framed(id, b'"x"')))
+        with pytest.raises(DataError):
+            await fetching(lambda: made.from_connect_data("t", STRING, 5))

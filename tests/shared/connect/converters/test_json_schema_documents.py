@@ -1,0 +1,90 @@
+"""Connect's schemas as JSON Schemas, and what is made of foreign ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shared.connect.converters.json_schema_documents import from_json, from_json_schema, to_json, to_json_schema
+from shared.connect.errors import DataError
+from shared.connect.schema import (
+    BOOLEAN,
+    BYTES,
+    FLOAT64,
+    INT8,
+    INT32,
+    INT64,
+    OPTIONAL_STRING,
+    STRING,
+    Field,
+    Schema,
+    SchemaType,
+    date_schema,
+    decimal_schema,
+    timestamp_schema,
+)
+
+EVERY = Schema.struct(
+    "Every",
+    *(Field(f"f{at}", one) for at, one in enumerate((BOOLEAN, BYTES, FLOAT64, INT8, INT32, INT64, OPTIONAL_STRING))),
+    Field("decimal", decimal_schema(2)),
+    Field("day", date_schema(optional=True)),
+    Field("at", timestamp_schema()),
+    Field("many", Schema.array(INT32)),
+    Field("named", Schema.map(STRING, INT32)),
+    Field("numbered", Schema.map(INT32, Schema.struct("In", Field("x", STRING)))),
+    Field("left", Schema(SchemaType.INT32, default=7)),
+    doc="all there are",
+)
+
+
+def test_a_schema_comes_back() -> None:
+    """What JSON Schema has no word for is kept beside."""
+    assert from_json_schema(to_json_schema(EVERY)) == EVERY
+
+
+def test_maps_with_other_keys_are_arrays_of_entries() -> None:
+    """Each entry is an object, wherever in a value the map stands."""
+    value = {"numbered": {5: {"x": "a"}}}
+    schema = Schema.struct(None, Field("numbered", EVERY.field("numbered").schema))  # type: ignore[union-attr]
+    assert to_json(schema, value) == {"numbered": [{"key": 5, "value": {"x": "a"}}]}
+    assert from_json(schema, to_json(schema, value)) == value
+    with pytest.raises(DataError, match="array of objects"):
+        from_json(schema, {"numbered": {"5": {"x": "a"}}})
+
+
+@pytest.mark.parametrize(
+    ("json", "schema"),
+    [
+        ({"type": "integer"}, INT64),
+        ({"enum": ["a", "b"]}, STRING),
+        ({"type": ["string", "null"]}, OPTIONAL_STRING),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, OPTIONAL_STRING),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, Schema.map(STRING, INT64)),
+        ({"$ref": "#/$defs/n", "$defs": {"n": {"type": "number"}}}, FLOAT64),
+        ({"$ref": "other.json#/definitions/a~1b"}, BOOLEAN),
+        ({}, None),
+    ],
+)
+def test_foreign_schemas(json: Any, schema: Schema | None) -> None:
+    """Unions with null, enums, references and free-form objects are understood."""
+    assert from_json_schema(json, {"other.json": {"definitions": {"a/b": {"type": "boolean"}}}}) == schema
+
+
+@pytest.mark.parametrize(
+    ("json", "said"),
+    [
+        ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, "2 types"),
+        ({"$ref": "#"}, "refers to itself"),
+        ({"$ref": "#/nowhere"}, "not there"),
+        ({"type": "array"}, "nothing of its items"),
+        ({"type": "object", "properties": {"a": {}}}, "nothing of its property 'a'"),
+        ({"type": "wave"}, "no like in Connect"),
+        ([], "no JSON Schema"),
+    ],
+)
+def test_what_connect_cannot_have_is_said(json: Any, said: str) -> None:
+    """Never a guess."""
+    with pytest.raises(DataError, match=said):
+        from_json_schema(json)
