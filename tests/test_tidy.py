@@ -57,6 +57,7 @@ EDGES = {
     "shared/connect/connector.py": "the public connector API: what it offers is awaited",
     "shared/connect/connectors/": "reads and writes other systems",
     "shared/connect/conversion.py": "waits between retries and for what converters fetch",
+    "shared/connect/converters/registry.py": "has what a converter lacks fetched",
     "shared/connect/converters/registry_client.py": "asks a schema registry",
     "shared/connect/error_reporting.py": "sends dead letters",
     "shared/connect/exactly_once_source_task.py": "drives a source task in transactions",
