@@ -25,6 +25,7 @@ class Answer(NamedTuple):
     status: int
     media_type: str
     body: bytes
+    retry_after: str = ""
 
 
 class Upstream(Protocol):
@@ -59,7 +60,8 @@ def _add(router: APIRouter, prefix: str, upstream: Upstream | None) -> None:
             await request.body(),
             request.headers.get("content-type", ""),
         )
-        headers = {"Content-Type": answer.media_type} if answer.media_type else {}
+        given = {"Content-Type": answer.media_type, "Retry-After": answer.retry_after}
+        headers = {name: value for name, value in given.items() if value}
         return Response(answer.body, answer.status, headers)
 
     router.add_api_route(prefix, forward, methods=METHODS)

@@ -62,8 +62,13 @@ def health_body(service: str, results: Mapping[str, CheckResult]) -> dict[str, A
     }
 
 
-def health_router(service: str, checks: Mapping[str, Check], registry: CollectorRegistry) -> APIRouter:
-    """The two routes, to be mounted into any app."""
+def health_router(
+    service: str,
+    checks: Mapping[str, Check],
+    registry: CollectorRegistry,
+    render: Callable[[], Awaitable[bytes]] | None = None,
+) -> APIRouter:
+    """The two routes, to be mounted into any app; `render` gives the metrics' text where it is not the registry's."""
     router = APIRouter(tags=["health"])
 
     @router.get("/health", summary="Whether the service can do its work (200) or not (503)")
@@ -75,7 +80,8 @@ def health_router(service: str, checks: Mapping[str, Check], registry: Collector
 
     @router.get("/metrics", summary="Metrics in Prometheus' text format")
     async def prometheus() -> Response:
-        return Response(metrics.render(registry), headers={"Content-Type": metrics.CONTENT_TYPE})
+        text = metrics.render(registry) if render is None else await render()
+        return Response(text, headers={"Content-Type": metrics.CONTENT_TYPE})
 
     return router
 

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -52,9 +53,11 @@ class _Uvicorn(uvicorn.Server):
 class HttpServer:
     """One app at one address, from `start` to `stop`."""
 
-    def __init__(self, app: ASGIApp, settings: HttpSettings) -> None:
+    def __init__(self, app: ASGIApp, settings: HttpSettings, *, unix_socket: Path | None = None) -> None:
+        """With `unix_socket` it listens there, for processes of this user alone, and at no port."""
         self._app = app
         self._settings = settings
+        self._unix_socket = unix_socket
         self._server: _Uvicorn | None = None
         self._serving: asyncio.Task[None] | None = None
         self.host = settings.host
@@ -66,13 +69,16 @@ class HttpServer:
     @property
     def url(self) -> str:
         """The address for a client on this machine."""
+        if self._unix_socket is not None:
+            return f"unix:{self._unix_socket}"
         url = url_of(self.host, self.port)
         return url if self._settings.ssl_certfile is None else url.replace("http:", "https:", 1)
 
     async def start(self) -> None:
         """Listen; ConfigError where the address cannot be had."""
-        bound = _bind(self._settings)
-        self.port = bound.getsockname()[1]
+        bound = _bind(self._settings) if self._unix_socket is None else _bind_unix(self._unix_socket)
+        if self._unix_socket is None:
+            self.port = bound.getsockname()[1]
         password = self._settings.ssl_key_password
         config = uvicorn.Config(
             self._app,
@@ -130,6 +136,19 @@ def url_of(host: str, port: int) -> str:
     """
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - a name for "every address", not a binding
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _bind_unix(path: Path) -> socket.socket:
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.unlink(missing_ok=True)  # of a process that was killed
+        bound.bind(str(path))
+        path.chmod(0o600)
+        bound.setblocking(False)
+    except OSError as e:
+        bound.close()
+        raise ConfigError(f"http: cannot listen on {path}: {e.strerror or e}") from None
+    return bound
 
 
 def _bind(settings: HttpSettings) -> socket.socket:

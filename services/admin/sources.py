@@ -94,7 +94,8 @@ class HttpUpstream:
         except httpx.HTTPError as e:
             kind = ErrorKind(502, "SERVICE_UNREACHABLE", "Another service does not answer", 5)
             raise Problem(kind, f"{self.name}: {type(e).__name__}: {e}".rstrip(": ")) from None
-        return Answer(answer.status_code, answer.headers.get("content-type", ""), answer.content)
+        kind, retry_after = (answer.headers.get(name, "") for name in ("content-type", "retry-after"))
+        return Answer(answer.status_code, kind, answer.content, retry_after)
 
 
 class LocalSource:

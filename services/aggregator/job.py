@@ -23,6 +23,31 @@ ERROR_BYTES_MAX = 256 * 1024  # of a job's standard error, the end of it, that a
 _KEEPER_COMMAND = (sys.executable, "-I", "-S", keeper.__file__)
 
 
+def start_kept(
+    command: Sequence[str], environment: Mapping[str, str], stop_timeout_ms: int, *, output: int | None
+) -> tuple[subprocess.Popen[bytes], int]:
+    """A command under a keeper, and the descriptor on which its life hangs; `output` is what Popen makes of it.
+
+    Raises OSError where not even the keeper can be started.
+    """
+    ours, lifeline = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [*_KEEPER_COMMAND, "--limit-ms", str(stop_timeout_ms), "--", *command],
+            stdin=ours,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            process_group=0,  # a terminal's Ctrl-C is for us; we tell the child
+        )
+    except OSError:
+        os.close(lifeline)
+        raise
+    finally:
+        os.close(ours)
+    return process, lifeline
+
+
 class JobEnd(NamedTuple):
     """How a job ended: its exit status (128 + n for a death by signal n), and what it printed."""
 
@@ -44,21 +69,7 @@ class Job:
         stop_timeout_ms: int,
         on_line: Callable[[str], None] = lambda line: None,
     ) -> None:
-        ours, self._lifeline = os.pipe()
-        try:
-            self._keeper = subprocess.Popen(
-                [*_KEEPER_COMMAND, "--limit-ms", str(stop_timeout_ms), "--", *command],
-                stdin=ours,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=environment,
-                process_group=0,  # a terminal's Ctrl-C is for us; we tell the job
-            )
-        except OSError:
-            os.close(self._lifeline)
-            raise
-        finally:
-            os.close(ours)
+        self._keeper, self._lifeline = start_kept(command, environment, stop_timeout_ms, output=subprocess.PIPE)
         self._on_line, self._loop = on_line, asyncio.get_running_loop()
         self._end = asyncio.ensure_future(asyncio.to_thread(self._wait))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+import os
 from collections.abc import Coroutine, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
@@ -19,7 +20,8 @@ from services.aggregator.backlog import BacklogWatch
 from services.aggregator.compaction import SCHEDULE_NAME, CompactionSupervisor
 from services.aggregator.live_state import describe_stores, live_windows
 from services.aggregator.settings import AggregatorSettings
-from services.aggregator.whole import Whole, tokens_of
+from services.aggregator.whole import Whole, advertised, tokens_of
+from services.aggregator.workers import Workers
 from shared.common import daemon
 from shared.common.clock import SYSTEM_CLOCK
 from shared.streams.instance_registry import InstanceRegistry
@@ -36,24 +38,11 @@ WORKER_SHARE, REQUEST_SHARE = 0.7, 0.1  # of `shutdown_timeout_ms`; a compaction
 COMPACTION_PARTITION = 0  # the one instance that owns it asks for compactions
 
 
-def advertised(server: HttpServer) -> str:
-    """The address of a server for other machines, as far as it can be known; its own machine's name where it has none.
-
-    >>> from fastapi import FastAPI
-    >>> from shared.common.settings import HttpSettings
-    >>> advertised(HttpServer(FastAPI(), HttpSettings(host="10.0.0.7", port=8083)))
-    'http://10.0.0.7:8083'
-    """
-    if server.host not in ("0.0.0.0", "::"):  # noqa: S104 - a name for "every address", not a binding
-        return server.url
-    scheme = server.url.partition(":")[0]
-    return f"{scheme}://{socket.getfqdn()}:{server.port}"
-
-
 class Aggregator:
     """The service; see `shared.common.daemon`."""
 
-    def __init__(self, settings: AggregatorSettings) -> None:
+    def __init__(self, settings: AggregatorSettings, unix_socket: Path | None = None) -> None:
+        """With `unix_socket` it is served there: one of several workers (see `workers`)."""
         self._settings = settings
         self._registry = CollectorRegistry()
         self._backlog = BacklogWatch(settings, self._registry, self._owns_compaction, ask=self._ask_compaction)
@@ -82,7 +71,7 @@ class Aggregator:
             local_hosts_only=settings.local_hosts_only,
             title="Penstock aggregator",
         )
-        self.server = HttpServer(app, settings.http)
+        self.server = HttpServer(app, settings.http, unix_socket=unix_socket)
         self._beside: list[asyncio.Task[None]] = []
         self._turned_ms: int | None = None
 
@@ -164,15 +153,20 @@ class Aggregator:
 
     def _check_tasks(self) -> CheckResult:
         """Restoring is no illness: a service that is restarted for it would never get done."""
+        facts = {"pid": os.getpid()}
         if self._turned_ms is None:
-            return CheckResult(ok=False, detail="not started: waiting for the source topics and the group")
+            return CheckResult(False, "not started: waiting for the source topics and the group", facts)
         stood_ms = SYSTEM_CLOCK.monotonic_ms() - self._turned_ms
         if stood_ms > STUCK_MS:
-            return CheckResult(ok=False, detail=f"one turn of the loop has taken {stood_ms} ms")
+            return CheckResult(False, f"one turn of the loop has taken {stood_ms} ms", facts)
         restoring = [p for p, owned in self.worker.tasks().items() if owned.task is None]
-        return CheckResult(ok=True, detail=f"restoring partitions {restoring}" if restoring else "")
+        return CheckResult(True, f"restoring partitions {restoring}" if restoring else "", facts)
 
 
 def main(arguments: list[str]) -> int:
     """Run until SIGTERM; the exit status (2 for a wrong setting or topology)."""
-    return daemon.serve(PROGRAM, AggregatorSettings, Aggregator, arguments)
+
+    def make(settings: AggregatorSettings) -> daemon.Daemon:
+        return Aggregator(settings) if settings.workers == 1 else Workers(settings, arguments)
+
+    return daemon.serve(PROGRAM, AggregatorSettings, make, arguments)

@@ -11,6 +11,9 @@ from api.settings import GuardedSettings
 from shared.common.settings import CommandSettings, HttpSettings, KafkaSettings, PositiveMs, Section
 from shared.streams.settings import StreamsSettings
 
+WORKERS_MAX = 64
+"""Processes on one machine: each has a Python of its own and connections to every broker."""
+
 
 class CompactionSettings(Section):
     """When and how the instance that owns partition 0 starts a compaction; without a lake none is started."""
@@ -90,6 +93,10 @@ class AggregatorSettings(GuardedSettings):
         "", validate_default=True, description="module:function that returns a shared.streams Topology"
     )
     topology_options: dict[str, str] = Field({}, description="keyword arguments for that function")
+    workers: Annotated[int, Field(ge=1, le=WORKERS_MAX)] = Field(
+        1,
+        description="processes that share the partitions, each a member of the group, under one that looks after them",
+    )
     streams: StreamsSettings = StreamsSettings()
     compaction: CompactionSettings = CompactionSettings()
     queries: QueriesSettings = QueriesSettings()

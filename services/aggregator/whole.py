@@ -8,6 +8,7 @@ answer is missing, and that is said: nothing is asked twice, since the answer a 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
@@ -16,6 +17,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from api.problem import ErrorKind, Problem
+from api.server import HttpServer
 from api.settings import GuardedSettings, Scope
 from api.state import StreamsState, StreamsView
 from services.aggregator.merged import Part, merge_rows, merge_stores, merge_tasks, merge_windows, missing_rows
@@ -207,3 +209,17 @@ def tokens_of(settings: GuardedSettings) -> dict[Scope, str]:
     if settings.auth_token is not None:
         found = dict.fromkeys(("ingest", "read", "admin"), settings.auth_token.get_secret_value())
     return found
+
+
+def advertised(server: HttpServer) -> str:
+    """The address of a server for other machines, as far as it can be known; its own machine's name where it has none.
+
+    >>> from fastapi import FastAPI
+    >>> from shared.common.settings import HttpSettings
+    >>> advertised(HttpServer(FastAPI(), HttpSettings(host="10.0.0.7", port=8083)))
+    'http://10.0.0.7:8083'
+    """
+    if server.host not in ("0.0.0.0", "::"):  # noqa: S104 - a name for "every address", not a binding
+        return server.url
+    scheme = server.url.partition(":")[0]
+    return f"{scheme}://{socket.getfqdn()}:{server.port}"

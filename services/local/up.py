@@ -51,6 +51,7 @@ class UpSettings(DaemonSettings):
     time: Pointer | None = Field(None, description="JSON pointer to an event's time; default: its arrival")
     topology: str = "services.local.topologies:sessions"
     topology_options: dict[str, str] = Field({}, description="keyword arguments for the topology's function")
+    workers: int = Field(1, gt=0, description="the aggregator's processes, which share the topic's partitions")
     topics: str = Field("sessions", description="what the consumer handles, comma-separated")
     handler: str = "services.local.handlers:log_record"
     group_id: str = "handler"
@@ -127,6 +128,7 @@ class Up:
             "TOPOLOGY_OPTIONS": msgspec.json.encode(settings.topology_options).decode(),
             "STREAMS__LAKE": str(self._folder / "lake"),
             "STREAMS__GROUP_INSTANCE_ID": "aggregator-1",
+            "WORKERS": str(settings.workers),
         }
         return self._spec("aggregator", own)
 

@@ -125,3 +125,19 @@ async def test_with_a_certificate_the_address_is_https(tmp_path: Path) -> None:
         await HttpServer(create_app(), HttpSettings(ssl_certfile=tmp_path / "broken.pem")).start()
     with pytest.raises(ConfigError, match="ssl_certfile"):
         HttpSettings(ssl_keyfile=tmp_path / "server.pem")
+
+
+async def test_a_server_at_a_unix_socket(tmp_path: Path) -> None:
+    """It answers there, for this user alone, over what a killed process left; a path that cannot be is said."""
+    gate, path = Gate(), tmp_path / "s.sock"
+    gate.open.set()
+    path.touch()
+    server = HttpServer(create_app(admin=gate.router), HttpSettings(), unix_socket=path)
+    await server.start()
+    assert (server.url, path.stat().st_mode & 0o777) == (f"unix:{path}", 0o600)
+    transport = httpx.AsyncHTTPTransport(uds=str(path))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        assert (await client.get("/gate")).json() == "through"
+    await server.stop(0)
+    with pytest.raises(ConfigError, match="cannot listen on"):
+        await HttpServer(server._app, HttpSettings(), unix_socket=tmp_path / "no" / "s.sock").start()

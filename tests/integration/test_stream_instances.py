@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from services.local.kafka import EmbeddedKafka
 from services.local.stack import Service, ServiceSpec, Stack
 from shared.clients.admin import Admin, event_time_topic
+from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.clients.producer import Producer
-from shared.common.records import ProducerRecord
+from shared.common.records import ProducerRecord, TopicPartition
 from shared.common.settings import KafkaSettings
 
 WAIT_S = 45
 TOKEN = "0123456789abcdef"
 PARTITIONS = 2
+HOURS_3_MS = 3 * 3_600_000  # more than gap and grace: what came before is closed
 
 
 def settings_of(kafka: EmbeddedKafka, topic: str) -> dict[str, str]:
@@ -30,7 +36,7 @@ def settings_of(kafka: EmbeddedKafka, topic: str) -> dict[str, str]:
         "TOPOLOGY": "services.local.topologies:sessions",
         "TOPOLOGY_OPTIONS": f'{{"topic": "{topic}", "results": "{topic}-out"}}',
         "STREAMS__APPLICATION_ID": topic,
-        "STREAMS__SESSION_TIMEOUT_MS": "3000",
+        "STREAMS__SESSION_TIMEOUT_MS": "2000",
         "STREAMS__HEARTBEAT_INTERVAL_MS": "300",
         "STREAMS__REPLICATION_FACTOR": "1",
         "AUTH_TOKEN": TOKEN,
@@ -38,12 +44,13 @@ def settings_of(kafka: EmbeddedKafka, topic: str) -> dict[str, str]:
     }
 
 
-async def send(kafka: EmbeddedKafka, topic: str) -> None:
-    """Three events of key k<p> in each partition p, of a topic that is made."""
+async def send(kafka: EmbeddedKafka, topic: str, first_ms: int = 0) -> None:
+    """Three events of key k<p> in each partition p, of a topic that is made where it is not there."""
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     async with Admin(settings) as admin:
-        await admin.create_topics([event_time_topic(topic, PARTITIONS)])
-    records = [ProducerRecord(topic, b"{}", b"k%d" % (i % PARTITIONS), (), i % PARTITIONS, 1_000 + i) for i in range(6)]
+        await admin.create_topics([event_time_topic(topic, PARTITIONS)], exist_ok=True)
+    places = [(i % PARTITIONS, first_ms + i) for i in range(3 * PARTITIONS)]
+    records = [ProducerRecord(topic, b"{}", b"k%d" % p, (), p, at) for p, at in places]
     async with Producer(settings) as producer:
         assert await (await producer.send_many(records)).first_error() is None
 
@@ -122,3 +129,79 @@ async def test_any_instance_answers_for_all_and_says_what_is_missing(
 
         whole = await until(is_whole)
         assert sorted((row["key"], row["events"]) for row in whole["rows"]) == [("k0", 3), ("k1", 3)]
+
+
+async def test_two_workers_share_the_partitions_and_one_is_killed(
+    kafka: EmbeddedKafka, topic_name: str, stack: Stack
+) -> None:
+    """One address for both; a worker that is killed is replaced, results are complete, and none outlives its parent."""
+    await send(kafka, topic_name)
+    spec = ServiceSpec("aggregator", settings_of(kafka, topic_name) | {"WORKERS": "2"})
+    service = await stack.start(spec)
+    async with client() as http:
+
+        async def checks() -> dict[str, Any]:
+            try:
+                answer = await http.get(f"{service.url}/health")
+            except httpx.ConnectError:
+                return {}
+            return dict(answer.json()["checks"]) if answer.status_code == 200 else {}
+
+        async def positions(wanted: int) -> Any:
+            answer = await http.get(f"{service.url}/v1/streams/stores/sessions")
+            at = {str(p): {topic_name: wanted} for p in range(PARTITIONS)}
+            return answer.status_code == 200 and answer.json()["position"] == at and answer.json()
+
+        async def are_shared() -> bool:
+            state = (await http.get(f"{service.url}/v1/streams")).json()
+            return len({task["instance"] for task in state.get("tasks", ()) if task["state"] == "running"}) == 2
+
+        first = await until(checks)
+        await until(are_shared)
+        await until(lambda: positions(3))
+        pids = [first[f"worker-{number}"]["pid"] for number in (1, 2)]
+        os.kill(pids[0], signal.SIGKILL)
+        await send(kafka, topic_name, HOURS_3_MS)
+        whole = await until(lambda: positions(6))
+        assert sorted((row["key"], row["events"]) for row in whole["rows"]) == [("k0", 3), ("k1", 3)]
+
+        async def is_replaced() -> bool:
+            found = await checks()
+            return bool(found) and found["worker-1"]["restarts"] == 1 and found["worker-1"]["pid"] not in pids
+
+        await until(is_replaced)
+        text = (await http.get(f"{service.url}/metrics")).text
+        assert 'penstock_aggregator_worker_restarts_total{worker="1"} 1.0' in text
+        assert all(re.search(rf'^penstock_streams_\w+{{.*worker="{n}"}} ', text, re.MULTILINE) for n in (1, 2))
+        results = await read_results(kafka, f"{topic_name}-out")
+        assert sorted((one["key"], one["events"]) for one in results) == [("k0", 3), ("k1", 3)]
+        last = [one["pid"] for one in (await checks()).values()]
+    lines = [msgspec.json.decode(line) for line in service.log_file.read_bytes().splitlines()]
+    assert {line.get("worker") for line in lines} == {None, 1, 2}
+    await service.kill()
+    await until(lambda: are_gone(last))
+
+
+async def are_gone(pids: list[int]) -> bool:
+    """Whether none of these processes runs any more."""
+    for pid in pids:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            continue
+        return False
+    return True
+
+
+async def read_results(kafka: EmbeddedKafka, topic: str) -> list[dict[str, Any]]:
+    """All committed records of a topic."""
+    settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="earliest")
+    at = [TopicPartition(topic, p) for p in range(PARTITIONS)]
+    found: list[dict[str, Any]] = []
+    async with Consumer(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers), settings) as consumer:
+        consumer.assign(at)
+        ends = await consumer.end_offsets(at)
+        while any([await consumer.position(tp) < end for tp, end in ends.items()]):
+            for columns in (await consumer.poll(200)).values():
+                found += [msgspec.json.decode(value or b"") for value in columns.values]
+    return found

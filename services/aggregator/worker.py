@@ -1,0 +1,36 @@
+"""One worker of `penstock aggregator --workers N`: the aggregator, served at a Unix socket to the process above it.
+
+`python -m services.aggregator.worker NUMBER SOCKET URL -- ARGUMENTS` has the settings of the command with those
+arguments, but for what there can be one of only: the group's instance id and Kafka's client id get the number, and the
+address is the one above's. It ends with that process, under a keeper.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import structlog
+
+from services.aggregator.main import PROGRAM, Aggregator
+from services.aggregator.settings import AggregatorSettings
+from services.aggregator.workers import worker_settings
+from shared.common import daemon
+
+
+def main(arguments: list[str]) -> int:
+    """Run until SIGTERM; the exit status."""
+    number, unix_socket, url, _, *rest = arguments
+    structlog.contextvars.bind_contextvars(worker=int(number))
+
+    def make(settings: AggregatorSettings) -> Aggregator:
+        return Aggregator(worker_settings(settings, int(number), url), Path(unix_socket))
+
+    def limit_ms(settings: AggregatorSettings) -> int:
+        return worker_settings(settings, int(number), url).shutdown_timeout_ms
+
+    return daemon.serve(PROGRAM, AggregatorSettings, make, rest, limit_ms=limit_ms)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

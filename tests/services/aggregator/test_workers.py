@@ -1,0 +1,162 @@
+"""Several worker processes under one address."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import APIRouter, FastAPI, Request, Response
+from prometheus_client import CollectorRegistry
+
+from api.health import Check, CheckResult, create_health_app
+from api.problem import Problem
+from api.server import HttpServer
+from services.aggregator.settings import AggregatorSettings
+from services.aggregator.workers import AnyWorker, Worker, WorkerProcess, Workers, worker_settings
+from shared.common import metrics
+from shared.common.errors import ConfigError
+from shared.common.settings import HttpSettings
+
+ARGUMENTS = ["--topology=services.local.topologies:sessions", "--http.port=0", "--workers=2"]
+FOREVER = ["sleep", "1000"]
+
+
+def settings_of(*more: str) -> AggregatorSettings:
+    return AggregatorSettings.load([*ARGUMENTS, *more], environ={})
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def app_of(name: str, *, is_well: bool = True) -> FastAPI:
+    """A worker's address as far as the process above needs it: health, metrics, and a route that says who asked."""
+    registry = CollectorRegistry()
+    metrics.counter(registry, "streams_x", "X.", "topic").labels(topic="t").inc(len(name))
+    checks: dict[str, Check] = {"tasks": lambda: CheckResult(is_well, "restoring", {"pid": 42})}
+    app, router = create_health_app(name, checks, registry), APIRouter()
+
+    async def echo(request: Request) -> Response:
+        said = f"{name} {request.url.path}?{request.url.query} {request.headers.get('authorization', '')}"
+        return Response(said, 503, headers={"Retry-After": "3"})
+
+    router.add_api_route("/v1/streams", echo, methods=["GET", "POST"])
+    app.include_router(router)
+    return app
+
+
+@asynccontextmanager
+async def serving(worker: Worker, app: FastAPI) -> AsyncIterator[None]:
+    server = HttpServer(app, HttpSettings(), unix_socket=worker.unix_socket)
+    await server.start()
+    try:
+        yield
+    finally:
+        await worker.stop()
+        await server.stop(0)
+
+
+def test_a_worker_has_the_settings_but_for_what_there_can_be_one_of() -> None:
+    """Numbered names, the address of the process above, and a part of the time for the shutdown."""
+    given = settings_of("--streams.group-instance-id=agg", "--kafka.client-id=me", "--shutdown-timeout-ms=10000")
+    own = worker_settings(given, 2, "http://host:8083/workers/2")
+    assert (own.streams.group_instance_id, own.kafka.client_id, own.workers) == ("agg-2", "me-2", 1)
+    assert own.queries.application_server == "http://host:8083/workers/2"
+    assert (own.shutdown_timeout_ms, own.topology, own.local_hosts_only) == (8_500, given.topology, True)
+    plain = worker_settings(settings_of(), 1, "http://x")
+    assert (plain.streams.group_instance_id, plain.kafka.client_id) == (None, None)
+
+
+async def test_a_process_is_stopped_or_ends() -> None:
+    """Its status is its own, or tells of the signal; stopping it twice does no harm."""
+    assert await WorkerProcess(["sh", "-c", "exit 3"], 1_000).end() == 3
+    process = WorkerProcess(FOREVER, 10_000)
+    assert process.status is None
+    assert [await process.stop(), await process.stop()] == [143, 143]
+
+
+async def test_a_workers_health_is_one_check(tmp_path: Path) -> None:
+    """Well or not with its reasons, its process id and its restarts; one that has ended, or does not tell, is not."""
+    for is_well, detail in ((True, ""), (False, "tasks: restoring")):
+        worker = Worker(1, tmp_path, {})
+        worker.start(FOREVER, 1_000)
+        async with serving(worker, app_of("a", is_well=is_well)):
+            assert await worker.check() == CheckResult(is_well, detail, {"restarts": 0, "pid": 42})
+    worker = Worker(1, tmp_path, {})
+    assert (await worker.check()).ok is False
+    worker.start(FOREVER, 1_000)
+    assert "does not tell: ConnectError" in (await worker.check()).detail
+    assert await worker.metrics() is None
+    await worker.stop()
+    assert "has ended" in (await worker.check()).detail
+
+
+async def test_a_request_goes_to_a_worker_that_can_be_reached(tmp_path: Path) -> None:
+    """With this process' own token, and the answer with its Retry-After; without any worker that is said."""
+    gone, there = (Worker(number, tmp_path, {"read": "secret"}) for number in (1, 2))
+    async with serving(there, app_of("b")):
+        answer = await AnyWorker([gone, there]).ask("GET", "/v1/streams", "local=true", b"", "")
+        assert (answer.status, answer.retry_after) == (503, "3")
+        assert answer.body == b"b /v1/streams?local=true Bearer secret"
+        own = await there.ask("POST", "/workers/2/v1/streams", "", b"", "")
+        assert own.body == b"b /v1/streams? "
+    with pytest.raises(Problem, match="worker-1: ConnectError"):
+        await AnyWorker([gone]).ask("GET", "/v1/streams", "", b"", "")
+    await gone.stop()
+
+
+class Short(Workers):
+    """Workers whose processes are a command of a test's."""
+
+    command = FOREVER
+
+    def _command(self, worker: Worker) -> list[str]:
+        return self.command
+
+
+async def test_health_and_metrics_cover_all_workers() -> None:
+    """Each worker's check by its name, and its samples with its number; the service fails with any of them."""
+    workers = Short(settings_of(), ARGUMENTS)
+    await workers.startup()
+    one, two = workers.workers
+    for worker in (one, two):
+        worker.start(FOREVER, 1_000)
+    client = httpx.AsyncClient(base_url=workers.server.url, trust_env=False)
+    async with serving(one, app_of("a")), serving(two, app_of("bb")), client:
+        health = await client.get("/health")
+        text = (await client.get("/metrics")).text
+        assert (await client.get("/v1/streams")).text.startswith("a /v1/streams")
+        assert (await client.get("/workers/2/v1/streams")).text.startswith("bb /v1/streams")
+        await one.process.stop()  # type: ignore[union-attr]
+        failing = await client.get("/health")
+    assert (health.status_code, set(health.json()["checks"])) == (200, {"worker-1", "worker-2"})
+    assert 'penstock_streams_x_total{topic="t",worker="1"} 1.0' in text
+    assert 'penstock_streams_x_total{topic="t",worker="2"} 2.0' in text
+    assert text.count("# TYPE penstock_streams_x_total counter") == 1
+    assert (failing.status_code, failing.json()["checks"]["worker-1"]["status"]) == (503, "failing")
+    await workers.shutdown()
+
+
+async def test_a_wrong_setting_of_a_worker_ends_all() -> None:
+    """No restart mends it; the others are stopped, and the folder of sockets is gone."""
+    workers = Short(settings_of(), ARGUMENTS)
+    workers.command = ["sh", "-c", "exit 2"]
+    with pytest.raises(ExceptionGroup) as ended:
+        await workers.main_loop()
+    assert all(isinstance(e, ConfigError) for e in ended.value.exceptions)
+    folder = workers.workers[0].unix_socket.parent
+    assert folder.is_dir()
+    await workers.shutdown()
+    assert not folder.exists()
+
+
+def test_a_topology_that_is_not_there_is_refused_before_any_worker_is_started() -> None:
+    """It is said once, and not by each of them."""
+    wrong: Any = settings_of("--topology=services.local.topologies:sesions")
+    with pytest.raises(ConfigError, match="sesions"):
+        Workers(wrong, ARGUMENTS)
