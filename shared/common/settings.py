@@ -122,7 +122,14 @@ class KafkaSettings(Section):
         description="bootstrap_servers are asked again once no known broker has given metadata for so long",
     )
     connections_max_idle_ms: PositiveMs = 540_000
-    socket_connection_setup_timeout_ms: PositiveMs = 10_000
+    client_dns_lookup: Literal["use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"] = Field(
+        "use_all_dns_ips",
+        description="try all addresses of a host in turn; or first replace bootstrap_servers by their addresses' names",
+    )
+    socket_connection_setup_timeout_ms: PositiveMs = Field(
+        10_000, description="TCP, TLS and SASL together; doubled with each failure in a row"
+    )
+    socket_connection_setup_timeout_max_ms: PositiveMs = 30_000
     reconnect_backoff_ms: PositiveMs = 50
     reconnect_backoff_max_ms: PositiveMs = 1_000
     retry_backoff_ms: PositiveMs = 100

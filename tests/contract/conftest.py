@@ -212,7 +212,7 @@ def batch(
     (Old timestamps beside new ones would have Kafka begin a new segment, and a fetch ends with its segment.)
     """
     at_ms = int(time.time() * 1000) if at_ms is None else at_ms
-    builder = new_batch_builder(1 << 24, 0, transactional)
+    builder = new_batch_builder(1 << 24, transactional)
     for index, value in enumerate(values):
         builder.append(index, at_ms + index, None, value, [])
     return seal_batch(builder, producer)

@@ -1,9 +1,17 @@
-"""aiokafka's compiled record-batch builder and checksum."""
+"""aiokafka's compiled record-batch builder and checksum.
+
+The builder is never told of the compression, since it knows no levels: a batch is compressed when it is sealed, unless
+that would make it larger.
+"""
 
 from __future__ import annotations
 
-from typing import Any, cast
+import struct
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, cast
 
+from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 from aiokafka.record.util import calc_crc32c
@@ -11,24 +19,60 @@ from aiokafka.record.util import calc_crc32c
 from shared.clients.connection.produce import Produce, Topics
 
 MAGIC = 2
-COMPRESSION = {
-    "none": DefaultRecordBatch.CODEC_NONE,
-    "gzip": DefaultRecordBatch.CODEC_GZIP,
-    "snappy": DefaultRecordBatch.CODEC_SNAPPY,
-    "lz4": DefaultRecordBatch.CODEC_LZ4,
-    "zstd": DefaultRecordBatch.CODEC_ZSTD,
-}
+LENGTH_AT, LENGTH_FROM, CRC_AT, ATTRIBUTES_AT, RECORDS_AT = 8, 12, 17, 21, 61
+"""Places in a batch's header: its length, what that counts from, the checksum, what that is of, and the end."""
+GZIP_LEVEL, LZ4_LEVEL, ZSTD_LEVEL = -1, 9, 3
+"""The defaults of Java's producer; gzip's is zlib's own."""
+
+_length = struct.Struct(">i")
+_crc = struct.Struct(">I")
 
 
-def new_batch_builder(batch_size: int, compression: int, transactional: bool) -> Any:
+class Compression(NamedTuple):
+    """The codec's number in a batch's attributes, and what compresses."""
+
+    codec: int
+    encode: Callable[[bytes], bytes] | None = None
+
+
+def compression_of(name: str, level: int | None = None) -> Compression:
+    """The compression of a name (Kafka's), at a level of its own (None: its default)."""
+    if name == "gzip":
+        encode = partial(gzip_encode, compresslevel=GZIP_LEVEL if level is None else level)
+        return Compression(DefaultRecordBatch.CODEC_GZIP, encode)
+    if name == "lz4":
+        return Compression(
+            DefaultRecordBatch.CODEC_LZ4, partial(lz4_encode, level=LZ4_LEVEL if level is None else level)
+        )
+    if name == "zstd":
+        encode = partial(zstd_encode, level=ZSTD_LEVEL if level is None else level)
+        return Compression(DefaultRecordBatch.CODEC_ZSTD, encode)
+    return {"snappy": Compression(DefaultRecordBatch.CODEC_SNAPPY, snappy_encode), "none": NO_COMPRESSION}[name]
+
+
+NO_COMPRESSION = Compression(DefaultRecordBatch.CODEC_NONE)
+COMPRESSION = {name: compression_of(name) for name in ("none", "gzip", "snappy", "lz4", "zstd")}
+
+
+def new_batch_builder(batch_size: int, transactional: bool) -> Any:
     """A builder that takes records until `batch_size` bytes are full."""
-    return DefaultRecordBatchBuilder(MAGIC, compression, int(transactional), -1, -1, -1, batch_size)
+    codec = DefaultRecordBatch.CODEC_NONE
+    return DefaultRecordBatchBuilder(MAGIC, codec, int(transactional), -1, -1, -1, batch_size)
 
 
-def seal_batch(builder: Any, state: tuple[int, int, int]) -> bytearray:
+def seal_batch(builder: Any, state: tuple[int, int, int], compression: Compression = NO_COMPRESSION) -> bytearray:
     """The finished batch under a producer id, epoch and base sequence; the builder is used up."""
     builder.set_producer_state(*state)
     sealed: bytearray = builder.build()
+    if compression.encode is None:
+        return sealed
+    records = bytes(sealed[RECORDS_AT:])
+    encoded = compression.encode(records)
+    if len(encoded) < len(records):
+        sealed[RECORDS_AT:] = encoded
+        sealed[ATTRIBUTES_AT + 1] |= compression.codec
+        _length.pack_into(sealed, LENGTH_AT, len(sealed) - LENGTH_FROM)
+        _crc.pack_into(sealed, CRC_AT, crc32c(bytes(sealed[ATTRIBUTES_AT:])))
     return sealed
 
 

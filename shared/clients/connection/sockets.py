@@ -1,23 +1,26 @@
 """aiokafka's client, with connections that are made as Penstock promises.
 
-Each is there within `socket_connection_setup_timeout_ms`, TCP, TLS and SASL together, or it is known why not: one
-broker that does not answer keeps nobody from connecting to another, and a refusal is told by its reason. What aiokafka
-itself does between a request and its response is left alone.
+Each is there within `socket_connection_setup_timeout_ms`, TCP, TLS and SASL together, or it is known why not; the limit
+doubles with each failure in a row, up to `socket_connection_setup_timeout_max_ms`. One broker that does not answer
+keeps nobody from connecting to another, and a refusal is told by its reason. What aiokafka itself does between a
+request and its response is left alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from aiokafka import errors as kafka
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
-from aiokafka.conn import AIOKafkaConnection
+from aiokafka.conn import READER_LIMIT, AIOKafkaConnection, AIOKafkaProtocol
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.util import create_task
 
+from shared.clients.connection.addresses import Addresses, canonical_names
 from shared.clients.connection.errors import translate
 from shared.clients.connection.security import SeenThrough, aiokafka_options
 from shared.common.clock import SYSTEM_CLOCK
@@ -38,7 +41,33 @@ ConnectionId = tuple[int | str, int]
 
 
 class Socket(AIOKafkaConnection):  # type: ignore[misc]
-    """One connection to a broker."""
+    """One connection to a broker, at one of its host's addresses."""
+
+    def __init__(self, host: str, port: int, *, addresses: Addresses, **options: Any) -> None:
+        super().__init__(host, port, **options)
+        self._addresses = addresses
+
+    async def connect(self) -> None:
+        """TCP, TLS, the broker's versions and SASL. Raises OSError and aiokafka's errors."""
+        loop, is_tls = asyncio.get_running_loop(), self._security_protocol.endswith("SSL")
+        connected = await self._addresses.connected_socket(self._host, self._port)
+        self._closed_fut = loop.create_future()
+        reader = asyncio.StreamReader(limit=READER_LIMIT, loop=loop)
+        protocol = AIOKafkaProtocol(self._closed_fut, reader, loop=loop)
+        tls = {"ssl": self._ssl_context, "server_hostname": self._host} if is_tls else {}
+        transport, _ = await loop.create_connection(lambda: protocol, sock=connected, **tls)
+        self._reader, self._protocol = reader, protocol
+        self._writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        self._read_task = self._create_reader_task()
+        if self._max_idle_ms is not None:
+            self._idle_handle = loop.call_soon(self._idle_check, weakref.ref(self))
+        try:
+            await self._do_version_lookup()
+            if self._security_protocol.startswith("SASL"):
+                await self._do_sasl_handshake()
+        except BaseException:
+            self.close()
+            raise
 
     def authenticator_oauth(self) -> SeenThrough:
         return SeenThrough(sasl_oauth_token_provider=self._sasl_oauth_token_provider)
@@ -59,6 +88,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         self._refusals: dict[int | str, PenstockError] = {}
         self._backoffs: dict[int | str, tuple[int, float]] = {}  # by node: failures in a row, and not before
         self._is_closed = False
+        self._addresses = Addresses()
         self._metadata_ms = SYSTEM_CLOCK.monotonic_ms()
 
     async def bootstrap(self, timeout_ms: float | None = None) -> None:
@@ -73,9 +103,9 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
 
     async def _bootstrap_from_any(self, timeout_ms: float) -> None:
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_ms
-        hosts, reasons = self.hosts, []
-        for index, (host, port, _) in enumerate(hosts):
-            share_ms = (deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / (len(hosts) - index)
+        hosts, reasons = await self._bootstrap_hosts(), []
+        for index, (host, port) in enumerate(hosts):
+            share_ms = max(0.0, deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / (len(hosts) - index)
             try:
                 await self._bootstrap_from(host, port, share_ms)
                 return
@@ -84,6 +114,19 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
             except PenstockError as e:
                 reasons.append(str(e))
         raise BrokerNotAvailable("; ".join(reasons))
+
+    async def _bootstrap_hosts(self) -> list[tuple[str, int]]:
+        """The bootstrap servers, in any order; by the names of their addresses where the settings say so."""
+        hosts = [(host, port) for host, port, _ in self.hosts]
+        if self._settings.client_dns_lookup == "use_all_dns_ips":
+            return hosts
+        found: dict[tuple[str, int], None] = {}
+        for host, port in hosts:
+            try:
+                found.update(dict.fromkeys((name, port) for name in await canonical_names(host, port)))
+            except OSError as e:
+                log.warning("a bootstrap server is not known", host=host, reason=str(e))
+        return list(found) or hosts
 
     async def _metadata_update(self, cluster_metadata: Any, topics: Any) -> bool:
         """From a known broker; where none has given any for long, from the bootstrap servers: all may have moved."""
@@ -108,7 +151,8 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
 
     async def _bootstrap_from(self, host: str, port: int, timeout_ms: float) -> None:
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_ms
-        connection = await self._open(host, port, timeout_ms)
+        setup_ms = min(timeout_ms, self._settings.socket_connection_setup_timeout_ms)
+        connection = await self._open(host, port, setup_ms)
         try:
             async with asyncio.timeout(max(0.0, deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000):
                 metadata = await connection.send(MetadataRequest([]))
@@ -164,13 +208,12 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         return connection
 
     async def _open_counted(self, node_id: int | str, host: str, port: int) -> Socket:
-        settings = self._settings
+        settings, failures = self._settings, self._backoffs.get(node_id, (0, 0))[0]
+        limit_ms = settings.socket_connection_setup_timeout_ms << min(failures, 16)
+        longest_ms = max(settings.socket_connection_setup_timeout_ms, settings.socket_connection_setup_timeout_max_ms)
         try:
-            connection = await self._open(
-                host, port, settings.socket_connection_setup_timeout_ms, self._on_connection_closed
-            )
+            connection = await self._open(host, port, min(limit_ms, longest_ms), self._on_connection_closed)
         except PenstockError:
-            failures = self._backoffs.get(node_id, (0, 0))[0]
             backoff_ms = min(settings.reconnect_backoff_ms << min(failures, 16), settings.reconnect_backoff_max_ms)
             not_before_ms = SYSTEM_CLOCK.monotonic_ms() + backoff_ms * (1 - RECONNECT_JITTER)
             self._backoffs[node_id] = failures + 1, not_before_ms
@@ -195,9 +238,8 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         self, host: str, port: int, timeout_ms: float, on_close: Callable[..., None] | None = None
     ) -> Socket:
         where = f"{host}:{port}"
-        timeout_ms = max(0.0, min(timeout_ms, self._settings.socket_connection_setup_timeout_ms))
-        idle_ms = self._settings.connections_max_idle_ms
-        connection = Socket(host, port, **self._socket_options, max_idle_ms=idle_ms, on_close=on_close)
+        more = {"max_idle_ms": self._settings.connections_max_idle_ms, "on_close": on_close}
+        connection = Socket(host, port, addresses=self._addresses, **self._socket_options, **more)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await connection.connect()

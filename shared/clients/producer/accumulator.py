@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from shared.clients.connection import COMPRESSION
+from shared.clients.connection import compression_of
 from shared.clients.producer.batch import Batch, BatchState
 from shared.clients.producer.settings import ProducerSettings
 from shared.common.records import TopicPartition
@@ -89,7 +89,7 @@ class RecordAccumulator:
 
     def __init__(self, settings: ProducerSettings) -> None:
         self._settings = settings
-        self._compression = COMPRESSION[settings.compression_type]
+        self._compression = compression_of(settings.compression_type, settings.compression_level)
         # Whatever fits into an open batch is not measured again, so a batch is never over the bound of a record.
         self.batch_size = min(settings.batch_size, settings.max_request_size, settings.buffer_memory)
         self._transactional = settings.transactional_id is not None

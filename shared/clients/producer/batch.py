@@ -21,7 +21,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from shared.clients.connection import batch_records, crc32c, new_batch_builder, seal_batch
+from shared.clients.connection import Compression, batch_records, crc32c, new_batch_builder, seal_batch
 from shared.common.errors import PenstockError, SendCancelled
 from shared.common.log import get_logger
 from shared.common.records import NO_TIMESTAMP, RecordMetadata, TopicPartition
@@ -103,7 +103,9 @@ class Batch:
         "transactional",
     )
 
-    def __init__(self, tp: TopicPartition, batch_size: int, compression: int, transactional: bool, now_ms: int) -> None:
+    def __init__(
+        self, tp: TopicPartition, batch_size: int, compression: Compression, transactional: bool, now_ms: int
+    ) -> None:
         self.tp = tp
         self.created_ms = now_ms
         self.compression, self.transactional = compression, transactional
@@ -128,7 +130,7 @@ class Batch:
         self.error: PenstockError | None = None
         self.last_error: PenstockError | None = None
         self.future: asyncio.Future[None] | None = None
-        self._builder: Any = new_batch_builder(batch_size, compression, transactional)
+        self._builder: Any = new_batch_builder(batch_size, transactional)
         self._data: bytearray | None = None
         self._size = 0
         self.append: Any = self._builder.append
@@ -165,7 +167,7 @@ class Batch:
         if not self.removed:
             return self.count
         records = batch_records(seal_batch(self._builder, NO_STATE))
-        self._builder = new_batch_builder(2**31 - 1, self.compression, self.transactional)
+        self._builder = new_batch_builder(2**31 - 1, self.transactional)
         gone = set(self.removed)
         for index, record in enumerate(r for i, r in enumerate(records) if i not in gone):
             self._builder.append(index, *record)
@@ -185,7 +187,7 @@ class Batch:
     def data(self, state: ProducerState) -> bytearray:
         """The bytes to send under a producer state; a new state is written over the old one."""
         if self._data is None:
-            self._data = seal_batch(self._builder, state)
+            self._data = seal_batch(self._builder, state, self.compression)
             self._size = len(self._data)
             self._builder = self.append = None
         elif state != self.producer_state:

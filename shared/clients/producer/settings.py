@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from shared.common.errors import ConfigError
 from shared.common.log import get_logger
@@ -35,6 +35,9 @@ class ProducerSettings(Section):
     delivery_timeout_ms: PositiveMs = Field(120_000, description="from being handed over to being acknowledged")
     max_request_size: int = Field(1024 * 1024, gt=0, description="bytes")
     compression_type: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
+    compression_gzip_level: int = Field(-1, ge=-1, le=9, description="1 to 9; -1: zlib's default")
+    compression_lz4_level: int = Field(9, ge=1, le=17)
+    compression_zstd_level: int = Field(3, ge=-131_072, le=22)
     transactional_id: str | None = Field(None, min_length=1)
     transaction_timeout_ms: PositiveMs = 60_000
     max_in_flight_requests_per_connection: int = Field(
@@ -54,6 +57,19 @@ class ProducerSettings(Section):
     )
     metrics_sample_window_ms: PositiveMs = 30_000
     metrics_num_samples: int = Field(2, ge=1, description="windows that rates, averages and maxima are of")
+
+    @field_validator("compression_gzip_level")
+    @classmethod
+    def _is_a_gzip_level(cls, level: int) -> int:
+        if level == 0:
+            raise ValueError("0 would not compress; leave compression_type=none")
+        return level
+
+    @property
+    def compression_level(self) -> int | None:
+        """The level of `compression_type`, None where it has none."""
+        levels = {"gzip": self.compression_gzip_level, "lz4": self.compression_lz4_level}
+        return {**levels, "zstd": self.compression_zstd_level}.get(self.compression_type)
 
     @model_validator(mode="after")
     def _idempotence_is_possible(self) -> Self:

@@ -23,10 +23,10 @@ ABORT, COMMIT = 0, 1
 def batch(
     *values: bytes | None, offset: int = 0, producer_id: int = -1, headers: Any = (), compression: str = "none"
 ) -> bytes:
-    builder = new_batch_builder(1 << 20, COMPRESSION[compression], producer_id >= 0)
+    builder = new_batch_builder(1 << 20, producer_id >= 0)
     for i, value in enumerate(values):
         builder.append(i, 1_000 + i, b"k", value, list(headers))
-    return rewritten(seal_batch(builder, (producer_id, 0, 0)), offset)
+    return rewritten(seal_batch(builder, (producer_id, 0, 0), COMPRESSION[compression]), offset)
 
 
 def rewritten(sealed: bytes, offset: int, attributes: int = 0, delta: int | None = None) -> bytes:
@@ -42,7 +42,7 @@ def rewritten(sealed: bytes, offset: int, attributes: int = 0, delta: int | None
 
 def marker(kind: int, offset: int, producer_id: int) -> bytes:
     """The control batch that ends a transaction."""
-    builder = new_batch_builder(1_000, 0, True)
+    builder = new_batch_builder(1_000, True)
     builder.append(0, 5, struct.pack(">hh", 0, kind), b"", [])
     return rewritten(seal_batch(builder, (producer_id, 0, -1)), offset, CONTROL)
 
@@ -98,7 +98,7 @@ def test_a_compacted_batch() -> None:
     holes = rewritten(batch(b"a", b"b"), 10, delta=9)
     fetched = piece(holes, batch(b"c", offset=20))
     assert rows(fetched.read(None)) == [(10, b"a"), (11, b"b"), (20, b"c")]
-    empty = piece(rewritten(seal_batch(new_batch_builder(100, 0, False), (-1, -1, -1)), 5, delta=4), start=5)
+    empty = piece(rewritten(seal_batch(new_batch_builder(100, False), (-1, -1, -1)), 5, delta=4), start=5)
     assert (empty.end_offset, empty.read(None), empty.position, empty.is_done) == (10, None, 10, True)
 
 

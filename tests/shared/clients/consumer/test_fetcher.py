@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.clients.connection import (
-    COMPRESSION,
     FetchedPartition,
     FetchResponse,
     crc32c,
@@ -37,7 +36,7 @@ SIZE = 1_000
 
 
 def batch(first: int, count: int, size: int = 1, epoch: int = -1) -> bytes:
-    builder = new_batch_builder(1 << 20, COMPRESSION["none"], False)
+    builder = new_batch_builder(1 << 20, False)
     for i in range(count):
         builder.append(i, 5, None, b"x" * size, [])
     data = bytearray(seal_batch(builder, (-1, -1, -1)))

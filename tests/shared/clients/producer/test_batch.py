@@ -59,7 +59,7 @@ def test_transactional() -> None:
 
 def test_full() -> None:
     """A batch takes one record of any size, and no second one beyond batch_size."""
-    batch = Batch(TP, 100, 0, False, 0)
+    batch = Batch(TP, 100, COMPRESSION["none"], False, 0)
     assert batch.append(0, 0, None, b"x" * 500, [])
     assert batch.append(1, 0, None, b"x", []) is None
 
@@ -136,7 +136,7 @@ def test_a_single_record_cannot_be_split() -> None:
 @given(st.lists(st.integers(0, 2_000), min_size=1, max_size=40), st.sets(st.integers(0, 39)))
 def test_every_record_is_found_through_removal_and_splits(sizes: list[int], removed: set[int]) -> None:
     """However often a batch is split, down to single records, `located` gives each record's place."""
-    batch = Batch(TP, 2**31 - 1, 0, False, 0)
+    batch = Batch(TP, 2**31 - 1, COMPRESSION["none"], False, 0)
     wanted = [b"%d-" % i + b"x" * size for i, size in enumerate(sizes)]
     for i, value in enumerate(wanted):
         batch.append(i, 0, None, value, [])

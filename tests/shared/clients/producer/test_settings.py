@@ -42,6 +42,17 @@ def test_defaults_are_javas() -> None:
     assert (settings.max_in_flight_requests_per_connection, settings.compression_type) == (5, "none")
 
 
+def test_compression_levels() -> None:
+    """Java's names and defaults; the level that counts is that of the compression in use."""
+    settings = ProducerSettings()
+    levels = settings.compression_gzip_level, settings.compression_lz4_level, settings.compression_zstd_level
+    assert levels == (-1, 9, 3)
+    assert settings.compression_level is None
+    given = {"compression_gzip_level": 1, "compression_lz4_level": 17, "compression_zstd_level": -131_072}
+    found = [ProducerSettings(compression_type=t, **given).compression_level for t in ("gzip", "snappy", "lz4", "zstd")]  # type: ignore[arg-type]
+    assert found == [1, None, 17, -131_072]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -49,6 +60,10 @@ def test_defaults_are_javas() -> None:
         {"batch_size": 0},
         {"linger_ms": -1},
         {"compression_type": "brotli"},
+        {"compression_gzip_level": 0},
+        {"compression_gzip_level": 10},
+        {"compression_lz4_level": 18},
+        {"compression_zstd_level": 23},
         {"retries": -1},
         {"max_in_flight_requests_per_connection": 0},
         {"transactional_id": ""},

@@ -14,10 +14,10 @@ from shared.testing.fake_broker.protocol import ErrorCode
 def built(
     *values: bytes, producer: tuple[int, int, int] = (-1, -1, -1), codec: str = "none", transactional: bool = False
 ) -> bytes:
-    builder = new_batch_builder(1 << 20, COMPRESSION[codec], transactional)
+    builder = new_batch_builder(1 << 20, transactional)
     for index, value in enumerate(values):
         builder.append(index, 1_000 + index, b"k", value, [("h", b"x")])
-    return seal_batch(builder, producer)
+    return seal_batch(builder, producer, COMPRESSION[codec])
 
 
 def test_a_header_is_read() -> None:

@@ -1,0 +1,70 @@
+"""The addresses behind a host's name, tried in turn, as Java's `client.dns.lookup=use_all_dns_ips` does.
+
+An address that refuses is followed by the next one at once. One that does not answer takes the attempt's whole time,
+and the next attempt begins with the address after it, so that each of them has its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from typing import Any
+
+Found = list[tuple[int, Any]]
+"""Address families and socket addresses."""
+
+
+class Addresses:
+    """What one client remembers of the hosts that it connects to."""
+
+    def __init__(self) -> None:
+        self._silent: dict[tuple[str, int], Any] = {}
+
+    def __repr__(self) -> str:
+        return f"Addresses(silent {self._silent})"
+
+    async def connected_socket(self, host: str, port: int) -> socket.socket:
+        """A socket that is connected to one of the host's addresses; OSError of the last one where all refuse."""
+        refusal: OSError = ConnectionRefusedError(f"{host} has no address")
+        for family, address in self._in_turn((host, port), await _resolve(host, port)):
+            connecting = socket.socket(family, socket.SOCK_STREAM)
+            connecting.setblocking(False)
+            try:
+                await asyncio.get_running_loop().sock_connect(connecting, address)
+            except OSError as e:
+                connecting.close()
+                refusal = e
+            except BaseException:
+                connecting.close()
+                self._silent[host, port] = address
+                raise
+            else:
+                return connecting
+        raise refusal
+
+    def _in_turn(self, place: tuple[str, int], found: Found) -> Found:
+        """From the one after the one that did not answer."""
+        addresses = [address for _, address in found]
+        if (silent := self._silent.get(place)) not in addresses:
+            return found
+        first = addresses.index(silent) + 1
+        return found[first:] + found[:first]
+
+
+async def canonical_names(host: str, port: int) -> list[str]:
+    """The name of each of a host's addresses; the address where it has none. OSError where the host is unknown."""
+    names = []
+    for _, address in await _resolve(host, port):
+        name, _ = await asyncio.get_running_loop().getnameinfo(address)
+        names.append(name)
+    return list(dict.fromkeys(names))
+
+
+async def _resolve(host: str, port: int) -> Found:
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+    except ValueError:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+    return [(family, (host, port))]
