@@ -1,9 +1,17 @@
-"""structlog, set up once a process: JSON lines for machines, a console form for people, on standard error."""
+"""structlog, set up once a process: JSON lines for machines, a console form for people, on standard error.
+
+As a library in somebody else's process nothing is set up: then lines go to the standard library's loggers, by module
+(`shared.clients.producer.producer`), and it is the process's own logging that says what becomes of them. Where it says
+nothing, that is Python's last resort: warnings and errors on standard error. A process that has set structlog up gets
+them as its own.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
+from functools import cached_property
+from typing import Any, cast
 
 import structlog
 
@@ -50,7 +58,33 @@ def configure(settings: LogSettings, service: str) -> None:
     structlog.contextvars.bind_contextvars(service=service)
 
 
+class _Logger:
+    """Decides at each line: who logs may be imported before logging is set up."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._structured = structlog.stdlib.get_logger(name)
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self._structured if structlog.is_configured() else self._plain, method)
+
+    @cached_property
+    def _plain(self) -> Any:
+        return structlog.wrap_logger(
+            logging.getLogger(self._name),
+            processors=[structlog.stdlib.filter_by_level, _as_line],
+            wrapper_class=structlog.stdlib.BoundLogger,
+            context_class=dict,
+        )
+
+
+def _as_line(_: Any, __: str, fields: structlog.typing.EventDict) -> tuple[tuple[str], dict[str, Any]]:
+    """The event and its fields as one text, for a logger that knows none."""
+    exc_info = fields.pop("exc_info", None)
+    line = " ".join([str(fields.pop("event")), *(f"{name}={value!r}" for name, value in fields.items())])
+    return (line,), {"exc_info": exc_info}
+
+
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
     """The logger of a room; events are short phrases, everything else is a field."""
-    logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)
-    return logger
+    return cast(structlog.stdlib.BoundLogger, _Logger(name))

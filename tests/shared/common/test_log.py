@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 
 import pytest
 import structlog
@@ -135,3 +137,43 @@ def test_a_traceback_shows_no_variables(capsys: pytest.CaptureFixture[str]) -> N
     assert "KeyError" in text
     assert 'options["nothing"]' in text
     assert "hunter2" not in text
+
+
+def test_a_library_says_nothing_by_itself(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    """Without any set-up a line goes to the module's own logger of the standard library, and nothing is printed."""
+    logger = get_logger("shared.room")
+    with caplog.at_level(logging.INFO, "shared.room"):
+        logger.info("producer open", client_id="c-1", waited="100 %s")
+        logger.debug("not wanted")
+        try:
+            raise ValueError("broken")
+        except ValueError:
+            logger.exception("failed", node=3)
+    opened, failed = caplog.records
+    assert (opened.name, opened.levelname, opened.getMessage()) == (
+        "shared.room",
+        "INFO",
+        "producer open client_id='c-1' waited='100 %s'",
+    )
+    assert (failed.levelname, failed.getMessage()) == ("ERROR", "failed node=3")
+    assert failed.exc_info is not None
+    assert failed.exc_info[0] is ValueError
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+def test_a_process_with_structlog_set_up_gets_the_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever set it up, and however late: the logger was made before."""
+    logger = get_logger("shared.room")
+    with structlog.testing.capture_logs() as lines_of_it:
+        logger.info("producer open", client_id="c-1")
+    assert lines_of_it == [{"event": "producer open", "client_id": "c-1", "log_level": "info"}]
+
+
+def test_nothing_is_printed_where_nothing_is_set_up() -> None:
+    """In a process of its own: infos are not seen, and warnings take Python's last resort, standard error."""
+    code = (
+        "from shared.common.log import get_logger as g; g('shared.x').info('open'); g('shared.x').warning('off', a=1)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("", "off a=1\n")
