@@ -89,15 +89,30 @@ EDGES = {
     "shared/streams/repartition_purge.py": "deletes records that were read",
     "shared/streams/owned_task.py": "holds a task's connections and closes them",
     "shared/streams/source_positions.py": "asks what the source partitions hold",
+    "shared/streams/state/rocksdb.py": "reads and writes rows on disk",
+    "shared/streams/state/state_directory.py": "makes the state's folder and locks it",
     "shared/streams/task_commits.py": "writes the commits of all tasks",
     "shared/streams/stream_worker.py": "drives the tasks of one instance",
     "shared/streams/topics.py": "makes the topics of a topology",
+    "shared/testing/oracle.py": "makes a folder for cases whose state is on disk",
     "shared/testing/fake_broker/cluster.py": "the fake cluster as a test uses it",
     "shared/testing/fake_broker/server.py": "the sockets of the fake broker's nodes",
 }
 IMPURE_IMPORTS = {
     *("asyncio", "anyio", "threading", "concurrent", "multiprocessing", "subprocess", "signal"),
-    *("time", "socket", "ssl", "selectors", "httpx", "urllib", "tempfile", "shutil", "aiokafka", "deltalake"),
+    *(
+        "time",
+        "socket",
+        "ssl",
+        "selectors",
+        "httpx",
+        "urllib",
+        "tempfile",
+        "shutil",
+        "aiokafka",
+        "deltalake",
+        "rocksdict",
+    ),
 }
 IMPURE_CALLS = {
     *("now", "utcnow", "today"),

@@ -175,6 +175,10 @@ class ChangelogHole(FatalError):
     """Changelog records that a restore needs are gone; the message says which offsets are missing."""
 
 
+class StateStoreFailed(FatalError):
+    """The state on disk cannot be read or written; the message names the folder and what the system said."""
+
+
 class SourceTopicChanged(FatalError):
     """A source topic is not the one that the state was made from, or has lost records; the message names both."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from shared.clients.admin import Admin
 from shared.clients.consumer import Consumer, ConsumerSettings
@@ -38,10 +39,15 @@ from shared.common.records import (
 from shared.common.settings import KafkaSettings
 from shared.streams.changelog_format import Takeover, decode_progress, encode_takeover, way_out
 from shared.streams.changelog_reader import ChangelogReader, CorruptEntry
+from shared.streams.local_restore import Overtaken, check_overtaken, discard, refusal, take_up, write_restored
 from shared.streams.restore import restore_change, restore_progress, restore_windows
 from shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings
+from shared.streams.state.checkpoint import Checkpoint, CommitPlace, LogPlace
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_outputs import ResultColumns, TaskCommit, TaskOutputs
+
+if TYPE_CHECKING:
+    from shared.streams.state.local_state import LocalState
 
 log = get_logger(__name__)
 
@@ -59,7 +65,7 @@ class RestoreReport:
 
     `changelog_records` are all that were read, takeovers and progress records among them; `changelog_windows` are the
     changes of windows that were applied. `foreign_records` are no entries and were passed over. Loading the snapshot's
-    windows took `snapshot_milliseconds` of the `milliseconds`.
+    windows took `snapshot_milliseconds` of the `milliseconds`. `local_windows` were on the instance's disk.
     """
 
     snapshot_version: int | None = None
@@ -69,6 +75,7 @@ class RestoreReport:
     foreign_records: int = 0
     milliseconds: int = 0
     snapshot_milliseconds: int = 0
+    local_windows: int = 0
 
 
 Bulk = list[ProducerRecord] | RecordColumns
@@ -113,6 +120,8 @@ class ChangelogPartition:
     ) -> None:
         self._kafka, self._settings, self._instance, self._clock = kafka, settings, instance, clock
         self.topic_partition = TopicPartition(settings.changelog_topic, partition)
+        self._topic_id: str | None = None
+        self._place: LogPlace
         self.exactly_once = settings.processing_guarantee == "exactly_once"
         transactional = settings.transactional_id(partition) if self.exactly_once else None
         self._producer = Producer(
@@ -148,6 +157,9 @@ class ChangelogPartition:
             task, report = make_task(), RestoreReport()
             try:
                 await self._restore(task, report)
+            except Overtaken as e:
+                assert task.local is not None
+                discard(task.local, str(e))
             except OffsetOutOfRange as e:
                 if attempt == SNAPSHOT_ATTEMPTS_MAX:
                     raise ChangelogHole(f"{self.topic_partition}: {e}") from e
@@ -157,20 +169,24 @@ class ChangelogPartition:
                 return task, report
         raise AssertionError("unreachable")
 
-    async def commit(self, commit: TaskCommit, group: GroupMetadata) -> None:
-        """Write one commit; raises where it did not, or may not, hold: then the task must be discarded."""
+    async def commit(self, commit: TaskCommit, group: GroupMetadata) -> CommitPlace:
+        """Write one commit and say where it stands; raises where it did not, or may not, hold.
+
+        Then the task must be discarded.
+        """
         partition = self.topic_partition.partition
         offsets = {TopicPartition(topic, partition): OffsetAndMetadata(at) for topic, at in commit.sources.items()}
         entries, progress = self._entries(commit.changelog[:-1]), self._entries(commit.changelog[-1:])
         outputs = _in_bulk(commit.produced)
         if self.exactly_once:
             async with self._producer.transaction():
-                await self._write(*outputs, entries, progress)
+                last = await self._write(*outputs, entries, progress)
                 if offsets:
                     await self._producer.send_offsets_to_transaction(offsets, group)
         else:
             await self._write(*outputs, entries)
-            await self._write(progress)  # it confirms the entries: only when all are written
+            last = await self._write(progress)  # it confirms the entries: only when all are written
+        return self._place.written(len(entries), last.offset)
 
     # --- restore ---
 
@@ -180,22 +196,23 @@ class ChangelogPartition:
             stores=task.topology.schemas(),
             skip=self._settings.skipped_changelog_offsets(self.topic_partition.partition),
         )
-        start = await self._load_snapshot(task, reader, report)
         settings = ConsumerSettings(
             isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none", max_poll_records=None
         )
         async with Consumer(self._kafka, settings) as consumer:
             at = self.topic_partition
             consumer.assign([at])
+            kept = await self._take_up_local(task, reader, report, consumer)
+            covered = None if kept is not None else await self._load_snapshot(task, reader, report)
             first = (await consumer.beginning_offsets([at]))[at]
             end = (await consumer.end_offsets([at]))[at]
-            start = await self._checked_start(start, first, end)
-            consumer.seek(at, start)
-            await self._read_until(consumer, reader, end, report)
+            consumer.seek(at, self._checked_start(covered, first, end) if kept is None else kept.verified_offset)
+            reading = consumer, reader, task.local, report, kept
+            await self._read_until(end, *reading)
             for _ in range(TAKEOVER_ATTEMPTS_MAX):
                 epoch = reader.epoch + 1
                 metadata = await self._write_takeover(epoch)
-                await self._read_until(consumer, reader, metadata.offset + 1, report)
+                await self._read_until(metadata.offset + 1, *reading)
                 if reader.takeover_offset == metadata.offset:
                     break
                 log.warning("another owner took over meanwhile", partition=at.partition, epoch=reader.epoch)
@@ -204,6 +221,10 @@ class ChangelogPartition:
         if reader.progress is not None:
             restore_progress(task, reader.progress)
         task.epoch = epoch
+        marks = 1 if self.exactly_once else 0  # a transaction's end takes an offset
+        self._place = LogPlace(self._topic_id, metadata.offset + 1 + marks, marks)
+        if task.local is not None:
+            write_restored(reader, task.local, self._topic_id)
         report.changelog_windows = reader.entries_applied
         report.foreign_records = reader.foreign_records
         if reader.foreign_records:
@@ -226,7 +247,13 @@ class ChangelogPartition:
         if found is None or own not in found.partitions:
             return None
         snapshot = found.partitions[own]
-        await self._check_topic_id(snapshot.topic_id)
+        self._topic_id = await self._fetch_topic_id()
+        if snapshot.topic_id not in (None, self._topic_id):
+            raise ChangelogHole(
+                f"the snapshot was made from topic {self.topic_partition.topic} with id {snapshot.topic_id}, but its "
+                f"id is {self._topic_id}: it was deleted and created again. To start afresh, remove the application's "
+                "tables from the lake."
+            )
         progress = decode_progress(snapshot.progress)
         restore_progress(task, progress)
         started = self._clock.monotonic_ms()
@@ -244,22 +271,37 @@ class ChangelogPartition:
             while (batch := await asyncio.to_thread(next, batches, None)) is not None:
                 restore_windows(task, schema, batch)
                 report.snapshot_windows += batch.num_rows
+                if task.local is not None and task.local.is_full:
+                    task.local.write(None)
         report.snapshot_milliseconds = self._clock.monotonic_ms() - started
         reader.epoch, reader.progress = snapshot.epoch, progress
         report.snapshot_version = found.version
         return snapshot.covered_offset
 
-    async def _check_topic_id(self, expected: str | None) -> None:
+    async def _take_up_local(
+        self, task: StreamTask, reader: ChangelogReader, report: RestoreReport, consumer: Consumer
+    ) -> Checkpoint | None:
+        """Go on from what is on disk: up to where that is the state; None where it is not, or there is none."""
+        if (local := task.local) is None:
+            return None
+        at, self._topic_id = self.topic_partition, await self._fetch_topic_id()
+        if take_up(reader, local, task.topology.schemas()) is None or (found := local.checkpoint) is None:
+            return None
+        first = (await consumer.beginning_offsets([at]))[at]
+        end = (await consumer.end_offsets([at]))[at]
+        if (reason := refusal(found, self._topic_id, first, end)) is not None:
+            discard(local, reason)
+            reader.epoch, reader.progress = 0, None
+            return None
+        report.local_windows = sum(map(len, task.stores.values()))
+        return found
+
+    async def _fetch_topic_id(self) -> str | None:
         async with Admin(self._kafka) as admin:
             topic = self.topic_partition.topic
-            actual = (await admin.describe_topics([topic]))[topic].topic_id
-        if expected is not None and actual != expected:
-            raise ChangelogHole(
-                f"the snapshot was made from topic {topic} with id {expected}, but its id is {actual}: it was deleted "
-                "and created again. To start afresh, remove the application's tables from the lake."
-            )
+            return (await admin.describe_topics([topic]))[topic].topic_id
 
-    async def _checked_start(self, covered: int | None, first: int, end: int) -> int:
+    def _checked_start(self, covered: int | None, first: int, end: int) -> int:
         at = self.topic_partition
         if covered is None:
             if first > 0:
@@ -273,7 +315,16 @@ class ChangelogPartition:
             raise ChangelogHole(f"{at}: the log ends at {end}, but the snapshot covers it up to {covered}")
         return covered
 
-    async def _read_until(self, consumer: Consumer, reader: ChangelogReader, end: int, report: RestoreReport) -> None:
+    async def _read_until(
+        self,
+        end: int,
+        consumer: Consumer,
+        reader: ChangelogReader,
+        local: LocalState | None,
+        report: RestoreReport,
+        kept: Checkpoint | None,
+    ) -> None:
+        """Feed the reader up to `end`; what `kept` covers is only looked at, for another owner's takeover."""
         at = self.topic_partition
         position = await consumer.position(at)
         moved = self._clock.monotonic_ms()
@@ -281,11 +332,16 @@ class ChangelogPartition:
             for columns in (await consumer.poll(RESTORE_POLL_MS)).values():
                 for offset, key, value in zip(columns.offsets.tolist(), columns.keys, columns.values, strict=True):
                     try:
-                        reader.feed(offset, key, value)
+                        if kept is not None and offset < kept.covered_offset:
+                            check_overtaken(kept, offset, value)
+                        else:
+                            reader.feed(offset, key, value)
                     except CorruptEntry as e:
                         where = f"{at} at offset {e.offset}"
                         raise CorruptRecord(f"{where}: {e.reason}. {way_out(at.partition, e.offset)}") from e
                 report.changelog_records += len(columns)
+                if local is not None and local.is_full:
+                    write_restored(reader, local, self._topic_id)
             before, position, now = position, await consumer.position(at), self._clock.monotonic_ms()
             if position > before:
                 moved = now
@@ -298,16 +354,16 @@ class ChangelogPartition:
         takeover = Takeover(self._settings.application_id, self._instance, self._clock.now_ms())
         record = self._entries([(None, encode_takeover(epoch, takeover))])
         if not self.exactly_once:
-            return await self._write_one(record)
+            return await self._write(record)
         async with self._producer.transaction():
-            return await self._write_one(record)
+            return await self._write(record)
 
     def _entries(self, entries: list[tuple[bytes | None, bytes]]) -> RecordColumns:
         topic, partition = self.topic_partition
         return RecordColumns(topic, [key for key, _ in entries], [value for _, value in entries], None, partition)
 
-    async def _write(self, *bulks: Bulk) -> None:
-        """Write all of it; raises what explains why some of it was not."""
+    async def _write(self, *bulks: Bulk) -> RecordMetadata:
+        """Write all of it: where the last record is; raises what explains why some of it was not."""
         deliveries = [(bulk, await self._producer.send_many(bulk)) for bulk in bulks if len(bulk)]
         errors = [await delivery.first_error() for _, delivery in deliveries]
         for (bulk, delivery), error in zip(deliveries, errors, strict=True):
@@ -316,12 +372,9 @@ class ChangelogPartition:
         for error in errors:
             if error is not None:
                 raise error
-
-    async def _write_one(self, record: RecordColumns) -> RecordMetadata:
-        [result] = await (await self._producer.send_many(record))
-        if isinstance(result, Exception):
-            raise result
-        return result
+        last = deliveries[-1][1].last()
+        assert isinstance(last, RecordMetadata)
+        return last
 
 
 def _in_bulk(outputs: TaskOutputs) -> list[Bulk]:

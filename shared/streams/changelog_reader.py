@@ -47,7 +47,8 @@ class ChangelogReader:
     Where `stores` says what the reader's own topology has, a commit that was written under another raises
     SchemaMismatch before any of its changes is applied. `skip` are offsets that are passed over whatever they hold;
     they count as foreign. `takeover_offset` is where the epoch in force was declared:
-    of two owners that write the same epoch at once, the one whose record that is has won.
+    of two owners that write the same epoch at once, the one whose record that is has won. What lies before
+    `covered_offset` has been applied, or counts for nobody.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class ChangelogReader:
         self.takeover_offset: int | None = None
         self.progress = progress
         self.next_offset: int | None = None
+        self.covered_offset: int | None = None
         self.entries_applied = self.entries_ignored = self.foreign_records = 0
         self.first_foreign_offset: int | None = None
         self._pending: dict[int, list[tuple[Entry, bytes, int]]] = {}
@@ -87,6 +89,8 @@ class ChangelogReader:
             except CorruptRecord as e:
                 raise CorruptEntry(offset, str(e)) from None
         self.next_offset = offset + 1
+        if not self._pending:
+            self.covered_offset = self.next_offset
 
     def _feed(self, offset: int, key: bytes | None, entry: Entry) -> None:
         if entry.operation == fmt.TAKEOVER:

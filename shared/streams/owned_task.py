@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry
-
+from shared.common.log import get_logger
 from shared.streams.changelog import ChangelogPartition, RestoreReport
 from shared.streams.idle_advance import IdleAdvance
 from shared.streams.refusal_log import RefusalLog
 from shared.streams.settings import StreamsSettings
-from shared.streams.stream_task import Refusals, StreamTask
+from shared.streams.stream_task import StreamTask
 from shared.streams.task_inputs import TaskInputs
-from shared.streams.topology import Topology
+from shared.streams.task_metrics import RestoreMetrics
+
+if TYPE_CHECKING:
+    from shared.streams.state.local_state import LocalState
+
+log = get_logger(__name__)
 
 
 class OwnedTask:
@@ -28,12 +32,31 @@ class OwnedTask:
         self.report = RestoreReport()
         self.restoring: asyncio.Task[None] | None = None
         self.refusals = RefusalLog(changelog.topic_partition.partition)
+        self.local: LocalState | None = None
 
     def begin(self, task: StreamTask, settings: StreamsSettings) -> None:
         """A restored task takes records from now on."""
         limits = settings.max_task_idle_ms, settings.max_future_ms
         self.idle = None if settings.idle_advance_ms is None else IdleAdvance(settings.idle_advance_ms)
         self.task, self.inputs = task, TaskInputs(task, task.topology, *limits)
+
+    def say_restored(self, metrics: RestoreMetrics) -> None:
+        """Say what the restore was, once it is done."""
+        task, report = self.task, self.report
+        assert task is not None
+        restored = report.snapshot_windows + report.changelog_records
+        metrics.restored(self.partition, report.milliseconds, restored, report.foreign_records)
+        log.info(
+            "task restored",
+            partition=self.partition,
+            epoch=task.epoch,
+            sources=task.sources,
+            snapshot_version=report.snapshot_version,
+            snapshot_windows=report.snapshot_windows,
+            local_windows=report.local_windows,
+            changelog_records=report.changelog_records,
+            restore_ms=report.milliseconds,
+        )
 
     @property
     def partition(self) -> int:
@@ -56,6 +79,8 @@ class OwnedTask:
                 restoring.add_done_callback(lambda done: done.cancelled() or done.exception())
                 restoring.cancel()
                 await asyncio.wait({restoring}, timeout=None if timeout_ms is None else timeout_ms / 2000)
+            if self.local is not None:
+                self.local.close()
             await self.changelog.close(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000)
 
     def describe(self, partition: int) -> dict[str, Any]:
@@ -80,29 +105,6 @@ class OwnedTask:
             "restored_windows": report.snapshot_windows,
             "restored_changelog_records": report.changelog_records,
             "restored_changelog_windows": report.changelog_windows,
+            "restored_local_windows": report.local_windows,
             "snapshot_version": report.snapshot_version,
         }
-
-
-def make_task(
-    topology: Topology,
-    partition: int,
-    settings: StreamsSettings,
-    registry: CollectorRegistry,
-    *,
-    refused: Refusals,
-    check_states: bool,
-) -> StreamTask:
-    """A partition's task by the worker's settings, with nothing in it yet."""
-    return StreamTask(
-        topology,
-        partition,
-        application=settings.application_id,
-        guarantee=settings.processing_guarantee,
-        handlers=settings.error_handlers,
-        record_bytes_max=settings.max_request_size,
-        key_bytes_max=settings.key_bytes_max,
-        refused=refused,
-        check_states=check_states,
-        registry=registry,
-    )

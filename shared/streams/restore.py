@@ -5,7 +5,7 @@ A window that was written before its store got another aggregation has no state 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -20,17 +20,6 @@ from shared.streams.state.column_store import ColumnSessionStore
 from shared.streams.stream_task import StreamTask
 
 
-def restore_task(task: StreamTask, changes: Iterable[Change], progress: Progress | None) -> None:
-    """Put confirmed changes, in log order, and the last progress record into a task that is not initialized yet.
-
-    Raises SchemaMismatch where the state was written by another topology.
-    """
-    if progress is not None:
-        restore_progress(task, progress)
-    for change in changes:
-        restore_change(task, change)
-
-
 def restore_progress(task: StreamTask, progress: Progress) -> None:
     """Check the schema that the state was written under, and take up time, offsets and grids."""
     check_schema(progress.stores, task.topology.schemas())
@@ -40,7 +29,10 @@ def restore_progress(task: StreamTask, progress: Progress) -> None:
 def restore_change(task: StreamTask, change: Change) -> None:
     """Put one confirmed change into a task's store; CorruptRecord where its key or state cannot be read."""
     try:
-        if change.operation == LIVE:
+        if task.local is not None and change.written_as is None:
+            state = change.state if change.operation == LIVE else None
+            task.local.restore_raw(change.store, change.key, change.start, change.end, state)
+        elif change.operation == LIVE:
             if change.written_as is None:
                 columns: Sequence[Any] = task.codecs[change.store].unpack(change.state)
             else:

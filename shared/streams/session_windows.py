@@ -21,6 +21,7 @@ from shared.streams.aggregations import Aggregation
 from shared.streams.processor import ProcessorContext, Record
 from shared.streams.state.column_merge import close_due
 from shared.streams.state.column_store import ColumnSessionStore
+from shared.streams.state.persistent_stores import PersistentSessionStore
 from shared.streams.state.session_changes import Windows
 from shared.streams.state.session_store import InMemorySessionStore, Session
 from shared.streams.window_limits import check_key
@@ -57,7 +58,7 @@ class SessionAggregate(WindowedAggregate):
     ) -> None:
         super().__init__(store_name, aggregations, emit)
         self.windows = windows
-        self._store: InMemorySessionStore | ColumnSessionStore
+        self._store: InMemorySessionStore | ColumnSessionStore | PersistentSessionStore
 
     def init(self, context: ProcessorContext) -> None:
         super().init(context)

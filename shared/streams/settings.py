@@ -81,6 +81,18 @@ class StreamsSettings(Section):
         pattern=r"^(\d+:\d+(,\d+:\d+)*)?$",
         description="partition:offset, comma-separated: corrupt changelog records to leave out",
     )
+    default_dsl_store: Literal["in_memory", "rocksDB"] = Field(
+        "in_memory", description="where stores are kept; rocksDB: on disk, for state larger than memory (extra rocksdb)"
+    )
+    state_dir: str = Field(
+        ".penstock/state", min_length=1, description="the folder of rocksDB's stores; each instance needs its own"
+    )
+    statestore_cache_max_bytes: Annotated[int, Field(ge=0)] = Field(
+        64 * 1024 * 1024, description="of rows that are on disk, all tasks keep about so many bytes in memory"
+    )
+    rocksdb_memory_max_bytes: Annotated[int, Field(ge=4 * 1024 * 1024)] = Field(
+        128 * 1024 * 1024, description="RocksDB's block cache and write buffers, of all tasks together"
+    )
     lake: str | None = Field(
         None, min_length=1, description="URI or path of the Delta tables that compaction keeps; unset: none"
     )

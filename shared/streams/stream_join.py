@@ -26,12 +26,14 @@ import msgspec
 from shared.common.errors import ConfigError
 from shared.streams.aggregations import Aggregation, Column, ColumnValue
 from shared.streams.processor import Processor, ProcessorContext, Record, interval_ms
+from shared.streams.state.persistent_stores import PersistentWindowStore
 from shared.streams.state.window_store import InMemoryWindowStore, Window
 from shared.streams.tables import Joiner
 from shared.streams.window_limits import check_key
 from shared.streams.windowed_aggregate import NO_TIME, TimedProcessor
 
 LEFT, RIGHT = 0, 1
+WindowStore = InMemoryWindowStore | PersistentWindowStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ class StreamJoin(TimedProcessor):
         self.store_name, self._store_names, self.windows = stores[LEFT], stores, windows
         self._joiner, self._left = joiner, left
         self.stream_time_ms = NO_TIME
-        self._stores: tuple[InMemoryWindowStore, InMemoryWindowStore]
+        self._stores: tuple[WindowStore, WindowStore]
 
     def init(self, context: ProcessorContext) -> None:
         super().init(context)

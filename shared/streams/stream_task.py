@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from prometheus_client import CollectorRegistry
@@ -37,15 +37,20 @@ from shared.streams.idle_advance import IdleAdvances
 from shared.streams.late_records import late_record
 from shared.streams.processor import ProcessingFailed, Record, RecordMetadata
 from shared.streams.punctuation import PunctuationType, Punctuator, Schedule
+from shared.streams.state.checkpoint import CommitPlace
 from shared.streams.store_entries import encode_stores
 from shared.streams.tables import Lookup
 from shared.streams.task_metrics import TaskMetrics
 from shared.streams.task_outputs import TaskCommit, TaskOutputs
+from shared.streams.task_progress import progress_of
 from shared.streams.task_schedules import TaskSchedules
 from shared.streams.topology import ProcessorNode, SourceNode, Topology
 from shared.streams.window_limits import default_key_bytes_max
 from shared.streams.windowed_aggregate import NO_TIME, TimedProcessor, WindowKey
 from shared.streams.wiring import NodeContext, Wiring
+
+if TYPE_CHECKING:
+    from shared.streams.state.local_state import LocalState
 
 Guarantee = Literal["exactly_once", "at_least_once"]
 
@@ -58,6 +63,8 @@ Refusals = Mapping[RecordMetadata, DataError]
 
 class StreamTask:
     """Runs a topology over one partition; `epoch` is the owner epoch its changelog entries carry.
+
+    With `local` its state is on disk, otherwise in memory.
 
     `handlers` say what becomes of a record that cannot be handled; `refused` are records to be treated as if what came
     of them could not be written; `check_states` has states encoded with every record, to find the one whose state
@@ -80,6 +87,7 @@ class StreamTask:
         check_states: bool = False,
         columns_min: int = COLUMNS_MIN,
         registry: CollectorRegistry | None = None,
+        local: LocalState | None = None,
     ) -> None:
         self.topology, self.partition, self.application, self.guarantee = topology, partition, application, guarantee
         self.epoch, self.commit_number, self.deduplicate_updates = epoch, 0, deduplicate_updates
@@ -90,14 +98,15 @@ class StreamTask:
         self._uncommitted = self._committing = False
         self.failed: ProcessingFailed | None = None
         self.metrics = TaskMetrics(registry, partition)
-        self.stores = {name: builder.build() for name, builder in topology.stores.items()}
+        self.local = local
+        self.stores = topology.build_stores(local)
         self.codecs = {n: StateCodec(b.schema.state_columns()) for n, b in topology.stores.items()}
         self._all_stores = tuple(self.stores.values())
         self.record_metadata: RecordMetadata | None = None
         self.schedules = TaskSchedules()
         self.outputs = TaskOutputs()
         self._late = self._closing = 0
-        self._idle = IdleAdvances()
+        self.idle = IdleAdvances()
         self._prepared = self.metrics.committed
         self._source_record: ConsumerRecord | None = None
         self._handlers, self._refused = handlers, refused
@@ -139,9 +148,9 @@ class StreamTask:
         """Take up time, offsets and grids from a progress record; before `initialize`."""
         self.stream_time_ms, self.sources = progress.stream_time_ms, dict(progress.sources)
         self.source_ids = dict(progress.source_ids)
-        self._idle = IdleAdvances(progress.idle)
+        self.idle = IdleAdvances(progress.idle)
         self.schedules.restored = dict(progress.grids_ms)
-        for operator in self._operators():
+        for operator in self.operators():
             operator.stream_time_ms = progress.operator_times_ms.get(operator.store_name, NO_TIME)
 
     # --- work ---
@@ -256,10 +265,10 @@ class StreamTask:
         if self.failed is not None or self.stream_time_ms == NO_TIME:
             return
         self.stream_time_ms += ms
-        self._idle.note(self.sources, self.stream_time_ms, ms)
+        self.idle.note(self.sources, self.stream_time_ms, ms)
         self.needs_commit = True
         try:
-            for operator in self._operators():
+            for operator in self.operators():
                 if operator.stream_time_ms != NO_TIME:
                     operator.advance_time(operator.stream_time_ms + ms)
             self.schedules.stream_time.may_punctuate(self.stream_time_ms)
@@ -282,13 +291,13 @@ class StreamTask:
         self.now_ms = now_ms
         for store in self.stores.values():
             store.touched = False
-        before = len(self.outputs), [operator.stream_time_ms for operator in self._operators()]
+        before = len(self.outputs), [operator.stream_time_ms for operator in self.operators()]
         try:
             fired = self.schedules.wall_clock.may_punctuate(now_ms)
         except Exception as e:
             raise self._fail(f"a WALL_CLOCK_TIME punctuation of partition {self.partition}", e) from e
         if fired and self.failed is None:
-            after = len(self.outputs), [operator.stream_time_ms for operator in self._operators()]
+            after = len(self.outputs), [operator.stream_time_ms for operator in self.operators()]
             self.needs_commit |= after != before or any(store.touched for store in self.stores.values())
         return fired
 
@@ -344,35 +353,28 @@ class StreamTask:
             raise self._fail(f"the commit of what lies before {sources}", e) from e
         for store in self._all_stores:
             store.committed()
-        changelog.append((None, encode_progress(self.epoch, self.commit_number, self._progress(now_ms))))
+        progress = progress_of(self, now_ms)
+        if self.local is not None:
+            self.local.prepare(changelog, progress)
+        changelog.append((None, encode_progress(self.epoch, self.commit_number, progress)))
         outputs, self.outputs = self.outputs, TaskOutputs()
         self._uncommitted, self._committing = False, True
         self._prepared = self.metrics.totals()
         return TaskCommit(outputs, changelog, dict(self.sources), self.epoch, self.commit_number)
 
-    def commit_succeeded(self) -> None:
-        """What `prepare_commit` gave is durable."""
+    def commit_succeeded(self, place: CommitPlace | None = None) -> None:
+        """What `prepare_commit` gave is durable, at that place of the changelog; what is on disk needs to know it."""
         self._committing = False
+        if self.local is not None:
+            assert place is not None
+            self.local.confirm(self.epoch, place)
         self.metrics.commit_succeeded(self._prepared, self._closing)
         self._closing = 0
 
-    def _progress(self, now_ms: int) -> Progress:
-        return Progress(
-            application=self.application,
-            guarantee=self.guarantee,
-            sources=dict(self.sources),
-            stream_time_ms=self.stream_time_ms,
-            operator_times_ms={o.store_name: o.stream_time_ms for o in self._operators()},
-            grids_ms=self.schedules.grids_ms(),
-            stores=self.topology.schemas(),
-            wall_ms=now_ms,
-            source_ids=dict(self.source_ids),
-            idle=self._idle.take(),
-        )
-
     # --- inside ---
 
-    def _operators(self) -> list[TimedProcessor]:
+    def operators(self) -> list[TimedProcessor]:
+        """The processors that have a time of their own."""
         return [p for p in self._processors.values() if isinstance(p, TimedProcessor)]
 
     def _output(self, record: ProducerRecord, window: WindowKey | None = None) -> None:

@@ -35,13 +35,14 @@ from shared.common.settings import KafkaSettings
 from shared.streams.changelog import ChangelogPartition
 from shared.streams.fetched import advance, advance_idle, give_out, make_consumer, poll_ms
 from shared.streams.global_tables import GlobalTables
-from shared.streams.owned_task import OwnedTask, make_task
+from shared.streams.owned_task import OwnedTask
 from shared.streams.repartition_purge import RepartitionPurge
 from shared.streams.settings import StreamsSettings
 from shared.streams.source_positions import SourcePositions
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_commits import Ended, Failure, SourceRefused, TaskCommits
 from shared.streams.task_inputs import TaskInputs
+from shared.streams.task_maker import TaskMaker
 from shared.streams.task_metrics import RestoreMetrics
 from shared.streams.topics import Prepared, prepare_topics
 from shared.streams.topology import Topology
@@ -85,6 +86,7 @@ class StreamWorker(RebalanceListener):
         self._restores = RestoreMetrics(self._registry)
         self._positions = SourcePositions(kafka, settings, self._registry)
         self._commits = TaskCommits(settings, clock, self._registry)
+        self._maker = TaskMaker(settings, self.topology, self._commits, self._registry)
         self._tables = GlobalTables(kafka, self.topology, clock)
         self._purge = RepartitionPurge(kafka, self.topology, clock, settings.repartition_purge_interval_ms)
         self._leaving = False
@@ -95,8 +97,10 @@ class StreamWorker(RebalanceListener):
     async def startup(self) -> None:
         """Wait for the source topics, create the others, join the group.
 
-        Raises UnknownTopicOrPartition naming the source topics that did not appear in time.
+        Raises UnknownTopicOrPartition naming the source topics that did not appear in time, and ConfigError where the
+        topics or the state's folder do not do.
         """
+        self._maker.startup()
         self.topics = await prepare_topics(self._kafka, self._settings, self.topology, self._clock)
         await self._tables.load()
         await self._join()
@@ -171,6 +175,7 @@ class StreamWorker(RebalanceListener):
             await asyncio.gather(*(owned.close(left_ms() * 0.8) for owned in everything), return_exceptions=True)
             self._owned.clear()
             self._suspended.clear()
+            self._maker.shutdown()
             last.cancel()
             await asyncio.wait({last}, timeout=left_ms() / 1000)
 
@@ -298,30 +303,16 @@ class StreamWorker(RebalanceListener):
         if failures := self._failures.get(partition, 0):
             await asyncio.sleep(RETRY_BACKOFF_MS * 2 ** (failures - 1) / 1000)
         await owned.changelog.open()
-        task, owned.report = await owned.changelog.take_over(lambda: self._make_task(partition))
-        report = owned.report
+        owned.local = self._maker.open_state(partition)
+        task, owned.report = await owned.changelog.take_over(lambda: self._make_task(owned))
         await self._positions.find(task, self._consumer, self._partitions_of(partition))
         task.initialize(self._clock.now_ms())
         self._on_task(task)
         owned.begin(task, self._settings)
-        restored = report.snapshot_windows + report.changelog_records
-        self._restores.restored(partition, report.milliseconds, restored, report.foreign_records)
-        log.info(
-            "task restored",
-            partition=partition,
-            epoch=task.epoch,
-            sources=task.sources,
-            snapshot_version=report.snapshot_version,
-            snapshot_windows=report.snapshot_windows,
-            changelog_records=report.changelog_records,
-            restore_ms=report.milliseconds,
-        )
+        owned.say_restored(self._restores)
 
-    def _make_task(self, partition: int) -> StreamTask:
-        refused, check_states = self._commits.refused(partition), self._commits.checks_states(partition)
-        task = make_task(
-            self.topology, partition, self._settings, self._registry, refused=refused, check_states=check_states
-        )
+    def _make_task(self, owned: OwnedTask) -> StreamTask:
+        task = self._maker.task(owned.partition, owned.local)
         task.global_tables = self._tables.rows
         return task
 

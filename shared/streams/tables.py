@@ -18,6 +18,7 @@ import msgspec
 from shared.streams.aggregations import Aggregation, Column, ColumnValue
 from shared.streams.processor import Processor, ProcessorContext, Record
 from shared.streams.state.key_value_store import KeyValueStore
+from shared.streams.state.persistent_stores import PersistentKeyValueStore
 from shared.streams.window_limits import check_key
 
 Joiner = Callable[[Any, Any], Any]
@@ -59,7 +60,7 @@ class TableProcessor(Processor):
 
     def __init__(self, store_name: str) -> None:
         self.store_name = store_name
-        self._store: KeyValueStore
+        self._store: KeyValueStore | PersistentKeyValueStore
 
     def init(self, context: ProcessorContext) -> None:
         super().init(context)

@@ -162,10 +162,10 @@ class TaskCommits:
         if isinstance(commit, Exception):
             raise commit
         try:
-            await owned.changelog.commit(commit, consumer.group_metadata())
+            place = await owned.changelog.commit(commit, consumer.group_metadata())
         except RecordRefused as e:
             raise self._refuse(task, commit, e) from e
-        task.commit_succeeded()
+        task.commit_succeeded(place)
         self._refused.pop(task.partition, None)
         self._check_states.discard(task.partition)
         owned.refusals.say(task.metrics, self._clock.monotonic_ms())

@@ -21,6 +21,7 @@ from typing import Any
 from shared.common.errors import ConfigError
 from shared.streams.aggregations import Aggregation, Column, ColumnValue
 from shared.streams.processor import ProcessorContext, Record
+from shared.streams.state.persistent_stores import PersistentWindowStore
 from shared.streams.state.window_store import InMemoryWindowStore
 from shared.streams.window_limits import check_key
 from shared.streams.windowed_aggregate import Emit, WindowedAggregate, WindowKey
@@ -94,7 +95,7 @@ class FixedWindowAggregate(WindowedAggregate):
 
     def __init__(self, store_name: str, aggregations: Mapping[str, Aggregation[Any]], emit: Emit) -> None:
         super().__init__(store_name, aggregations, emit)
-        self._store: InMemoryWindowStore
+        self._store: InMemoryWindowStore | PersistentWindowStore
 
     def init(self, context: ProcessorContext) -> None:
         super().init(context)

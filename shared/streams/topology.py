@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -16,9 +16,13 @@ from shared.streams.columnar import StateColumns
 from shared.streams.processor import Processor, Record
 from shared.streams.state.column_store import ColumnSessionStore
 from shared.streams.state.key_value_store import KeyValueStore
+from shared.streams.state.row_codec import RowCodec
 from shared.streams.state.session_store import InMemorySessionStore
 from shared.streams.state.store import StateStore
 from shared.streams.state.window_store import InMemoryWindowStore
+
+if TYPE_CHECKING:
+    from shared.streams.state.local_state import LocalState
 
 KeyType = Literal["string", "bytes"]
 Encoder = Callable[[Record], tuple[bytes | None, bytes | None]]
@@ -86,7 +90,10 @@ class StoreBuilder:
     aggregations: tuple[Aggregation[Any], ...] = ()
     """What the store's states are made of, bound to the stream's value type."""
 
-    def build(self) -> StateStore:
+    def build(self, number: int = 0, local: LocalState | None = None) -> StateStore:
+        """The store, its topology's `number`th; in memory, or with `local` on disk."""
+        if local is not None:
+            return local.store(number, self.schema, RowCodec(self.schema, self.aggregations))
         if self.schema.kind == "session":
             columns = StateColumns.of(self.aggregations)
             if columns is None:
@@ -217,6 +224,12 @@ class Topology:
         if opaque:
             aggregations = tuple(msgspec.structs.replace(a, verbatim=False) for a in aggregations)
         return msgspec.structs.replace(schema, upstream=tuple(upstream), aggregations=aggregations)
+
+    def build_stores(self, local: LocalState | None = None) -> dict[str, StateStore]:
+        """A task's stores by name, with `local` on disk."""
+        if local is not None:
+            local.begin(self.schemas())
+        return {name: builder.build(i, local) for i, (name, builder) in enumerate(self.stores.items())}
 
     def _above(self, names: list[str]) -> set[str]:
         """All nodes from which a record can come to one of these."""

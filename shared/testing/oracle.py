@@ -1,10 +1,13 @@
-"""Replays recorded cases of Kafka Streams and compares: `python -m shared.testing.oracle [--columns] FILE…`.
+"""Replays recorded cases of Kafka Streams and compares.
+
+    python -m shared.testing.oracle [--columns] [--store in_memory|rocksdb] FILE…
 
 A file has one JSON case a line (plain or gzip), recorded from Kafka Streams' TopologyTestDriver: parameters, the
 records piped in, and what came out. Windows run through the DSL, punctuation through the Processor API, both on
 `TopologyTestDriver`. With `--columns` windows take their records in batches of 1, 7 and 1,000, as columns where their
 aggregate allows it, with a commit after each; what came out is compared net of each commit: the last value of a window,
-a retraction only of one that an earlier commit had shown.
+a retraction only of one that an earlier commit had shown. With `--store rocksdb` state is on disk, in a folder for the
+while, and no row stays in memory past its commit.
 
 Prints each mismatch, then `N passed, M failed`, and cases of kinds that the engine does not have as `K skipped`; exit
 status 1 if any failed.
@@ -12,8 +15,10 @@ status 1 if any failed.
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,11 +30,13 @@ from shared.streams.dsl import StreamsBuilder
 from shared.streams.grouped_stream import GroupedStream, WindowedGroup
 from shared.streams.processor import Processor, Record
 from shared.streams.punctuation import PunctuationType, Schedule
+from shared.streams.state.state_directory import StateDirectory
 from shared.streams.topology import Topology
 from shared.testing.topology_test_driver import TopologyTestDriver
 
 SOURCE, RESULTS = "input", "output"
 BATCH_SIZES = (1, 7, 1_000)
+ROCKSDB_BYTES_MAX = 16 * 1024 * 1024
 KINDS = ("session", "tumbling", "hopping", "sliding", "punctuation")
 
 Case = dict[str, Any]
@@ -51,16 +58,31 @@ def read_cases(path: Path) -> Iterator[Case]:
                 yield msgspec.json.decode(line)
 
 
-def replay(case: Case) -> str | None:
-    """None where our output equals the recorded one, otherwise how it differs. KeyError for an unknown kind."""
-    return _replay_punctuation(case) if case["kind"] == "punctuation" else _replay_windows(case)
+def replay(case: Case, state: StateDirectory | None = None) -> str | None:
+    """None where our output equals the recorded one, otherwise how it differs. KeyError for an unknown kind.
+
+    With `state` the stores are there, in a folder that no case had before.
+    """
+    return _replay_punctuation(case) if case["kind"] == "punctuation" else _replay_windows(case, state)
 
 
-def replay_batches(case: Case, size: int) -> str | None:
+def replay_batches(case: Case, size: int, state: StateDirectory | None = None) -> str | None:
     """As `replay`, with a commit after every `size` records, taken as columns where that is possible."""
     if case["kind"] == "punctuation":
         return _replay_punctuation(case)
-    driver = TopologyTestDriver(_topology(case), commit_each=False, deduplicate_updates=True, columns_min=1)
+    driver = _driver(case, state, commit_each=False, deduplicate_updates=True, columns_min=1)
+    try:
+        return _differs_in_batches(case, size, driver)
+    finally:
+        driver.close()
+
+
+def _driver(case: Case, state: StateDirectory | None, **options: Any) -> TopologyTestDriver:
+    partition = 0 if state is None else len(state.partitions())
+    return TopologyTestDriver(_topology(case), state=state, partition=partition, **options)
+
+
+def _differs_in_batches(case: Case, size: int, driver: TopologyTestDriver) -> str | None:
     shown: set[tuple[str, int, int]] = set()
     for start in range(0, len(case["input"]), size):
         driver.pipe_columns(SOURCE, [_piped(record) for record in case["input"][start : start + size]])
@@ -133,8 +155,15 @@ def _piped(record: dict[str, Any]) -> tuple[bytes | None, bytes, int]:
     return None if key is None else key.encode(), msgspec.json.encode({"value": record["value"]}), record["timestamp"]
 
 
-def _replay_windows(case: Case) -> str | None:
-    driver = TopologyTestDriver(_topology(case))
+def _replay_windows(case: Case, state: StateDirectory | None) -> str | None:
+    driver = _driver(case, state)
+    try:
+        return _differs_by_record(case, driver)
+    finally:
+        driver.close()
+
+
+def _differs_by_record(case: Case, driver: TopologyTestDriver) -> str | None:
     got: list[Output] = []
     for step, record in enumerate(case["input"]):
         key, value, timestamp = _piped(record)
@@ -216,22 +245,37 @@ def first_difference(got: list[Output], recorded: list[Output]) -> str | None:
 
 def main(arguments: list[str]) -> int:
     """Replay files; the exit status."""
-    columns = "--columns" in arguments
+    parser = argparse.ArgumentParser("oracle")
+    parser.add_argument("--columns", action="store_true")
+    parser.add_argument("--store", choices=("in_memory", "rocksdb"), default="in_memory")
+    parser.add_argument("files", nargs="+", type=Path)
+    given = parser.parse_args(arguments)
+    if given.store == "in_memory":
+        return _replay_files(given.files, None, columns=given.columns)
+    with tempfile.TemporaryDirectory() as folder:
+        state = StateDirectory(folder, "oracle", memory_bytes_max=ROCKSDB_BYTES_MAX, cache_bytes_max=0)
+        state.acquire()
+        try:
+            return _replay_files(given.files, state, columns=given.columns)
+        finally:
+            state.release()
+
+
+def _replay_files(files: list[Path], state: StateDirectory | None, *, columns: bool) -> int:
     passed = failed = skipped = 0
-    for name in arguments:
-        if name == "--columns":
-            continue
-        for number, case in enumerate(read_cases(Path(name)), 1):
+    for file in files:
+        for number, case in enumerate(read_cases(file), 1):
             if not supported(case):
                 skipped += 1
                 continue
-            batches = (difference for size in BATCH_SIZES if (difference := replay_batches(case, size)) is not None)
-            difference = next(batches, None) if columns else replay(case)
+            sizes = BATCH_SIZES if columns else ()
+            batches = (found for size in sizes if (found := replay_batches(case, size, state)) is not None)
+            difference = next(batches, None) if columns else replay(case, state)
             if difference is None:
                 passed += 1
             else:
                 failed += 1
-                print(f"{name}:{number}: {case['kind']}, seed {case.get('seed')}: {difference}")
+                print(f"{file}:{number}: {case['kind']}, seed {case.get('seed')}: {difference}")
     if skipped:
         print(f"{skipped} skipped")
     print(f"{passed} passed, {failed} failed")

@@ -18,19 +18,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from shared.common.records import Columns, ConsumerRecord, Headers, ProducerRecord
 from shared.streams.changelog_format import Takeover, encode_takeover
-from shared.streams.changelog_reader import Change, ChangelogReader
+from shared.streams.changelog_reader import ChangelogReader
 from shared.streams.column_path import COLUMNS_MIN
 from shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
 from shared.streams.global_table import GlobalTableRows
 from shared.streams.idle_advance import IdleAdvance
-from shared.streams.restore import restore_task
+from shared.streams.local_restore import take_up, write_restored
+from shared.streams.restore import restore_change, restore_progress
+from shared.streams.state.checkpoint import CommitPlace
+from shared.streams.state.state_directory import StateDirectory
 from shared.streams.stream_task import Guarantee, StreamTask
 from shared.streams.task_inputs import TaskInputs
 from shared.streams.topology import Topology
 from shared.testing.manual_clock import ManualClock
+
+if TYPE_CHECKING:
+    from shared.streams.state.local_state import LocalState
 
 APPLICATION = "test-driver"
 
@@ -40,7 +47,8 @@ class TopologyTestDriver:
 
     `deduplicate_updates` is the task's: by default results on update are forwarded one by one, as Kafka Streams does
     with its cache off. Of `pipe_columns` at least `columns_min` records are taken as columns,
-    where the topology allows it.
+    where the topology allows it. With `state` its stores are on disk: `crash` closes them as they are, and `restore`
+    opens them again and reads the changelog from where they are. `close` gives the folder back.
     """
 
     def __init__(
@@ -56,12 +64,16 @@ class TopologyTestDriver:
         max_future_ms: int | None = None,
         idle_advance_ms: int | None = None,
         columns_min: int = COLUMNS_MIN,
+        state: StateDirectory | None = None,
     ) -> None:
         self.topology = topology = topology.of_application(APPLICATION)
         self.guarantee, self.partition, self.commit_each = guarantee, partition, commit_each
         self.deduplicate_updates = deduplicate_updates
         self.handlers, self.max_future_ms, self.idle_advance_ms = handlers, max_future_ms, idle_advance_ms
-        self.columns_min = columns_min
+        self.columns_min, self.state = columns_min, state
+        self._local: LocalState | None = None
+        self.restored_entries = 0
+        """Changelog records that the last restore read."""
         self.clock = ManualClock(now_ms)
         self.changelog: list[tuple[bytes | None, bytes]] = []
         self.source_log: dict[str, list[ConsumerRecord]] = {topic: [] for topic in topology.source_topics()}
@@ -107,7 +119,7 @@ class TopologyTestDriver:
             else:
                 self.outputs.setdefault(record.topic, []).append(record)
         self.changelog += commit.changelog
-        self.task.commit_succeeded()
+        self.task.commit_succeeded(CommitPlace(None, len(self.changelog), len(self.changelog)))
         if own:
             self._append(own)
 
@@ -123,27 +135,43 @@ class TopologyTestDriver:
         if torn_entries:
             self.changelog += self.task.prepare_commit(self.clock.now_ms()).changelog[:-1][:torn_entries]
         del self.task
+        self.close()
+
+    def close(self) -> None:
+        """Give the state's folder back, if there is one; nothing is written any more."""
+        if self._local is not None:
+            self._local.close()
+            self._local = None
 
     def restore(self) -> None:
         """Take the partition over: replay the changelog under the reader's rule, then process what is left."""
-        changes: list[Change] = []
-        reader = ChangelogReader(changes.append, stores=self.topology.schemas())
-        for offset, (key, value) in enumerate(self.changelog):
-            reader.feed(offset, key, value)
+        if self.state is not None:
+            self.close()
+            self._local = self.state.state_of(self.partition)
         task = StreamTask(
             self.topology,
             self.partition,
             application=APPLICATION,
             guarantee=self.guarantee,
-            epoch=reader.epoch + 1,
             deduplicate_updates=self.deduplicate_updates,
             handlers=self.handlers,
             columns_min=self.columns_min,
+            local=self._local,
         )
         task.global_tables = self.global_tables
-        restore_task(task, changes, reader.progress)
+        reader = ChangelogReader(lambda change: restore_change(task, change), stores=self.topology.schemas())
+        start = 0 if self._local is None else take_up(reader, self._local, self.topology.schemas()) or 0
+        for offset, (key, value) in enumerate(self.changelog[start:], start):
+            reader.feed(offset, key, value)
+        self.restored_entries = len(self.changelog) - start
+        task.epoch = reader.epoch + 1
+        if reader.progress is not None:
+            restore_progress(task, reader.progress)
         takeover = Takeover(APPLICATION, "driver", self.clock.now_ms())
         self.changelog.append((None, encode_takeover(task.epoch, takeover)))
+        if self._local is not None:
+            reader.feed(len(self.changelog) - 1, *self.changelog[-1])
+            write_restored(reader, self._local, None)
         task.initialize(self.clock.now_ms())
         self.task, self._inputs = task, TaskInputs(task, self.topology, max_future_ms=self.max_future_ms)
         self._idle = None if self.idle_advance_ms is None else IdleAdvance(self.idle_advance_ms)

@@ -41,6 +41,7 @@ from shared.streams.dsl import StreamsBuilder
 from shared.streams.processor import ProcessingFailed, Processor, ProcessorContext, Record
 from shared.streams.punctuation import PunctuationType
 from shared.streams.settings import StreamsSettings
+from shared.streams.state.local_state import LocalState
 from shared.streams.stream_task import StreamTask
 from shared.streams.stream_worker import StreamWorker
 from shared.streams.topics import prepare_topics
@@ -207,12 +208,12 @@ async def chain_of(broker: EmbeddedKafka, topic: str, partitions: int = 2) -> As
 
 
 @asynccontextmanager
-async def child(chain: Chain, guarantee: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def child(chain: Chain, guarantee: str, **given: Any) -> AsyncIterator[asyncio.subprocess.Process]:
     """A worker in a process of its own; killed at the end if it still runs."""
     config = {
         "kafka": chain.kafka.bootstrap_servers,
         "topic": chain.topic,
-        "settings": chain.settings(processing_guarantee=guarantee).model_dump(),
+        "settings": chain.settings(processing_guarantee=guarantee, **given).model_dump(),
     }
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(CHILD), msgspec.json.encode(config).decode(), stdout=asyncio.subprocess.PIPE
@@ -596,14 +597,16 @@ async def test_a_shutdown_without_kafka_keeps_its_limit(
 
 
 @asynccontextmanager
-async def owner(chain: Chain, guarantee: str) -> AsyncIterator[tuple[ChangelogPartition, StreamTask]]:
+async def owner(
+    chain: Chain, guarantee: str, local: LocalState | None = None
+) -> AsyncIterator[tuple[ChangelogPartition, StreamTask]]:
     """One owner of partition 0, taken over from whoever had it."""
     settings = chain.settings(processing_guarantee=guarantee)
     await prepare_topics(chain.kafka, settings, topology(chain.topic), SYSTEM_CLOCK)
     changelog = ChangelogPartition(chain.kafka, settings, 0, "test")
 
     def make() -> StreamTask:
-        return StreamTask(topology(chain.topic), 0, application=chain.topic, guarantee=guarantee)  # type: ignore[arg-type]
+        return StreamTask(topology(chain.topic), 0, application=chain.topic, guarantee=guarantee, local=local)  # type: ignore[arg-type]
 
     try:
         await changelog.open()
@@ -622,8 +625,7 @@ def take(task: StreamTask, chain: Chain, *timestamps: int) -> None:
 
 
 async def commit(changelog: ChangelogPartition, task: StreamTask, chain: Chain) -> None:
-    await changelog.commit(task.prepare_commit(0), GroupMetadata(chain.topic))
-    task.commit_succeeded()
+    task.commit_succeeded(await changelog.commit(task.prepare_commit(0), GroupMetadata(chain.topic)))
 
 
 async def test_an_old_owner_is_fenced_under_exactly_once(kafka: EmbeddedKafka, topic_name: str) -> None:

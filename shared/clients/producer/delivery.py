@@ -123,6 +123,10 @@ class Deliveries:
             return None
         return next((r for r in self._results() if isinstance(r, Exception)), None)
 
+    def last(self) -> RecordMetadata | Exception:
+        """The last record's fate, once all are known."""
+        return self._result(len(self) - 1, self._places[-1])
+
     def __await__(self) -> Generator[Any, None, list[RecordMetadata | Exception]]:
         yield from self.wait().__await__()
         return self._results()

@@ -155,7 +155,7 @@ class ColumnSessionStore:
         self.relink(code, self._chain(code))
 
     def close_before(self, close_time: int, stream_time: int) -> list[ClosedSession]:
-        """Take out and return all sessions whose end is below `close_time`, in order of (end, start)."""
+        """Take out and return all sessions whose end is below `close_time`, in order of (end, start, key)."""
         due = self.wheel.due(close_time)
         if not due:
             return []
@@ -167,7 +167,7 @@ class ColumnSessionStore:
                 self.wheel.add(row, end)
             else:
                 gone.append(row)
-        gone.sort(key=lambda row: (views["end"][row], views["start"][row]))
+        gone.sort(key=lambda row: (views["end"][row], views["start"][row], self.names[views["key"][row]]))
         closed = []
         for row in gone:
             own = self._session(row)

@@ -106,6 +106,14 @@ class KeyValueStore:
                 row.persisted = True
         self._dirty.clear()
 
+    def dirty_keys(self) -> set[Any]:
+        """The keys whose rows are not as the last commit has them."""
+        return set(self._dirty)
+
+    def evict(self, key: Any) -> int:
+        """Forget a key's row, which somebody else keeps: how many there were."""
+        return 0 if self._rows.pop(key, None) is None else 1
+
     def load(self, key: Any, start: int, end: int, states: list[Any]) -> None:
         """Restore one row."""
         self._rows[key] = Row(key, states[0], persisted=True)

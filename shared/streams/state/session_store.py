@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 
 _start = attrgetter("start")
 
+HEAP_SPARE = 1_024
+"""Entries of rows that are gone which a heap may always hold."""
+
 
 class Session:
     """One live session of a key: first and last event time (ms, both inclusive) and its aggregations' states.
@@ -49,6 +52,15 @@ class SessionChanges(NamedTuple):
     finals: list[ClosedSession]
     deleted: list[tuple[Any, int]]
     live: list[Session]
+
+
+def swept(heap: list[tuple[int, int, Any]], live: int) -> list[tuple[int, int, Any]]:
+    """A heap of rows without those that are gone, once these are the most of it: so that it does not outgrow them."""
+    if len(heap) <= 2 * live + HEAP_SPARE:
+        return heap
+    kept = [entry for entry in heap if entry[2].live]
+    heapq.heapify(kept)
+    return kept
 
 
 class InMemorySessionStore:
@@ -107,7 +119,7 @@ class InMemorySessionStore:
         self._unmark(session)
 
     def close_before(self, close_time: int, stream_time: int) -> list[ClosedSession]:
-        """Take out and return all sessions whose end is below `close_time`, in order of (end, start)."""
+        """Take out and return all sessions whose end is below `close_time`, in order of (end, start, key)."""
         heap, closed = self._heap, []
         while heap and heap[0][0] < close_time:
             session = heapq.heappop(heap)[2]
@@ -119,7 +131,7 @@ class InMemorySessionStore:
             self._take_out(session)
             self._dirty.pop((session.key, session.start), None)
             closed.append(ClosedSession(session.key, session.start, session.end, stream_time, session.states))
-        closed.sort(key=lambda c: (c.end, c.start))
+        closed.sort(key=lambda c: (c.end, c.start, c.key))
         self._finals += closed
         return closed
 
@@ -146,6 +158,19 @@ class InMemorySessionStore:
                 session.persisted = True
         self._dirty.clear()
         self._finals.clear()
+
+    def dirty_keys(self) -> set[Any]:
+        """The keys whose sessions are not as the last commit has them."""
+        return {key for key, _ in self._dirty} | {closed.key for closed in self._finals}
+
+    def evict(self, key: Any) -> int:
+        """Forget a key's sessions, which somebody else keeps: how many there were."""
+        own = self._sessions.pop(key, ())
+        for session in own:
+            session.live = False
+        self._count -= len(own)
+        self._heap = swept(self._heap, self._count)
+        return len(own)
 
     def load(self, key: Any, start: int, end: int, states: list[Any]) -> None:
         """Restore one live session; one with the same key and start is replaced."""

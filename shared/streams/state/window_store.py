@@ -20,6 +20,8 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from shared.streams.state.session_store import swept
+
 _start = attrgetter("start")
 
 
@@ -161,6 +163,19 @@ class InMemoryWindowStore:
                 window.persisted = True
         self._dirty.clear()
         self._finals.clear()
+
+    def dirty_keys(self) -> set[Any]:
+        """The keys whose windows are not as the last commit has them."""
+        return {key for key, _ in self._dirty} | {closed.key for closed in self._finals}
+
+    def evict(self, key: Any) -> int:
+        """Forget a key's windows, which somebody else keeps: how many there were."""
+        own = self._windows.pop(key, ())
+        for window in own:
+            window.live = False
+        self._count -= len(own)
+        self._open, self._kept = swept(self._open, self._count), swept(self._kept, self._count)
+        return len(own)
 
     def load(self, key: Any, start: int, end: int, states: list[Any]) -> None:
         """Restore one window; one with the same key and start is replaced."""

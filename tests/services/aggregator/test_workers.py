@@ -66,6 +66,7 @@ def test_a_worker_has_the_settings_but_for_what_there_can_be_one_of() -> None:
     given = settings_of("--streams.group-instance-id=agg", "--kafka.client-id=me", "--shutdown-timeout-ms=10000")
     own = worker_settings(given, 2, "http://host:8083/workers/2")
     assert (own.streams.group_instance_id, own.kafka.client_id, own.workers) == ("agg-2", "me-2", 1)
+    assert own.streams.state_dir == ".penstock/state/worker-2"
     assert own.queries.application_server == "http://host:8083/workers/2"
     assert (own.shutdown_timeout_ms, own.topology, own.local_hosts_only) == (8_500, given.topology, True)
     plain = worker_settings(settings_of(), 1, "http://x")

@@ -75,7 +75,7 @@ def state(driver: TopologyTestDriver) -> Any:
     """Live sessions and all that the progress record holds."""
     task = driver.task
     live = sorted((s.key, s.start, s.end, s.states) for s in task.stores["s"].rows())
-    operator = task._operators()[0]
+    operator = task.operators()[0]
     metrics = task.metrics
     return (
         live,

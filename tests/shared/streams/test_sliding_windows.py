@@ -128,7 +128,7 @@ def test_null_keys_and_time_moved_by_hand() -> None:
     """A record without a key moves nothing; time that is moved on closes windows."""
     driver = driver_of(10)
     pipe(driver, ("a", 20), (None, 500))
-    (operator,) = driver.task._operators()
+    (operator,) = driver.task.operators()
     operator.advance_time(20)
     assert driver.task.stores["w"].changes().finals == []
     operator.advance_time(21)

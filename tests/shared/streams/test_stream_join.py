@@ -105,7 +105,7 @@ def test_time_moved_by_hand_lets_them_go() -> None:
     """Without a record, time that is moved on forwards what is left over and forgets both sides."""
     driver = driver_of(JoinWindows.of(5), left=True)
     pipe(driver, ("left", "k", 0), ("right", "x", 0))
-    (operator,) = driver.task._operators()
+    (operator,) = driver.task.operators()
     operator.advance_time(5)
     assert [len(store) for store in driver.task.stores.values()] == [1, 1]
     operator.advance_time(6)

@@ -19,9 +19,9 @@ from shared.streams.dsl import Stream, StreamsBuilder
 from shared.streams.error_handlers import ErrorHandlers
 from shared.streams.processor import ProcessingFailed, Processor, ProcessorContext, Record, RecordMetadata
 from shared.streams.punctuation import PunctuationType
-from shared.streams.restore import restore_task
 from shared.streams.state.session_store import Session
 from shared.streams.stream_task import StreamTask
+from shared.streams.task_progress import progress_of
 from shared.streams.topology import Topology
 from shared.streams.windowed_aggregate import WindowedAggregate
 from shared.testing.topology_test_driver import TopologyTestDriver
@@ -492,7 +492,7 @@ def test_only_a_firing_that_changed_something_asks_for_a_commit(does: str) -> No
             elif does == "changes a store":
                 self.context.store("s").put(Session("k", now_ms, now_ms, [1]))
             elif does == "moves time":
-                (operator,) = task._operators()
+                (operator,) = task.operators()
                 operator.advance_time(now_ms)
 
     builder, stream = plain()
@@ -713,7 +713,6 @@ def test_restore_checks_the_schema_first() -> None:
 def test_restore_without_progress_is_a_fresh_start() -> None:
     """Nothing confirmed means position unknown, time unknown, no windows."""
     task = StreamTask(sessions(), 0, application="app")
-    restore_task(task, [], None)
     task.initialize(0)
     assert (task.sources, task.stream_time_ms, len(task.stores["s"])) == ({}, -1, 0)
 
@@ -760,11 +759,11 @@ turns = st.lists(
 def observed(driver: TopologyTestDriver) -> tuple[Any, ...]:
     """Outputs in order by topic, live windows, position and times; a dead letter's stage and place, not its moment."""
     task = driver.task
-    (operator,) = task._operators()
+    (operator,) = task.operators()
     assert isinstance(operator, WindowedAggregate)
     live = {(s.key, s.start, s.end): operator.results(s.states) for s in task.stores["s"].rows()}
     outputs = {topic: list(driver.outputs.get(topic, ())) for topic in TOPICS}
-    progress = task._progress(0)
+    progress = progress_of(task, 0)
     return outputs, live, progress.sources, progress.stream_time_ms, progress.operator_times_ms
 
 

@@ -154,7 +154,7 @@ def test_advance_time_closes_without_a_record() -> None:
     """Time that is moved on by hand closes windows like a record would, and never goes back."""
     driver = driver_of(10, 10)
     pipe(driver, ("a", 0))
-    (operator,) = driver.task._operators()
+    (operator,) = driver.task.operators()
     operator.advance_time(9)
     operator.advance_time(3)
     assert (len(live(driver)), operator.stream_time_ms) == (1, 9)

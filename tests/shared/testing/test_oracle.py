@@ -127,3 +127,11 @@ def test_plain_and_gzip_read_alike(tmp_path: Path) -> None:
     plain = tmp_path / "cases.jsonl"
     plain.write_bytes(gzip.decompress(RECORDED.read_bytes()))
     assert list(read_cases(plain)) == CASES
+
+
+def test_main_with_state_on_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every kind of window passes with its rows on disk, record by record and in batches."""
+    cases = [next(case for case in CASES if case["kind"] == kind) for kind in ("session", "hopping", "sliding")]
+    file = str(write(tmp_path / "cases.jsonl", *cases))
+    assert [main(["--store", "rocksdb", file]), main(["--columns", "--store", "rocksdb", file])] == [0, 0]
+    assert capsys.readouterr().out == "3 passed, 0 failed\n" * 2

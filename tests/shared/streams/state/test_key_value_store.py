@@ -69,3 +69,14 @@ def test_the_changelog_holds_what_the_store_holds(steps: list[tuple[str, str, in
     assert dict(store.items()) == dict(restored.items())
     assert [row.key for row in store.rows()] == list(dict(store.items()))
     assert restored.changes() == ([], [], [])
+
+
+def test_an_evicted_row_is_no_change() -> None:
+    """A row that somebody else keeps goes without a trace; dirty keys are named, deleted ones among them."""
+    store = KeyValueStore("s")
+    store.load("a", 0, 0, [1])
+    store.put("b", 2)
+    assert (store.dirty_keys(), store.evict("a"), store.evict("a"), store.get("a")) == ({"b"}, 1, 0, None)
+    store.committed()
+    store.delete("b")
+    assert store.dirty_keys() == {"b"}

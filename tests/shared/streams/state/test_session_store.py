@@ -8,7 +8,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from shared.streams.state.session_store import ClosedSession, InMemorySessionStore, Session, SessionChanges
+from shared.streams.state.session_store import (
+    HEAP_SPARE,
+    ClosedSession,
+    InMemorySessionStore,
+    Session,
+    SessionChanges,
+)
 
 At = tuple[str, int]
 Live = dict[At, tuple[int, Any]]
@@ -275,3 +281,19 @@ StoreMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=
 
 class TestAgainstModel(StoreMachine.TestCase):  # type: ignore[name-defined, misc]
     """Any sequence of calls leaves the store equal to a dict, and its commits equal to what a reader replays."""
+
+
+def test_an_evicted_key_leaves_nothing_behind() -> None:
+    """A key that somebody else keeps is gone with its place in the heap, and was no change; dirty keys are named."""
+    store = InMemorySessionStore("s")
+    for i in range(3 * HEAP_SPARE):
+        store.load(i, 0, 10, [1])
+        assert store.evict(i) == 1
+    assert (len(store), store.evict("x"), store.dirty_keys(), store.touched) == (0, 0, set(), False)
+    assert len(store._heap) <= HEAP_SPARE
+    store.put(Session("a", 0, 10, [1]))
+    store.put(Session("b", 20, 30, [1]))
+    assert [c.key for c in store.close_before(15, 99)] == ["a"]
+    assert store.dirty_keys() == {"a", "b"}
+    store.committed()
+    assert store.dirty_keys() == set()

@@ -118,3 +118,13 @@ def test_the_changelog_holds_what_the_store_holds(steps: list[tuple[str, str, in
             store.committed()
     assert log == {(w.key, w.start): w.states for w in store.rows()}
     assert finals == closed
+
+
+def test_an_evicted_key_leaves_nothing_behind() -> None:
+    """A key that somebody else keeps is gone, also from what is to be closed; dirty keys are named, also of finals."""
+    store = filled()
+    assert store.dirty_keys() == {"a", "b"}
+    store.committed()
+    assert (store.dirty_keys(), store.evict("a"), store.evict("a"), len(store)) == (set(), 3, 0, 1)
+    assert [c.key for c in store.close_before(99, 99)] == ["b"]
+    assert store.dirty_keys() == {"b"}

@@ -1,0 +1,69 @@
+"""Restoring from what an instance has on disk: where the changelog goes on, and when the disk is of no use.
+
+Rows on disk are true up to the checkpoint's covered offset, if nobody had taken the partition over before the owner
+that wrote them knew. What cannot be trusted, or cannot be read any more, is thrown away and comes back from the
+snapshot and the log: it is said why, and it is no error.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shared.common.log import get_logger
+from shared.streams.changelog_format import TAKEOVER, StoreSchema, decode, is_foreign
+from shared.streams.changelog_reader import ChangelogReader
+from shared.streams.state.checkpoint import Checkpoint, layout
+
+if TYPE_CHECKING:
+    from shared.streams.state.local_state import LocalState
+
+log = get_logger(__name__)
+
+
+class Overtaken(Exception):
+    """The state on disk has commits of an owner that another one had overtaken before them."""
+
+
+def take_up(reader: ChangelogReader, local: LocalState, stores: tuple[StoreSchema, ...]) -> int | None:
+    """Have the reader go on from what is on disk: the offset up to which that is; None where the disk is empty now."""
+    found = local.checkpoint
+    if found is None or (found.progress is not None and layout(found.progress.stores) != layout(stores)):
+        discard(local, "it is not whole" if found is None else "the stores have changed")
+        return None
+    reader.epoch, reader.progress = found.epoch, found.progress
+    return found.covered_offset
+
+
+def refusal(found: Checkpoint, topic_id: str | None, first: int, end: int) -> str | None:
+    """Why a changelog that has these offsets does not go on from a checkpoint; None where it does."""
+    if found.topic_id != topic_id:
+        return f"it is of the changelog with id {found.topic_id}, which now has id {topic_id}"
+    if found.verified_offset < first:
+        return f"the changelog goes on at {first}, it ends at {found.verified_offset}"
+    if found.covered_offset > end:
+        return f"the changelog ends at {end}, it is of offset {found.covered_offset}"
+    return None
+
+
+def discard(local: LocalState, reason: str) -> None:
+    """Throw away what is on disk."""
+    if local.checkpoint is not None:
+        log.warning("the state on disk is thrown away and restored", folder=str(local.db.folder), reason=reason)
+    if not local.db.is_new:
+        local.clear()
+
+
+def check_overtaken(found: Checkpoint, offset: int, value: bytes | None) -> None:
+    """Look at a record before the covered offset: Overtaken where it is another owner's takeover."""
+    if is_foreign(value):
+        return
+    entry = decode(value)
+    if entry.operation == TAKEOVER and entry.epoch > found.epoch:
+        raise Overtaken(f"epoch {entry.epoch} began at offset {offset}, it has epoch {found.epoch} up to later ones")
+
+
+def write_restored(reader: ChangelogReader, local: LocalState, topic_id: str | None) -> None:
+    """Write what was restored so far, up to the last offset before which nothing is open."""
+    covered = reader.covered_offset
+    if covered is not None:
+        local.write(Checkpoint(topic_id, reader.epoch, covered, covered, reader.progress))

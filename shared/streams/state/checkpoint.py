@@ -1,0 +1,64 @@
+"""How far a changelog partition is in rows that are kept elsewhere than in a task's memory."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from shared.streams.changelog_format import Progress, StoreSchema
+
+
+class LogPlace:
+    """Where an owner writes its commits, and whether anybody else writes there, too.
+
+    Commits that lie end to end prove that there was no other owner. `marks` are the offsets between two commits that
+    hold no record.
+
+    >>> place = LogPlace("id", 10, marks=1)
+    >>> place.written(entries=4, offset=14)
+    CommitPlace(topic_id='id', covered_offset=15, verified_offset=15)
+    >>> place.written(entries=4, offset=21)  # where 20 was to be: the record of another
+    CommitPlace(topic_id='id', covered_offset=22, verified_offset=15)
+    """
+
+    def __init__(self, topic_id: str | None, next_offset: int, marks: int) -> None:
+        self._topic_id, self._next, self._marks = topic_id, next_offset, marks
+        self._verified, self._alone = next_offset, True
+
+    def written(self, entries: int, offset: int) -> CommitPlace:
+        """A commit of so many entries has its progress record at that offset."""
+        self._alone &= offset == self._next + entries
+        if self._alone:
+            self._verified = offset + 1
+        self._next = offset + 1 + self._marks
+        return CommitPlace(self._topic_id, offset + 1, self._verified)
+
+
+class CommitPlace(NamedTuple):
+    """Where a commit stands in the changelog; see `Checkpoint`."""
+
+    topic_id: str | None
+    covered_offset: int
+    verified_offset: int
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """The rows are what the partition says before `covered_offset`, as written by owners up to `epoch`.
+
+    `topic_id` is the changelog's. Up to `verified_offset` it is known that no other owner had written: a commit that
+    the broker took counts for nobody where another had taken the partition over before it.
+    """
+
+    topic_id: str | None
+    epoch: int
+    covered_offset: int
+    verified_offset: int
+    progress: Progress | None
+
+
+def layout(stores: tuple[StoreSchema, ...]) -> tuple[object, ...]:
+    """What the bytes of the rows depend on: where it differs, rows that are kept cannot be read."""
+    return tuple(
+        (s.name, s.kind, s.key, tuple((a.name, a.function, a.field, a.state) for a in s.aggregations)) for s in stores
+    )

@@ -1,0 +1,186 @@
+"""One task's state on disk: what a commit or a restore brings, in the order in which it may become true.
+
+A commit's changelog entries are prepared, and reach the disk only when the commit is known to hold, with the checkpoint
+that says so. While a task is restored, the changes that the log confirms are gathered and written now and then, each
+time with the offset that they reach. So the disk is at some commit of the log, always, and never ahead of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from shared.common.errors import RetriableError
+from shared.streams import changelog_format as fmt
+from shared.streams.changelog_format import Progress, StoreSchema
+from shared.streams.state.checkpoint import Checkpoint, CommitPlace
+from shared.streams.state.key_value_store import KeyValueStore
+from shared.streams.state.persistent_stores import (
+    CacheBudget,
+    PersistentKeyValueStore,
+    PersistentSessionStore,
+    PersistentWindowStore,
+)
+from shared.streams.state.rocksdb import RocksDb, RowId, StoredRow
+from shared.streams.state.row_codec import RowCodec
+from shared.streams.state.session_store import InMemorySessionStore
+from shared.streams.state.window_store import InMemoryWindowStore
+
+RESTORE_BYTES_MAX = 2 * 1024 * 1024
+"""Of rows that a restore gathers before they are written."""
+ROW_BYTES = 200
+"""What a gathered row takes beside its key and states, roughly."""
+
+AnyPersistentStore = PersistentKeyValueStore | PersistentSessionStore | PersistentWindowStore
+
+
+class PlaceUnknown(RetriableError):
+    """A commit holds, but where is not known: the task is restored from the changelog, which knows."""
+
+
+class _StoreRows:
+    """The rows of one store; what a restore brings goes to the task's."""
+
+    def __init__(self, state: LocalState, store: int) -> None:
+        self._state, self._db, self._store = state, state.db, store
+
+    @property
+    def count(self) -> int:
+        return self._db.count(self._store)
+
+    @property
+    def latest_start(self) -> int:
+        return self._db.latest_start(self._store)
+
+    def of(self, key: bytes) -> Sequence[tuple[int, StoredRow]]:
+        return self._db.rows_of(self._store, key)
+
+    def all(self) -> Iterator[tuple[bytes, int, StoredRow]]:
+        return self._db.rows(self._store)
+
+    def take_due(self, since: int, limit: int) -> tuple[set[bytes], int]:
+        return self._db.take_due(self._store, since, limit)
+
+    def restore(self, key: bytes, start: int, end: int, state: bytes | None) -> None:
+        self._state.restore((self._store, key, start), None if state is None else StoredRow(end, state))
+
+
+class LocalState:
+    """What one task has on disk, and its stores over it."""
+
+    def __init__(self, db: RocksDb, budget: CacheBudget) -> None:
+        self.db, self._budget = db, budget
+        self._stores: dict[int, AnyPersistentStore] = {}
+        self._numbers: dict[str, int] = {}
+        self._indexed: frozenset[int] = frozenset()
+        self._gathered: dict[RowId, StoredRow | None] = {}
+        self._gathered_bytes = 0
+        self._closed = False
+        self._prepared: tuple[dict[RowId, StoredRow | None], Progress] | None = None
+
+    def __repr__(self) -> str:
+        return f"LocalState({self.db!r}, {len(self._gathered)} rows gathered)"
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """How far the changelog is on disk."""
+        return self.db.checkpoint
+
+    def begin(self, schemas: Sequence[StoreSchema]) -> None:
+        """A task with these stores begins: what one before it had in memory is forgotten."""
+        self._forget()
+        self._numbers = {schema.name: number for number, schema in enumerate(schemas)}
+        self._indexed = frozenset(i for i, schema in enumerate(schemas) if schema.kind != "table")
+
+    def store(self, number: int, schema: StoreSchema, codec: RowCodec) -> AnyPersistentStore:
+        """The store of that number."""
+        rows, name = _StoreRows(self, number), schema.name
+        store: AnyPersistentStore
+        if schema.kind == "session":
+            store = PersistentSessionStore(InMemorySessionStore(name), rows, codec, self._budget)
+        elif schema.kind == "table":
+            store = PersistentKeyValueStore(KeyValueStore(name), rows, codec, self._budget)
+        else:
+            keeps_closed = schema.kind == "sliding"
+            cache = InMemoryWindowStore(name, keeps_closed=keeps_closed)
+            size_ms = schema.size_ms
+            store = PersistentWindowStore(cache, rows, codec, self._budget, keeps_closed=keeps_closed, size_ms=size_ms)
+        self._stores[number] = store
+        return store
+
+    def clear(self) -> None:
+        """Begin anew, without any row."""
+        self._gathered, self._gathered_bytes = {}, 0
+        self.db.clear()
+
+    def close(self) -> None:
+        """Let go of the folder. What is not written is the log's to bring back."""
+        self._closed = True
+        self._forget()
+        self.db.close()
+
+    # --- restoring ---
+
+    @property
+    def is_full(self) -> bool:
+        """Whether what was gathered should be written."""
+        return self._gathered_bytes >= RESTORE_BYTES_MAX
+
+    def restore(self, id_: RowId, row: StoredRow | None) -> None:
+        """Gather one row that a restore brings, or that it takes out."""
+        self._gathered[id_] = row
+        self._gathered_bytes += ROW_BYTES + len(id_[1]) + (0 if row is None else len(row.state))
+
+    def restore_raw(self, store: str, key: bytes, start: int, end: int, state: bytes | None) -> None:
+        """As `restore`, by the store's name and with what the changelog has; without a state the row is taken out."""
+        self.restore((self._numbers[store], key, start), None if state is None else StoredRow(end, state))
+
+    def write(self, checkpoint: Checkpoint | None) -> None:
+        """Write what was gathered; without a checkpoint where it is not whole yet."""
+        rows, self._gathered, self._gathered_bytes = self._gathered, {}, 0
+        self.db.write(rows, checkpoint, indexed=self._indexed)
+
+    # --- committing ---
+
+    def prepare(self, entries: Iterable[tuple[bytes | None, bytes]], progress: Progress) -> None:
+        """Take what a commit writes to the changelog, its progress record aside."""
+        rows: dict[RowId, StoredRow | None] = {}
+        for key, value in entries:
+            operation, store, _, _, body = fmt.decode(value)
+            assert key is not None
+            if operation == fmt.LIVE:
+                start, end = fmt.START_END.unpack_from(body)
+                rows[store, key, start] = StoredRow(end, body[fmt.START_END.size :])
+            else:
+                (start,) = fmt.START.unpack_from(body)
+                rows[store, key, start] = None
+        self._prepared = rows, progress
+
+    def confirm(self, epoch: int, place: CommitPlace) -> None:
+        """What was prepared holds: write it. PlaceUnknown where the broker did not say where it is."""
+        if place.covered_offset < 1:
+            raise PlaceUnknown("the broker has not said at which offset the commit is: what is on disk is behind it")
+        if self._closed:  # the commit's answer came late: the log has it
+            return
+        assert self._prepared is not None, "no commit was prepared"
+        (rows, progress), self._prepared = self._prepared, None
+        due = {number: store.due_ms for number, store in self._stores.items()}
+        more = self.db.write(
+            rows,
+            Checkpoint(place.topic_id, epoch, place.covered_offset, place.verified_offset, progress),
+            indexed=self._indexed,
+            due=due,
+        )
+        own: dict[int, dict[tuple[bytes, int], StoredRow | None]] = {number: {} for number in self._stores}
+        for (number, key, start), row in rows.items():
+            own[number][key, start] = row
+        for number, store in self._stores.items():
+            store.kept(own[number], more.get(number, 0))
+
+    # --- inside ---
+
+    def _forget(self) -> None:
+        for store in self._stores.values():
+            store.forget()
+        self._stores.clear()
+        self._gathered, self._gathered_bytes = {}, 0
+        self._prepared = None

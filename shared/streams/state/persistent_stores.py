@@ -1,0 +1,396 @@
+"""Stores whose rows are on disk: each keeps the keys in hand in memory, in the store that is there for that.
+
+A key that is asked for is fetched with all its rows; from then on the store in memory has it, decides what a commit
+writes, and closes what is due. Only what a commit of the task has made certain reaches the disk, so a key is kept in
+memory until it has; after that it may be forgotten again, the longest unused first, once the stores of an instance
+take more than their memory. Windows that are due are found through the index on disk and fetched before they are
+closed, so that what happens is what happens in memory. One key's rows, and what one record closes, have to fit there.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from shared.streams.state.key_value_store import KeyValueStore, Row, RowChanges
+from shared.streams.state.row_codec import RowCodec
+from shared.streams.state.session_store import ClosedSession, InMemorySessionStore, Session, SessionChanges
+from shared.streams.state.store import LiveRow
+from shared.streams.state.window_store import ClosedWindow, InMemoryWindowStore, Window, WindowChanges
+
+ROW_BYTES = 400
+"""What a row takes in memory beside its states, roughly."""
+
+
+class Stored(Protocol):
+    """A row as it is kept: its end in ms and its states' bytes."""
+
+    @property
+    def end(self) -> int: ...
+
+    @property
+    def state(self) -> bytes: ...
+
+
+class Rows(Protocol):
+    """The rows of one store on disk."""
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def latest_start(self) -> int: ...
+
+    def of(self, key: bytes) -> Sequence[tuple[int, Stored]]: ...
+
+    def all(self) -> Iterator[tuple[bytes, int, Stored]]: ...
+
+    def take_due(self, since: int, limit: int) -> tuple[set[bytes], int]: ...
+
+    def restore(self, key: bytes, start: int, end: int, state: bytes | None) -> None: ...
+
+
+class CacheBudget:
+    """The bytes that the stores of an instance may keep in memory, and have."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max, self.bytes_used = bytes_max, 0
+
+
+class _Cache(Protocol):
+    name: str
+    touched: bool
+
+    def __len__(self) -> int: ...
+    def rows(self) -> Iterator[Any]: ...
+    def rows_of(self, key: Any) -> Sequence[Any]: ...
+    def changes(self) -> Any: ...
+    def committed(self) -> None: ...
+    def load(self, key: Any, start: int, end: int, states: list[Any]) -> None: ...
+    def dirty_keys(self) -> set[Any]: ...
+    def evict(self, key: Any) -> int: ...
+
+
+CacheT = TypeVar("CacheT", bound=_Cache)
+NEVER = -(1 << 63)
+
+
+class _Looked:
+    """Up to which end an index was looked through, and the least end that may come after that."""
+
+    def __init__(self) -> None:
+        self.to_ms = self.upcoming_ms = NEVER
+
+    def take(self, rows: Rows, limit: int) -> Iterable[bytes]:
+        """The keys of the rows that end before `limit` and that were not taken before."""
+        since, self.to_ms = self.to_ms, max(self.to_ms, limit)
+        if limit <= max(since, self.upcoming_ms):
+            return ()
+        keys, self.upcoming_ms = rows.take_due(since, limit)
+        return keys
+
+    def came(self, end: int) -> None:
+        """A row with this end is in the index now."""
+        self.upcoming_ms = min(self.upcoming_ms, end)
+
+
+class PersistentStore(Generic[CacheT]):
+    """What the stores have in common: keys come from disk and are forgotten again."""
+
+    is_indexed = True
+    """Whether rows have an end by which they are found."""
+
+    def __init__(self, cache: CacheT, rows: Rows, codec: RowCodec, budget: CacheBudget) -> None:
+        self.name = cache.name
+        self._cache, self._rows, self._codec, self._budget = cache, rows, codec, budget
+        self._loaded: OrderedDict[Any, int] = OrderedDict()
+        self._both = 0
+        """Rows on disk of keys that are in memory, too."""
+        self._due = _Looked()
+
+    def __len__(self) -> int:
+        return self._rows.count - self._both + len(self._cache)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {len(self)} rows, {len(self._loaded)} keys in memory)"
+
+    @property
+    def due_ms(self) -> int:
+        """What ends before this is in memory, or gone."""
+        return self._due.to_ms
+
+    @property
+    def touched(self) -> bool:
+        """Set by every change, for the store's owner to see and take back."""
+        return self._cache.touched
+
+    @touched.setter
+    def touched(self, touched: bool) -> None:
+        self._cache.touched = touched
+
+    def rows(self) -> Iterator[LiveRow]:
+        """All live rows as they are now, in no order."""
+        loaded, ours = frozenset(self._loaded), list(self._cache.rows())
+        kept = self._rows.all()
+        return self._all(ours, kept, loaded)
+
+    def rows_of(self, key: Any) -> Iterable[Any]:
+        """The key's live rows in order of start."""
+        self._fetch(key)
+        return self._cache.rows_of(key)
+
+    def changes(self) -> Any:
+        """All changes since the last `committed()`."""
+        return self._cache.changes()
+
+    def committed(self) -> None:
+        """The changes are prepared: they stay in memory until they are known to hold."""
+        self._cache.committed()
+
+    def load(self, key: Any, start: int, end: int, states: list[Any]) -> None:
+        """Restore one live row; one with the same key and start is replaced."""
+        self._rows.restore(self._codec.key_bytes(key), start, end, self._codec.pack(states))
+
+    def unload(self, key: Any, start: int) -> None:
+        """Restore a removal; a row that is not there is no error."""
+        self._rows.restore(self._codec.key_bytes(key), start, 0, None)
+
+    # --- what is on disk ---
+
+    def kept(self, rows: Mapping[tuple[bytes, int], Stored | None], more: int) -> None:
+        """These rows, by key and start, are on disk now as the commit had them, so many more than there were.
+
+        What there is no room for is forgotten.
+        """
+        self._both += more
+        for (raw, _), row in rows.items():
+            key = self._codec.key_of(raw)
+            if row is not None:
+                self._in_index(row.end)
+            if key in self._loaded:
+                width = ROW_BYTES + (len(row.state) if row is not None else 0)
+                self._account(key, ROW_BYTES + len(self._cache.rows_of(key)) * width)
+        self._evict()
+
+    def forget(self) -> None:
+        """Give the memory back; the store is used no more."""
+        self._budget.bytes_used -= sum(self._loaded.values())
+        self._loaded.clear()
+
+    def _account(self, key: Any, size: int) -> None:
+        self._budget.bytes_used += size - self._loaded.get(key, 0)
+        self._loaded[key] = size
+
+    def _evict(self) -> None:
+        if self._budget.bytes_used <= self._budget.bytes_max:
+            return
+        pinned = self._cache.dirty_keys()
+        for key in list(self._loaded):
+            if self._budget.bytes_used <= self._budget.bytes_max:
+                return
+            if key not in pinned and self._may_leave(key):
+                self._budget.bytes_used -= self._loaded.pop(key)
+                self._both -= self._cache.evict(key)
+
+    def _may_leave(self, key: Any) -> bool:
+        """Whether the index would find all that is due of a key."""
+        return all(row.end >= self.due_ms for row in self._cache.rows_of(key)) or not self.is_indexed
+
+    def _fetch(self, key: Any) -> None:
+        """Have a key's rows in memory."""
+        if key in self._loaded:
+            self._loaded.move_to_end(key)
+            return
+        found, size = self._rows.of(self._codec.key_bytes(key)), ROW_BYTES
+        for start, row in found:
+            self._cache.load(key, start, row.end, self._codec.unpack(row.state))
+            size += ROW_BYTES + len(row.state)
+        self._both += len(found)
+        self._account(key, size)
+
+    def _fetch_due(self, limit: int) -> None:
+        """Have all rows in memory that end before `limit`."""
+        for key in self._due.take(self._rows, limit):
+            self._fetch(self._codec.key_of(key))
+
+    def _in_index(self, end: int) -> None:
+        self._due.came(end)
+
+    def _all(
+        self, ours: list[LiveRow], kept: Iterator[tuple[bytes, int, Stored]], loaded: frozenset[Any]
+    ) -> Iterator[LiveRow]:
+        yield from ours
+        for raw, start, row in kept:
+            key = self._codec.key_of(raw)
+            if key not in loaded:
+                yield self._row(key, start, row.end, self._codec.unpack(row.state))
+
+    def _row(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
+        return Session(key, start, end, states, persisted=True)
+
+
+class PersistentSessionStore(PersistentStore[InMemorySessionStore]):
+    """Live sessions on disk; used as `InMemorySessionStore` is."""
+
+    def find(self, key: Any, earliest_end: int, latest_start: int) -> list[Session]:
+        """The key's live sessions with end >= `earliest_end` and start <= `latest_start`, in order of start."""
+        self._fetch(key)
+        return self._cache.find(key, earliest_end, latest_start)
+
+    def put(self, session: Session) -> None:
+        """Add a session; no live one of its key may lie within the gap."""
+        self._fetch(session.key)
+        self._cache.put(session)
+
+    def extend(self, session: Session, start: int, end: int, states: list[Any]) -> None:
+        """Give a session that was found new bounds and states; it must keep its place among the key's sessions."""
+        self._cache.extend(session, start, end, states)
+
+    def remove(self, session: Session) -> None:
+        """Take a session that was found out, since it was merged away."""
+        self._cache.remove(session)
+
+    def close_before(self, close_time: int, stream_time: int) -> list[ClosedSession]:
+        """Take out and return all sessions whose end is below `close_time`, in order of (end, start, key)."""
+        self._fetch_due(close_time)
+        return self._cache.close_before(close_time, stream_time)
+
+    sessions = PersistentStore.rows
+
+    def changes(self) -> SessionChanges:
+        """All changes since the last `committed()`."""
+        return self._cache.changes()
+
+
+class PersistentWindowStore(PersistentStore[InMemoryWindowStore]):
+    """Windows of fixed size on disk; used as `InMemoryWindowStore` is. `size_ms` is the windows', end less start."""
+
+    def __init__(
+        self,
+        cache: InMemoryWindowStore,
+        rows: Rows,
+        codec: RowCodec,
+        budget: CacheBudget,
+        *,
+        keeps_closed: bool = False,
+        size_ms: int = 0,
+    ) -> None:
+        super().__init__(cache, rows, codec, budget)
+        self._keeps_closed, self._size_ms = keeps_closed, size_ms
+        self._closed_ms = NEVER
+        self._expired = _Looked()
+
+    @property
+    def latest_start(self) -> int:
+        """The latest start of any window that it ever had."""
+        return max(self._cache.latest_start, self._rows.latest_start)
+
+    def fetch(self, key: Any, start: int) -> Window | None:
+        """The key's window that starts there, None where there is none."""
+        self._fetch(key)
+        return self._cache.fetch(key, start)
+
+    def fetch_range(self, key: Any, earliest: int, latest: int) -> Sequence[Window]:
+        """The key's windows that start from `earliest` to `latest`, both inclusive, in order of start."""
+        self._fetch(key)
+        return self._cache.fetch_range(key, earliest, latest)
+
+    def put(self, key: Any, start: int, end: int, states: list[Any]) -> None:
+        """Set a window's states; one that is not there yet is added."""
+        self._fetch(key)
+        self._cache.put(key, start, end, states)
+
+    def remove(self, key: Any, start: int) -> None:
+        """Take a window out, without a final; one that is not there is no error."""
+        self._fetch(key)
+        self._cache.remove(key, start)
+
+    def close_before(self, limit: int, stream_time: int) -> list[ClosedWindow]:
+        """Close and return all open windows that end before `limit`, in order of (start, key)."""
+        self._fetch_due(limit)
+        closed = self._cache.close_before(limit, stream_time)
+        self._closed_ms = max(self._closed_ms, limit)
+        return closed
+
+    def take_before(self, limit: int) -> list[Window]:
+        """Take out and return all open windows that end before `limit`, without finals, in order of (start, key)."""
+        self._fetch_due(limit)
+        return self._cache.take_before(limit)
+
+    def mark_closed_before(self, limit: int) -> None:
+        """Take it that open windows which end before `limit` were closed before a restore."""
+        self._cache.mark_closed_before(limit)
+        self._closed_ms = self._due.to_ms = max(self._closed_ms, limit)
+
+    def expire_before(self, start: int) -> None:
+        """Take out the closed windows that start before `start`."""
+        for key in self._expired.take(self._rows, start + self._size_ms):
+            self._fetch(self._codec.key_of(key))
+        self._cache.expire_before(start)
+
+    def changes(self) -> WindowChanges:
+        """All changes since the last `committed()`."""
+        return self._cache.changes()
+
+    def _fetch(self, key: Any) -> None:
+        is_new = self._keeps_closed and key not in self._loaded
+        super()._fetch(key)
+        if is_new:
+            self._cache.mark_closed_before(self._closed_ms)
+
+    def _may_leave(self, key: Any) -> bool:
+        limit = self._expired.to_ms if self._keeps_closed else self.due_ms
+        return all(row.end >= limit for row in self._cache.rows_of(key))
+
+    def _in_index(self, end: int) -> None:
+        super()._in_index(end)
+        self._expired.came(end)
+
+    def _row(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
+        window = Window(key, start, end, states, persisted=True)
+        window.closed = self._keeps_closed and end < self._closed_ms
+        return window
+
+
+class PersistentKeyValueStore(PersistentStore[KeyValueStore]):
+    """A table's rows on disk; used as `KeyValueStore` is."""
+
+    is_indexed = False
+
+    def get(self, key: Any) -> Any:
+        """The row's value, None where there is none."""
+        key = self._own(key)
+        if not isinstance(key, str | bytes):
+            return None
+        self._fetch(key)
+        return self._cache.get(key)
+
+    def put(self, key: Any, value: Any) -> None:
+        """Set a row; None deletes it. DataError for a key that is neither text nor bytes."""
+        key = self._own(key)
+        if isinstance(key, str | bytes):
+            self._fetch(key)
+        self._cache.put(key, value)
+
+    def delete(self, key: Any) -> None:
+        """Take a row out; one that is not there is no error."""
+        key = self._own(key)
+        if isinstance(key, str | bytes):
+            self._fetch(key)
+        self._cache.delete(key)
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """All keys and values as they are now."""
+        return ((row.key, row.states[0]) for row in self.rows())
+
+    def changes(self) -> RowChanges:
+        """All changes since the last `committed()`."""
+        return self._cache.changes()
+
+    def _own(self, key: Any) -> Any:
+        """A key as the store has keys: on disk text and its bytes are the same."""
+        return self._codec.own_key(key)
+
+    def _row(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
+        return Row(key, states[0], persisted=True)

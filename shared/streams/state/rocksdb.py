@@ -1,0 +1,317 @@
+"""One task's rows in RocksDB, with how far the changelog is in them.
+
+The database holds what the changelog has confirmed and nothing else: rows and the checkpoint that says up to which
+offset they are the log's are written in one batch, so that a crash, of the process or of the machine, leaves a state
+that was true at some offset, and only the log's tail has to be read.
+
+A row stands under its store's number, eight bytes of its key's hash (the prefix that a filter knows), its key and its
+start. Stores of windows have an index by end beside it. A session that grows would be written there anew each time;
+instead its entry stays where it was, at or before the row's end, and is moved when the time comes by.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    DbClosedError,
+    Options,
+    Rdict,
+    ReadOptions,
+    SliceTransform,
+    WriteBatch,
+    WriteBufferManager,
+)
+
+from shared.common.errors import StateStoreFailed
+from shared.streams.state.checkpoint import Checkpoint
+
+FORMAT_VERSION = 1
+WRITE_BUFFER_SHARE = 0.25  # of the memory; the rest is for blocks, indexes and filters
+WRITE_BUFFER_BYTES_MAX = 16 * 1024 * 1024  # of one task: what a start after a crash reads from the write-ahead log
+BLOOM_BITS_PER_KEY = 10
+OPEN_FILES_MAX = 256
+LOG_FILES_MAX = 2
+WRITE_ROWS_MAX = 4_096  # looked up at once
+
+META = b"M"
+ROW, DUE = b"R", b"E"
+PREFIX_BYTES = 10
+_HASH_BYTES = 8
+_NUMBER = struct.Struct(">Q")  # shifted, so that bytes are in the numbers' order
+_SHIFT = 1 << 63
+_ENDS = struct.Struct(">qq")
+NEVER = -(1 << 63)
+"""Before any window's end."""
+
+RowId = tuple[int, bytes, int]
+"""A store's number, a key, a start."""
+
+
+class StoredRow(NamedTuple):
+    """A row's end in ms and its states' bytes."""
+
+    end: int
+    state: bytes
+
+
+class Meta(msgspec.Struct):
+    """What the rows are; `checkpoint` is None while they are not whole."""
+
+    format: int = FORMAT_VERSION
+    checkpoint: Checkpoint | None = None
+    counts: dict[int, int] = {}
+    latest_starts: dict[int, int] = {}
+
+
+class RocksMemory:
+    """The memory that all databases of an instance share: blocks they have read and rows they have yet to write out."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.cache = Cache(bytes_max)
+        size = int(bytes_max * WRITE_BUFFER_SHARE)
+        self.buffers = WriteBufferManager.new_write_buffer_manager_with_cache(size, False, self.cache)
+
+    def options(self) -> Options:
+        """Options for one database."""
+        blocks = BlockBasedOptions()
+        blocks.set_block_cache(self.cache)
+        blocks.set_cache_index_and_filter_blocks(True)
+        blocks.set_bloom_filter(BLOOM_BITS_PER_KEY, False)
+        options = Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_block_based_table_factory(blocks)
+        options.set_prefix_extractor(SliceTransform.create_fixed_prefix(PREFIX_BYTES))
+        options.set_write_buffer_manager(self.buffers)
+        options.set_write_buffer_size(WRITE_BUFFER_BYTES_MAX)
+        options.set_max_open_files(OPEN_FILES_MAX)
+        options.set_keep_log_file_num(LOG_FILES_MAX)
+        return options
+
+
+class RocksDb:
+    """The rows of one task's stores. StateStoreFailed where the disk, or RocksDB, does not do as it is asked."""
+
+    def __init__(self, folder: Path, memory: RocksMemory) -> None:
+        self.folder, self._memory = folder, memory
+        self._in_prefix, self._in_order = ReadOptions(), ReadOptions()
+        self._in_prefix.set_prefix_same_as_start(True)
+        self._in_order.set_total_order_seek(True)
+        self._db = self._open()
+        self.is_new = True
+        """Whether nothing was ever written."""
+        self._meta = self._read_meta()
+
+    def __repr__(self) -> str:
+        return f"RocksDb({self.folder}, {self._meta.counts} rows, {self._meta.checkpoint})"
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """How far the changelog is in the rows; None where they are not whole."""
+        return self._meta.checkpoint
+
+    def count(self, store: int) -> int:
+        """How many rows a store has."""
+        return self._meta.counts.get(store, 0)
+
+    def latest_start(self, store: int) -> int:
+        """The latest start of any row that a store ever had; -1 before the first."""
+        return self._meta.latest_starts.get(store, -1)
+
+    def close(self) -> None:
+        """Let go of the folder; a second call does nothing."""
+        with self._said(), suppress(DbClosedError):
+            self._db.close()
+
+    def clear(self) -> None:
+        """Begin anew, without any row."""
+        with self._said():
+            self._db.close()
+            Rdict.destroy(str(self.folder), self._memory.options())
+        self._db, self._meta, self.is_new = self._open(), Meta(), True
+
+    # --- reading ---
+
+    def row(self, store: int, key: bytes, start: int) -> StoredRow | None:
+        """One row."""
+        with self._said():
+            value = self._db.get(_row_key(store, key, start))
+        return None if value is None else StoredRow(_ENDS.unpack_from(value)[1], value[_ENDS.size :])
+
+    def rows_of(self, store: int, key: bytes) -> list[tuple[int, StoredRow]]:
+        """A key's rows with their starts, in their order."""
+        prefix, found = _prefix(store, key), []
+        whole = PREFIX_BYTES + len(key)
+        with self._said():
+            rows = self._db.iter(self._in_prefix)
+            rows.seek(prefix + key)
+            while rows.valid():
+                at: bytes = rows.key()
+                if not at.startswith(prefix + key):
+                    break
+                if len(at) == whole + _NUMBER.size:  # else a longer key that begins like this one, with the same hash
+                    value: bytes = rows.value()
+                    row = StoredRow(_ENDS.unpack_from(value)[1], value[_ENDS.size :])
+                    found.append((_number(at, whole), row))
+                rows.next()
+        return found
+
+    def rows(self, store: int) -> Iterator[tuple[bytes, int, StoredRow]]:
+        """All rows of a store as they are now: key, start, row. Those of a key follow each other in order of start."""
+        own = ROW + bytes((store,))
+        with self._said():
+            rows = self._db.iter(self._in_order)
+            rows.seek(own)
+        while True:
+            with self._said():
+                if not rows.valid() or not (at := rows.key()).startswith(own):
+                    return
+                value: bytes = rows.value()
+                rows.next()
+            row = StoredRow(_ENDS.unpack_from(value)[1], value[_ENDS.size :])
+            yield at[PREFIX_BYTES : -_NUMBER.size], _number(at, len(at) - _NUMBER.size), row
+
+    def take_due(self, store: int, since: int, limit: int) -> tuple[set[bytes], int]:
+        """The keys of rows that end from `since` (inclusive) to `limit` (not), and the least end there may be after it.
+
+        Index entries that a row has outgrown are moved on by the way.
+        """
+        own, keys, batch = DUE + bytes((store,)), set(), WriteBatch(raw_mode=True)
+        upcoming = -NEVER
+        with self._said():
+            entries = self._db.iter(self._in_order)
+            entries.seek(own + _bytes(since))
+            while entries.valid() and (at := entries.key()).startswith(own):
+                listed, start, key = _number(at, 2), _number(at, 10), at[18:]
+                if listed >= limit:
+                    upcoming = min(upcoming, listed)
+                    break
+                row = self.row(store, key, start)
+                if row is None or row.end >= limit:
+                    batch.delete(at)
+                if row is not None and row.end >= limit:
+                    batch.put(_row_key(store, key, start), _ENDS.pack(row.end, row.end) + row.state)
+                    batch.put(_due_key(store, row.end, start, key), b"")
+                    upcoming = min(upcoming, row.end)
+                elif row is not None:
+                    keys.add(key)
+                entries.next()
+            if len(batch):
+                self._db.write(batch)
+        return keys, upcoming
+
+    # --- writing ---
+
+    def write(
+        self,
+        rows: Mapping[RowId, StoredRow | None],
+        checkpoint: Checkpoint | None,
+        *,
+        indexed: Iterable[int] = (),
+        due: Mapping[int, int] | None = None,
+    ) -> dict[int, int]:
+        """Put rows, or with None take them out, with the checkpoint, all or nothing: by store, how many more there are.
+
+        `indexed` are the stores that have an index by end. `due` says up to which end each one's index was looked
+        through: no entry is left behind that.
+        """
+        due, indexed, changed = due or {}, frozenset(indexed), dict[int, int]()
+        counts, latest = dict(self._meta.counts), dict(self._meta.latest_starts)
+        batch, ids = WriteBatch(raw_mode=True), list(rows)
+        for at in range(0, len(ids), WRITE_ROWS_MAX):
+            some = ids[at : at + WRITE_ROWS_MAX]
+            with self._said():
+                before = self._db.get([_row_key(*id_) for id_ in some])
+            for id_, old in zip(some, before or (), strict=True):
+                store, _, start = id_
+                more = _put(batch, id_, rows[id_], old, due.get(store, NEVER) if store in indexed else None)
+                changed[store] = changed.get(store, 0) + more
+                latest[store] = max(latest.get(store, -1), start)
+        for store, more in changed.items():
+            counts[store] = counts.get(store, 0) + more
+        meta = Meta(checkpoint=checkpoint, counts=counts, latest_starts=latest)
+        batch.put(META, msgspec.msgpack.encode(meta))
+        with self._said():
+            self._db.write(batch)
+        self._meta, self.is_new = meta, False
+        return changed
+
+    # --- inside ---
+
+    def _open(self) -> Rdict:
+        with self._said():
+            try:
+                return Rdict(str(self.folder), self._memory.options())
+            except Exception as e:
+                if not str(e).startswith("Corruption"):
+                    raise
+                Rdict.destroy(str(self.folder), self._memory.options())
+                return Rdict(str(self.folder), self._memory.options())
+
+    def _read_meta(self) -> Meta:
+        with self._said():
+            found = self._db.get(META)
+        self.is_new = found is None
+        try:
+            meta = Meta() if found is None else msgspec.msgpack.decode(found, type=Meta)
+        except msgspec.MsgspecError:
+            meta = Meta(format=0)
+        return meta if meta.format == FORMAT_VERSION else Meta()
+
+    @contextmanager
+    def _said(self) -> Iterator[None]:
+        """RocksDB's errors have no classes of their own."""
+        try:
+            yield
+        except StateStoreFailed:
+            raise
+        except Exception as e:
+            raise StateStoreFailed(f"the state in {self.folder} cannot be used: {e}") from e
+
+
+def _put(batch: WriteBatch, id_: RowId, row: StoredRow | None, old: bytes | None, due: int | None) -> int:
+    """Put one row and its index entry; how many rows that makes more. `due` is None where there is no index."""
+    store, key, start = id_
+    listed = None if old is None or due is None else _ENDS.unpack_from(old)[0]
+    if row is None:
+        batch.delete(_row_key(*id_))
+        if listed is not None:
+            batch.delete(_due_key(store, listed, start, key))
+        return 0 if old is None else -1
+    stays = listed is not None and due is not None and due <= listed <= row.end
+    if due is not None and not stays:
+        if listed is not None:
+            batch.delete(_due_key(store, listed, start, key))
+        batch.put(_due_key(store, row.end, start, key), b"")
+    batch.put(_row_key(*id_), _ENDS.pack(listed if stays and listed is not None else row.end, row.end) + row.state)
+    return 1 if old is None else 0
+
+
+def _bytes(number: int) -> bytes:
+    return _NUMBER.pack(number + _SHIFT)
+
+
+def _number(data: bytes, at: int) -> int:
+    found: int = _NUMBER.unpack_from(data, at)[0]
+    return found - _SHIFT
+
+
+def _prefix(store: int, key: bytes) -> bytes:
+    return ROW + bytes((store,)) + blake2b(key, digest_size=_HASH_BYTES).digest()
+
+
+def _row_key(store: int, key: bytes, start: int) -> bytes:
+    return _prefix(store, key) + key + _bytes(start)
+
+
+def _due_key(store: int, end: int, start: int, key: bytes) -> bytes:
+    return DUE + bytes((store,)) + _bytes(end) + _bytes(start) + key

@@ -1,0 +1,51 @@
+"""A store's keys and states as the bytes that the changelog has for them, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from shared.common.errors import DataError, StateStoreFailed
+from shared.streams.aggregations import Aggregation
+from shared.streams.changelog_format import StateCodec, StoreSchema
+
+
+class RowCodec:
+    """Keys and states of the store that has this schema and these aggregations."""
+
+    def __init__(self, schema: StoreSchema, aggregations: Sequence[Aggregation[Any]]) -> None:
+        self._name = schema.name
+        self._is_text, self._aggregations = schema.key == "string", tuple(aggregations)
+        self._codec = StateCodec(schema.state_columns())
+        self._slices, at = [], 0
+        for aggregation in self._aggregations:
+            self._slices.append(slice(at, at + len(aggregation.state_columns)))
+            at = self._slices[-1].stop
+
+    def key_bytes(self, key: str | bytes) -> bytes:
+        """A key's bytes."""
+        return key if isinstance(key, bytes) else key.encode()
+
+    def key_of(self, data: bytes) -> str | bytes:
+        """The key that these bytes are of."""
+        return data.decode() if self._is_text else data
+
+    def own_key(self, key: Any) -> Any:
+        """A key as the store's keys are: text, or bytes; what is neither stays what it is."""
+        if isinstance(key, bytes if self._is_text else str):
+            return self.key_of(self.key_bytes(key))
+        return key
+
+    def pack(self, states: Sequence[Any]) -> bytes:
+        """One row's states as bytes."""
+        return self._codec.pack([v for a, s in zip(self._aggregations, states, strict=True) for v in a.to_columns(s)])
+
+    def unpack(self, data: bytes) -> list[Any]:
+        """One row's states, as new objects; StateStoreFailed where the bytes are none."""
+        try:
+            columns = self._codec.unpack(data)
+            return [a.from_columns(columns[own]) for a, own in zip(self._aggregations, self._slices, strict=True)]
+        except (DataError, ValueError, msgspec.MsgspecError) as e:
+            raise StateStoreFailed(f"store {self._name!r}: a row cannot be read: {e}") from e

@@ -1,0 +1,82 @@
+"""The folder in which an instance keeps its tasks' state: one of its own, with one database a partition.
+
+Two instances must not share it: a task that moves from one to the other would wait for a lock that a hanging owner
+never gives back. So the folder of the application is locked as a whole, for as long as the instance lives.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from shared.common.errors import ConfigError
+from shared.streams.state.persistent_stores import CacheBudget
+
+if TYPE_CHECKING:
+    from shared.streams.state.local_state import LocalState
+
+LOCK_FILE = ".lock"
+
+
+class StateDirectory:
+    """`<state_dir>/<application_id>`; `memory_bytes_max` is RocksDB's share, `cache_bytes_max` that of rows in hand.
+
+    Raises ConfigError, which names the setting, where RocksDB is not installed, the folder cannot be written, or
+    another instance has it.
+    """
+
+    def __init__(self, state_dir: str, application_id: str, *, memory_bytes_max: int, cache_bytes_max: int) -> None:
+        self.folder = Path(state_dir) / application_id
+        self.budget = CacheBudget(cache_bytes_max)
+        self._rocksdb, self._local_state = _modules()
+        self._memory = self._rocksdb.RocksMemory(memory_bytes_max)
+        self._lock: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<StateDirectory {self.folder} {'locked' if self._lock is not None else 'free'}>"
+
+    def acquire(self) -> None:
+        """Make the folder and lock it."""
+        path = self.folder / LOCK_FILE
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as e:
+            raise ConfigError(f"streams.state_dir: {self.folder} cannot be written: {e.strerror}") from None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise ConfigError(
+                f"streams.state_dir: {self.folder} is locked by another instance: give each its own state_dir"
+            ) from None
+        self._lock = fd
+
+    def release(self) -> None:
+        """Let go of the folder; a second call does nothing."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def state_of(self, partition: int) -> LocalState:
+        """One partition's state; it must not be open already."""
+        db = self._rocksdb.RocksDb(self.folder / str(partition), self._memory)
+        state: LocalState = self._local_state.LocalState(db, self.budget)
+        return state
+
+    def partitions(self) -> list[int]:
+        """The partitions of which there is state, up to date or not."""
+        return sorted(int(found.name) for found in self.folder.iterdir() if found.name.isdecimal())
+
+
+def _modules() -> tuple[ModuleType, ModuleType]:
+    try:
+        from shared.streams.state import local_state, rocksdb
+    except ImportError as e:
+        raise ConfigError(
+            f"streams.default_dsl_store: rocksDB needs the extra rocksdb (pip install 'penstock[rocksdb]'): {e}"
+        ) from None
+    return rocksdb, local_state

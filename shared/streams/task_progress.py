@@ -1,0 +1,26 @@
+"""The progress record that ends a task's commit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shared.streams.changelog_format import Progress
+
+if TYPE_CHECKING:
+    from shared.streams.stream_task import StreamTask
+
+
+def progress_of(task: StreamTask, now_ms: int) -> Progress:
+    """How far a task is, and all that a restart needs beside its stores; what it kept of idle times is taken out."""
+    return Progress(
+        application=task.application,
+        guarantee=task.guarantee,
+        sources=dict(task.sources),
+        stream_time_ms=task.stream_time_ms,
+        operator_times_ms={o.store_name: o.stream_time_ms for o in task.operators()},
+        grids_ms=task.schedules.grids_ms(),
+        stores=task.topology.schemas(),
+        wall_ms=now_ms,
+        source_ids=dict(task.source_ids),
+        idle=task.idle.take(),
+    )

@@ -1,0 +1,109 @@
+"""The stream worker with its state on disk: killed, overtaken, and the folder lost under it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.local.kafka import EmbeddedKafka
+from shared.common.errors import ConfigError
+from shared.streams.changelog import RestoreReport
+from shared.streams.state.state_directory import StateDirectory
+from shared.streams.stream_worker import StreamWorker
+from tests.integration.test_stream_worker import (
+    GUARANTEES,
+    WAIT_SECONDS,
+    Chain,
+    chain_of,
+    child,
+    commit,
+    make_changelog_anew,
+    offline,
+    owner,
+    running,
+    take,
+)
+
+
+def on_disk(folder: Path) -> dict[str, Any]:
+    """Settings of a worker that keeps its state there, and next to nothing in memory."""
+    return {"default_dsl_store": "rocksDB", "state_dir": str(folder), "statestore_cache_max_bytes": 0}
+
+
+async def processed(chain: Chain, worker: StreamWorker) -> RestoreReport:
+    """Have a worker process all there is; what it restored partition 0 from."""
+    async with running(worker):
+        await chain.wait_processed(worker)
+        return worker.tasks()[0].report
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+async def test_a_killed_worker_restores_only_the_tail(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, guarantee: str
+) -> None:
+    """After SIGKILL the rows on disk are those of a commit: what came after it is read, and the output is exact."""
+    async with chain_of(kafka, topic_name, partitions=1) as chain:
+        await chain.send(3_000)
+        async with child(chain, guarantee, **on_disk(tmp_path)) as process:
+            assert process.stdout is not None
+            assert await asyncio.wait_for(process.stdout.readline(), WAIT_SECONDS) == b"committed\n"
+            with pytest.raises(ConfigError, match="is locked by another instance"):
+                await chain.worker(**on_disk(tmp_path)).startup()
+            os.kill(process.pid, signal.SIGKILL)
+        written = await chain.confirmed(0)
+        assert written.progress is not None
+        assert 0 < written.progress.sources[topic_name] < 3_000
+        await chain.send(200)
+        given = {"processing_guarantee": guarantee, **on_disk(tmp_path)}
+        report = await processed(chain, chain.worker(**given))
+        assert report.local_windows > 0
+        assert report.changelog_windows < written.entries_applied / 2
+        closed, late = offline(topic_name, chain.sent)
+        got = await chain.values("out"), await chain.values("late")
+        if guarantee == "exactly_once":
+            assert got == (closed, late)
+        else:
+            assert (set(got[0]), set(got[1])) == (set(closed), set(late))
+        again = await processed(chain, chain.worker(**given))
+        assert (again.changelog_windows, again.local_windows > 0) == (0, True)
+
+
+async def test_what_was_overtaken_is_thrown_away(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
+    """An owner that is one no more may have its commits on disk: the log says since when they count for nobody."""
+    directory = StateDirectory(str(tmp_path), "old", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
+    local = directory.state_of(0)
+    async with chain_of(kafka, topic_name, 1) as chain:
+        async with owner(chain, "at_least_once", local) as (old, old_task):
+            take(old_task, chain, 0, 10)
+            await commit(old, old_task, chain)
+            async with owner(chain, "at_least_once") as (new, new_task):
+                take(old_task, chain, 11, 12, 13)
+                await commit(old, old_task, chain)
+                take(new_task, chain, 20)
+                await commit(new, new_task, chain)
+            assert local.checkpoint is not None
+            assert local.checkpoint.covered_offset > local.checkpoint.verified_offset
+        async with owner(chain, "at_least_once", local) as (_, third):
+            (session,) = third.stores["s"].rows()
+            assert (session.end, session.states[0], third.sources) == (20, 3, {topic_name: 3})
+            assert local.checkpoint is not None
+            assert local.checkpoint.covered_offset == local.checkpoint.verified_offset
+        local.close()
+
+
+async def test_rows_of_another_changelog_are_thrown_away(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
+    """Where the changelog was made anew, what is on disk is of one that is no more: nothing of it is kept."""
+    local = StateDirectory(str(tmp_path), "a", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0).state_of(0)
+    async with chain_of(kafka, topic_name, 1) as chain:
+        async with owner(chain, "exactly_once", local) as (changelog, task):
+            take(task, chain, 0, 10)
+            await commit(changelog, task, chain)
+        await make_changelog_anew(chain)
+        async with owner(chain, "exactly_once", local) as (_, task):
+            assert (list(task.stores["s"].rows()), task.sources, task.epoch) == ([], {}, 1)
+        local.close()

@@ -1,0 +1,29 @@
+"""What a checkpoint says, and what it may be trusted for."""
+
+from __future__ import annotations
+
+from shared.streams.aggregations import Count, Sum
+from shared.streams.changelog_format import StoreSchema
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.state.checkpoint import CommitPlace, LogPlace, layout
+
+
+def schemas(gap: int = 10, name: str = "s", **more: Sum) -> tuple[StoreSchema, ...]:
+    builder = StreamsBuilder()
+    builder.stream("in").group_by_key().session_window(gap).aggregate(name, n=Count(), **more).on_close().to("out")
+    return builder.build().schemas()
+
+
+def test_the_layout_is_what_the_bytes_depend_on() -> None:
+    """Another gap reads the same rows; another aggregation or name does not."""
+    assert layout(schemas()) == layout(schemas(gap=99))
+    assert len({layout(schemas()), layout(schemas(name="t")), layout(schemas(sum=Sum("id")))}) == 3
+
+
+def test_commits_end_to_end_prove_one_owner() -> None:
+    """As long as each commit begins where the last one ended, all of it is verified; after a gap nothing more is."""
+    place = LogPlace("id", 5, marks=0)
+    assert place.written(0, 5) == CommitPlace("id", 6, 6)
+    assert place.written(2, 8) == CommitPlace("id", 9, 9)
+    assert place.written(2, 12) == CommitPlace("id", 13, 9)
+    assert place.written(2, 15) == CommitPlace("id", 16, 9)

@@ -1,0 +1,99 @@
+"""A task's state on disk: never ahead of what is known to hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shared.common.records import Columns, ConsumerRecord
+from shared.streams.aggregations import Count
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.state.checkpoint import CommitPlace
+from shared.streams.state.local_state import RESTORE_BYTES_MAX, LocalState, PlaceUnknown
+from shared.streams.state.state_directory import StateDirectory
+from shared.streams.stream_task import StreamTask
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[LocalState]:
+    """One partition's state."""
+    own = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0).state_of(0)
+    yield own
+    own.close()
+
+
+def task_on(state: LocalState) -> StreamTask:
+    builder = StreamsBuilder()
+    builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    task = StreamTask(builder.build(), 0, application="app", local=state)
+    task.initialize(0)
+    return task
+
+
+def take(task: StreamTask, key: bytes, at: int) -> None:
+    offset = task.sources.get("in", 0)
+    task.process(Columns.of([ConsumerRecord("in", 0, offset, at, key, b"{}")]), 0)
+
+
+def test_only_what_holds_is_on_disk(state: LocalState) -> None:
+    """Changes, and a commit that was prepared, reach the disk with the word that the commit holds, and not before."""
+    task = task_on(state)
+    take(task, b"a", 5)
+    task.prepare_commit(0)
+    take(task, b"b", 6)
+    assert (state.db.count(0), state.checkpoint, len(task.stores["s"])) == (0, None, 2)
+    task.commit_succeeded(CommitPlace("id", 7, 7))
+    assert [(key, start) for key, start, _ in state.db.rows(0)] == [(b"a", 5)]
+    assert state.checkpoint is not None
+    assert (state.checkpoint.covered_offset, state.checkpoint.epoch, state.checkpoint.topic_id) == (7, 1, "id")
+    assert state.checkpoint.progress is not None
+    assert state.checkpoint.progress.sources == {"in": 1}
+    assert [s.key for s in task.stores["s"].rows()] == ["b", "a"]  # what is not committed yet stays in memory
+
+
+def test_a_commit_without_a_place_costs_the_task_its_memory(state: LocalState) -> None:
+    """Where the broker has not said at which offset a commit is, nothing is written: the log will tell."""
+    task = task_on(state)
+    take(task, b"a", 5)
+    task.prepare_commit(0)
+    with pytest.raises(PlaceUnknown):
+        task.commit_succeeded(CommitPlace("id", 0, 0))
+    assert state.checkpoint is None
+
+
+def test_an_answer_after_the_end_changes_nothing(state: LocalState) -> None:
+    """A commit whose answer comes when the folder was given back is the log's to bring back."""
+    task = task_on(state)
+    take(task, b"a", 5)
+    task.prepare_commit(0)
+    state.close()
+    task.commit_succeeded(CommitPlace("id", 7, 7))
+    assert state.checkpoint is None
+
+
+def test_a_restore_is_written_in_parts(state: LocalState) -> None:
+    """What a restore brings is gathered up to a limit of bytes, and is no checkpoint's until there is one."""
+    state.begin(task_on(state).topology.schemas())
+    while not state.is_full:
+        state.restore_raw("s", b"k%d" % len(state._gathered), 1, 2, bytes(50_000))
+    assert len(state._gathered) <= RESTORE_BYTES_MAX / 50_000 + 1
+    state.write(None)
+    assert (state.is_full, state.checkpoint, state.db.count(0) > 10) == (False, None, True)
+
+
+def test_memory_is_given_back_row_by_row(state: LocalState) -> None:
+    """With no room at all a row leaves memory once its commit holds, and is found again; a heap keeps none of it."""
+    task = task_on(state)
+    for i in range(50):
+        take(task, b"%d" % i, 5)
+        task.prepare_commit(0)
+        task.commit_succeeded(CommitPlace("id", i + 1, i + 1))
+    store = task.stores["s"]
+    assert (len(store), state._budget.bytes_used) == (50, 0)
+    take(task, b"3", 7)
+    assert [(s.start, s.end, s.states) for s in store.rows_of("3")] == [(5, 7, [2])]
+    assert 0 < state._budget.bytes_used < 2_000
+    state.close()
+    assert state._budget.bytes_used == 0

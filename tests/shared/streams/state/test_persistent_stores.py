@@ -1,0 +1,159 @@
+"""Stores on disk beside those in memory: whatever happens, one cannot be told from the other."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.streams.aggregations import Count, Sum
+from shared.streams.collecting import CollectSet
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.grouped_stream import GroupedStream, WindowedGroup
+from shared.streams.processor import Processor, Record
+from shared.streams.state.state_directory import StateDirectory
+from shared.streams.stream_join import JoinWindows
+from shared.streams.topology import Topology
+from shared.testing.topology_test_driver import TopologyTestDriver
+
+KINDS = ("session", "tumbling", "hopping", "sliding")
+ROOMY, NONE = 64 * 1024 * 1024, 0
+
+
+def windows_of(kind: str, grouped: GroupedStream) -> WindowedGroup:
+    match kind:
+        case "session":
+            return grouped.session_window(10, 5)
+        case "tumbling":
+            return grouped.tumbling_window(10, 5)
+        case "hopping":
+            return grouped.hopping_window(10, 4, 5)
+    return grouped.sliding_window(10, 5)
+
+
+def windowed(kind: str, emit: str) -> Topology:
+    builder = StreamsBuilder()
+    windows = windows_of(kind, builder.stream("in").group_by_key())
+    table = windows.aggregate("s", n=Count(), sum=Sum("id"), ids=CollectSet("id", limit=50))
+    (table.on_close() if emit == "on_close" else table.on_update()).to("out")
+    return builder.build()
+
+
+def joined() -> Topology:
+    builder = StreamsBuilder()
+    left, right = builder.stream("in"), builder.stream("other")
+    left.left_join(right, lambda a, b: [a["id"], b and b["id"]], JoinWindows.of(timedelta(milliseconds=6), 3)).to("out")
+    return builder.build()
+
+
+class Tally(Processor):
+    """Counts by key in a store of its own, deletes every fifth row, and says now and then what all rows add up to."""
+
+    def init(self, context: Any) -> None:
+        super().init(context)
+        self.rows = context.store("rows")
+
+    def process(self, record: Record) -> None:
+        if record.key is None:
+            return
+        n = (self.rows.get(record.key) or {"n": 0})["n"] + 1
+        self.rows.put(record.key, {"n": n} if n % 5 else None)
+        total = sum(value["n"] for _, value in self.rows.items())
+        self.context.forward(record._replace(value={"id": record.value["id"], "total": total, "rows": len(self.rows)}))
+
+
+def tallied() -> Topology:
+    builder = StreamsBuilder()
+    builder.add_store("rows")
+    builder.stream("in").process(Tally, "rows").to("out")
+    return builder.build()
+
+
+@contextmanager
+def directory(cache_bytes_max: int = NONE) -> Iterator[StateDirectory]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield StateDirectory(folder, "app", memory_bytes_max=8 * 1024 * 1024, cache_bytes_max=cache_bytes_max)
+        # A driver that a test leaves behind has its files open; they go with the folder.
+
+
+turns = st.lists(
+    st.tuples(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["in", "in", "other"]), st.sampled_from([b"a", b"b", b"c", None]), st.integers(0, 20)
+            ),
+            max_size=6,
+        ),
+        st.sampled_from(["commit", "commit", "nothing", "crash", "torn"]),
+        st.integers(0, 40),
+    ),
+    max_size=12,
+)
+
+
+def held(driver: TopologyTestDriver) -> dict[str, Any]:
+    """All rows of all stores, and how many each says it has."""
+    task = driver.task
+    found = {}
+    for name, store in task.stores.items():
+        results = [a.to_columns for a in task.topology.stores[name].aggregations]
+        rows = [
+            (r.key, r.start, r.end, [c(s) for c, s in zip(results, r.states, strict=True)], getattr(r, "closed", None))
+            for r in store.rows()
+        ]
+        found[name] = len(store), sorted(rows, key=lambda row: row[:2])
+    return found
+
+
+def run(driver: TopologyTestDriver, plan: list[tuple[list[Any], str, int]]) -> Iterator[Any]:
+    """What the driver shows after each turn."""
+    now = number = 0
+    for records, then, step in plan:
+        for topic, key, at in records:
+            if topic in driver.source_log:
+                driver.pipe(topic, key=key, value=b'{"id":%d}' % number, timestamp=now + at)
+            number += 1
+        now += step
+        if then == "commit":
+            driver.commit()
+        elif then in ("crash", "torn"):
+            driver.crash(torn_entries=2 if then == "torn" else 0)
+            driver.restore()
+        sent = {topic: [(r.key, r.value, r.timestamp) for r in records] for topic, records in driver.outputs.items()}
+        yield held(driver), sent, driver.task.metrics.late_total, driver.task.metrics.skipped_total
+
+
+def compare(topology: Topology, plan: list[tuple[list[Any], str, int]], cache_bytes_max: int) -> None:
+    with directory(cache_bytes_max) as state:
+        in_memory = TopologyTestDriver(topology, commit_each=False)
+        on_disk = TopologyTestDriver(topology, commit_each=False, state=state)
+        for expected, got in zip(run(in_memory, plan), run(on_disk, plan), strict=True):
+            assert got == expected
+        on_disk.close()
+
+
+@pytest.mark.parametrize("emit", ["on_close", "on_update"])
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=12, deadline=None)
+@given(plan=turns, cache_bytes_max=st.sampled_from([NONE, 2_000, ROOMY]))
+def test_windows_are_the_same_on_disk(
+    kind: str, emit: str, plan: list[tuple[list[Any], str, int]], cache_bytes_max: int
+) -> None:
+    """Rows, their number, results, late records: as in memory, with crashes, torn commits and next to no memory."""
+    compare(windowed(kind, emit), plan, cache_bytes_max)
+
+
+@pytest.mark.parametrize("build", [joined, tallied])
+@settings(max_examples=12, deadline=None)
+@given(plan=turns, cache_bytes_max=st.sampled_from([NONE, 2_000, ROOMY]))
+def test_joins_and_tables_are_the_same_on_disk(
+    build: Any, plan: list[tuple[list[Any], str, int]], cache_bytes_max: int
+) -> None:
+    """What a join remembers, and a processor's own rows with all that can be done to them, are as in memory."""
+    compare(build(), plan, cache_bytes_max)

@@ -1,0 +1,42 @@
+"""A row's key and states as bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.common.errors import StateStoreFailed
+from shared.streams.aggregations import Count, Sum
+from shared.streams.collecting import CollectSet
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.state.row_codec import RowCodec
+
+
+def codec(key: str = "string") -> RowCodec:
+    builder = StreamsBuilder()
+    windows = builder.stream("in", key=key).group_by_key().session_window(10)  # type: ignore[arg-type]
+    windows.aggregate("s", n=Count(), ids=CollectSet("id", limit=9), sum=Sum("id")).on_close().to("out")
+    (store,) = builder.build().stores.values()
+    return RowCodec(store.schema, store.aggregations)
+
+
+def test_states_come_back_as_they_were() -> None:
+    """Numbers and what is kept as bytes survive, as objects of their own."""
+    own = codec()
+    states = [a.initial() for a in own._aggregations]
+    states = [a.add_at(s, {"id": 7}, 1) for a, s in zip(own._aggregations, states, strict=True)]
+    again = own.unpack(own.pack(states))
+    assert [a.result(s) for a, s in zip(own._aggregations, again, strict=True)] == [1, [7], 7.0]
+    assert again[1] is not states[1]
+
+
+def test_bytes_that_are_no_states_end_the_task() -> None:
+    """A row that cannot be read is an error of the store's, never a record's."""
+    with pytest.raises(StateStoreFailed, match="store 's': a row cannot be read"):
+        codec().unpack(b"short")
+
+
+def test_keys_by_the_stores_type() -> None:
+    """Text keys are UTF-8; a key of the other type is made the store's own, anything else is left alone."""
+    text, raw = codec(), codec("bytes")
+    assert (text.key_bytes("é"), text.key_of(b"\xc3\xa9"), raw.key_of(b"\xff")) == (b"\xc3\xa9", "é", b"\xff")
+    assert (text.own_key(b"a"), raw.own_key("a"), text.own_key("a"), text.own_key(None)) == ("a", b"a", "a", None)

@@ -1,0 +1,57 @@
+"""The folder of an instance's state: one owner, and clear words where it cannot be had."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from shared.common.errors import ConfigError
+from shared.streams.state.state_directory import StateDirectory
+
+
+def directory(folder: Path) -> StateDirectory:
+    return StateDirectory(str(folder), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
+
+
+def test_one_owner_at_a_time(tmp_path: Path) -> None:
+    """A second instance is refused with the setting's name, and may have the folder once the first lets go."""
+    first, second = directory(tmp_path), directory(tmp_path)
+    first.acquire()
+    with pytest.raises(ConfigError, match=rf"streams.state_dir: {tmp_path}/app is locked by another instance"):
+        second.acquire()
+    first.release()
+    first.release()
+    second.acquire()
+    assert repr(second) == f"<StateDirectory {tmp_path}/app locked>"
+    second.release()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    """What is no folder, or below none, is said with its path and the system's reason."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"streams.state_dir: .*file/app cannot be written: Not a directory"):
+        directory(tmp_path / "file").acquire()
+
+
+def test_without_the_extra_it_is_said_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where rocksdict is not installed the error names the setting and the extra."""
+    for module in ("local_state", "rocksdb"):
+        monkeypatch.delitem(sys.modules, f"shared.streams.state.{module}", raising=False)
+        package = sys.modules["shared.streams.state"]
+        monkeypatch.delattr(package, module, raising=False)
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
+    with pytest.raises(ConfigError, match=r"default_dsl_store: rocksDB needs the extra .*penstock\[rocksdb\]"):
+        directory(tmp_path)
+
+
+def test_each_partition_has_a_database_of_its_own(tmp_path: Path) -> None:
+    """Partitions are folders below the application's; what else lies there is none."""
+    own = directory(tmp_path)
+    own.acquire()
+    states = [own.state_of(partition) for partition in (3, 11)]
+    assert own.partitions() == [3, 11]
+    for state in states:
+        state.close()
+    own.release()

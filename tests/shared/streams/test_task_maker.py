@@ -1,0 +1,44 @@
+"""Where an instance's tasks have their state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from shared.common.clock import SYSTEM_CLOCK
+from shared.streams.aggregations import Count
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.settings import StreamsSettings
+from shared.streams.state.column_store import ColumnSessionStore
+from shared.streams.state.persistent_stores import PersistentSessionStore
+from shared.streams.task_commits import TaskCommits
+from shared.streams.task_maker import TaskMaker
+
+
+def maker(**given: str) -> TaskMaker:
+    settings, registry = StreamsSettings(**given), CollectorRegistry()  # type: ignore[arg-type]
+    builder = StreamsBuilder()
+    builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    return TaskMaker(settings, builder.build(), TaskCommits(settings, SYSTEM_CLOCK, registry), registry)
+
+
+def test_state_is_in_memory_unless_it_is_asked_for() -> None:
+    """By default there is no folder, and nothing to let go of."""
+    made = maker()
+    made.startup()
+    assert made.open_state(0) is None
+    assert type(made.task(0, None).stores["s"]) is ColumnSessionStore
+    made.shutdown()
+
+
+def test_state_on_disk_is_below_the_applications_folder(tmp_path: Path) -> None:
+    """With rocksDB each partition has its folder, and the task its stores there."""
+    made = maker(default_dsl_store="rocksDB", state_dir=str(tmp_path), application_id="app")
+    made.startup()
+    state = made.open_state(3)
+    assert state is not None
+    assert type(made.task(3, state).stores["s"]) is PersistentSessionStore
+    assert (tmp_path / "app" / "3" / "CURRENT").is_file()
+    state.close()
+    made.shutdown()
