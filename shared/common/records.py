@@ -126,13 +126,49 @@ class ConsumerRecord(msgspec.Struct, frozen=True, gc=False):
         return TopicPartition(self.topic, self.partition)
 
 
+class HeaderColumn(Sequence[Headers]):
+    """The headers of many records, made when they are asked for: until then there is one list a record, as it was read.
+
+    >>> column = HeaderColumn([[("trace", b"1")], ()])
+    >>> column[0], column[-1:], column == [(("trace", b"1"),), ()]
+    ((('trace', b'1'),), HeaderColumn([()]), True)
+    """
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, rows: Sequence[Sequence[tuple[str, bytes | None]]]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Headers: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> HeaderColumn: ...
+
+    def __getitem__(self, index: int | slice) -> Headers | HeaderColumn:
+        if isinstance(index, slice):
+            return HeaderColumn(self._rows[index])
+        return tuple(self._rows[index])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"HeaderColumn({list(self)})"
+
+
 @dataclass(frozen=True, slots=True)
 class Columns:
     """Consecutive records of one partition, as parallel columns in offset order.
 
     `timestamps` (ms) and `offsets` are int64 arrays, `keys` and `values` lists of bytes or None, all of one length.
-    `headers` is None where no record of the batch has any. Offsets rise but may have holes (compaction,
-    transaction markers).
+    `headers` is None where no record of the batch has any; else each record's are made when they are asked for. Offsets
+    rise but may have holes (compaction, transaction markers).
     """
 
     topic: str
@@ -141,7 +177,7 @@ class Columns:
     values: list[bytes | None]
     timestamps: Int64Array
     offsets: Int64Array
-    headers: list[Headers] | None = field(default=None)
+    headers: Sequence[Headers] | None = field(default=None)
 
     @classmethod
     def of(cls, records: Sequence[ConsumerRecord]) -> Columns:

@@ -323,15 +323,17 @@ class Connection:
         """The node that coordinates a group or a transactional id."""
         if (known := self._coordinators.get((kind, key))) is not None:
             return known
-        where = f"{kind} {key}"
+        where, client = f"{kind} {key}", self._client
+        if client is None:
+            raise BrokerNotAvailable(f"{where}: the connection is closed")
         with translated(where):
             coordination_type = CoordinationType.GROUP if kind == "group" else CoordinationType.TRANSACTION
             try:
-                node = int(await self._client.coordinator_lookup(coordination_type, key))
+                node = int(await client.coordinator_lookup(coordination_type, key))
             except kafka.NodeNotReadyError:
-                raise self._client.refusal(None, where) from None
-        if not await self._client.ready(node, group=ConnectionGroup.COORDINATION):
-            refusal: PenstockError = self._client.refusal(node, f"{where}: coordinator {node}")
+                raise client.refusal(None, where) from None
+        if not await client.ready(node, group=ConnectionGroup.COORDINATION):
+            refusal: PenstockError = client.refusal(node, f"{where}: coordinator {node}")
             raise refusal if isinstance(refusal, AuthenticationFailed) else CoordinatorNotAvailable(str(refusal))
         self._coordinators[kind, key] = node
         return node

@@ -9,7 +9,7 @@ be read ends the piece: what comes before it is given, then CorruptRecord is rai
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from aiokafka.record.legacy_records import LegacyRecordBatch
 
 from shared.clients.connection.fetch import NO_EPOCH
 from shared.common.errors import ConfigError, CorruptRecord, PenstockError
-from shared.common.records import NO_TIMESTAMP, Columns, Headers, Int64Array
+from shared.common.records import NO_TIMESTAMP, Columns, HeaderColumn, Int64Array
 
 DECODED_RECORDS = 4_096
 """So many records are decoded at a time, at least, and handed out in slices: a short poll does not wait for the whole
@@ -224,7 +224,7 @@ class _Lists:
         self.values: list[bytes | None] = []
         self._stamps: list[int] = []
         self._offsets: list[Int64Array] = []
-        self._headers: list[Headers] = []
+        self._headers: list[Sequence[tuple[str, bytes | None]]] = []
         self._any_headers = False
 
     def add(self, batch: _Batch, source: Any) -> None:
@@ -257,10 +257,10 @@ class _Lists:
                 if not self._any_headers:
                     self._any_headers = True
                     self._headers += [()] * (len(keys) - 1)
-                self._headers.append(tuple(own))
+                self._headers.append(own)
 
     def columns(self, topic: str, partition: int) -> Columns:
         stamps = np.array(self._stamps, np.int64)
         offsets = self._offsets[0] if len(self._offsets) == 1 else np.concatenate(self._offsets)
-        headers = self._headers if self._any_headers else None
+        headers = HeaderColumn(self._headers) if self._any_headers else None
         return Columns(topic, partition, self.keys, self.values, stamps, offsets, headers)

@@ -1,9 +1,10 @@
 """What partitions that do not get on may hold of the buffer: half of it, all of them together.
 
 The other half goes round among those that do, so that one bad partition, several, or a dead node cannot stop them: not
-before the buffer is half empty of what is good. A send to a partition that is held up waits here while they are over
-their share. Those who wait are served in the order they came, except that a partition that gets on again is not held
-up by the others.
+before the buffer is half empty of what is good. A partition whose leader is known to be out of reach counts before it
+holds anything, so that a dead node with a thousand partitions does not get a batch for each. A send to a partition that
+is held up waits here while they are over their share. Those who wait are served in the order they came, except that a
+partition that gets on again is not held up by the others.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import NamedTuple
 from shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
 from shared.clients.producer.buffer_memory import BufferMemory
 from shared.common.errors import BufferExhausted, IllegalState
+from shared.common.records import TopicPartition
 
 HELD_UP_SHARE = 0.5
 """Of `buffer_memory`."""
@@ -30,8 +32,15 @@ class _Waiter(NamedTuple):
 class HeldUpShare:
     """Lets sends wait while partitions that are held up have their share; there is none where only one partition is."""
 
-    def __init__(self, accumulator: RecordAccumulator, memory: BufferMemory, now_ms: Callable[[], int]) -> None:
-        self._accumulator, self._memory, self._now_ms = accumulator, memory, now_ms
+    def __init__(
+        self,
+        accumulator: RecordAccumulator,
+        memory: BufferMemory,
+        now_ms: Callable[[], int],
+        is_away: Callable[[TopicPartition], bool] = lambda tp: False,
+    ) -> None:
+        """`is_away` says of which partitions the leader cannot be reached: those share before they hold anything."""
+        self._accumulator, self._memory, self._now_ms, self._is_away = accumulator, memory, now_ms, is_away
         self._limit = int(memory.size * HELD_UP_SHARE)
         self._waiters: deque[_Waiter] = deque()
         self._granted = 0
@@ -47,7 +56,7 @@ class HeldUpShare:
 
     def must_wait(self, queue: PartitionQueue, size: int) -> bool:
         """Whether `size` more bytes of a partition are not to be asked for now."""
-        if not queue.held or self._accumulator.partitions == 1:
+        if self._accumulator.partitions == 1 or not (queue.held or self._is_away(queue.tp)):
             return False
         if any(waiter.queue is queue for waiter in self._waiters):
             return True  # nobody overtakes
@@ -56,7 +65,7 @@ class HeldUpShare:
     def _is_over(self, queue: PartitionQueue, size: int, now_ms: int) -> bool:
         if self._memory.size - self._memory.available + self._granted + size <= self._limit:
             return False  # all partitions together are not
-        if not queue.is_held_up(now_ms):
+        if not (queue.is_held_up(now_ms) or self._is_away(queue.tp)):
             return False
         return self._accumulator.held_up_bytes(now_ms) + self._granted + size > self._limit
 

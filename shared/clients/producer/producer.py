@@ -83,11 +83,11 @@ class Producer(TransactionalCalls):
         self._memory = BufferMemory(settings.buffer_memory)
         self._metrics.buffer_available.set(settings.buffer_memory)
         self._accumulator = RecordAccumulator(settings)
-        self._held_up = HeldUpShare(self._accumulator, self._memory, SYSTEM_CLOCK.monotonic_ms)
         self._transaction = Transaction(settings.transactional_id) if settings.transactional_id is not None else None
         self._sender = Sender(
             self._connection, self._accumulator, self._memory, settings, self._transaction, self._metrics, SYSTEM_CLOCK
         )
+        self._held_up = HeldUpShare(self._accumulator, self._memory, SYSTEM_CLOCK.monotonic_ms, self._sender.is_away)
         self._state = "new"
         self._closed = asyncio.Event()
         self._close_deadline: asyncio.Timeout | None = None

@@ -181,6 +181,11 @@ class Sender:
         since_ms = self._accumulator.queue(tp).ready_since_ms
         return limit_ms > 0 and since_ms is not None and self._clock.monotonic_ms() - since_ms > limit_ms
 
+    def is_away(self, tp: TopicPartition) -> bool:
+        """Whether a partition's leader is known not to be reached now."""
+        node = self._connection.leader(tp)
+        return node is not None and node in self._nodes and self._nodes[node].attempts > 0
+
     async def until_landed(self, timeout_ms: float) -> None:
         """Until no produce request is out, and no partition is just being added; KafkaTimeout after `timeout_ms`."""
         try:

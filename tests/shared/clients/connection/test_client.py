@@ -86,6 +86,8 @@ async def test_a_closed_connection_says_so() -> None:
     """A request over a connection that is closed is BrokerNotAvailable with the place."""
     with pytest.raises(BrokerNotAvailable, match="topic t: the connection is closed"):
         await Connection(KafkaSettings()).send(1, object(), "topic t")
+    with pytest.raises(BrokerNotAvailable, match="group g: the connection is closed"):
+        await Connection(KafkaSettings()).coordinator("group", "g")
 
 
 async def test_topics_that_are_watched_no_more() -> None:

@@ -101,6 +101,25 @@ def test_a_partition_without_anything_is_free() -> None:
     assert not table.must_wait(B)
 
 
+def test_a_dead_node_with_many_partitions() -> None:
+    """Its partitions have one share together, also those of which nothing is buffered yet; it ends with the node's."""
+    core = Harness(batch_size=BATCH, buffer_memory=2 * LIMIT * BATCH, delivery_timeout_ms=10**6)
+    many = [TopicPartition("many", partition) for partition in range(1_000)]
+    core.leaders |= dict.fromkeys(many, 7)
+    core.warm_up(A)
+    core.down, away = {7}, True
+    share = HeldUpShare(core.accumulator, core.memory, lambda: core.now_ms, lambda tp: away and tp in core.leaders)
+    taken = 0
+    for tp in many:
+        if not share.must_wait(core.accumulator.queue(tp), BATCH):
+            core.send(tp, b"x" * 100)
+            core.turn()
+            taken += 1
+    assert taken == LIMIT
+    away = False
+    assert not share.must_wait(core.accumulator.queue(A), BATCH)
+
+
 def test_where_there_is_one_partition_alone() -> None:
     """There is nobody to be stopped: the whole buffer is its own."""
     core = Harness(batch_size=BATCH, buffer_memory=10 * BATCH)

@@ -151,8 +151,10 @@ async def test_a_node_that_is_down_costs_a_batch_no_attempt() -> None:
         delivery = await producer.send("t", b"1")
         await until(lambda: producer._sender._nodes[1].attempts >= 3)
         assert (delivery._batch.attempts, delivery._batch.fate_unknown) == (0, False)
+        assert producer._sender.is_away(TP)
         await cluster.start_node(1)
         assert await outcome(delivery) == 1
+        assert not producer._sender.is_away(TP)
 
 
 async def test_a_connection_that_closes_after_the_batch_was_written() -> None:
