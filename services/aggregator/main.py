@@ -60,7 +60,8 @@ class Aggregator:
         queries, streams = settings.queries, settings.streams
         replicas = streams.replication_factor
         self._instances = InstanceRegistry(settings.kafka, streams.instances_topic, replicas, self.registration)
-        self._whole = Whole(self, self._instances.instances, queries, tokens_of(settings), self._registry)
+        known, tokens = self._instances.instances, tokens_of(settings)
+        self._whole = Whole(self, known, queries, tokens, self._registry, lambda: self._instances.failed)
         whole = self._whole if queries.all_instances else None
         app = create_app(
             streams=streams_router(self, stores_router(self, whole), whole=whole),

@@ -61,7 +61,7 @@ class QueriesSettings(Section):
         pattern=r"^https?://[^/\s]+(/[^\s]*[^/\s])?$",
         description="where the others reach this one; default: http.host and port (0.0.0.0: the machine's name)",
     )
-    timeout_ms: PositiveMs = Field(2_000, description="how long another instance may take to answer")
+    timeout_ms: PositiveMs = Field(1_500, description="how long another instance may take to answer")
     ssl_cafile: Path | None = Field(
         None, description="PEM file of the authorities that the others' certificates are checked by"
     )

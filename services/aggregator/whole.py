@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -65,9 +66,14 @@ class Whole:
         settings: QueriesSettings,
         tokens: Mapping[Scope, str],
         registry: CollectorRegistry,
+        why_unknown: Callable[[], str] = str,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """`tokens` are this instance's own for the others, by what they open; none where none is asked for."""
+        """`tokens` are this instance's own for the others, by what they open; none where none is asked for.
+
+        `why_unknown` says why nothing is known of the others, where that is so.
+        """
+        self._why_unknown = why_unknown
         self._own, self._instances, self._settings, self._tokens = own, instances, settings, tokens
         self.url = ""
         verify = True if settings.ssl_cafile is None else str(settings.ssl_cafile)
@@ -113,7 +119,9 @@ class Whole:
     async def read_store(self, store: str, *, partial: bool, **wanted: Any) -> dict[str, Any]:
         parts = self._parts()
         own = msgspec.to_builtins(self._own.read_store(store, **wanted), str_keys=True)  # ConfigError without such one
-        answers, missing = await self._ask_all(parts, f"/v1/streams/stores/{store}", wanted)
+        if not any(parts):
+            raise Problem(INCOMPLETE, "the source topics are not known yet")
+        answers, missing = await self._ask_all(parts, f"/v1/streams/stores/{quote(store, safe='')}", wanted)
         answer = merge_rows([Part(parts.own, own), *answers], missing, wanted["rows_max"])
         if missing and not partial:
             raise Problem(INCOMPLETE, "; ".join(f"partition {p}: {why}" for p, why in sorted(missing.items())))
@@ -135,7 +143,10 @@ class Whole:
         return ""
 
     def _parts(self) -> Parts:
-        return who_has(self._instances, self.url, self._own.registration())
+        parts = who_has(self._instances, self.url, self._own.registration())
+        if why := self._why_unknown():
+            return parts._replace(missing=dict.fromkeys(parts.missing, f"other instances are not known: {why}"))
+        return parts
 
     def _instance(self, url: str) -> dict[str, Any]:
         said = self._instances.registration(url)

@@ -49,7 +49,8 @@ class InstanceRegistry:
         self.instances = Instances()
         self.failed = ""
         self._said: Registration | None = None
-        self._said_ms = 0
+        self._said_ms = self._said_at = 0
+        self._told_of = ""
 
     def __repr__(self) -> str:
         return f"InstanceRegistry({self._new.name} as {self._url}, {self.instances})"
@@ -87,19 +88,31 @@ class InstanceRegistry:
                             columns.offsets.tolist(), columns.keys, columns.values, strict=True
                         ):
                             self.instances.apply(offset, key, value, now_ms)
+                            self._tell_of_namesake(offset)
             except asyncio.CancelledError:
                 with contextlib.suppress(TimeoutError, PenstockError):
                     async with asyncio.timeout(GOODBYE_MS / 1000):
                         await self._write(producer, self._url, None)
                 raise
 
+    def _tell_of_namesake(self, offset: int) -> None:
+        """Log once that another instance says after us that it is at our address: neither finds the other."""
+        if self._said is None or offset <= self._said_at or self._url not in self.instances.urls():
+            return
+        other = self.instances.registration(self._url).instance
+        if other not in (self._said.instance, self._told_of):
+            self._told_of = other
+            log.warning(
+                "another instance has the same address: set queries.application_server", url=self._url, instance=other
+            )
+
     async def _say(self, producer: Producer) -> None:
         own, now_ms = self._own(), self._clock.monotonic_ms()
         if own != self._said or now_ms - self._said_ms >= REGISTER_MS:
-            await self._write(producer, self._url, encode(own))
+            self._said_at = await self._write(producer, self._url, encode(own))
             self._said, self._said_ms = own, now_ms
             for url in self.instances.gone(now_ms, [self._url]):
                 await self._write(producer, url, None)
 
-    async def _write(self, producer: Producer, url: str, value: bytes | None) -> None:
-        await (await producer.send(self._new.name, value, key=url.encode()))
+    async def _write(self, producer: Producer, url: str, value: bytes | None) -> int:
+        return (await (await producer.send(self._new.name, value, key=url.encode()))).offset

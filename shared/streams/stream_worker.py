@@ -245,7 +245,7 @@ class StreamWorker(RebalanceListener):
         async with self._lock:
             await self._after_commit(await self._commits.settle())
             assigned = {at.partition for at in partitions}
-            is_next = self._consumer.group_metadata().generation_id == self._revoked_in + 1
+            is_next = self._consumer.group_metadata().generation_id - self._revoked_in in (0, 1)
             for partition, owned in list(self._suspended.items()):
                 if partition not in assigned:
                     await owned.close()

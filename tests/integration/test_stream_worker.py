@@ -667,7 +667,7 @@ async def test_an_old_owner_is_ignored_under_at_least_once(kafka: EmbeddedKafka,
             assert (session.end, session.states[0]) == (20, 3)
 
 
-@pytest.mark.parametrize("generations", [1, 2])
+@pytest.mark.parametrize("generations", [0, 1, 2])  # a static member may come back in the same one
 async def test_a_task_is_kept_only_over_the_next_generation(
     kafka: EmbeddedKafka, topic_name: str, generations: int
 ) -> None:
@@ -685,10 +685,10 @@ async def test_a_task_is_kept_only_over_the_next_generation(
             worker._revoked_in = worker.consumer.group_metadata().generation_id - generations
             await worker.on_partitions_assigned(mine)
             after = worker.tasks()[0]
-            assert (after is before) == (generations == 1)
+            assert (after is before) == (generations < 2)
             while after.task is None:
                 await worker.run_once()
-            assert (after.task.epoch, after.task.sources) == (generations, {topic_name: 10})
+            assert (after.task.epoch, after.task.sources) == (max(1, generations), {topic_name: 10})
 
 
 async def test_of_owners_that_come_at_once_each_has_an_epoch_of_its_own(kafka: EmbeddedKafka, topic_name: str) -> None:

@@ -89,7 +89,8 @@ def whole(own: Instance, *others: tuple[str, Instance], net: Net, **settings: An
     for offset, (url, one) in enumerate([(A, own), *others]):
         known.apply(offset, url.encode(), encode(one.registration()), 0)
     tokens = settings.pop("tokens", {})
-    made = Whole(own, known, QueriesSettings(**settings), tokens, CollectorRegistry(), net)
+    why = settings.pop("why_unknown", str)
+    made = Whole(own, known, QueriesSettings(**settings), tokens, CollectorRegistry(), why, net)
     made.url = A
     return made
 
@@ -183,6 +184,18 @@ async def test_what_nobody_has_is_missing_too() -> None:
     assert [(task["partition"], task["state"]) for task in state["tasks"]] == [(0, "restoring")]
     with pytest.raises(ConfigError, match="store 'x'"):
         await made.read_store("x", partial=True, **WANTED)
+
+
+async def test_an_instance_that_knows_nothing_yet_says_so() -> None:
+    """Before it has seen the topics no answer is whole; where the others cannot be known the reason is told."""
+    own = Instance("a", {})
+    starting = Whole(own, Instances(), QueriesSettings(), {}, CollectorRegistry(), str, Net())
+    own.registration = lambda: Registration("a")  # type: ignore[method-assign]
+    with pytest.raises(Problem, match="not known yet"):
+        await starting.read_store("s", partial=True, **WANTED)
+    alone = whole(Instance("a", {0: 1}), net=Net(), why_unknown=lambda: "not allowed")
+    reasons = {row["reason"] for row in (await alone.stores())["missing"]}
+    assert reasons == {"other instances are not known: not allowed"}
 
 
 async def test_rows_are_cut_over_all_instances() -> None:
