@@ -7,7 +7,7 @@ there is, with the partitions that are missing.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol, TypedDict
 
 from fastapi import APIRouter, Query, Response
 
@@ -35,6 +35,20 @@ class StoresView(Protocol):
     ) -> Any:
         """Rows and the position that they reflect; ConfigError for a store that cannot be asked for."""
         ...
+
+    async def find_windows(self, store: str, *, key: str, from_ms: int | None, to_ms: int | None) -> FoundWindows:
+        """A key's windows, open and closed, of all instances; ConfigError as above, Problem where it is busy."""
+        ...
+
+
+class FoundWindows(TypedDict):
+    """Windows in order of their start, each with `status`, and the source offsets that they reflect by partition."""
+
+    windows: list[dict[str, Any]]
+    position: dict[int, dict[str, int]]
+
+
+Status = Literal["open", "closed", "all"]
 
 
 def stores_router(view: StoresView, whole: WholeView | None = None) -> APIRouter:
@@ -69,5 +83,24 @@ def stores_router(view: StoresView, whole: WholeView | None = None) -> APIRouter
         except ConfigError as e:
             raise Problem(NOT_READABLE, str(e)) from None
         return json_response(answer)
+
+    @router.get(
+        "/v1/streams/stores/{store}/windows", summary="A key's windows, open and closed, from changelog and lake"
+    )
+    async def windows(
+        store: str,
+        key: Annotated[str, Query(description="of a store of bytes in hexadecimal")],
+        from_ms: Annotated[int | None, Query(description="only windows that end at this time or later")] = None,
+        to_ms: Annotated[int | None, Query(description="only windows that begin at this time or earlier")] = None,
+        status: Annotated[Status, Query(description="only these")] = "all",
+        rows_max: Annotated[int, Query(ge=1, le=ROWS_MAX)] = ROWS_DEFAULT,
+    ) -> Response:
+        try:
+            found = await view.find_windows(store, key=key, from_ms=from_ms, to_ms=to_ms)
+        except ConfigError as e:
+            raise Problem(NOT_READABLE, str(e)) from None
+        rows = [row for row in found["windows"] if status in ("all", row["status"])]
+        cut = {"windows": rows[:rows_max], "is_cut": len(rows) > rows_max}
+        return json_response({"store": store, **cut, "position": found["position"]})
 
     return router

@@ -13,17 +13,21 @@ from prometheus_client import CollectorRegistry
 from api.app import create_app
 from api.contact import Contact
 from api.health import Check, CheckResult, health_router
+from api.problem import ErrorKind, Problem
 from api.server import HttpServer
 from api.state import StreamsState, WindowRow, streams_router
-from api.stores import stores_router
+from api.stores import FoundWindows, stores_router
 from services.aggregator.backlog import BacklogWatch
 from services.aggregator.compaction import SCHEDULE_NAME, CompactionSupervisor
 from services.aggregator.live_state import describe_stores, live_windows
+from services.aggregator.sessions import Asked, Query
 from services.aggregator.settings import AggregatorSettings
 from services.aggregator.whole import Whole, advertised, tokens_of
 from services.aggregator.workers import Workers
 from shared.common import daemon
 from shared.common.clock import SYSTEM_CLOCK
+from shared.common.errors import ConfigError
+from shared.streams.changelog_reader import ROWS
 from shared.streams.instance_registry import InstanceRegistry
 from shared.streams.instances import Registration
 from shared.streams.punctuation import PunctuationType
@@ -35,6 +39,9 @@ from shared.streams.topology_loading import load_topology
 PROGRAM = "penstock aggregator"
 STUCK_MS = 60_000  # a turn polls, processes and commits: it takes a fraction of a second
 WORKER_SHARE, REQUEST_SHARE = 0.7, 0.1  # of `shutdown_timeout_ms`; a compaction is stopped meanwhile
+FINDING_MAX, FINDING_MS = 2, 10_000  # questions that read the changelog's tail at once, and how long that may take
+EVER_MS = (-(2**62), 2**62)
+BUSY = ErrorKind(429, "TOO_MANY_QUESTIONS", "Too many questions at once", 1)
 COMPACTION_PARTITION = 0  # the one instance that owns it asks for compactions
 
 
@@ -73,6 +80,7 @@ class Aggregator:
             title="Penstock aggregator",
         )
         self.server = HttpServer(app, settings.http, unix_socket=unix_socket)
+        self._finding = asyncio.Semaphore(FINDING_MAX)
         self._beside: list[asyncio.Task[None]] = []
         self._turned_ms: int | None = None
 
@@ -117,6 +125,20 @@ class Aggregator:
         """What `GET /v1/streams/stores/{store}` answers: the tasks that run here."""
         running = {partition: owned.task for partition, owned in self.worker.tasks().items() if owned.task is not None}
         return read_store(running, store, StoreQuery(**wanted), self.worker.topology)
+
+    async def find_windows(self, store: str, *, key: str, from_ms: int | None, to_ms: int | None) -> FoundWindows:
+        """What `GET /v1/streams/stores/{store}/windows` answers: from changelog and lake, whoever has the partition."""
+        if self._finding.locked():
+            raise Problem(BUSY, f"{FINDING_MAX} such questions are being answered")
+        streams, builder = self._settings.streams, self.worker.topology.stores.get(store)
+        if builder is None or builder.schema.kind in ROWS:
+            raise ConfigError(f"no store with windows {store!r}")
+        reach = (str(EVER_MS[0] if from_ms is None else from_ms), str(EVER_MS[1] if to_ms is None else to_ms))
+        where = (self._settings.kafka, streams.application_id, streams.lake, streams.lake_options)
+        query = Query(Asked(*where, store, key, *reach, FINDING_MS))
+        async with self._finding:
+            _, found = await query.run()
+        return {"windows": [one._asdict() for one in found], "position": query.position}
 
     def registration(self) -> Registration:
         """What this instance says of itself to the others."""

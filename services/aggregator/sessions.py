@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import datasketches
 import msgspec
@@ -27,6 +27,7 @@ from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import ChangelogHole, ConfigError, KafkaTimeout, PenstockError
 from shared.common.log import configure
 from shared.common.records import TopicPartition
+from shared.common.settings import KafkaSettings
 from shared.common.topic_names import changelog_topic
 from shared.streams.changelog_format import (
     DELETED,
@@ -120,10 +121,48 @@ def _result(aggregation: AggregationSchema, state: dict[str, Any]) -> Any:
     return msgspec.json.decode(text) if text else None
 
 
-class Query:
-    """One question to changelog and lake."""
+class Question(Protocol):
+    """What is asked; `SessionsSettings` says what each means."""
 
-    def __init__(self, settings: SessionsSettings) -> None:
+    @property
+    def kafka(self) -> KafkaSettings: ...
+    @property
+    def application(self) -> str: ...
+    @property
+    def lake(self) -> str | None: ...
+    @property
+    def lake_options(self) -> dict[str, str]: ...
+    @property
+    def store(self) -> str | None: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def from_(self) -> str: ...
+    @property
+    def to(self) -> str: ...
+    @property
+    def kafka_timeout_ms(self) -> int: ...
+
+
+class Asked(NamedTuple):
+    """A question that does not come from a command line."""
+
+    kafka: KafkaSettings
+    application: str
+    lake: str | None
+    lake_options: dict[str, str]
+    store: str | None
+    key: str
+    from_: str
+    to: str
+    kafka_timeout_ms: int
+
+
+class Query:
+    """One question to changelog and lake; `position` has the source offsets that the answer reflects, by partition."""
+
+    def __init__(self, settings: Question) -> None:
+        self.position: dict[int, dict[str, int]] = {}
         self._settings = settings
         self._topic = changelog_topic(settings.application)
         self._where = (settings.lake or "", settings.application)
@@ -144,8 +183,11 @@ class Query:
             if one.topic_id not in (None, description.topic_id):
                 raise ChangelogHole(f"{self._topic} was deleted and made again: the lake is that of another topic")
         tails = await self._tails(partitions, covered)
-        progress = [t.progress for t in tails.values() if t.progress is not None]
-        store = chosen([*progress, *(decode_progress(one.progress) for one in covered.values())], settings.store)
+        progress = {p: decode_progress(one.progress) for p, one in covered.items()}
+        known = [*progress.values()]
+        progress |= {p: tail.progress for p, tail in tails.items() if tail.progress is not None}
+        self.position = {p: dict(newest.sources) for p, newest in sorted(progress.items())}
+        store = chosen([*progress.values(), *known], settings.store)
         key = settings.key.encode() if store.key == "string" else bytes.fromhex(settings.key)
         live, found = [], []
         if snapshot is not None:

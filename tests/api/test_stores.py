@@ -24,6 +24,11 @@ class View:
             raise ConfigError(f"no task that runs here has a store {store!r}")
         return {"store": store, **wanted}
 
+    async def find_windows(self, store: str, **wanted: Any) -> Any:
+        self.read_store(store)
+        windows = [{"start_ms": at, "status": status} for at, status in enumerate(("closed", "closed", "open"))]
+        return {"windows": windows, "position": {0: {wanted["key"]: wanted["from_ms"] or 9}}}
+
 
 async def get(path: str) -> httpx.Response:
     app = create_app(streams=streams_router(View(), stores_router(View())))
@@ -55,3 +60,23 @@ async def test_all_instances_are_asked_unless_it_is_one_of_them() -> None:
         assert (await client.get("/v1/streams/stores/s")).json() == {"store": "s", "partial": False}
         assert (await client.get("/v1/streams/stores/s?partial=true")).json() == {"store": "s", "partial": True}
         assert (await client.get("/v1/streams/stores/s?local=true")).json()["rows_max"] == 1_000
+
+
+async def test_a_keys_windows_open_and_closed() -> None:
+    """Of both kinds or one, as many as asked for, with the position; a key is needed, and the store must be there."""
+
+    async def starts(query: str) -> list[int]:
+        answer = (await get(f"/v1/streams/stores/s/windows?key=k{query}")).json()
+        assert answer["is_cut"] == ("rows_max" in query)
+        return [row["start_ms"] for row in answer["windows"]]
+
+    assert [await starts(query) for query in ("", "&status=open", "&status=closed", "&rows_max=1")] == [
+        [0, 1, 2],
+        [2],
+        [0, 1],
+        [0],
+    ]
+    assert (await get("/v1/streams/stores/s/windows?key=k&from_ms=3")).json()["position"] == {"0": {"k": 3}}
+    assert (await get("/v1/streams/stores/x/windows?key=k")).status_code == 404
+    for wrong in ("", "?key=k&status=late"):
+        assert (await get(f"/v1/streams/stores/s/windows{wrong}")).status_code == 400

@@ -175,6 +175,9 @@ async def test_two_workers_share_the_partitions_and_one_is_killed(
         assert all(re.search(rf'^penstock_streams_\w+{{.*worker="{n}"}} ', text, re.MULTILINE) for n in (1, 2))
         results = await read_results(kafka, f"{topic_name}-out")
         assert sorted((one["key"], one["events"]) for one in results) == [("k0", 3), ("k1", 3)]
+        found = (await http.get(f"{service.url}/v1/streams/stores/sessions/windows?key=k0")).json()
+        assert [(one["status"], one["results"]["events"]) for one in found["windows"]] == [("closed", 3), ("open", 3)]
+        assert found["position"] == {str(p): {topic_name: 6} for p in range(PARTITIONS)}
         last = [one["pid"] for one in (await checks()).values()]
     lines = [msgspec.json.decode(line) for line in service.log_file.read_bytes().splitlines()]
     assert {line.get("worker") for line in lines} == {None, 1, 2}
