@@ -19,6 +19,14 @@ QUIETED = ("aiokafka", "httpx", "httpcore", "uvicorn.access", "py4j")
 """What a service's logging keeps quiet."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where processes share the tests, a file's stay together, and so do all of the compactor's: they share one Spark."""
+    for item in items:
+        folder = item.path.parent
+        group = folder if folder.name == "compactor" and folder.parent.name == "integration" else item.path
+        item.add_marker(pytest.mark.xdist_group(str(group)))
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"

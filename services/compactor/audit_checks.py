@@ -74,14 +74,14 @@ class Compared(NamedTuple):
 
 
 def compare(inputs: Inputs) -> Compared:
-    """All checks over all inputs; lazy, but for what it caches."""
+    """All checks over all inputs; lazy, but for what is settled."""
     store = inputs.store
     numbers = measures(store)
-    labelled = label(inputs).persist()
-    batch = batch_sessions(labelled, store, numbers).persist()
-    stream = stream_sessions(inputs, numbers).persist()
-    contained = within(stream, batch).persist()
-    replayed = replay_groups(labelled, batch, store).persist()
+    labelled = settled(label(inputs))
+    batch = settled(batch_sessions(labelled, store, numbers))
+    stream = settled(stream_sessions(inputs, numbers))
+    contained = settled(within(stream, batch))
+    replayed = settled(replay_groups(labelled, batch, store))
     found = [
         unknown_coordinates(inputs),
         repeated_coordinates(labelled, inputs.once),
@@ -93,6 +93,15 @@ def compare(inputs: Inputs) -> Compared:
     if inputs.published is not None and inputs.results is not None:
         found.append(published(inputs.published, inputs.results, inputs.once))
     return Compared(all_differences(found), labelled, batch, stream)
+
+
+def settled(rows: DataFrame) -> DataFrame:
+    """The same rows, computed now and kept on the executors, in memory or on their disks, without the plan they came by.
+
+    Spark goes through a whole plan again at each step that is built on it: with the checks' steps on top of each other,
+    that took most of an audit's time. If an executor is lost, so are its rows, and the audit has to be run again.
+    """
+    return rows.localCheckpoint()
 
 
 def all_differences(found: Sequence[DataFrame]) -> DataFrame:

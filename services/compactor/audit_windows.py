@@ -29,6 +29,7 @@ from services.compactor.audit_checks import (
     label,
     published,
     repeated_coordinates,
+    settled,
     stream_sessions,
     unknown_coordinates,
     windows,
@@ -49,21 +50,21 @@ class Members(NamedTuple):
 
 
 def compare_windows(inputs: Inputs) -> Compared:
-    """All checks of windows that do not merge; lazy, but for what it caches."""
+    """All checks of windows that do not merge; lazy, but for what is settled."""
     store = inputs.store
     numbers = measures(store)
-    labelled = label(inputs).persist()
+    labelled = settled(label(inputs))
     keyed = labelled.filter(F.col("fate").isin(ACCEPTED, LATE))
     members = sliding(keyed, store) if store.kind == "sliding" else fixed(keyed, store)
     expected = members.pairs.groupBy(*WINDOW).agg(*(m.of_records.alias(m.name) for m in numbers))
-    stream = stream_sessions(inputs, numbers).persist()
+    stream = settled(stream_sessions(inputs, numbers))
     if members.left_out is not None:
         # A sliding window that was closed is kept for a while: its final counts, not its live row.
         closed = stream.filter("closed")
         kept = stream.filter("NOT closed").join(closed.select(*WINDOW), list(WINDOW), "left_anti")
-        stream = closed.unionByName(kept).join(members.left_out, list(KEY), "left_anti").persist()
+        stream = settled(closed.unionByName(kept).join(members.left_out, list(KEY), "left_anti"))
         expected = expected.join(members.left_out, list(KEY), "left_anti")
-    expected = expected.persist()
+    expected = settled(expected)
     found = [
         unknown_coordinates(inputs),
         repeated_coordinates(labelled, inputs.once),
@@ -93,7 +94,7 @@ def sliding(keyed: DataFrame, store: StoreSchema) -> Members:
     """Sliding windows of the keys of which no record came below the close time; both bounds are in the window."""
     reach, time = store.size_ms, F.col("timestamp_ms")
     below = keyed.filter(time < F.col("close_ms"))
-    left_out = below.select(*KEY).distinct().persist()
+    left_out = settled(below.select(*KEY).distinct())
     records = keyed.filter(F.col("fate") == ACCEPTED).join(left_out, list(KEY), "left_anti")
     times = records.select(*KEY, "timestamp_ms").distinct()
     starts = times.select(*KEY, F.greatest(F.lit(0), time - reach).alias("start_ms"))

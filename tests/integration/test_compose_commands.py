@@ -1,7 +1,7 @@
 """What compose.yaml starts, started: each service's command with compose's environment, from the wheel in a new venv.
 
 Only what belongs to the place is replaced: addresses by the embedded Kafka's, ports by free ones, volumes by temporary
-folders. The virtual environment is made as the image's is, from deploy/requirements.lock and the wheel: what only the
+folders. The virtual environment has what the image's has, deploy/requirements.lock and the wheel: what only the
 developers' environment has is not there.
 """
 
@@ -22,6 +22,7 @@ import time
 import urllib.request
 import venv
 from collections.abc import Iterator
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +52,47 @@ def pip(*arguments: str | Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def fresh_environment(folder: Path, lock: Path) -> Path:
+def pinned(lock: Path) -> dict[str, str]:
+    """Version by canonical name of what the lock has for this Python."""
+    marked = re.findall(r"^([\w.-]+)==([^ ]+)(?: ; (.+?))? \\$", lock.read_text(encoding="utf-8"), re.MULTILINE)
+    return {canonicalize_name(n): version for n, version, marker in marked if not marker or Marker(marker).evaluate()}
+
+
+def link(name: str, version: str, python: Path) -> None:
+    """Give another environment a distribution of this one, file by file, but no command that would start this Python."""
+    found = distribution(name)
+    assert found.version == version, f"{name}: the two locks differ, or scripts/install was not run"
+    here, there = Path(sys.prefix), python.parent.parent
+    for file in found.files or ():
+        path = Path(os.path.normpath(str(file.locate())))
+        if path.suffix == ".pyc" or not path.is_file():
+            continue
+        with path.open("rb") as f:
+            if path.parent.name == "bin" and f.readline().startswith(b"#!" + str(here).encode()):
+                continue
+        target = there / path.relative_to(here)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(path, target)
+        except OSError:  # on another disk
+            shutil.copy2(path, target)
+
+
+def fresh_environment(folder: Path, lock: Path, *, from_index: bool = False) -> Path:
     """The Python of a virtual environment in `folder` that has the lock's packages and Penstock's wheel alone.
 
-    About 20 s with pip's cache warm. Without pip or setuptools in it: they would lend what the lock does not name.
+    The packages are those that scripts/install put into this environment, or, with `from_index`, pip's own, as in the
+    image. Without pip or setuptools in it: they would lend what the lock does not name.
     """
     pip("wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT)
     (wheel,) = folder.glob("penstock-*.whl")
     venv.create(folder / "venv", symlinks=True, with_pip=False)
     python = folder / "venv" / "bin" / "python"
-    pip("--python", python, "install", "--quiet", "--require-hashes", "--use-pep517", "-r", lock)
+    if from_index:
+        pip("--python", python, "install", "--quiet", "--require-hashes", "--use-pep517", "-r", lock)
+    else:
+        for name, version in pinned(lock).items():
+            link(name, version, python)
     # With its dependencies, but from nowhere: one that the lock left out ends it here.
     pip("--python", python, "install", "--quiet", "--no-index", wheel)
     return python
@@ -84,12 +116,19 @@ def test_environment_is_the_lock(installed: Path) -> None:
     """The new environment has the distributions that the lock names for this Python, Penstock's wheel, and no other."""
     python = installed / "python"
     listed = ask(python, "from importlib.metadata import distributions as d; print(*(x.name for x in d()), sep='\\n')")
-    marked = re.findall(r"^([\w.-]+)==([^ ]+)(?: ; (.+?))? \\$", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
-    named = {canonicalize_name(name) for name, _, marker in marked if not marker or Marker(marker).evaluate()}
+    named = set(pinned(LOCK))
     assert len(named) > 30
     assert {canonicalize_name(name) for name in listed.split()} == named | {"penstock"}
     site = ask(python, "import services; print(services.__file__)")
     assert Path(site).is_relative_to(installed.parent), "the checkout is seen instead of the wheel"
+
+
+@pytest.mark.soak
+def test_the_image_s_environment(tmp_path: Path) -> None:
+    """What pip makes of the lock, with every hash checked, is the environment that the services are tried in."""
+    python = fresh_environment(tmp_path, LOCK, from_index=True)
+    listed = ask(python, "from importlib.metadata import distributions as d; print(*(x.name for x in d()), sep='\\n')")
+    assert {canonicalize_name(name) for name in listed.split()} == set(pinned(LOCK)) | {"penstock"}
 
 
 def missing(python: Path, names: set[str]) -> set[str]:
