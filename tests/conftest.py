@@ -20,7 +20,7 @@ QUIETED = ("aiokafka", "httpx", "httpcore", "uvicorn.access", "py4j")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where processes share the tests, a file's stay together, and so do all of the compactor's: they share one Spark."""
+    """Where processes share the tests, a file's stay together, and so do all of the compactor's, for one Spark."""
     for item in items:
         folder = item.path.parent
         group = folder if folder.name == "compactor" and folder.parent.name == "integration" else item.path

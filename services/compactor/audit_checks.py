@@ -96,7 +96,7 @@ def compare(inputs: Inputs) -> Compared:
 
 
 def settled(rows: DataFrame) -> DataFrame:
-    """The same rows, computed now and kept on the executors, in memory or on their disks, without the plan they came by.
+    """The same rows, computed now and kept on the executors, in memory or on disk, without the plan they came by.
 
     Spark goes through a whole plan again at each step that is built on it: with the checks' steps on top of each other,
     that took most of an audit's time. If an executor is lost, so are its rows, and the audit has to be run again.
