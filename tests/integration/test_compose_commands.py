@@ -59,7 +59,7 @@ def pinned(lock: Path) -> dict[str, str]:
 
 
 def link(name: str, version: str, python: Path) -> None:
-    """Give another environment a distribution of this one, file by file, without commands that would start this Python."""
+    """Give another environment a distribution of this one, without the commands that would start this Python."""
     found = distribution(name)
     assert found.version == version, f"{name}: the two locks differ, or scripts/install was not run"
     here, there = Path(sys.prefix), python.parent.parent

@@ -70,6 +70,7 @@ def clicks(rows: int) -> list[str]:
     return [f"user-{i % 7},2024-05-{1 + i // 1440:02}T{i // 60 % 24:02}:{i % 60:02}:00Z" for i in range(rows)]
 
 
+@pytest.mark.soak
 def test_a_users_own_csv_goes_the_same_way(tmp_path: Path) -> None:
     """A gzipped CSV with bad rows: they are dead letters that name row and column, and the audit counts them too."""
     rows = clicks(400)
