@@ -26,6 +26,8 @@ class Answer(NamedTuple):
     media_type: str
     body: bytes
     retry_after: str = ""
+    location: str = ""
+    """The path of what was made."""
 
 
 class Upstream(Protocol):
@@ -60,7 +62,8 @@ def _add(router: APIRouter, prefix: str, upstream: Upstream | None) -> None:
             await request.body(),
             request.headers.get("content-type", ""),
         )
-        given = {"Content-Type": answer.media_type, "Retry-After": answer.retry_after}
+        location = str(request.base_url).rstrip("/") + answer.location if answer.location else ""
+        given = {"Content-Type": answer.media_type, "Retry-After": answer.retry_after, "Location": location}
         headers = {name: value for name, value in given.items() if value}
         return Response(answer.body, answer.status, headers)
 

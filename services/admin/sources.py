@@ -27,6 +27,8 @@ GROUPS_MAX = 50
 
 KAFKA_TIMEOUT_MS = 3_000
 LATENCY = "penstock_ingest_request_seconds_bucket"
+WELL = ("ok", "healthy")
+"""What `/health` says where all is well: of our services, and of Kafka Connect."""
 FORWARD_SECONDS = 30
 """How long another service may take for a request that is handed on to it."""
 
@@ -60,7 +62,7 @@ class HttpSource:
         """The service's own `/health` as one check."""
         try:
             body = (await self._client.get(f"{self._url}/health")).json()
-            return CheckResult(body["status"] == "ok", failing(body["checks"]))
+            return CheckResult(body["status"] in WELL, failing(checks_of(body)))
         except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as e:
             return CheckResult(False, f"{self._url} does not tell: {type(e).__name__}: {e}".rstrip(": "))
 
@@ -68,7 +70,8 @@ class HttpSource:
         try:
             health = await self._client.get(f"{self._url}/health")
             body = health.json()
-            checks, status = body["checks"], str(body["status"])
+            checks = checks_of(body)
+            status = "ok" if body["status"] in WELL else str(body["status"])
             totals = sum_metrics((await self._client.get(f"{self._url}/metrics")).text)
             streams = await self._client.get(f"{self._url}/v1/streams")
             state = streams.json() if streams.status_code == httpx.codes.OK else None
@@ -94,8 +97,10 @@ class HttpUpstream:
         except httpx.HTTPError as e:
             kind = ErrorKind(502, "SERVICE_UNREACHABLE", "Another service does not answer", 5)
             raise Problem(kind, f"{self.name}: {type(e).__name__}: {e}".rstrip(": ")) from None
-        kind, retry_after = (answer.headers.get(name, "") for name in ("content-type", "retry-after"))
-        return Answer(answer.status_code, kind, answer.content, retry_after)
+        kind, retry_after, location = (
+            answer.headers.get(name, "") for name in ("content-type", "retry-after", "location")
+        )
+        return Answer(answer.status_code, kind, answer.content, retry_after, location.removeprefix(self._url))
 
 
 class LocalSource:
@@ -161,6 +166,14 @@ def sum_metrics(text: str) -> dict[str, float]:
             elif sample.name.startswith("penstock_") and not sample.name.endswith(("_bucket", "_created")):
                 totals[sample.name] += sample.value
     return dict(totals)
+
+
+def checks_of(health: Mapping[str, Any]) -> dict[str, Any]:
+    """The checks of a service's `/health`; a Connect worker, which answers as Kafka Connect does, is one check."""
+    if "checks" in health:
+        return dict(health["checks"])
+    status = "ok" if health["status"] in WELL else "failing"
+    return {"worker": {"status": status, "detail": health["message"]}}
 
 
 def failing(checks: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from api.connect import create_connect_app
 from api.connect_starting import StartingApp
 from api.server import HttpServer
-from services.connect.settings import CommandLine, advertised, listener, misspelled
+from services.connect.settings import CommandLine, advertised, guarded, listener, misspelled
 from shared.clients.admin import Admin
 from shared.clients.connection import Connection
 from shared.clients.producer import Producer, ProducerSettings
@@ -66,7 +66,7 @@ class ConnectDaemon:
         self._registry = CollectorRegistry() if registry is None else registry
         self._http = listener(self._config)
         self._starting = StartingApp()
-        self.server = HttpServer(self._starting, self._http)
+        self.server = HttpServer(guarded(self._starting, self._config, self._http), self._http)
         kafka = self._config.kafka
         self._admin = Admin(kafka)
         self._connection = Connection(kafka)

@@ -14,7 +14,11 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
+from pydantic import SecretStr
 
+from api.auth import Guard
+from api.connect_starting import StartingApp
+from api.settings import Credential, is_loopback, require_auth
 from shared.common.errors import ConfigError
 from shared.common.setting_names import nearest
 from shared.common.settings import HttpSettings, LogSettings
@@ -131,6 +135,27 @@ def listener(config: WorkerConfig) -> HttpSettings:
             f"listeners: {text!r}: must be http://HOST:PORT (put a proxy that speaks TLS in front for https)"
         )
     return HttpSettings(host=parts.hostname or EVERY_ADDRESS, port=8083 if port is None else port)
+
+
+def guarded(app: StartingApp, config: WorkerConfig, http: HttpSettings) -> Guard:
+    """REST behind what it asks for; ConfigError where a secret is too short, or a user has none.
+
+    Without any it is open, as Kafka Connect's is; on a loopback address it is then for this machine's own names alone.
+    """
+    token = SecretStr(config["rest.auth.token"].value) if config["rest.auth.token"].value else None
+    users: dict[str, Credential] = {}
+    for pair in filter(None, config["rest.auth.users"].value.split(",")):
+        name, colon, password = pair.strip().partition(":")
+        if not colon or not name:
+            raise ConfigError("rest.auth.users: must be user:password, comma-separated")
+        users[name] = Credential(secret=SecretStr(password), scopes=("admin",))
+    secrets = [*([token] if token else []), *(user.secret for user in users.values())]
+    try:
+        require_auth(http.host, secrets, insecure_no_auth=True)
+    except ConfigError as e:
+        raise ConfigError(str(e).replace("auth_token, credentials", "rest.auth.token, rest.auth.users")) from None
+    own_names_only = not secrets and is_loopback(http.host) and not config["rest.advertised.host.name"]
+    return Guard(app, auth_token=token, credentials=users, local_hosts_only=own_names_only)
 
 
 def advertised(config: WorkerConfig, http: HttpSettings, port: int) -> str:

@@ -55,6 +55,7 @@ class UpSettings(DaemonSettings):
     topics: str = Field("sessions", description="what the consumer handles, comma-separated")
     handler: str = "services.local.handlers:log_record"
     group_id: str = "handler"
+    connect: bool = Field(True, description="run a Connect worker as well")
 
 
 class Up:
@@ -83,8 +84,11 @@ class Up:
         aggregator = await self._stack.start(self._aggregator())
         await aggregator.healthy()
         consumer = await self._stack.start(self._consumer())
-        gateway = await self._stack.start(self._gateway([aggregator, consumer]), self._settings.http.port)
-        await asyncio.gather(consumer.healthy(), gateway.healthy())
+        others = [aggregator, consumer]
+        if self._settings.connect:
+            others.append(await self._stack.start(self._connect()))
+        gateway = await self._stack.start(self._gateway(others), self._settings.http.port)
+        await asyncio.gather(*(service.healthy() for service in [*others, gateway]))
         await self._say_where(gateway, aggregator)
 
     async def main_loop(self) -> None:
@@ -143,6 +147,9 @@ class Up:
         }
         return self._spec("consumer", own)
 
+    def _connect(self) -> ServiceSpec:
+        return self._spec("connect", {}, module="services.local.connect_worker")
+
     def _gateway(self, others: list[Service]) -> ServiceSpec:
         settings = self._settings
         topic = {"key": settings.key, "time": settings.time}
@@ -167,11 +174,12 @@ class Up:
             "results": f"topic {settings.topics}; {settings.handler} has them, its log is {logs / 'consumer.log'}",
             "lake": f"{lake / application}, every compaction.interval_ms (300,000: five minutes, also to the first)",
             "audit": f"{command_name()} audit {shlex.join(audit)}",
+            "connectors": f"{gateway.url}/connectors" if settings.connect else "",
             "Kafka": servers,
             "logs": str(logs),
             "": "Ctrl-C stops everything; the data stays.",
         }
-        for name, text in rows.items():
+        for name, text in ((name, text) for name, text in rows.items() if text):
             self._console.print(f"[bold]{name:<11}[/bold]{escape(text)}", soft_wrap=True, highlight=False)
 
     def _value_type(self) -> Any:

@@ -34,6 +34,10 @@ def worker_config() -> ConfigDef:
         .define("listeners", Type.LIST, "http://:8083", LOW, "Where REST is served.")
         .define("rest.advertised.host.name", Type.STRING, None, LOW, "The host that other workers reach this one at.")
         .define("rest.advertised.port", Type.INT, None, LOW, "The port that other workers reach this one at.")
+        .define("rest.auth.token", Type.PASSWORD, "", LOW,
+                "What REST asks for, as Authorization: Bearer. All workers of a cluster have the same.")
+        .define("rest.auth.users", Type.PASSWORD, "", LOW,
+                "user:password, comma-separated: who else may ask, by basic auth.")
         .define("plugin.path", Type.LIST, "", LOW,
                 "Taken for compatibility: plugins are found among the installed packages.")
         .define("config.providers", Type.LIST, "env,file,dir", LOW,

@@ -17,7 +17,8 @@ class Echo:
     name = "connect"
 
     async def ask(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
-        return Answer(201, "text/plain", f"{method} {path}?{query} {media_type} {body.decode()}".encode())
+        said = f"{method} {path}?{query} {media_type} {body.decode()}".encode()
+        return Answer(201, "text/plain", said, location="/connectors/new" if method == "POST" else "")
 
 
 async def ask(method: str, path: str, **options: Any) -> httpx.Response:
@@ -31,6 +32,8 @@ async def test_a_request_is_handed_on_and_its_answer_back() -> None:
     answer = await ask("PUT", "/connectors/a%20b/config?x=1", json={"a": 1})
     assert (answer.status_code, answer.headers["content-type"]) == (201, "text/plain")
     assert answer.text == 'PUT /connectors/a%20b/config?x=1 application/json {"a":1}'
+    assert "location" not in answer.headers
+    assert (await ask("POST", "/connectors")).headers["location"] == "http://x/connectors/new"
 
 
 @pytest.mark.parametrize(("path", "status"), [("/v1/streams", 404), ("/connectors/%2e%2e/admin", 400)])

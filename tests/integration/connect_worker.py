@@ -51,7 +51,10 @@ async def running(folder: Path, props: dict[str, str], mode: str = "distributed"
     try:
         await daemon.startup()
         working = asyncio.create_task(daemon.main_loop())
-        async with httpx.AsyncClient(base_url=daemon.server.url, trust_env=False, timeout=60) as client:
+        token = props.get("rest.auth.token")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        url = daemon.server.url
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60, headers=headers) as client:
             async with asyncio.timeout(30):
                 while (await client.get("/health")).status_code != 200:  # noqa: ASYNC110 - polled as a client would
                     await asyncio.sleep(0.05)

@@ -82,14 +82,16 @@ def source(file: Path, topic: str, **more: str) -> dict[str, str]:
 async def test_any_worker_takes_requests_and_all_share_the_work(
     kafka: EmbeddedKafka, tmp_path: Path, topic_name: str
 ) -> None:
-    """Who does not lead asks the leader; connectors run on both; what one runs is restarted through the other; when a
-    worker stops, the other one runs it all."""
-    props = properties(kafka.bootstrap_servers, scheduled_rebalance_max_delay_ms="0")
+    """Who has the token may ask; who does not lead asks the leader; connectors run on both; what one runs is restarted
+    through the other."""
+    asked = {"rest_auth_token": "0123456789abcdef"}
+    props = properties(kafka.bootstrap_servers, scheduled_rebalance_max_delay_ms="0", **asked)
     await make_topic(kafka, topic_name)
     (tmp_path / "in.txt").write_text("a\n")
     async with contextlib.AsyncExitStack() as stack:
         stopping = await stack.enter_async_context(contextlib.AsyncExitStack())
         pair = await stopping.enter_async_context(two_workers(tmp_path, props))
+        assert (await pair.other.get("/connectors", headers={"Authorization": ""})).status_code == 401
         for name in ("one", "two", "three", "four"):
             config = source(tmp_path / "in.txt", topic_name)
             answer = await pair.other.post("/connectors", json={"name": name, "config": config})

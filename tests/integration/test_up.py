@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser
@@ -70,6 +71,20 @@ def answered(script: str, cwd: Path) -> str:
     return run.stdout
 
 
+def connector_runs(connectors: str, tmp_path: Path) -> None:
+    """A connector is made at the printed address, and the page's overview has the worker."""
+    sink = {"connector.class": "FileStreamSink", "topics": "visits", "file": str(tmp_path / "visits.txt")}
+    made = httpx.put(f"{connectors}/visits/config", json=sink, timeout=60)
+    assert (made.status_code, made.headers["location"]) == (201, f"{connectors}/visits")
+    deadline = time.monotonic() + RESULT_TIMEOUT_S
+    written = tmp_path / "visits.txt"
+    while not written.exists() or "clicks" not in written.read_text():
+        assert time.monotonic() < deadline, httpx.get(f"{connectors}/visits/status").text
+        time.sleep(0.2)
+    health = httpx.get(connectors.replace("/connectors", "/health"), timeout=60).json()
+    assert health["checks"]["connect"]["status"] == "ok"
+
+
 def test_what_up_prints_and_readme_shows_works(said: dict[str, str], tmp_path: Path) -> None:
     """The printed event is taken, not a dead letter; README's visit is seen where it says; the printed audit passes."""
     shown = block("console", "curl").replace("http://127.0.0.1:8080", said["dashboard"])
@@ -81,6 +96,7 @@ def test_what_up_prints_and_readme_shows_works(said: dict[str, str], tmp_path: P
         assert time.monotonic() < deadline, answered("cat .penstock/logs/*.log", tmp_path)
         time.sleep(0.2)
     assert answered(look[0], tmp_path).strip() == look[1]
+    connector_runs(said["connectors"], tmp_path)
     assert said["topology"] == "visits:topology, as application penstock"
     program, *audit = shlex.split(said["audit"])
     assert program.endswith("penstock")

@@ -63,7 +63,9 @@ class DistributedRequests(BaseHerder):
         self._commands = CommandQueue(clock, self.wake)
         self._pending = PendingChanges()
         self._known: frozenset[str] = frozenset()
-        self._leader_client = LeaderClient()
+        self._leader_client = LeaderClient(
+            token=config["rest.auth.token"].value, user=config["rest.auth.users"].value.partition(",")[0]
+        )
         self._runner = WorkRunner(
             worker,
             self._reporter,

@@ -28,8 +28,12 @@ class LeaderNotReached(RetriableError, ConnectError):
 class LeaderClient:
     """Requests to whoever leads at the time."""
 
-    def __init__(self, timeout_ms: int = TIMEOUT_MS) -> None:
-        self._client = httpx.AsyncClient(timeout=timeout_ms / 1000, trust_env=False)
+    def __init__(self, timeout_ms: int = TIMEOUT_MS, *, token: str = "", user: str = "") -> None:
+        """`token`, or else `user` (user:password), is what the workers' REST asks for."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        name, _, password = user.partition(":")
+        auth = httpx.BasicAuth(name, password) if user and not token else None
+        self._client = httpx.AsyncClient(timeout=timeout_ms / 1000, trust_env=False, headers=headers, auth=auth)
 
     async def close(self) -> None:
         """Close its connections."""

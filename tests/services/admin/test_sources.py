@@ -56,6 +56,17 @@ async def test_a_services_health_as_one_check() -> None:
     assert (result.ok, "http://a does not tell" in result.detail) == (False, True)
 
 
+async def test_a_connect_worker_is_a_service_too() -> None:
+    """Its health is Kafka Connect's: one check, with what it says where it is not well."""
+    for status, ok in (("healthy", True), ("starting", False)):
+        body = {"status": status, "message": "as it is"}
+        answer = httpx.Response(200 if ok else 503, json=body)
+        worker = httpx.AsyncClient(transport=httpx.MockTransport(lambda _request, answer=answer: answer))
+        assert await HttpSource("connect", "http://c", worker).check() == CheckResult(
+            ok, "" if ok else "worker: as it is"
+        )
+
+
 async def test_a_service_without_streams_has_none() -> None:
     """404 is no error."""
     sample = await HttpSource("consumer", "http://c", client(create_health_app("consumer", {}, registry()))).sample()

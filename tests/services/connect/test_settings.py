@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
-from services.connect.settings import advertised, listener, misspelled, read_command_line, read_properties
+from api.connect_starting import StartingApp
+from services.connect.settings import advertised, guarded, listener, misspelled, read_command_line, read_properties
 from shared.common.errors import ConfigError
 from shared.connect.herder.settings import DistributedConfig, StandaloneConfig
 
@@ -95,3 +98,25 @@ def test_misspelled_settings_are_told(worker: Path) -> None:
     assert misspelled(read_command_line("distributed", [str(worker), *flags]).config) == [
         "grup.id (did you mean group.id?)"
     ]
+
+
+async def test_rest_asks_for_what_is_set(worker: Path) -> None:
+    """A token or a user opens REST, nothing else does; without either it is open to this machine's own names."""
+
+    async def answered(flags: list[str], url: str = "http://127.0.0.1/connectors", **asked: Any) -> int:
+        config = read_command_line("distributed", [str(worker), *flags]).config
+        app = guarded(StartingApp(), config, listener(config))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
+            return (await client.get(url, **asked)).status_code
+
+    flags = ["--rest.auth.token=0123456789abcdef", "--rest.auth.users=ann:fedcba9876543210"]
+    assert await answered(flags) == 401
+    assert await answered(flags, headers={"Authorization": "Bearer 0123456789abcdef"}) == 503
+    assert await answered(flags, auth=("ann", "fedcba9876543210")) == 503
+    assert await answered(flags, auth=("ann", "0123456789abcdef")) == 401
+    assert await answered(flags, "http://worker.example/health") == 503
+    assert (await answered([]), await answered([], "http://elsewhere.example/connectors")) == (503, 421)
+    for wrong in ("--rest.auth.users=ann", "--rest.auth.token=short"):
+        config = read_command_line("distributed", [str(worker), wrong]).config
+        with pytest.raises(ConfigError, match=r"rest\.auth"):
+            guarded(StartingApp(), config, listener(config))

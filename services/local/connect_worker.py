@@ -1,0 +1,68 @@
+"""A Connect worker as one of the services of a local set-up: told where it is by what all services are told.
+
+Its cluster is named `connect`, its three topics begin with that name, keys are text and values JSON without schemas, as
+ingest writes them and topologies read them; everything else of a worker may be set by
+`PENSTOCK_CONNECT='{"offset.flush.interval.ms": "10000"}'`, under Kafka Connect's names.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pydantic import Field
+
+from api.settings import GuardedSettings
+from services.connect.daemon import ConnectDaemon
+from services.connect.settings import CommandLine
+from shared.common import daemon
+from shared.connect.herder.settings import DistributedConfig
+
+PROGRAM = "penstock connect"
+CLUSTER = "connect"
+JSON_CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
+STRING_CONVERTER = "org.apache.kafka.connect.storage.StringConverter"
+
+
+class ConnectWorkerSettings(GuardedSettings):
+    """The Connect worker of a local set-up."""
+
+    connect: dict[str, str] = Field({}, description="settings of the worker, by Kafka Connect's names")
+
+
+def worker_properties(settings: ConnectWorkerSettings) -> dict[str, str]:
+    """The worker's properties.
+
+    >>> worker_properties(ConnectWorkerSettings(connect={"group.id": "mine"}))["group.id"]
+    'mine'
+    """
+    http, token = settings.http, settings.auth_token
+    return {
+        "bootstrap.servers": settings.kafka.bootstrap_servers,
+        "group.id": CLUSTER,
+        **{f"{store}.storage.topic": f"{CLUSTER}-{store}s" for store in ("config", "offset")},
+        "status.storage.topic": f"{CLUSTER}-status",
+        **{f"{store}.storage.replication.factor": "1" for store in ("config", "offset", "status")},
+        "offset.storage.partitions": "5",
+        "key.converter": STRING_CONVERTER,
+        "value.converter": JSON_CONVERTER,
+        "value.converter.schemas.enable": "false",
+        "scheduled.rebalance.max.delay.ms": "0",
+        "listeners": f"http://{http.host}:{http.port}",
+        **({} if token is None else {"rest.auth.token": token.get_secret_value()}),
+        **settings.connect,
+    }
+
+
+def make_worker(settings: ConnectWorkerSettings) -> ConnectDaemon:
+    """The worker; ConfigError where its settings are wrong."""
+    config = DistributedConfig(worker_properties(settings))
+    return ConnectDaemon(CommandLine("distributed", config, {}, settings.log))
+
+
+def main(arguments: list[str]) -> int:
+    """Run until SIGTERM; the exit status."""
+    return daemon.serve(PROGRAM, ConnectWorkerSettings, make_worker, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

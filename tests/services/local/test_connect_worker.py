@@ -1,0 +1,29 @@
+"""The Connect worker of a local set-up, before it is started."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import SecretStr
+
+from services.local.connect_worker import ConnectWorkerSettings, make_worker, worker_properties
+from shared.common.errors import ConfigError
+from shared.common.settings import HttpSettings, KafkaSettings
+
+
+def test_a_worker_is_told_what_all_services_are() -> None:
+    """Kafka and its own address, the token that all ask for, and what is set of its own."""
+    settings = ConnectWorkerSettings(
+        kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"),
+        http=HttpSettings(host="127.0.0.1", port=2),
+        auth_token=SecretStr("0123456789abcdef"),
+        connect={"offset.flush.interval.ms": "9"},
+    )
+    found = worker_properties(settings)
+    assert (found["bootstrap.servers"], found["listeners"]) == ("127.0.0.1:1", "http://127.0.0.1:2")
+    assert (found["rest.auth.token"], found["offset.flush.interval.ms"]) == ("0123456789abcdef", "9")
+
+
+async def test_wrong_settings_are_said_before_anything_starts() -> None:
+    """By their names."""
+    with pytest.raises(ConfigError, match=r"offset\.flush\.interval\.ms"):
+        make_worker(ConnectWorkerSettings(connect={"offset.flush.interval.ms": "soon"}))
