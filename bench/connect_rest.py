@@ -1,0 +1,186 @@
+"""Connect's REST while 200 connectors are made: how long until all run, and how long answers take meanwhile.
+
+One real embedded broker and one distributed worker, each a process of its own. Half of the connectors are file sources,
+half file sinks, one task each, made one after another by `PUT /connectors/NAME/config`. Beside it a second client asks
+for the list with statuses and for single statuses, ten times a second. `create` is the time of the PUTs, which wait for
+the rebalance before them to end; `asked` is everything else, for which the limit is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin, NewTopic
+from shared.common.settings import KafkaSettings
+
+ROOT = Path(__file__).resolve().parents[1]
+TOPIC = "bench"
+STRING = "org.apache.kafka.connect.storage.StringConverter"
+LIMIT_SECONDS = 300
+P99_MS = 200.0
+ASK_SECONDS = 0.1
+
+
+def percentile(times_ms: Sequence[float], part: float) -> float:
+    """The time that so large a part of them does not exceed."""
+    ordered = sorted(times_ms)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * part))] if ordered else 0.0
+
+
+def connector(number: int, folder: Path) -> dict[str, str]:
+    """A file source, or with an odd number a file sink."""
+    common = {"tasks.max": "1", "key.converter": STRING, "value.converter": STRING}
+    if number % 2:
+        return common | {"connector.class": "FileStreamSink", "topics": TOPIC, "file": str(folder / f"{number}.out")}
+    return common | {"connector.class": "FileStreamSource", "topic": TOPIC, "file": str(folder / "in.txt")}
+
+
+def worker_file(folder: Path, bootstrap: str, port: int) -> Path:
+    """A distributed worker's properties."""
+    stores = ("config", "offset", "status")
+    props = {
+        "bootstrap.servers": bootstrap,
+        "group.id": "bench",
+        **{f"{store}.storage.topic": f"bench-{store}" for store in stores},
+        **{f"{store}.storage.replication.factor": "1" for store in stores},
+        "key.converter": STRING,
+        "value.converter": STRING,
+        "listeners": f"http://127.0.0.1:{port}",
+    }
+    path = folder / "worker.properties"
+    path.write_text("".join(f"{name}={value}\n" for name, value in props.items()))
+    return path
+
+
+class Asked:
+    """Asks a worker's REST all the time, and notes how long each answer took."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._client = client
+        self.times_ms: list[float] = []
+        self.refused = 0
+
+    async def run(self) -> None:
+        while True:
+            for path in ("/connectors?expand=status", "/connectors/c-0/status", "/"):
+                began = time.perf_counter()
+                answer = await self._client.get(path)
+                self.times_ms.append((time.perf_counter() - began) * 1000)
+                self.refused += answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR
+            await asyncio.sleep(ASK_SECONDS)
+
+
+async def until_healthy(client: httpx.AsyncClient, process: asyncio.subprocess.Process) -> None:
+    """Return when the worker has its place in the group."""
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while True:
+            assert process.returncode is None, "the worker ended"
+            try:
+                if (await client.get("/health")).is_success:
+                    return
+            except httpx.HTTPError:
+                pass
+            await asyncio.sleep(0.1)
+
+
+async def until_running(client: httpx.AsyncClient, count: int) -> None:
+    """Return when every connector and each of its tasks runs."""
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while True:
+            found = (await client.get("/connectors?expand=status")).json()
+            states = [
+                part["state"]
+                for shown in found.values()
+                for part in (shown["status"]["connector"], *shown["status"]["tasks"])
+            ]
+            assert "FAILED" not in states, "a connector failed"
+            if len(found) == count and states.count("RUNNING") == 2 * count:
+                return
+            await asyncio.sleep(0.2)
+
+
+async def measure(count: int, folder: Path) -> dict[str, float]:
+    """Seconds until all run, and the times of answers in ms."""
+    (folder / "in.txt").write_text("one line\n")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    async with EmbeddedKafka(folder / "kafka") as kafka:
+        async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
+            await admin.create_topics([NewTopic(TOPIC, 1)])
+        command = [sys.executable, "-m", "services.cli", "connect", "distributed"]
+        command += [str(worker_file(folder, kafka.bootstrap_servers, port)), "--log.level=warning"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        quiet = subprocess.DEVNULL
+        worker = await asyncio.create_subprocess_exec(*command, stdout=quiet, stderr=quiet, env=environment)
+        try:
+            return await drive(count, folder, f"http://127.0.0.1:{port}", worker)
+        finally:
+            worker.kill()
+            await worker.wait()
+
+
+async def drive(count: int, folder: Path, url: str, worker: asyncio.subprocess.Process) -> dict[str, float]:
+    """Make the connectors of a worker, and ask it."""
+    creates: list[float] = []
+    async with (
+        httpx.AsyncClient(base_url=url, trust_env=False, timeout=100) as client,
+        httpx.AsyncClient(base_url=url, trust_env=False, timeout=100) as second,
+    ):
+        await until_healthy(client, worker)
+        asked = Asked(second)
+        began = time.perf_counter()
+        asking = asyncio.create_task(asked.run())
+        for number in range(count):
+            at = time.perf_counter()
+            answer = await client.put(f"/connectors/c-{number}/config", json=connector(number, folder))
+            answer.raise_for_status()
+            creates.append((time.perf_counter() - at) * 1000)
+        made = time.perf_counter() - began
+        await until_running(client, count)
+        running = time.perf_counter() - began
+        asking.cancel()
+        await asyncio.wait([asking])
+    return {
+        "connectors": float(count),
+        "made_seconds": made,
+        "running_seconds": running,
+        "create_p50_ms": percentile(creates, 0.5),
+        "create_p99_ms": percentile(creates, 0.99),
+        "asked_p50_ms": percentile(asked.times_ms, 0.5),
+        "asked_p99_ms": percentile(asked.times_ms, 0.99),
+        "asked": float(len(asked.times_ms)),
+        "refused": float(asked.refused),
+    }
+
+
+def main() -> int:
+    """Measure, print; the exit status: 1 where the 99th percentile is over its limit or an answer was an error."""
+    parser = argparse.ArgumentParser(prog="scripts/bench connect_rest", description=__doc__)
+    parser.add_argument("--connectors", type=int, default=200)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = asyncio.run(measure(given.connectors, Path(folder)))
+    for name, value in found.items():
+        print(f"  {name:<16} {value:12,.1f}")
+    if given.json:
+        print(json.dumps(found))
+    return 1 if found["asked_p99_ms"] > P99_MS or found["refused"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
