@@ -27,6 +27,7 @@ from shared.connect.herder.distributed import DistributedHerder
 from shared.connect.herder.metrics import ConnectMetrics
 from shared.connect.herder.settings import DistributedConfig, StandaloneConfig
 from shared.connect.herder.standalone import StandaloneHerder
+from shared.connect.isolation.process_task import IsolatedTasks
 from shared.connect.offset_store import OffsetBackingStore
 from shared.connect.plugins import Plugins
 from shared.connect.storage.config_state import ConfigChange
@@ -131,9 +132,9 @@ class ConnectDaemon:
         worker_id = advertised(config, self._http, self.server.port)
         stores = self._stores()
         group_id = config["group.id"] if isinstance(config, DistributedConfig) else "connect"
-        worker = Worker(
-            config, plugins, stores.offsets, TaskFactory(config, plugins, stores.offsets, group_id=group_id)
-        )
+        here = TaskFactory(config, plugins, stores.offsets, group_id=group_id)
+        tasks = IsolatedTasks(here, config, plugins, stores.offsets, group_id=group_id, log_settings=self._asked.log)
+        worker = Worker(config, plugins, stores.offsets, tasks)
         herder: DistributedHerder | StandaloneHerder
         if isinstance(config, DistributedConfig):
             herder = DistributedHerder(

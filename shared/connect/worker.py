@@ -25,6 +25,9 @@ from shared.connect.worker_task import TaskSpec, WorkerTask
 
 log = get_logger(__name__)
 
+STALL_LOOKS, STALL_LOOK_MS_MIN = 10, 50
+"""How often within `task.stall.timeout.ms` it is looked which tasks are stalled, and how soon again at the earliest."""
+
 TaskMaker = Callable[[TaskSpec, StatusListener], WorkerTask]
 """Makes a task ready to start; ConfigError and ConnectError where the configuration does not allow it."""
 
@@ -51,6 +54,8 @@ class Worker:
         self._targets: dict[str, TargetState] = {}
         self._restarts = Restarts(config)
         self._watchers: dict[ConnectorTaskId, asyncio.Task[None]] = {}
+        self._stalled: set[ConnectorTaskId] = set()
+        self._stall_watch: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<Worker {len(self._connectors)} connectors, {len(self._tasks)} tasks>"
@@ -58,9 +63,12 @@ class Worker:
     async def startup(self) -> None:
         """Open the offset store."""
         await self.offsets.start()
+        self._stall_watch = asyncio.create_task(self._watch_stalls(), name="stalled tasks")
 
     async def shutdown(self) -> None:
         """Stop all tasks, then all connectors, then the offset store."""
+        if self._stall_watch is not None:
+            self._stall_watch.cancel()
         await self.stop_tasks(tuple(self._tasks))
         await self.stop_connectors(tuple(self._connectors))
         await self.offsets.stop()
@@ -86,13 +94,30 @@ class Worker:
     def task_metrics(self) -> list[tuple[ConnectorTaskId, State, dict[str, float]]]:
         """Each task here with its state and what it counts, by Kafka Connect's names with underscores.
 
-        Beyond those, `call_duration_ms`: for how long it has been inside one call of the connector's code.
+        Beyond those, `call_duration_ms`: for how long it has been inside one call of the connector's code, and
+        `stalled`: whether that is longer than `task.stall.timeout.ms`.
         """
-        now_ms = self._clock.monotonic_ms()
-        return [
-            (id, task.state, {**task.metrics.values(), "call_duration_ms": float(task.stalled_ms(now_ms))})
-            for id, task in sorted(self._tasks.items())
-        ]
+        now_ms, limit_ms = self._clock.monotonic_ms(), self.config["task.stall.timeout.ms"]
+        found = []
+        for id, task in sorted(self._tasks.items()):
+            call_ms = task.stalled_ms(now_ms)
+            beyond = {"call_duration_ms": float(call_ms), "stalled": float(call_ms >= limit_ms)}
+            found.append((id, task.state, {**task.metrics.values(), **beyond}))
+        return found
+
+    async def _watch_stalls(self) -> None:
+        """Say once of each task that it has been inside one call for too long, and once that it goes on."""
+        limit_ms = self.config["task.stall.timeout.ms"]
+        while True:
+            await asyncio.sleep(max(limit_ms / STALL_LOOKS, STALL_LOOK_MS_MIN) / 1000)
+            now_ms = self._clock.monotonic_ms()
+            stalled = {id for id, task in self._tasks.items() if task.stalled_ms(now_ms) >= limit_ms}
+            for id in sorted(stalled - self._stalled):
+                call_ms = self._tasks[id].stalled_ms(now_ms)
+                log.warning("task is stalled inside one call of its connector", task=str(id), for_ms=call_ms)
+            for id in sorted(self._stalled - stalled):
+                log.info("task is stalled no more", task=str(id))
+            self._stalled = stalled
 
     def stalled_ms(self, id: ConnectorTaskId) -> int:
         """For how long a task has been inside one call of its connector's code; 0 where it is not."""

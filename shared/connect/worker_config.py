@@ -12,6 +12,7 @@ from shared.connect.config_types import ClassResolver, Password
 
 HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
 
+ISOLATION = "penstock.task.isolation"
 JSON_CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
 SIMPLE_HEADER_CONVERTER = "org.apache.kafka.connect.storage.SimpleHeaderConverter"
 SECRET_WORDS = ("password", "secret", "token", "jaas.config", "credential", "api.key", "basic.auth.user.info")
@@ -57,6 +58,10 @@ def worker_config() -> ConfigDef:
                 "How long after a failure; twice as long after each further one.", at_least(1))
         .define("task.restart.backoff.max.ms", Type.LONG, 300_000, LOW,
                 "The longest wait; a task that ran for so long starts from the shortest again.", at_least(1))
+        .define(ISOLATION, Type.STRING, "asyncio", LOW,
+                "Where tasks run: asyncio: all in the worker's event loop; process: each in a process of its own, so "
+                "that one that blocks holds up nothing else. A connector's setting of that name goes before it.",
+                one_of("asyncio", "process"))
         .define("task.stall.timeout.ms", Type.LONG, 300_000, LOW,
                 "A task that has been inside one call of its connector for so long is reported as stalled.",
                 at_least(1))

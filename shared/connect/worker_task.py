@@ -143,4 +143,7 @@ class WorkerTask(ABC):
         self.error = error
         log.error("task failed", task=str(self.id), error=f"{type(error).__name__}: {error}")
         self.state = after(self.state, Event.FAILURE)
-        self._listener.on_failure(self.id, trace_of(error))
+        self._listener.on_failure(self.id, self._trace(error))
+
+    def _trace(self, error: Exception) -> str:
+        return trace_of(error)

@@ -47,12 +47,15 @@ class Load:
     """Writes numbered records all the time, and asks REST all the time: what was sent, what was answered."""
 
     def __init__(self, bootstrap_servers: str, topic: str, urls: list[str]) -> None:
-        self._servers, self._topic, self._urls = bootstrap_servers, topic, urls
+        self._servers, self._topic, self.urls = bootstrap_servers, topic, urls
         self.sent = 0
         self.answers: list[float] = []
         self.unanswered: list[str] = []
         self._stop = False
         self._tasks: list[asyncio.Task[None]] = []
+
+    def value(self, number: int) -> bytes:
+        return str(number).encode()
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._ask())]
@@ -65,7 +68,7 @@ class Load:
         async with Producer(KafkaSettings(bootstrap_servers=self._servers)) as producer:
             while not self._stop:
                 for _ in range(RECORDS_PER_SECOND // 10):
-                    await producer.send(self._topic, str(self.sent).encode())
+                    await producer.send(self._topic, self.value(self.sent))
                     self.sent += 1
                 await asyncio.sleep(0.1)
             await producer.flush()
@@ -73,7 +76,7 @@ class Load:
     async def _ask(self) -> None:
         async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
             while not self._stop:
-                for url in list(self._urls):
+                for url in list(self.urls):
                     began = time.monotonic()
                     try:
                         answer = await client.get(f"{url}/connectors?expand=status")
@@ -107,17 +110,17 @@ async def test_no_record_is_lost_while_workers_come_and_go(
             await until("all run", lambda: settled(client, cluster))
             load.start()
             killed = cluster.pop(1)
-            load._urls.remove(killed.url)
+            load.urls.remove(killed.url)
             killed.kill()
             await until("the killed one's work runs elsewhere", lambda: settled(client, cluster))
             stopped = cluster.pop(1)
-            load._urls.remove(stopped.url)
+            load.urls.remove(stopped.url)
             assert await stopped.stop() == 0, stopped.log[-3_000:]
             await until("the stopped one's work runs elsewhere", lambda: settled(client, cluster))
             added = WorkerProcess(tmp_path, props)
             cluster.append(added)
             await added.ready()
-            load._urls.append(added.url)
+            load.urls.append(added.url)
             await until("the work is spread again", lambda: balanced(client, cluster))
             await load.stop()
             await until("every record is in every file", lambda: complete(tmp_path, load.sent))
@@ -127,16 +130,16 @@ async def test_no_record_is_lost_while_workers_come_and_go(
     assert rebalances < 4 * CONNECTORS, "each connector costs two rebalances at most, each worker that goes a few"
 
 
-async def settled(client: httpx.AsyncClient, cluster: list[WorkerProcess]) -> bool:
+async def settled(client: httpx.AsyncClient, cluster: list[WorkerProcess], tasks: int = 2) -> bool:
     found = await statuses(client, cluster[0].url)
-    return len(found) == CONNECTORS and all_running(found, 2, {host(worker) for worker in cluster})
+    return len(found) == CONNECTORS and all_running(found, tasks, {host(worker) for worker in cluster})
 
 
-async def balanced(client: httpx.AsyncClient, cluster: list[WorkerProcess]) -> bool:
+async def balanced(client: httpx.AsyncClient, cluster: list[WorkerProcess], count: int = 2) -> bool:
     found = await statuses(client, cluster[0].url)
     tasks = [task["worker_id"] for status in found.values() for task in status.get("tasks", [])]
     counts = [tasks.count(host(worker)) for worker in cluster]
-    return all_running(found, 2) and max(counts) - min(counts) <= 1
+    return all_running(found, count) and max(counts) - min(counts) <= 1
 
 
 async def complete(folder: Path, sent: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import structlog
 
 from shared.connect.connectors.file import FileStreamSinkConnector
 from shared.connect.errors import ConnectError
@@ -91,3 +92,18 @@ async def test_being_inside_one_call_is_visible() -> None:
         id = await run.run(SayingSource)
         await run.until(lambda: run.worker.stalled_ms(id) > 20)  # its poll waits
         assert run.worker.stalled_ms(ConnectorTaskId("none", 0)) == 0
+
+
+async def test_a_stall_is_said_once_and_its_end_once() -> None:
+    """A call longer than `task.stall.timeout.ms` is in the metrics and the log; when the task goes on, that is too."""
+
+    def stalled() -> float:
+        return run.worker.task_metrics()[0][2]["stalled"]
+
+    with structlog.testing.capture_logs() as said:
+        async with running(task_stall_timeout_ms="100") as run:
+            await run.run(SayingSource)
+            await run.until(lambda: stalled() and any("is stalled" in line["event"] for line in said))
+            SayingSourceTask.made[-1].batches.put_nowait(None)
+            await run.until(lambda: any("no more" in line["event"] for line in said))
+    assert [line["event"] for line in said if "stalled inside" in line["event"]] != []

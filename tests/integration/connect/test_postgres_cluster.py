@@ -1,0 +1,120 @@
+"""Three distributed workers that write into a real Postgres, exactly once, while one is killed, stopped and added."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin, NewTopic
+from shared.common.settings import KafkaSettings
+from tests.integration.connect.postgres import found, server
+from tests.integration.connect_processes import WorkerProcess, workers
+from tests.integration.connect_worker import JSON_CONVERTER, properties
+from tests.integration.test_connect_cluster import CONNECTORS, Load, balanced, settled, until
+
+asyncpg = pytest.importorskip("asyncpg")
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.skipif(not found(), reason="no Postgres: initdb, pg_ctl and postgres must be on the PATH"),
+]
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with server() as found_url:
+        yield found_url
+
+
+def sink(url: str, topic: str, number: int) -> dict[str, str]:
+    """A table of its own for each connector; nothing in it would keep a record from being there twice."""
+    return {
+        "connector.class": "PostgresSink",
+        "tasks.max": "1",
+        "topics": topic,
+        "connection.url": url,
+        "insert.mode": "insert",
+        "auto.create": "true",
+        "exactly.once": "true",
+        "table.name.format": f"sink_{number}",
+        "value.converter": JSON_CONVERTER,
+        "value.converter.schemas.enable": "false",
+    }
+
+
+class Numbered(Load):
+    """Writes JSON objects that have the number."""
+
+    def value(self, number: int) -> bytes:
+        return json.dumps({"n": number}).encode()
+
+
+async def tables(db: Any) -> dict[int, tuple[int, int, int]]:
+    """By connector: rows, different numbers, and the sum of the numbers."""
+    rows = {}
+    for number in range(CONNECTORS):
+        try:
+            row = await db.fetchrow(
+                f"SELECT count(*), count(DISTINCT n), coalesce(sum(n), 0)::bigint FROM sink_{number}"
+            )
+        except asyncpg.UndefinedTableError:
+            continue
+        rows[number] = (row[0], row[1], row[2])
+    return rows
+
+
+async def test_each_record_is_in_each_table_once(
+    kafka: EmbeddedKafka, tmp_path: Path, topic_name: str, url: str
+) -> None:
+    """20 connectors: a worker is killed, one stopped, one added; counts and sums of every table are those of what was
+    sent, REST answers throughout, and rebalances are bounded."""
+    props = properties(kafka.bootstrap_servers, session_timeout_ms="6000", heartbeat_interval_ms="1000")
+    async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
+        await admin.create_topics([NewTopic(topic_name, 4)])
+    with workers(tmp_path, props, 3) as cluster:
+        await asyncio.gather(*(worker.ready() for worker in cluster))
+        load = Numbered(kafka.bootstrap_servers, topic_name, [worker.url for worker in cluster])
+        async with httpx.AsyncClient(trust_env=False, timeout=100) as client:
+            for number in range(CONNECTORS):
+                connector = f"{cluster[number % 3].url}/connectors/sink-{number}/config"
+                answer = await client.put(connector, json=sink(url, topic_name, number))
+                assert answer.status_code == 201, answer.text
+            await until("all run", lambda: settled(client, cluster, 1))
+            load.start()
+            killed = cluster.pop(1)
+            load.urls.remove(killed.url)
+            killed.kill()
+            await until("the killed one's work runs elsewhere", lambda: settled(client, cluster, 1))
+            stopped = cluster.pop(1)
+            load.urls.remove(stopped.url)
+            assert await stopped.stop() == 0, stopped.log[-3_000:]
+            await until("the stopped one's work runs elsewhere", lambda: settled(client, cluster, 1))
+            added = WorkerProcess(tmp_path, props)
+            cluster.append(added)
+            await added.ready()
+            load.urls.append(added.url)
+            await until("the work is spread again", lambda: balanced(client, cluster, 1))
+            await load.stop()
+            db = await asyncpg.connect(url)
+            wanted = (load.sent, load.sent, load.sent * (load.sent - 1) // 2)
+
+            async def complete() -> bool:
+                rows = await tables(db)
+                assert all(row[0] <= load.sent for row in rows.values()), f"a record is there twice: {rows}"
+                return len(rows) == CONNECTORS and all(row == wanted for row in rows.values())
+
+            await until("every record is in every table", complete)
+            await db.close()
+            metrics = (await client.get(f"{cluster[0].url}/metrics")).text
+    assert not load.unanswered, load.unanswered[:5]
+    rebalances = float(re.findall(r"^\S+_completed_rebalances_total (\S+)$", metrics, re.MULTILINE)[0])
+    assert rebalances < 4 * CONNECTORS, "each connector costs two rebalances at most, each worker that goes a few"
+    slowest = sorted(load.answers)[int(len(load.answers) * 0.99)]
+    print(f"{load.sent} records, {len(load.answers)} answers, p99 {slowest * 1000:.0f} ms, {rebalances:.0f} rebalances")
