@@ -53,8 +53,8 @@ WORKER_SHARE, KEEPER_SHARE, REQUEST_SHARE = 0.85, 0.95, 0.04
 """Of `shutdown_timeout_ms`: what a worker is told that it has, when it is killed, and what requests have after that."""
 CHECK_MS = 1_500
 """How long a worker may take to tell its health or its metrics; a check as a whole has 2 s."""
-FORWARD_MS = 30_000
-"""How long a worker may take for a request that is handed on to it."""
+FORWARD_MS = 15_000
+"""How long a worker may take for a request that is handed on to it; reading a changelog's tail has 10 s."""
 NO_WORKER = ErrorKind(503, "NO_WORKER", "No worker answers", 1)
 
 
@@ -171,22 +171,26 @@ class Worker:
 
 
 class AnyWorker:
-    """Hands a request to the first worker that can be reached; to a second one only where the first never had it."""
+    """Hands a request to the worker that answered last, and where that does not, to the next one.
+
+    What changes something goes to a second worker only where the first never had it.
+    """
 
     name = "workers"
 
     def __init__(self, workers: Sequence[Worker]) -> None:
-        self._workers = workers
+        self._workers = list(workers)
 
     async def ask(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
         said = []
-        for worker in self._workers:
+        for worker in list(self._workers):
             try:
                 return await worker.ask(method, path, query, body, media_type)
             except Problem as e:
-                if not isinstance(e.__cause__, httpx.ConnectError):
+                if method != "GET" and not isinstance(e.__cause__, httpx.ConnectError):
                     raise
                 said.append(e.detail)
+                self._workers.sort(key=lambda one, last=worker: one is last)  # type: ignore[misc]
         raise Problem(NO_WORKER, "; ".join(said))
 
 

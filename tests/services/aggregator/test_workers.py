@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -68,6 +69,7 @@ def test_a_worker_has_the_settings_but_for_what_there_can_be_one_of() -> None:
     assert (own.streams.group_instance_id, own.kafka.client_id, own.workers) == ("agg-2", "me-2", 1)
     assert own.streams.state_dir == ".penstock/state/worker-2"
     assert own.queries.application_server == "http://host:8083/workers/2"
+    assert own.streams.state_dir == str(Path(given.streams.state_dir) / "worker-2")
     assert (own.shutdown_timeout_ms, own.topology, own.local_hosts_only) == (8_500, given.topology, True)
     plain = worker_settings(settings_of(), 1, "http://x")
     assert (plain.streams.group_instance_id, plain.kafka.client_id) == (None, None)
@@ -109,6 +111,27 @@ async def test_a_request_goes_to_a_worker_that_can_be_reached(tmp_path: Path) ->
     with pytest.raises(Problem, match="worker-1: ConnectError"):
         await AnyWorker([gone]).ask("GET", "/v1/streams", "", b"", "")
     await gone.stop()
+
+
+async def test_a_question_goes_on_where_a_worker_breaks_off_and_an_order_does_not(tmp_path: Path) -> None:
+    """What may have been done is not done twice; the one that broke off is asked last from then on."""
+    broken, there = (Worker(number, tmp_path, {}) for number in (1, 2))
+    accepted = []
+
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.append((await reader.readline()).split()[0])
+        writer.close()
+
+    listener = await asyncio.start_unix_server(break_off, path=str(broken.unix_socket))
+    async with serving(there, app_of("b")):
+        any_one = AnyWorker([broken, there])
+        with pytest.raises(Problem, match="worker-1: RemoteProtocolError"):
+            await any_one.ask("POST", "/v1/streams", "", b"", "")
+        for _ in range(2):
+            assert (await any_one.ask("GET", "/v1/streams", "", b"", "")).body.startswith(b"b ")
+    assert accepted == [b"POST", b"GET"]
+    listener.close()
+    await broken.stop()
 
 
 class Short(Workers):
