@@ -23,6 +23,7 @@ def make_consumer(kafka: KafkaSettings, settings: StreamsSettings, registry: Col
         group_instance_id=settings.group_instance_id,
         session_timeout_ms=settings.session_timeout_ms,
         heartbeat_interval_ms=settings.heartbeat_interval_ms,
+        max_poll_interval_ms=settings.max_poll_interval_ms,
         auto_offset_reset="none",
         isolation_level="read_committed",
         commit_strategy="none",

@@ -42,6 +42,9 @@ class StreamsSettings(Section):
     )
     session_timeout_ms: PositiveMs = Field(45_000, description="the group gives up a silent instance after this")
     heartbeat_interval_ms: PositiveMs = 3_000
+    max_poll_interval_ms: PositiveMs = Field(
+        300_000, description="an instance whose turn takes longer leaves the group: its partitions go to others"
+    )
     transaction_timeout_ms: PositiveMs = Field(
         10_000, description="the broker aborts an owner's transaction after this"
     )

@@ -18,7 +18,7 @@ from shared.streams.dsl import StreamsBuilder
 from shared.streams.stream_join import JoinWindows
 from shared.streams.stream_worker import StreamWorker
 from shared.streams.topology import Topology
-from tests.integration.test_stream_worker import Chain, chain_of, running, until
+from tests.integration.test_stream_worker import Chain, chain_of, offline, running, until
 
 USERS = ("ann", "bob", "cat")
 GRACE_MS = 10_000
@@ -188,3 +188,24 @@ def sessions(topic: str) -> Topology:
 
 async def send_to(producer: Producer, topic: str, timestamp_ms: int) -> None:
     await (await producer.send(topic, b"{}", key=b"k", partition=0, timestamp=timestamp_ms))
+
+
+async def test_a_worker_that_takes_too_long_lets_its_partitions_go(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """No turn within `max_poll_interval_ms`: another has its tasks; when it comes back nothing is lost or doubled."""
+    async with chain_of(kafka, topic_name) as chain:
+        await chain.send(100)
+        slow, other = chain.worker(max_poll_interval_ms=1_000), chain.worker()
+        await slow.startup()
+        while len(slow.tasks()) < 2 or any(owned.task is None for owned in slow.tasks().values()):
+            await slow.run_once()
+        async with running(other):
+            await chain.wait_processed(other)
+            assert sorted(other.tasks()) == [0, 1]
+            await chain.send(100)
+            deadline = asyncio.get_running_loop().time() + 20
+            while len(other.tasks()) == 2 or any(owned.task is None for owned in slow.tasks().values()):
+                await slow.run_once()
+                assert asyncio.get_running_loop().time() < deadline
+            await slow.shutdown()
+            await chain.wait_processed(other)
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
