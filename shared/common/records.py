@@ -38,10 +38,32 @@ class TopicPartition(NamedTuple):
 
 
 class OffsetAndMetadata(NamedTuple):
-    """A position to commit: the offset of the NEXT record to read, and a free text of at most 4,096 bytes."""
+    """A position to commit: the offset of the NEXT record to read, and a free text of at most 4,096 bytes.
+
+    `leader_epoch` is that of the last record read before it, or a later one, -1 where it is not known: with it whoever
+    goes on from there finds out that the log was truncated in between. It says nothing about the position itself, so
+    two positions are equal without it.
+
+    >>> OffsetAndMetadata(3, "", 7) == OffsetAndMetadata(3), OffsetAndMetadata(3, "", 7)
+    (True, OffsetAndMetadata(offset=3, metadata='', leader_epoch=7))
+    """
 
     offset: int
     metadata: str = ""
+    leader_epoch: int = -1
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OffsetAndMetadata) and self[:2] == other[:2]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self[:2])
+
+    def __repr__(self) -> str:
+        epoch = f", leader_epoch={self.leader_epoch}" if self.leader_epoch >= 0 else ""
+        return f"OffsetAndMetadata(offset={self.offset}, metadata={self.metadata!r}{epoch})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +200,8 @@ class Columns:
     timestamps: Int64Array
     offsets: Int64Array
     headers: Sequence[Headers] | None = field(default=None)
+    leader_epoch: int = -1
+    """That of the last of the records or a later one, -1 where it is not known; see `OffsetAndMetadata`."""
 
     @classmethod
     def of(cls, records: Sequence[ConsumerRecord]) -> Columns:
@@ -210,6 +234,7 @@ class Columns:
             self.timestamps[part],
             self.offsets[part],
             None if self.headers is None else self.headers[part],
+            self.leader_epoch,
         )
 
     def record(self, index: int) -> ConsumerRecord:

@@ -105,7 +105,10 @@ async def test_commit_and_resume(kafka: EmbeddedKafka, topic_name: str) -> None:
         rest = (await consumer.poll(20_000))[tp]
         assert rest.offsets.tolist() == list(range(3, 10))
         await consumer.commit()
-        assert await consumer.committed(tp) == OffsetAndMetadata(10)
+        committed = await consumer.committed(tp)
+        assert committed == OffsetAndMetadata(10)
+        assert committed is not None
+        assert committed.leader_epoch == 0
         told: list[Exception | None] = []
         consumer.commit_async({tp: 7}, lambda _, error: told.append(error))
         consumer.commit_async({tp: 8})

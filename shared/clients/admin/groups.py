@@ -97,12 +97,12 @@ class GroupsAdmin(TopicsAdmin):
                 self._raise(response.error_code, group_id, where)
             found = {}
             for topic, partitions, _ in response.topics:
-                for partition, offset, _, metadata, code, _ in partitions:
+                for partition, offset, epoch, metadata, code, _ in partitions:
                     tp = TopicPartition(topic, partition)
                     if code:
                         self._raise(code, group_id, f"{where}, {tp}")
                     if offset >= 0:
-                        found[tp] = OffsetAndMetadata(offset, metadata or "")
+                        found[tp] = OffsetAndMetadata(offset, metadata or "", epoch)
             return found
 
         return await self._run(ask, where, timeout_ms)
@@ -131,8 +131,8 @@ class GroupsAdmin(TopicsAdmin):
         await self._refuse_while_active(group_id, timeout_ms)
         topics: dict[str, list[tuple[int, int, int, str]]] = defaultdict(list)
         for tp, value in offsets.items():
-            offset, metadata = value if isinstance(value, OffsetAndMetadata) else (value, "")
-            topics[tp.topic].append((tp.partition, offset, -1, metadata))
+            at = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
+            topics[tp.topic].append((tp.partition, at.offset, at.leader_epoch, at.metadata))
         where = f"offsets of group {group_id}"
         request = wire.OFFSET_COMMIT(group_id, NO_GENERATION, "", None, list(topics.items()))
 

@@ -62,7 +62,7 @@ class Piece:
     """What was fetched of one partition from `position` on; `aborted` are (producer id, first offset) pairs.
 
     `end_offset` is where to fetch on, `end_epoch` the leader epoch of the batch before it (-1 where it has none),
-    `position` the offset of the next record to be handed out.
+    `position` the offset of the next record to be handed out, `epoch` the leader epoch of the last batch looked at.
     """
 
     __slots__ = (
@@ -77,6 +77,7 @@ class Piece:
         "_where",
         "end_epoch",
         "end_offset",
+        "epoch",
         "position",
         "size",
     )
@@ -93,7 +94,7 @@ class Piece:
         self._data = data
         self.size = len(data)
         self.position = self._decoded_to = self.end_offset = position
-        self.end_epoch = NO_EPOCH
+        self.end_epoch = self.epoch = NO_EPOCH
         self._aborted = None if aborted is None else sorted(aborted, key=lambda one: one[1], reverse=True)
         self._gone: set[int] = set()
         self._batches: list[_Batch] = []
@@ -153,9 +154,12 @@ class Piece:
             if batch.next_offset > self.end_offset:  # or it ends before what was asked for
                 self._batches.append(batch)
                 self.end_offset = batch.next_offset
-                self.end_epoch = _epoch.unpack_from(data, batch.start + EPOCH_AT)[0] if batch.magic >= 2 else NO_EPOCH
+                self.end_epoch = self._epoch_of(batch)
         if size and not self._batches:
             self._torn = f"no whole batch in {size} bytes"
+
+    def _epoch_of(self, batch: _Batch) -> int:
+        return int(_epoch.unpack_from(self._data, batch.start + EPOCH_AT)[0]) if batch.magic >= 2 else NO_EPOCH
 
     def _decode(self, max_records: int | None) -> Columns | None:
         """The records of the next batches, as many as are wanted; None where nothing is left."""
@@ -171,13 +175,14 @@ class Piece:
                     break  # first what is before it
                 raise
             self._decoded_to = batch.next_offset
+            self.epoch = max(self.epoch, self._epoch_of(batch))
             batches.pop()
         if not into.keys:
             if self._torn is not None:
                 topic, partition = self._where
                 raise CorruptRecord(f"{topic}-{partition} at offset {self._decoded_to}: {self._torn}")
             return None
-        return into.columns(*self._where)
+        return into.columns(*self._where, self.epoch)
 
     def _read_batch(self, batch: _Batch, into: _Lists) -> None:
         topic, partition = self._where
@@ -259,8 +264,8 @@ class _Lists:
                     self._headers += [()] * (len(keys) - 1)
                 self._headers.append(own)
 
-    def columns(self, topic: str, partition: int) -> Columns:
+    def columns(self, topic: str, partition: int, epoch: int) -> Columns:
         stamps = np.array(self._stamps, np.int64)
         offsets = self._offsets[0] if len(self._offsets) == 1 else np.concatenate(self._offsets)
         headers = HeaderColumn(self._headers) if self._any_headers else None
-        return Columns(topic, partition, self.keys, self.values, stamps, offsets, headers)
+        return Columns(topic, partition, self.keys, self.values, stamps, offsets, headers, epoch)

@@ -151,11 +151,11 @@ class Committer:
             found = {}
             codes = [(response.error_code, where)]
             for topic, rows, _ in response.topics:
-                for partition, offset, _, metadata, code, _ in rows:
+                for partition, offset, epoch, metadata, code, _ in rows:
                     tp = TopicPartition(topic, partition)
                     codes.append((code, f"{where}, {tp}"))
                     if offset >= 0:
-                        found[tp] = OffsetAndMetadata(offset, metadata or "")
+                        found[tp] = OffsetAndMetadata(offset, metadata or "", epoch)
             self._check(codes, group_id)
             return found
 
@@ -257,8 +257,8 @@ class Committer:
         if commit.generation != member.generation_id:
             raise IllegalGeneration(f"{self._where(member)}: the commit belongs to generation {commit.generation}")
         topics: dict[str, list[tuple[int, int, int, str]]] = defaultdict(list)
-        for tp, (offset, metadata) in commit.offsets.items():
-            topics[tp.topic].append((tp.partition, offset, -1, metadata))
+        for tp, (offset, metadata, epoch) in commit.offsets.items():
+            topics[tp.topic].append((tp.partition, offset, epoch, metadata))
         request = wire.OFFSET_COMMIT(
             member.group_id, member.generation_id, member.member_id, member.group_instance_id, list(topics.items())
         )

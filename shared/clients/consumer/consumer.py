@@ -266,7 +266,7 @@ class Consumer(OffsetLookups):
         for tp, columns in taken.items():
             self._metrics.consumed(tp.topic, len(columns))
         positions = {tp: p for tp in taken if (p := self._fetching.position(tp)) is not None}
-        self._membership.returned(positions)
+        self._membership.returned(positions, {tp: columns.leader_epoch for tp, columns in taken.items()})
         self._metrics.lag(self._fetching.known_lag(positions))
         return taken
 

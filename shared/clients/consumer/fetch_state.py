@@ -71,6 +71,7 @@ class PartitionState:
         "last_stable_offset",
         "pieces",
         "position",
+        "position_epoch",
         "reset",
         "retry_ms",
     )
@@ -86,9 +87,10 @@ class PartitionState:
         at = f"at {self.position}" if self.position is not None else f"to be placed by {self.reset or 'commit'}"
         return f"<{at}, {len(self.pieces)} pieces, {self.buffered_bytes} bytes to {self.fetch_offset}>"
 
-    def go_to(self, position: int | None, reset: ResetPolicy | None) -> None:
-        """Another position, or None and how to find it (by the group's commit without a policy)."""
-        self.position, self.reset = position, reset
+    def go_to(self, position: int | None, reset: ResetPolicy | None, epoch: int = NO_EPOCH) -> None:
+        """Another position, with the leader epoch of what was read before it, or None and how to find it (by the
+        group's commit without a policy)."""
+        self.position, self.reset, self.position_epoch = position, reset, epoch
         self.error: PenstockError | None = None
         self.retry_ms = self.backoff_ms = 0.0
         self.forget_pieces()
@@ -99,7 +101,7 @@ class PartitionState:
         self.pieces.clear()
         self.buffered_bytes = 0
         self.fetch_offset = self.position or 0
-        self.fetch_epoch = NO_EPOCH
+        self.fetch_epoch = self.position_epoch
 
     def back_off(self, now_ms: float, first_ms: float) -> None:
         self.backoff_ms = min(self.backoff_ms * 2, BACKOFF_MAX_MS) or first_ms

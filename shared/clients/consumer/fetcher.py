@@ -26,7 +26,7 @@ from shared.common.errors import (
     PenstockError,
     RetriableError,
 )
-from shared.common.records import Columns, TopicPartition
+from shared.common.records import Columns, OffsetAndMetadata, TopicPartition
 
 LEFT_OUT_WAIT_MS = 20
 """How long a request may wait for data while a partition of the same broker is left out because enough of it is
@@ -193,11 +193,12 @@ class Fetcher:
 
     # What has come.
 
-    def committed(self, lookup: Lookup, offsets: Mapping[TopicPartition, int]) -> None:
-        """The group's offsets; what is not among them has none."""
+    def committed(self, lookup: Lookup, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """The group's offsets; what is not among them has none. With a leader epoch the first fetch finds out whether
+        the log is still the one that was read."""
         for tp, state in self._answered(lookup):
-            if tp in offsets:
-                state.go_to(offsets[tp], None)
+            if (found := offsets.get(tp)) is not None:
+                state.go_to(found.offset, None, found.leader_epoch)
             else:
                 self._without_commit(tp, state)
 
@@ -242,14 +243,13 @@ class Fetcher:
 
         One that is shorter than the position may be of another topic by the same name: then the policy has its say.
         """
-        position, epoch = state.position, state.fetch_epoch
+        position = state.position
         assert position is not None
         if position <= end_offset:  # nothing was handed out that is not there any more
             state.go_to(position, None)
             self._ready.pop(tp, None)
         elif self._policy.is_none:
-            state.forget_pieces()
-            state.fetch_epoch = epoch  # so that it is found out again, until there is a seek
+            state.forget_pieces()  # the epoch stays, so that it is found out again until there is a seek
             reason = f"records from offset {end_offset} on were read that are not in the log any more"
             self._fail(tp, state, LogTruncation(f"{tp} at offset {position}: {reason}"))
         else:
@@ -328,11 +328,11 @@ class Fetcher:
             try:
                 columns = piece.read(limit)
             except PenstockError as e:
-                state.position = piece.position
+                state.position, state.position_epoch = piece.position, max(state.position_epoch, piece.epoch)
                 state.forget_pieces()
                 state.error = e
                 return None
-            state.position = piece.position
+            state.position, state.position_epoch = piece.position, max(state.position_epoch, piece.epoch)
             if piece.is_done:
                 state.pieces.popleft()
                 state.buffered_bytes -= piece.size

@@ -96,6 +96,7 @@ class _Partition:
         self.known = deque(finished)
         self.position = committed.offset if committed else None
         self.highest = finished[-1][1] if finished else -1
+        self.leader_epoch = committed.leader_epoch if committed else -1
         self.begin()
 
     def begin(self) -> None:
@@ -114,7 +115,7 @@ class _Partition:
             lane.queue.clear()
         self.lanes, self.running, self.epoch = lanes, running, epoch + 1
         self.known.clear()
-        self.highest = -1
+        self.highest = self.leader_epoch = -1
 
     def deliver(self, work: Work) -> bool:
         """Append a record; False where the metadata of an earlier commit says that it is finished."""
@@ -164,7 +165,7 @@ class _Partition:
         if self.position is None:
             return None
         offset = self.head.offset if self.head else self.position
-        return OffsetAndMetadata(offset, encode_finished(offset, list(self._finished())))
+        return OffsetAndMetadata(offset, encode_finished(offset, list(self._finished())), self.leader_epoch)
 
     def _finished(self) -> Iterator[tuple[int, int]]:
         work = self.head
@@ -220,8 +221,7 @@ class KeyScheduler:
         IllegalState for a partition that is not assigned: its records would be missing from the contiguous offset.
         """
         partition = columns.topic_partition
-        state = self._partitions.get(partition)
-        if state is None:
+        if (state := self._partitions.get(partition)) is None:
             raise IllegalState(f"records of {partition}, which is not assigned")
         if state.draining:
             return 0
@@ -231,6 +231,7 @@ class KeyScheduler:
             if state.deliver(work):
                 taken += 1
                 self._enqueue(state, work, key)
+        state.leader_epoch = max(state.leader_epoch, columns.leader_epoch)
         self.skipped += len(columns) - taken
         return taken
 
@@ -256,8 +257,7 @@ class KeyScheduler:
             state = self._partitions[partition]
             works = self._take_of(state) if state.ready else ()
             if works:
-                execution = Execution(partition, works, state, state.epoch)
-                self._executions.add(execution)
+                self._executions.add(execution := Execution(partition, works, state, state.epoch))
                 return execution
         return None
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Mapping
 
+from shared.clients.connection import NO_EPOCH
 from shared.clients.consumer.committer import Committer
 from shared.clients.consumer.fetching import Fetching
 from shared.clients.consumer.listener import RebalanceListener
@@ -44,10 +45,12 @@ class Membership:
         self._returned: dict[TopicPartition, int] = {}
         self._processed: dict[TopicPartition, int] = {}
         self._registered: dict[TopicPartition, int] = {}
+        self._epochs: dict[TopicPartition, int] = {}
 
-    def returned(self, positions: dict[TopicPartition, int]) -> None:
-        """A poll returned records up to these positions."""
+    def returned(self, positions: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int] = {}) -> None:
+        """A poll returned records up to these positions, the last of them of these leader epochs."""
         self._returned.update(positions)
+        self._epochs.update(epochs)
 
     def processed(self) -> None:
         """The next poll (or close) says that what was returned so far is done."""
@@ -56,7 +59,7 @@ class Membership:
 
     def uncommitted(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """The processed positions that were not handed to the committer yet."""
-        return {tp: OffsetAndMetadata(p) for tp, p in self._processed.items() if self._registered.get(tp) != p}
+        return self._with_epochs({tp: p for tp, p in self._processed.items() if self._registered.get(tp) != p})
 
     def registered(self, offsets: Iterable[TopicPartition]) -> None:
         """The committer has them."""
@@ -64,17 +67,21 @@ class Membership:
 
     def polled(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """The positions after everything that was returned, for a commit that the user asks for."""
-        return {tp: OffsetAndMetadata(p) for tp, p in {**self._processed, **self._returned}.items()}
+        return self._with_epochs({**self._processed, **self._returned})
+
+    def _with_epochs(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndMetadata]:
+        return {tp: OffsetAndMetadata(p, "", self._epochs.get(tp, NO_EPOCH)) for tp, p in positions.items()}
 
     def sought(self, tp: TopicPartition, offset: int) -> None:
         """The user's own position: what was read before says nothing any more."""
         self._returned.pop(tp, None)
+        self._epochs.pop(tp, None)
         self._processed[tp] = offset
 
     def forget_except(self, partitions: Iterable[TopicPartition]) -> None:
         """Only these are read now."""
         kept = set(partitions)
-        for positions in (self._returned, self._processed, self._registered):
+        for positions in (self._returned, self._processed, self._registered, self._epochs):
             for tp in [tp for tp in positions if tp not in kept]:
                 del positions[tp]
 

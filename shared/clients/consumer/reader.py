@@ -176,7 +176,7 @@ class Reader:
             if lookup.by_commit:
                 assert self._fetch_committed is not None
                 found = await self._fetch_committed(list(lookup.wanted))
-                self.fetcher.committed(lookup, {tp: committed.offset for tp, committed in found.items()})
+                self.fetcher.committed(lookup, found)
             else:
                 now_ms = self._clock.now_ms()
                 specs = {tp: policy.spec(now_ms) for tp, policy in lookup.wanted.items() if policy is not None}

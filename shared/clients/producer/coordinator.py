@@ -93,8 +93,8 @@ class TransactionCoordinator:
 
             await self._run(ask, where)
         topics: dict[str, list[Any]] = defaultdict(list)
-        for tp, (offset, metadata) in offsets.items():
-            topics[tp.topic].append((tp.partition, offset, -1, metadata, {}))
+        for tp, at in offsets.items():
+            topics[tp.topic].append((tp.partition, at.offset, at.leader_epoch, at.metadata, {}))
         transactional_id, producer_id, epoch = self._identity()
         request = wire.TXN_OFFSET_COMMIT(
             transactional_id,

@@ -47,6 +47,11 @@ class Batch:
     count: int
 
     @property
+    def leader_epoch(self) -> int:
+        """Under which leader it was appended."""
+        return int(PLACE.unpack_from(self.data)[2])
+
+    @property
     def is_transactional(self) -> bool:
         return bool(self.attributes & TRANSACTIONAL_MASK)
 

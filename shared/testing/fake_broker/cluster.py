@@ -134,6 +134,13 @@ class FakeCluster:
         """Have another node lead a partition, under the next leader epoch; KeyError where there is no such thing."""
         self._state.move_leader(tp, node)
 
+    def lose_records(self, tp: TopicPartition, end: int) -> None:
+        """Have the leader lose the batches with records from `end` on, as an unclean election does: the next leader
+        epoch begins without them. KeyError where there is no such partition."""
+        partition = self._partition(tp)
+        partition.log.truncate(end)
+        partition.lead(partition.leader)
+
     def coordinator(self, key: str) -> int:
         """The node that coordinates a group or a transactional id."""
         return self._state.coordinator(key)
@@ -179,7 +186,7 @@ class FakeCluster:
         """What a group has committed."""
         offsets = self._state.groups.offsets.get(group_id)
         rows = offsets.committed.items() if offsets is not None else ()
-        return {tp: OffsetAndMetadata(one.offset, one.metadata) for tp, one in rows}
+        return {tp: OffsetAndMetadata(one.offset, one.metadata, one.leader_epoch) for tp, one in rows}
 
     def _partition(self, tp: TopicPartition) -> Partition:
         partition = self._state.partition(tp)

@@ -177,6 +177,8 @@ def _fetched(state: ClusterState, request: Request) -> Message:
         if (code := epoch_error(row.current_leader_epoch, partition.leader_epoch)) is not ErrorCode.NONE:
             return Message(partition=tp.partition, error_code=code, records=b"")
         log = partition.log
+        if (gone := _diverging(partition, row)) is not None:
+            return gone
         limit = max(min(row.partition_max_bytes, left), 0)
         found = log.fetch(row.fetch_offset, limit, committed=committed, at_least_one=not any_taken)
         left -= len(found.data)
@@ -195,6 +197,27 @@ def _fetched(state: ClusterState, request: Request) -> Message:
         )
 
     return Message(topics=by_partition(request, take))
+
+
+def _diverging(partition: Partition, row: Message) -> Message | None:
+    """The answer to whoever has read what is not in this log, or None."""
+    if row.last_fetched_epoch < 0:
+        return None
+    log, index = partition.log, partition.topic_partition.partition
+    end = log.end_of_epoch(row.last_fetched_epoch, partition.leader_epoch)
+    if end is None:
+        return Message(partition=index, error_code=ErrorCode.OFFSET_OUT_OF_RANGE, records=b"")
+    if end.epoch >= row.last_fetched_epoch and end.end_offset >= row.fetch_offset:
+        return None
+    return Message(
+        partition=index,
+        error_code=ErrorCode.NONE,
+        high_watermark=log.high_watermark,
+        last_stable_offset=log.last_stable_offset,
+        log_start_offset=log.start_offset,
+        diverging_epoch=Message(epoch=end.epoch, end_offset=end.end_offset),
+        records=b"",
+    )
 
 
 def epoch_error(known: int, current: int) -> ErrorCode:

@@ -31,6 +31,13 @@ class TimedOffset(NamedTuple):
     timestamp: int
 
 
+class EpochEnd(NamedTuple):
+    """A leader epoch, and the offset after its last record."""
+
+    epoch: int
+    end_offset: int
+
+
 @dataclass
 class Fetched:
     """What a fetch found: the bytes of whole batches, and the transactions in their range that were aborted."""
@@ -122,6 +129,24 @@ class PartitionLog:
         if committed:
             aborted = tuple(one for one in self._aborted if one.last_offset >= offset and one.first_offset < upper)
         return Fetched(ErrorCode.NONE, b"".join(taken), aborted)
+
+    def end_of_epoch(self, epoch: int, current: int) -> EpochEnd | None:
+        """The largest epoch up to this one that led here, and where it ended; None for one that is still to come."""
+        if epoch > current:
+            return None
+        if epoch == current:
+            return EpochEnd(epoch, self.end_offset)
+        earlier = [batch for batch in self.batches if batch.leader_epoch <= epoch]
+        later = [batch for batch in self.batches if batch.leader_epoch > epoch]
+        end = later[0].base_offset if later else self.end_offset
+        return EpochEnd(earlier[-1].leader_epoch if earlier else epoch, end)
+
+    def truncate(self, end: int) -> None:
+        """Lose the batches that hold records from an offset on."""
+        kept = bisect_left(self._lasts, end)
+        self.size_bytes -= sum(len(batch.data) for batch in self.batches[kept:])
+        del self.batches[kept:], self._lasts[kept:]
+        self.end_offset = self._lasts[-1] + 1 if self._lasts else self.start_offset
 
     def bytes_from(self, offset: int, wanted: int, *, committed: bool) -> int:
         """How many bytes there are to fetch from `offset` on, counted until they are `wanted`."""

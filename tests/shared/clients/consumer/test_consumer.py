@@ -20,6 +20,7 @@ from shared.common.errors import (
     IllegalState,
     InvalidRequest,
     KafkaTimeout,
+    LogTruncation,
     NoOffsetForPartition,
     PenstockError,
     RebalanceInProgress,
@@ -395,3 +396,43 @@ async def test_code_that_holds_up_the_loop_is_told_so(cluster: FakeCluster) -> N
         await until(consumer, lambda: lost)
         await until(consumer, consumer.assignment)
     assert lost == [frozenset({A, B})]
+
+
+async def test_a_log_that_was_truncated_before_the_next_start(cluster: FakeCluster) -> None:
+    """A commit carries the leader epoch of what was read, so that whoever goes on from there hears of the loss."""
+    cluster.move_leader(A, 1)
+    async with Producer(kafka_of(cluster)) as producer:
+        await (await producer.send("t", b"of epoch 1", partition=0))
+    async with opened(cluster) as consumer:
+        consumer.assign([A])
+        await read(consumer, RECORDS + 1)
+        await consumer.commit()
+    assert cluster.committed("g")[A].leader_epoch == 1
+    cluster.lose_records(A, 5)
+    lost_from = cluster.end_offset("t")
+    assert lost_from < RECORDS
+    async with Producer(kafka_of(cluster)) as producer:
+        records = [ProducerRecord("t", b"new", partition=0)] * 2 * RECORDS
+        assert await (await producer.send_many(records)).first_error() is None
+    async with opened(cluster, auto_offset_reset="none") as consumer:
+        consumer.assign([A])
+        with pytest.raises(LogTruncation, match=f"records from offset {lost_from} on were read"):
+            await until(consumer, lambda: False)
+        consumer.seek(A, lost_from)
+        await read(consumer, 1)
+    async with opened(cluster) as consumer:
+        consumer.assign([A])
+        await until(consumer, lambda: consumer.known_position(A) == lost_from + 1)
+
+
+async def test_a_log_that_is_whole_is_read_on(cluster: FakeCluster) -> None:
+    """Under a later leader epoch too, and without the group's epoch being that of the position itself."""
+    async with opened(cluster) as consumer:
+        consumer.assign([A])
+        await read(consumer, RECORDS)
+        await consumer.commit({A: OffsetAndMetadata(3, "", 0)})
+    cluster.move_leader(A, 1)
+    async with opened(cluster, auto_offset_reset="none") as consumer:
+        consumer.assign([A])
+        await read(consumer, RECORDS - 3)
+        assert consumer.known_position(A) == RECORDS

@@ -28,7 +28,7 @@ from shared.common.errors import (
     OffsetOutOfRange,
     PenstockError,
 )
-from shared.common.records import TopicPartition
+from shared.common.records import OffsetAndMetadata, TopicPartition
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 NOT_LEADER, OUT_OF_RANGE, UNAUTHORIZED, CORRUPT, UNKNOWN = 6, 1, 29, 2, -1
@@ -378,7 +378,7 @@ def test_positions_come_from_the_group_then_from_the_policy() -> None:
     scene.fetcher.assign([A0, A1, B0])
     (lookup,) = scene.work().lookups
     assert (list(lookup.wanted), lookup.by_commit) == ([A0, A1, B0], True)
-    scene.fetcher.committed(lookup, {A0: 5})
+    scene.fetcher.committed(lookup, {A0: OffsetAndMetadata(5)})
     assert scene.fetcher.position(A0) == 5
     by_topic = scene.work().lookups
     assert [list(one.wanted) for one in by_topic] == [[A1], [B0]]
@@ -566,3 +566,25 @@ def test_a_truncation_of_what_was_handed_out() -> None:
             scene.take()
     scene.fetcher.seek(A0, 7)
     assert scene.fetches()[1].epochs == {A0: -1}
+
+
+def test_a_commit_with_its_leader_epoch() -> None:
+    """The first fetch asks whether the log is still the one that was read; what is dropped keeps the epoch."""
+    scene = Scene("none", has_group=True)
+    scene.fetcher.assign([A0])
+    (lookup,) = scene.work().lookups
+    scene.fetcher.committed(lookup, {A0: OffsetAndMetadata(5, "", 3)})
+    (fetch,) = scene.work().fetches
+    assert (fetch.wanted, fetch.epochs) == ({A0: 5}, {A0: 3})
+    scene.fetcher.received(fetch, FetchResponse({A0: diverged(4)}), 0)
+    with pytest.raises(LogTruncation, match="a-0 at offset 5: records from offset 4 on"):
+        scene.take()
+    assert scene.work().fetches[0].epochs == {A0: 3}
+
+
+def test_columns_say_under_which_leader_they_were_written() -> None:
+    """That of the last batch looked at, which is of their epoch or of a later one."""
+    scene = Scene().at(a0=0)
+    scene.give(a0=batch(0, 3, epoch=4) + batch(3, 2, epoch=6))
+    (columns,) = scene.fetcher.take(2).values()
+    assert (len(columns), columns.leader_epoch) == (2, 6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -332,3 +333,17 @@ def test_a_restart_after_any_prefix_redoes_only_the_unfinished(
     assert sorted(second.executed) == sorted(set(offsets) - first.finished)
     last = second.scheduler.committable().get(TP, committed)
     assert last == OffsetAndMetadata(offsets[-1] + 1)
+
+
+def test_what_is_committed_has_a_leader_epoch() -> None:
+    """That of the last delivery, or of the commit that is gone on from; not after a step back."""
+    scheduler = KeyScheduler()
+    scheduler.assign(TP, OffsetAndMetadata(0, "", 2))
+    scheduler.deliver(columns([0, 1]))
+    finish(scheduler, *take_all(scheduler).values())
+    assert scheduler.committable()[TP].leader_epoch == 2
+    scheduler.deliver(replace(columns([2]), leader_epoch=5))
+    finish(scheduler, *take_all(scheduler).values())
+    assert scheduler.committable()[TP].leader_epoch == 5
+    scheduler.deliver(columns([1]))
+    assert scheduler.committable()[TP].leader_epoch == -1

@@ -70,3 +70,14 @@ def test_partitions_that_are_gone_are_forgotten() -> None:
     positions.processed()
     positions.forget_except([B])
     assert positions.uncommitted() == {B: OffsetAndMetadata(2)}
+
+
+def test_leader_epochs_go_with_the_positions() -> None:
+    """Until a seek, after which it is not known under which leader the record before was written."""
+    positions = membership()
+    positions.returned({A: 5, B: 2}, {A: 7})
+    assert {tp: at.leader_epoch for tp, at in positions.polled().items()} == {A: 7, B: -1}
+    positions.processed()
+    assert positions.uncommitted()[A].leader_epoch == 7
+    positions.sought(A, 1)
+    assert positions.uncommitted()[A].leader_epoch == -1

@@ -34,6 +34,26 @@ def test_a_repetition_is_not_appended() -> None:
     assert (len(log.batches), log.end_offset) == (1, 2)
 
 
+def test_where_leader_epochs_end() -> None:
+    """An epoch ends where the next one with records begins; one that never led ends with the one before it."""
+    log = PartitionLog()
+    for epoch in (1, 1, 4):
+        log.append(parse(built(b"a", b"b")), epoch)
+    ends = {epoch: log.end_of_epoch(epoch, 5) for epoch in (0, 1, 3, 4, 5, 6)}
+    assert ends == {0: (0, 0), 1: (1, 4), 3: (1, 4), 4: (4, 6), 5: (5, 6), 6: None}
+
+
+def test_what_is_lost() -> None:
+    """Whole batches go, and the next record takes the place of the first that is gone."""
+    log = log_of(2, 3, 2)
+    size = log.size_bytes
+    log.truncate(4)
+    assert (log.end_offset, len(log.batches)) == (2, 1)
+    assert 0 < log.size_bytes < size
+    log.truncate(0)
+    assert (log.end_offset, log.size_bytes) == (0, 0)
+
+
 @given(st.lists(st.integers(1, 5), max_size=12), st.integers(0, 60), st.integers(0, 500))
 def test_a_fetch_gives_whole_batches(counts: list[int], offset: int, max_bytes: int) -> None:
     """What is fetched begins with the batch that holds the offset, and is one batch or no larger than the limit."""
