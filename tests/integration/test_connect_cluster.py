@@ -33,7 +33,7 @@ def sink(folder: Path, number: int, topic: str) -> dict[str, str]:
     }
 
 
-async def until(what: str, check: Callable[[], Awaitable[bool]], timeout_s: float = 60) -> None:
+async def until(what: str, check: Callable[[], Awaitable[bool]], timeout_s: float = 180) -> None:
     async with asyncio.timeout(timeout_s):
         while not await check():  # noqa: ASYNC110 - polled as a client would
             await asyncio.sleep(0.2)
