@@ -76,7 +76,7 @@ class OverviewBuilder:
         """The overview as plain values."""
         stored = _total(services, lambda name: name == STORED)
         streams = _of_each_application(services)
-        tasks = [dict(task) for stream in streams for task in stream.get("tasks", ())]
+        tasks = [task for stream in streams for task in _tasks(stream)]
         late = _sum(tasks, "late_records")
         all_late = _total(services, lambda name: name == LATE) if late is None else late
         dead = _total(services, lambda name: name.startswith("penstock_") and name.endswith(DEAD_LETTERS_SUFFIX))
@@ -115,6 +115,14 @@ def _of_each_application(services: Sequence[ServiceSample]) -> list[Mapping[str,
             if name not in found or _missing(sample.streams) < _missing(found[name]):
                 found[name] = sample.streams
     return list(found.values())
+
+
+def _tasks(streams: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """An application's tasks, and a row for each partition that nobody could tell of, with the reason in its place."""
+    tasks = [dict(task) for task in streams.get("tasks", ())]
+    told = {task.get("partition") for task in tasks}
+    lost = [one for one in streams.get("missing", ()) if one["partition"] not in told]
+    return tasks + [{"partition": one["partition"], "state": "missing", "instance": one["reason"]} for one in lost]
 
 
 def _missing(streams: Mapping[str, Any]) -> int:

@@ -29,6 +29,8 @@ class TaskState(TypedDict, total=False):
     dead_letters: int | None
     restore_ms: int | None
     """How long the last restore took."""
+    instance: str
+    """Which instance it is of, where several are told of."""
 
 
 class CompactionState(TypedDict, total=False):

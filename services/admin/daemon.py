@@ -60,6 +60,10 @@ class AdminDaemon(KafkaHttpDaemon):
             tasks.create_task(self._overview.run())
             tasks.create_task(super().main_loop())
 
+    async def connect(self) -> None:
+        await super().connect()
+        self._overview.changed()
+
     async def shutdown(self) -> None:
         """Finish the requests in flight, then close the connections."""
         await self.server.stop(int(self._settings.shutdown_timeout_ms * REQUEST_SHARE))

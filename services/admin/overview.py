@@ -37,16 +37,23 @@ class Overview:
         self._lock = asyncio.Lock()
         self._newest: dict[str, Any] = {}
         self._taken_ms: int | None = None
+        self._changes = 0
 
     async def overview(self) -> dict[str, Any]:
         """The newest overview, at most `keep_ms` old."""
         async with self._lock:
             now_ms = self._clock.monotonic_ms()
             if self._taken_ms is None or now_ms - self._taken_ms >= self._keep_ms:
+                changes = self._changes
                 self._newest = await self._take()
                 self._history.add(self._newest)
-                self._taken_ms = self._clock.monotonic_ms()
+                self._taken_ms = self._clock.monotonic_ms() if changes == self._changes else None
             return self._newest
+
+    def changed(self) -> None:
+        """What was seen last is not so any more, such as Kafka, which is reached now: whoever asks next sees anew."""
+        self._changes += 1
+        self._taken_ms = None
 
     def history(self) -> list[dict[str, Any]]:
         """What was seen so far, oldest first."""

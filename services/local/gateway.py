@@ -47,6 +47,10 @@ class GatewayDaemon(ProducerDaemon):
             tasks.create_task(self._overview.run())
             tasks.create_task(super().main_loop())
 
+    async def connect(self) -> None:
+        await super().connect()
+        self._overview.changed()
+
     async def shutdown(self) -> None:
         await super().shutdown()
         await self._http.aclose()

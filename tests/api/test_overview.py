@@ -74,3 +74,14 @@ def test_an_applications_tasks_are_counted_once() -> None:
     whole = {"application_id": "x", "tasks": [{"partition": 0}, {"partition": 1}], "missing": []}
     samples = [ServiceSample(str(i), "", "ok", streams=one) for i, one in enumerate((poor, whole, poor))]
     assert [task["partition"] for task in build(samples)["streams"]["tasks"]] == [0, 1]
+
+
+def test_a_partition_that_nobody_tells_of_has_a_row() -> None:
+    """With the reason in its place; one that is being restored has a task's row already."""
+    lost = [{"partition": 0, "reason": "being restored by a"}, {"partition": 1, "reason": "no instance has it"}]
+    state = {"application_id": "x", "tasks": [{"partition": 0, "state": "restoring", "instance": "a"}], "missing": lost}
+    tasks = build([ServiceSample("a", "", "ok", streams=state)])["streams"]["tasks"]
+    assert [(task["partition"], task["state"], task["instance"]) for task in tasks] == [
+        (0, "restoring", "a"),
+        (1, "missing", "no instance has it"),
+    ]

@@ -60,3 +60,19 @@ async def test_after_that_they_are_asked_again() -> None:
     clock.ms = 1_000
     assert (await overview.overview())["ingest"]["records_per_second"] == 100
     assert source.asked == 2
+
+
+async def test_what_has_changed_is_looked_at_anew() -> None:
+    """Also by an answer that is on its way when it changes: it is given, but not kept."""
+    clock, source = Clock(), Counting()
+    overview = Overview([source], Kafka(), clock=clock, keep_ms=800)  # type: ignore[arg-type]
+    await overview.overview()
+    overview.changed()
+    asking = asyncio.create_task(overview.overview())
+    while source.asked < 2:  # noqa: ASYNC110 - it comes within a turn or two
+        await asyncio.sleep(0)
+    overview.changed()
+    await asking
+    await overview.overview()
+    await overview.overview()
+    assert source.asked == 3
