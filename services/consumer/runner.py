@@ -67,7 +67,7 @@ class HandlerRunner(RebalanceListener):
         self._commits: Commits = commits or OffsetCommits(consumer, scheduler, metrics)
         self._tasks: dict[Execution, asyncio.Task[None]] = {}
         self._paused: set[TopicPartition] = set()
-        metrics.in_flight.set_function(lambda: len(self._tasks))
+        metrics.in_flight.set_function(self._tasks.__len__)  # the registry may outlive the runner
         self._skipped = 0
         self._stopping = False
         self._crash: BaseException | None = None

@@ -71,7 +71,7 @@ class Committer:
         self._start()
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float) -> None:
-        """Commit and wait, pending ones before (or with) it.
+        """Commit and wait, pending ones before (or with) it; without offsets it waits for those alone.
 
         Raises CommitFailed (IllegalGeneration, UnknownMember) and RebalanceInProgress at once, KafkaTimeout after
         `timeout_ms`: the offsets may then still be committed.
@@ -82,7 +82,7 @@ class Committer:
         self._start()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                while not self.sequence.is_done(numbers):
+                while not (self.sequence.is_done(numbers) if numbers else self.sequence.is_drained):
                     if self.sequence.is_dropped(numbers):
                         raise self._taken_away()
                     if self._last_error is not None and not self._passing(self._last_error):
@@ -259,8 +259,10 @@ class Committer:
         topics: dict[str, list[tuple[int, int, int, str]]] = defaultdict(list)
         for tp, (offset, metadata, epoch) in commit.offsets.items():
             topics[tp.topic].append((tp.partition, offset, epoch, metadata))
+        # Without a member id it is a commit by hand, which is nobody's in the group.
+        instance_id = member.group_instance_id if member.member_id else None
         request = wire.OFFSET_COMMIT(
-            member.group_id, member.generation_id, member.member_id, member.group_instance_id, list(topics.items())
+            member.group_id, member.generation_id, member.member_id, instance_id, list(topics.items())
         )
         where = f"OffsetCommit of {self._where(member)}"
         response = await self._connection.ask_coordinator("group", member.group_id, request, where)

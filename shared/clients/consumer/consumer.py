@@ -177,12 +177,12 @@ class Consumer(OffsetLookups):
     ) -> None:
         """Commit `offsets` (each the next to read), by default everything polled, and wait.
 
-        Pending asynchronous commits go first or with it. Raises IllegalGeneration, UnknownMember, RebalanceInProgress,
-        FencedInstanceId, KafkaTimeout after `timeout_ms` (default `commit_timeout_ms`), IllegalState without a group.
+        Pending asynchronous commits go first or with it, also where there is nothing else to commit. Raises
+        IllegalGeneration, UnknownMember, RebalanceInProgress, FencedInstanceId, KafkaTimeout after `timeout_ms`
+        (default `commit_timeout_ms`), IllegalState without a group.
         """
         wanted = self._offsets(offsets)
-        if wanted:
-            await self._committer.commit(wanted, self._settings.commit_timeout_ms if timeout_ms is None else timeout_ms)
+        await self._committer.commit(wanted, self._settings.commit_timeout_ms if timeout_ms is None else timeout_ms)
 
     def commit_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, callback: OnCommit | None = None

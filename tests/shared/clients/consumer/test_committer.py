@@ -224,6 +224,40 @@ async def test_callbacks_are_called_before_a_sync_commit_returns() -> None:
     assert coordinator.committed == {A: at(5), B: at(7)}
 
 
+async def test_a_commit_of_nothing_waits_for_what_is_pending() -> None:
+    """It has nothing of its own to wait for, and what was committed before it is done all the same."""
+    member = Member(coordinator := Coordinator())
+    await member.committer.commit({}, 5_000)
+    coordinator.gate = asyncio.Event()
+    member.later(1)
+    waiting = asyncio.create_task(member.committer.commit({}, 5_000))
+    await turns()
+    assert not waiting.done()
+    coordinator.gate.set()
+    await waiting
+    assert member.told == [(1, "NoneType")]
+    coordinator.gate = asyncio.Event()
+    member.later(2)
+    with pytest.raises(KafkaTimeout, match="not committed within 5 ms"):
+        await member.committer.commit({}, 5)
+    await member.committer.close()
+
+
+@pytest.mark.parametrize("code", [UNKNOWN, GENERATION, REBALANCE])
+async def test_a_revocation_goes_on_without_what_cannot_be_committed(code: int) -> None:
+    """Its drain ends at once where no answer can mend it, and in time where there is none."""
+    member = Member(coordinator := Coordinator())
+    coordinator.fates = lambda: str(code)
+    member.later(1)
+    async with asyncio.timeout(5):
+        await member.committer.drain(60_000)
+    coordinator.gate = asyncio.Event()
+    member.later(2)
+    async with asyncio.timeout(5):
+        await member.committer.drain(5)
+    await member.committer.close()
+
+
 async def test_a_callback_that_raises_harms_nobody() -> None:
     """What a callback raises is logged; the others are told, and commits go on."""
     member = Member(coordinator := Coordinator())

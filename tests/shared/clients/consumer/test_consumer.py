@@ -115,6 +115,18 @@ async def test_auto_commits_wait_for_their_interval(cluster: FakeCluster, is_man
     assert sum(at.offset for at in cluster.committed("g").values()) <= 2 * RECORDS
 
 
+async def test_nothing_is_committed_that_nobody_asked_for(cluster: FakeCluster) -> None:
+    """Without a commit strategy neither a rebalance nor the close commits what was read."""
+    seen = commits(cluster)
+    async with opened(cluster) as consumer:
+        consumer.subscribe(["t"])
+        await read(consumer, RECORDS)
+        before = consumer.group_metadata().generation_id
+        consumer.enforce_rebalance()
+        await until(consumer, lambda: consumer.group_metadata().generation_id > before)
+    assert seen == []
+
+
 async def test_an_auto_commit_outlives_its_coordinator(cluster: FakeCluster) -> None:
     """Refused and unanswered in turn, it is made again, with back-off, until it is there."""
     faults: list[Action] = [Fail(ErrorCode.NOT_COORDINATOR), Close(), Fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)]
@@ -161,6 +173,16 @@ async def test_what_no_retry_mends_is_said_at_once(
             await consumer.commit({A: 1})
         assert type(await told(consumer, {A: 2})) is error
         control.remove()
+
+
+async def test_a_commit_by_hand_is_no_static_members(cluster: FakeCluster) -> None:
+    """Of partitions that no group has assigned it names neither a member nor its instance id."""
+    seen = commits(cluster)
+    async with opened(cluster, group_instance_id="i") as consumer:
+        consumer.assign([A])
+        await consumer.commit({A: 1})
+    body = seen[0].body
+    assert (body.member_id, body.group_instance_id) == ("", None)
 
 
 @pytest.mark.parametrize(

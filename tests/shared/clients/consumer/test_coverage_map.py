@@ -30,3 +30,10 @@ def test_each_of_theirs_is_listed_once() -> None:
     twice = sorted({name for name in theirs if theirs.count(name) > 1})
     assert twice == []
     assert len(theirs) > 100
+
+
+def test_every_test_of_theirs_is_listed() -> None:
+    """The names of `ConsumerCoordinatorTest`, as read from Kafka's sources, are all there."""
+    theirs = (HERE / "data" / "reference_tests.txt").read_text().split()
+    listed = {name for names, _ in ROWS for name in re.findall(r"`((?:test|should)\w+)`", names)}
+    assert set(theirs) == listed
