@@ -1,6 +1,7 @@
 """`penstock connectors …`: a Connect worker's connectors from the command line, over its REST.
 
-The worker is any of the cluster; `--url` or `PENSTOCK_CONNECT_URL` names it. It may be a Kafka Connect of any make.
+The worker is any of the cluster; `--url` or `PENSTOCK_CONNECT_URL` names it. It may be a Kafka Connect of any make. What
+it asks for is in `PENSTOCK_CONNECT_TOKEN`, or user:password in `PENSTOCK_CONNECT_USER`: a flag would be seen by others.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from shared.common.errors import ConfigError, PenstockError
 
 DEFAULT_URL = "http://127.0.0.1:8083"
 URL_VARIABLE = "PENSTOCK_CONNECT_URL"
+TOKEN_VARIABLE, USER_VARIABLE = "PENSTOCK_CONNECT_TOKEN", "PENSTOCK_CONNECT_USER"
 TIMEOUT_MS = 100_000
 TRACE_LINES = 1
 """Lines of a failure's trace in the table: the last ones; `--json` has all of it."""
@@ -166,8 +168,12 @@ def _quoted(name: str) -> str:
 
 def _ask(method: str, path: str, url: str | None, body: Any = None) -> Any:
     base = (url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/")
+    token, (user, _, password) = os.environ.get(TOKEN_VARIABLE), os.environ.get(USER_VARIABLE, "").partition(":")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    auth = httpx.BasicAuth(user, password) if user and not token else None
     try:
-        answer = httpx.request(method, f"{base}{path}", json=body, timeout=TIMEOUT_MS / 1000, trust_env=False)
+        with httpx.Client(timeout=TIMEOUT_MS / 1000, trust_env=False, headers=headers, auth=auth) as client:
+            answer = client.request(method, f"{base}{path}", json=body)
     except (httpx.HTTPError, httpx.InvalidURL) as e:
         raise RestError(f"{base}: {type(e).__name__}: {e}".rstrip(": ")) from None
     found = _decoded(answer)

@@ -55,7 +55,7 @@ class UpSettings(DaemonSettings):
     topics: str = Field("sessions", description="what the consumer handles, comma-separated")
     handler: str = "services.local.handlers:log_record"
     group_id: str = "handler"
-    connect: bool = Field(True, description="run a Connect worker as well")
+    connect_worker: bool = Field(True, description="run a Connect worker as well")
 
 
 class Up:
@@ -85,7 +85,7 @@ class Up:
         await aggregator.healthy()
         consumer = await self._stack.start(self._consumer())
         others = [aggregator, consumer]
-        if self._settings.connect:
+        if self._settings.connect_worker:
             others.append(await self._stack.start(self._connect()))
         gateway = await self._stack.start(self._gateway(others), self._settings.http.port)
         await asyncio.gather(*(service.healthy() for service in [*others, gateway]))
@@ -174,7 +174,7 @@ class Up:
             "results": f"topic {settings.topics}; {settings.handler} has them, its log is {logs / 'consumer.log'}",
             "lake": f"{lake / application}, every compaction.interval_ms (300,000: five minutes, also to the first)",
             "audit": f"{command_name()} audit {shlex.join(audit)}",
-            "connectors": f"{gateway.url}/connectors" if settings.connect else "",
+            "connectors": f"{gateway.url}/connectors" if settings.connect_worker else "",
             "Kafka": servers,
             "logs": str(logs),
             "": "Ctrl-C stops everything; the data stays.",

@@ -34,6 +34,8 @@ SETTINGS_OF_ALL_COMMANDS = frozenset(
         "commit_interval_ms",
         "commit_records",
         "compaction",
+        "connect",
+        "connect_worker",
         "consumer",
         "cors_origins",
         "create_dead_letter_topics",
@@ -111,7 +113,10 @@ SETTINGS_OF_ALL_COMMANDS = frozenset(
 )
 """The outermost names; what is within a section, the command that reads it checks."""
 
-OTHER_VARIABLES = frozenset(f"{ENV_PREFIX}{name}" for name in ("CONFIG", "MAVEN_REPOSITORY", "NO_INSTALL"))
+OTHER_VARIABLES = frozenset(
+    f"{ENV_PREFIX}{name}"
+    for name in ("CONFIG", "CONNECT_TOKEN", "CONNECT_URL", "CONNECT_USER", "MAVEN_REPOSITORY", "NO_INSTALL")
+)
 """Variables that are no settings of a command."""
 
 # Kubernetes puts the address of each Service into every container: one that is called penstock, or penstock-producer,

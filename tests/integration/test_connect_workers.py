@@ -150,7 +150,8 @@ async def committed(servers: str, topic: str) -> list[bytes | None]:
 
 
 async def test_exactly_once_sources_are_fenced_and_repeat_nothing(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    """Under `exactly.once.source.support=enabled` task sets replace each other, and each line is in the topic once."""
+    """Under `exactly.once.source.support=enabled` task sets replace each other, one of them in a process of its
+    own, and each line is in the topic once."""
     topic = f"lines-{uuid.uuid4().hex[:6]}"
     await make_topic(kafka, topic)
     file = tmp_path / "in.txt"
@@ -159,7 +160,8 @@ async def test_exactly_once_sources_are_fenced_and_repeat_nothing(kafka: Embedde
     converter = {"value_converter": "org.apache.kafka.connect.storage.StringConverter"}
     async with two_workers(tmp_path, props) as pair:
         for batch in ("7", "3", "5"):  # another config, so another set of tasks
-            config = source(file, topic, batch_size=batch, **converter)
+            where = "process" if batch == "3" else "asyncio"
+            config = source(file, topic, batch_size=batch, penstock_task_isolation=where, **converter)
             answer = await pair.other.put("/connectors/src/config", json=config)
             assert answer.status_code in (200, 201), answer.text
             await until(

@@ -11,6 +11,7 @@ from services.aggregator.settings import AggregatorSettings, SessionsSettings
 from services.compactor.settings import AuditSettings, BackfillSettings, CompactSettings
 from services.consumer.dlq import DlqSettings
 from services.consumer.settings import ConsumerServiceSettings
+from services.local.connect_worker import ConnectWorkerSettings
 from services.local.gateway import GatewaySettings
 from services.local.up import UpSettings
 from services.producer.settings import ProducerServiceSettings
@@ -36,6 +37,7 @@ COMMANDS: list[type[CommandSettings]] = [
     CompactSettings,
     ConsumerServiceSettings,
     DlqSettings,
+    ConnectWorkerSettings,
     GatewaySettings,
     ProducerServiceSettings,
     UpSettings,
