@@ -1,7 +1,7 @@
 """`penstock connectors …`: a Connect worker's connectors from the command line, over its REST.
 
-The worker is any of the cluster; `--url` or `PENSTOCK_CONNECT_URL` names it. It may be a Kafka Connect of any make. What
-it asks for is in `PENSTOCK_CONNECT_TOKEN`, or user:password in `PENSTOCK_CONNECT_USER`: a flag would be seen by others.
+The worker is any of the cluster; `--url` or `PENSTOCK_CONNECT_URL` names it. It may be a Kafka Connect of any make.
+What it asks for is in `PENSTOCK_CONNECT_TOKEN`, or user:password in `PENSTOCK_CONNECT_USER`: flags are seen by others.
 """
 
 from __future__ import annotations

@@ -82,6 +82,7 @@ SETTINGS_OF_ALL_COMMANDS = frozenset(
         "processing_exception_handler",
         "processing_guarantee",
         "producer",
+        "queries",
         "reader_options",
         "results",
         "retention_hours",
@@ -109,6 +110,7 @@ SETTINGS_OF_ALL_COMMANDS = frozenset(
         "vacuum_every",
         "value",
         "value_column",
+        "workers",
     )
 )
 """The outermost names; what is within a section, the command that reads it checks."""
