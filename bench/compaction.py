@@ -32,8 +32,9 @@ from shared.common.records import ProducerRecord
 from shared.common.settings import KafkaSettings
 from shared.streams import changelog_format as log
 from shared.streams.aggregations import Count, Sum
-from shared.streams.changelog import ChangelogPartition, RestoreReport
+from shared.streams.changelog import ChangelogPartition
 from shared.streams.dsl import StreamsBuilder
+from shared.streams.restoring import RestoreReport
 from shared.streams.settings import StreamsSettings
 from shared.streams.stream_task import StreamTask
 from shared.streams.topics import CHANGELOG_CONFIGS

@@ -91,6 +91,8 @@ EDGES = {
     "shared/streams/global_tables.py": "reads the topics of global tables",
     "shared/streams/repartition_purge.py": "deletes records that were read",
     "shared/streams/owned_task.py": "holds a task's connections and closes them",
+    "shared/streams/restoring.py": "reads snapshots and the changelog topic",
+    "shared/streams/standbys.py": "follows the changelogs of other instances' tasks",
     "shared/streams/source_positions.py": "asks what the source partitions hold",
     "shared/streams/state/rocksdb.py": "reads and writes rows on disk",
     "shared/streams/state/state_directory.py": "makes the state's folder and locks it",

@@ -57,6 +57,20 @@ def merge_tasks(parts: Iterable[Part]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda task: task["partition"])
 
 
+def merge_standbys(parts: Iterable[Part]) -> list[dict[str, Any]]:
+    """All standbys by partition, each with the instance that it is of.
+
+    >>> merge_standbys([Part([0], {"instance": "a", "standbys": [{"partition": 1, "lag": 0}]}), Part([1], {})])
+    [{'partition': 1, 'lag': 0, 'instance': 'a'}]
+    """
+    found = [
+        {**standby, "instance": answer.get("instance", "")}
+        for _, answer in parts
+        for standby in answer.get("standbys", ())
+    ]
+    return sorted(found, key=lambda standby: (standby["partition"], standby["instance"]))
+
+
 def merge_rows(parts: Iterable[Part], missing: dict[int, str], rows_max: int) -> dict[str, Any]:
     """Rows of a store, at most `rows_max`, and positions; a partition without one is added to `missing`.
 

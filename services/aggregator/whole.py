@@ -21,7 +21,15 @@ from api.problem import ErrorKind, Problem
 from api.server import HttpServer
 from api.settings import GuardedSettings, Scope
 from api.state import StreamsState, StreamsView
-from services.aggregator.merged import Part, merge_rows, merge_stores, merge_tasks, merge_windows, missing_rows
+from services.aggregator.merged import (
+    Part,
+    merge_rows,
+    merge_standbys,
+    merge_stores,
+    merge_tasks,
+    merge_windows,
+    missing_rows,
+)
 from services.aggregator.settings import QueriesSettings
 from shared.common.metrics import counter
 from shared.streams.instances import Instances, Parts, Registration, who_has
@@ -97,6 +105,7 @@ class Whole:
         state: dict[str, Any] = {
             **own,
             "tasks": merge_tasks(found),
+            "standbys": merge_standbys(found),
             "compactions": doing.get("compactions", []),
             "instances": [self._instance(url) for url in self._instances.urls()],
             "missing": missing_rows(missing),

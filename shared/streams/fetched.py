@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry
 
 from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.clients.consumer.assignors import Assignor
 from shared.common.records import Columns, TopicPartition
 from shared.common.settings import KafkaSettings
 from shared.streams.owned_task import OwnedTask
@@ -16,7 +17,9 @@ Ready = Mapping[int, OwnedTask]
 """Tasks that are restored, by partition."""
 
 
-def make_consumer(kafka: KafkaSettings, settings: StreamsSettings, registry: CollectorRegistry) -> Consumer:
+def make_consumer(
+    kafka: KafkaSettings, settings: StreamsSettings, registry: CollectorRegistry, assignor: Assignor | None = None
+) -> Consumer:
     """The application's member of its group, not open yet."""
     own = ConsumerSettings(
         group_id=settings.application_id,
@@ -29,7 +32,7 @@ def make_consumer(kafka: KafkaSettings, settings: StreamsSettings, registry: Col
         commit_strategy="none",
         partition_assignment_strategy=settings.partition_assignment_strategy,
     )
-    return Consumer(kafka, own, registry=registry)
+    return Consumer(kafka, own, registry=registry, assignor=assignor)
 
 
 def poll_ms(settings: StreamsSettings, owned: Ready, commit_due_ms: int) -> int:

@@ -7,9 +7,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from shared.common.log import get_logger
-from shared.streams.changelog import ChangelogPartition, RestoreReport
+from shared.streams.changelog import ChangelogPartition
 from shared.streams.idle_advance import IdleAdvance
 from shared.streams.refusal_log import RefusalLog
+from shared.streams.restoring import RestoreReport
 from shared.streams.settings import StreamsSettings
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_inputs import TaskInputs
@@ -54,6 +55,7 @@ class OwnedTask:
             snapshot_version=report.snapshot_version,
             snapshot_windows=report.snapshot_windows,
             local_windows=report.local_windows,
+            standby_windows=report.standby_windows,
             changelog_records=report.changelog_records,
             restore_ms=report.milliseconds,
         )
@@ -106,5 +108,6 @@ class OwnedTask:
             "restored_changelog_records": report.changelog_records,
             "restored_changelog_windows": report.changelog_windows,
             "restored_local_windows": report.local_windows,
+            "restored_standby_windows": report.standby_windows,
             "snapshot_version": report.snapshot_version,
         }

@@ -90,6 +90,9 @@ class StreamsSettings(Section):
     state_dir: str = Field(
         ".penstock/state", min_length=1, description="the folder of rocksDB's stores; each instance needs its own"
     )
+    num_standby_replicas: Annotated[int, Field(ge=0)] = Field(
+        0, description="instances beside its owner that keep each partition's state, to take it over at once"
+    )
     statestore_cache_max_bytes: Annotated[int, Field(ge=0)] = Field(
         64 * 1024 * 1024, description="of rows that are on disk, all tasks keep about so many bytes in memory"
     )

@@ -43,7 +43,7 @@ from shared.streams.tables import Lookup
 from shared.streams.task_metrics import TaskMetrics
 from shared.streams.task_outputs import TaskCommit, TaskOutputs
 from shared.streams.task_progress import progress_of
-from shared.streams.task_schedules import TaskSchedules
+from shared.streams.task_schedules import NOT_INITIALIZED, TaskSchedules
 from shared.streams.topology import ProcessorNode, SourceNode, Topology
 from shared.streams.window_limits import default_key_bytes_max
 from shared.streams.windowed_aggregate import NO_TIME, TimedProcessor, WindowKey
@@ -115,7 +115,7 @@ class StreamTask:
         self._wiring = Wiring(topology, record_bytes_max, self._output)
         self._processors = self._wiring.processors
         self._routes = {s.topic: (s, self._wiring.forward_to(s.name)) for s in topology.sources()}
-        self._initialized = False
+        self.schedule_refusal: str | None = NOT_INITIALIZED
         self._taken = 0
         self.columns_min = columns_min
         self._column_paths: dict[str, ColumnPath] = {}
@@ -129,7 +129,7 @@ class StreamTask:
 
     def initialize(self, now_ms: int) -> None:
         """Call the processors' `init`; after `restore_progress`, where there was something to restore."""
-        self.now_ms, self._initialized = now_ms, True
+        self.now_ms, self.schedule_refusal = now_ms, None
         for name, processor in self._processors.items():
             node = self.topology.nodes[name]
             assert isinstance(node, ProcessorNode)
@@ -311,8 +311,8 @@ class StreamTask:
         name: str | None = None,
     ) -> Schedule:
         """As `ProcessorContext.schedule`; also for what owns the task. IllegalState before `initialize`."""
-        if not self._initialized:
-            raise IllegalState("schedule() may be called in a processor's init() or later, not while it is made")
+        if self.schedule_refusal is not None:
+            raise IllegalState(self.schedule_refusal)
         add = self.schedules.schedule
         return add(interval, type, callback, now_ms=self.now_ms, start_ms=start_ms, name=name)
 

@@ -13,6 +13,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -39,6 +40,8 @@ from shared.streams.owned_task import OwnedTask
 from shared.streams.repartition_purge import RepartitionPurge
 from shared.streams.settings import StreamsSettings
 from shared.streams.source_positions import SourcePositions
+from shared.streams.standby_assignor import assignor_of
+from shared.streams.standbys import Standbys
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_commits import Ended, Failure, SourceRefused, TaskCommits
 from shared.streams.task_inputs import TaskInputs
@@ -82,11 +85,14 @@ class StreamWorker(RebalanceListener):
         self._fenced, self._revoked_in = False, NO_GENERATION
         self._lock = asyncio.Lock()
         self._commit_due_ms = clock.monotonic_ms() + settings.commit_interval_ms
-        self._consumer = make_consumer(kafka, settings, self._registry)
         self._restores = RestoreMetrics(self._registry)
         self._positions = SourcePositions(kafka, settings, self._registry)
         self._commits = TaskCommits(settings, clock, self._registry)
-        self._maker = TaskMaker(settings, self.topology, self._commits, self._registry)
+        self._maker = TaskMaker(settings, self.topology, self._commits, clock, self._registry)
+        self._standbys = Standbys(kafka, settings, self._maker, clock, self._registry)
+        replicas, strategy = settings.num_standby_replicas, settings.partition_assignment_strategy
+        self._assignor = assignor_of(strategy, replicas, self._standbys.warm)
+        self._consumer = make_consumer(kafka, settings, self._registry, self._assignor)
         self._tables = GlobalTables(kafka, self.topology, clock)
         self._purge = RepartitionPurge(kafka, self.topology, clock, settings.repartition_purge_interval_ms)
         self._leaving = False
@@ -175,6 +181,7 @@ class StreamWorker(RebalanceListener):
             await asyncio.gather(*(owned.close(left_ms() * 0.8) for owned in everything), return_exceptions=True)
             self._owned.clear()
             self._suspended.clear()
+            await self._standbys.close()
             self._maker.shutdown()
             last.cancel()
             await asyncio.wait({last}, timeout=left_ms() / 1000)
@@ -217,6 +224,7 @@ class StreamWorker(RebalanceListener):
             "processing_guarantee": self._settings.processing_guarantee,
             "topology": self.topology.describe(),
             "tasks": [owned.describe(partition) for partition, owned in sorted(self._owned.items())],
+            "standbys": self._standbys.describe(),
         }
 
     # --- group membership ---
@@ -231,7 +239,7 @@ class StreamWorker(RebalanceListener):
             await self._close_all()
         await self._consumer.close()
         self._fenced = False
-        self._consumer = make_consumer(self._kafka, self._settings, self._registry)
+        self._consumer = make_consumer(self._kafka, self._settings, self._registry, self._assignor)
         await self._join()
 
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
@@ -258,6 +266,8 @@ class StreamWorker(RebalanceListener):
                         await self._suspended[partition].close()
                     self._start_restore(partition)
             self._suspended.clear()
+            if self._assignor is not None:
+                await self._standbys.stand_by(self._assignor.standbys, self._owned)
             log.info("partitions assigned", partitions=sorted(assigned))
 
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
@@ -303,18 +313,15 @@ class StreamWorker(RebalanceListener):
         if failures := self._failures.get(partition, 0):
             await asyncio.sleep(RETRY_BACKOFF_MS * 2 ** (failures - 1) / 1000)
         await owned.changelog.open()
-        owned.local = self._maker.open_state(partition)
-        task, owned.report = await owned.changelog.take_over(lambda: self._make_task(owned))
+        standby = await self._standbys.hand_over(partition)
+        owned.local = self._maker.open_state(partition) if standby is None else standby.task.local
+        make_task = partial(self._maker.task, partition, owned.local)
+        task, owned.report = await owned.changelog.take_over(make_task, standby)
         await self._positions.find(task, self._consumer, self._partitions_of(partition))
-        task.initialize(self._clock.now_ms())
+        self._maker.start(task, self._tables.rows)
         self._on_task(task)
         owned.begin(task, self._settings)
         owned.say_restored(self._restores)
-
-    def _make_task(self, owned: OwnedTask) -> StreamTask:
-        task = self._maker.task(owned.partition, owned.local)
-        task.global_tables = self._tables.rows
-        return task
 
     async def _collect_restored(self) -> None:
         for partition, owned in list(self._owned.items()):

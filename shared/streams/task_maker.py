@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
+from shared.common.clock import Clock
 from shared.streams.settings import StreamsSettings
 from shared.streams.state.state_directory import StateDirectory
 from shared.streams.stream_task import StreamTask
+from shared.streams.tables import Lookup
 from shared.streams.task_commits import TaskCommits
+from shared.streams.task_metrics import TaskMetrics
+from shared.streams.task_schedules import NOT_INITIALIZED
 from shared.streams.topology import Topology
 
 if TYPE_CHECKING:
@@ -20,9 +25,15 @@ class TaskMaker:
     """Tasks of one topology; ConfigError from `startup` where the folder of their state cannot be had."""
 
     def __init__(
-        self, settings: StreamsSettings, topology: Topology, commits: TaskCommits, registry: CollectorRegistry
+        self,
+        settings: StreamsSettings,
+        topology: Topology,
+        commits: TaskCommits,
+        clock: Clock,
+        registry: CollectorRegistry,
     ) -> None:
         self._settings, self._topology, self._commits, self._registry = settings, topology, commits, registry
+        self._clock = clock
         self.directory: StateDirectory | None = None
         if settings.default_dsl_store == "rocksDB":
             self.directory = StateDirectory(
@@ -46,7 +57,26 @@ class TaskMaker:
         """A partition's state on disk; None where it is to be in memory."""
         return None if self.directory is None else self.directory.state_of(partition)
 
-    def task(self, partition: int, local: LocalState | None) -> StreamTask:
+    def standby_task(self, partition: int) -> StreamTask:
+        """A task that stands by for a partition that runs elsewhere: it is filled, and never started as such."""
+        task = self.task(partition, self.open_state(partition), is_standby=True)
+        task.schedule_refusal = (
+            f"this instance stands by for partition {partition}: schedule() is for the instance where its task runs"
+        )
+        return task
+
+    def must_refuse(self, partition: int) -> bool:
+        """Whether a task of this partition has records to refuse, as only one that is made now knows."""
+        return bool(self._commits.refused(partition)) or self._commits.checks_states(partition)
+
+    def start(self, task: StreamTask, global_tables: Mapping[str, Lookup]) -> None:
+        """A task is restored and begins; one that stood by is counted from now on."""
+        task.global_tables = global_tables
+        if task.schedule_refusal != NOT_INITIALIZED:
+            task.metrics = TaskMetrics(self._registry, task.partition)
+        task.initialize(self._clock.now_ms())
+
+    def task(self, partition: int, local: LocalState | None, *, is_standby: bool = False) -> StreamTask:
         """A partition's task, still empty."""
         return StreamTask(
             self._topology,
@@ -58,6 +88,6 @@ class TaskMaker:
             key_bytes_max=self._settings.key_bytes_max,
             refused=self._commits.refused(partition),
             check_states=self._commits.checks_states(partition),
-            registry=self._registry,
+            registry=None if is_standby else self._registry,
             local=local,
         )

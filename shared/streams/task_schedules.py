@@ -7,6 +7,8 @@ from datetime import timedelta
 from shared.streams.processor import interval_ms
 from shared.streams.punctuation import PunctuationQueue, PunctuationType, Punctuator, Schedule
 
+NOT_INITIALIZED = "schedule() may be called in a processor's init() or later, not while it is made"
+
 
 class TaskSchedules:
     """`restored` are the next due times of named schedules as of the last commit, until they are scheduled again."""

@@ -12,7 +12,7 @@ import pytest
 
 from services.local.kafka import EmbeddedKafka
 from shared.common.errors import ConfigError
-from shared.streams.changelog import RestoreReport
+from shared.streams.restoring import RestoreReport
 from shared.streams.state.state_directory import StateDirectory
 from shared.streams.stream_worker import StreamWorker
 from tests.integration.test_stream_worker import (

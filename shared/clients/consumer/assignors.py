@@ -55,6 +55,15 @@ class Assignor:
         """Each member's partitions; `partitions` says how many each topic has, without the topics that do not exist."""
         raise AssertionError("an assignor assigns")
 
+    def told(
+        self, partitions: Mapping[str, int], members: Mapping[str, GroupMember], assigned: Assigned
+    ) -> Mapping[str, bytes]:
+        """What the leader tells members beside their partitions."""
+        return {}
+
+    def on_assignment(self, told: bytes | None) -> None:
+        """What the leader has told this member beside its partitions."""
+
 
 class RangeAssignor(Assignor):
     """Topic by topic, consecutive partitions; the first members get one more where it does not come out even."""
@@ -112,6 +121,10 @@ class CooperativeStickyAssignor(Assignor):
     name = "cooperative-sticky"
     is_cooperative = True
 
+    def preferred(self, members: Mapping[str, GroupMember]) -> Mapping[str, Collection[TopicPartition]]:
+        """The partitions that each member had better get than others, where nobody has them and it is as even."""
+        return {}
+
     def user_data(self, assigned: Collection[TopicPartition], generation: int) -> bytes | None:
         return encode_generation(generation)
 
@@ -119,7 +132,8 @@ class CooperativeStickyAssignor(Assignor):
         claims = {
             member_id: (one.subscription.owned, _generation(one.subscription)) for member_id, one in members.items()
         }
-        assigned = assign_sticky(partitions, _subscribers(partitions, members), in_order(members), claims)
+        subscribers, order = _subscribers(partitions, members), in_order(members)
+        assigned = assign_sticky(partitions, subscribers, order, claims, self.preferred(members))
         holders: dict[TopicPartition, set[str]] = {}
         for member_id, (owned, _) in claims.items():
             for tp in owned:

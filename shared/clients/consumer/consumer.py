@@ -20,6 +20,7 @@ from typing import Literal, Self
 
 from prometheus_client import CollectorRegistry
 
+from shared.clients.consumer.assignors import Assignor
 from shared.clients.consumer.committer import Committer, OnCommit
 from shared.clients.consumer.decoding import Decoding, Undecodable
 from shared.clients.consumer.fetching import Fetching
@@ -53,13 +54,18 @@ class Consumer(OffsetLookups):
         key_deserializer: Deserializer = bytes_deserializer,
         value_deserializer: Deserializer = bytes_deserializer,
         registry: CollectorRegistry | None = None,
+        assignor: Assignor | None = None,
     ) -> None:
-        """Deserializers are `(topic, bytes | None) -> value`; what they give is in the columns and the records."""
+        """Deserializers are `(topic, bytes | None) -> value`; what they give is in the columns and the records.
+
+        An `assignor` of the caller's own takes the place of the settings' one, and should have its name.
+        """
         self._settings = settings = settings or ConsumerSettings()
         self._decoding = Decoding(key_deserializer, value_deserializer)
         self._undecodable: dict[TopicPartition, Undecodable] = {}
         self._metrics = ConsumerMetrics(registry, settings.group_id or "")
         self._fetching = Fetching(kafka, settings, self._metrics)
+        self._fetching.assignor = assignor
         self._committer = Committer(
             self._fetching.connection,
             self.group_metadata,

@@ -235,10 +235,13 @@ class GroupState(Member):
         members = {name: GroupMember(decode_subscription(data), instance) for name, instance, data in self._members}
         try:
             assigned = self.assignor.assign(counts, members)
+            told = self.assignor.told(counts, members, assigned)
         except SerializationError as e:
             self.fail(SerializationError(f"assignment of {self.where()}: {e}"))
             return
-        self._assignments = {name: encode_assignment(Assignment(tuple(tps))) for name, tps in assigned.items()}
+        self._assignments = {
+            name: encode_assignment(Assignment(tuple(tps), told.get(name))) for name, tps in assigned.items()
+        }
 
     def on_sync(self, answer: SyncAnswer, now_ms: int) -> None:
         """The coordinator's answer to Sync."""
@@ -246,10 +249,12 @@ class GroupState(Member):
             self._refused("SyncGroup", answer.code, now_ms)
             return
         try:
-            target = frozenset(decode_assignment(answer.assignment).partitions)
+            assignment = decode_assignment(answer.assignment)
+            self.assignor.on_assignment(assignment.user_data)
         except SerializationError as e:
             self.fail(SerializationError(f"SyncGroup of {self.where()}: {e}"))
             return
+        target = frozenset(assignment.partitions)
         self._failures = 0
         self._heard(now_ms)
         if not {tp.topic for tp in target} <= self.topics:  # they have changed on the way

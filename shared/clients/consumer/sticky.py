@@ -13,7 +13,7 @@ a place in the second that is as balanced.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from shared.common.records import TopicPartition
 
@@ -24,11 +24,18 @@ Path = list[tuple[str, str, str]]
 
 
 def assign_sticky(
-    partitions: Mapping[str, int], subscribers: Mapping[str, Sequence[str]], order: Sequence[str], claims: Claims
+    partitions: Mapping[str, int],
+    subscribers: Mapping[str, Sequence[str]],
+    order: Sequence[str],
+    claims: Claims,
+    preferred: Mapping[str, Collection[TopicPartition]] | None = None,
 ) -> dict[str, list[TopicPartition]]:
-    """Each member's partitions; `subscribers` are each topic's, `order` breaks ties."""
+    """Each member's partitions; `subscribers` are each topic's, `order` breaks ties.
+
+    What nobody has goes to whom it is `preferred` to be with, among those with the fewest.
+    """
     balance = _Balance(partitions, subscribers, order, claims)
-    balance.place_unowned()
+    balance.place_unowned(preferred or {})
     for unowned_alone in (True, False):
         while balance.move(unowned_alone=unowned_alone):
             pass
@@ -78,11 +85,16 @@ class _Balance:
                     newest[tp] = (generation, None)
         return {tp: member_id for tp, (_, member_id) in newest.items() if member_id is not None}
 
-    def place_unowned(self) -> None:
+    def place_unowned(self, preferred: Mapping[str, Collection[TopicPartition]]) -> None:
         """Give what nobody has to whoever has the fewest, topics with few subscribers first."""
         for topic in sorted(self._subscribers, key=lambda topic: (len(self._subscribers[topic]), topic)):
             for partition in sorted(self._unowned[topic]):
-                self._give(topic, partition, min(self._subscribers[topic], key=self._rank))
+                at = TopicPartition(topic, partition)
+                ranks = {
+                    member_id: (self._load[member_id], at not in preferred.get(member_id, ()), self._place[member_id])
+                    for member_id in self._subscribers[topic]
+                }
+                self._give(topic, partition, min(ranks, key=ranks.__getitem__))
 
     def move(self, *, unowned_alone: bool) -> bool:
         """Let one partition, or one along each step of a path, change hands where that makes it more even."""
@@ -127,9 +139,6 @@ class _Balance:
         """What would change hands anyhow, else what the target claims, else any: the last."""
         held = self.held[source][topic]
         return max(held & self._unowned[topic] or held & self._claims[target][topic] or held)
-
-    def _rank(self, member_id: str) -> tuple[int, int]:
-        return self._load[member_id], self._place[member_id]
 
     def _give(self, topic: str, partition: int, member_id: str) -> None:
         self.held[member_id][topic].add(partition)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from shared.clients.connection import Connection, default_client_id
-from shared.clients.consumer.assignors import ASSIGNORS
+from shared.clients.consumer.assignors import ASSIGNORS, Assignor
 from shared.clients.consumer.group_coordinator import GroupCoordinator, Rebalances
 from shared.clients.consumer.group_protocol import NO_GENERATION
 from shared.clients.consumer.group_state import GroupState
@@ -44,6 +44,8 @@ class Subscribing:
         self._rebalances: Rebalances | None = None
         self._waiters: set[asyncio.Future[None]] = set()
         self._group: GroupState | None = None
+        self.assignor: Assignor | None = None
+        """One of the caller's own, under the name of the settings' one."""
         self._coordinator: GroupCoordinator | None = None
         self._polls = 0
         self._polled_ms = SYSTEM_CLOCK.monotonic_ms()
@@ -65,7 +67,7 @@ class Subscribing:
             settings.max_poll_interval_ms,
             self.settings.retry_backoff_ms,
         )
-        self._group = GroupState(config, ASSIGNORS[settings.partition_assignment_strategy])
+        self._group = GroupState(config, self.assignor or ASSIGNORS[settings.partition_assignment_strategy])
         self._coordinator = GroupCoordinator(
             self.connection,
             self._group,

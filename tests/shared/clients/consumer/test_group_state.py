@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.clients.consumer.assignors import ASSIGNORS
+from shared.clients.consumer.assignors import ASSIGNORS, Assigned, RangeAssignor
 from shared.clients.consumer.group_protocol import (
     Assignment,
     Subscription,
@@ -117,6 +117,32 @@ def test_a_member_that_leads() -> None:
         "m": {A0, A1},
         "n": {A2, B0},
     }
+
+
+class Telling(RangeAssignor):
+    """Tells each member its name, and remembers what it was told."""
+
+    heard: bytes | None = None
+
+    def told(self, partitions: object, members: object, assigned: Assigned) -> dict[str, bytes]:
+        return {name: name.encode() for name in assigned}
+
+    def on_assignment(self, told: bytes | None) -> None:
+        self.heard = told
+
+
+def test_what_the_leader_tells_beside_partitions() -> None:
+    """An assignor's word to each member travels with its assignment, and reaches that member's assignor."""
+    member = Member()
+    member.state.assignor = Telling()
+    member.join(leader="m", members=(("m", None, encode_subscription(Subscription(("a",)))),))
+    member.step()
+    member.state.on_gathered({"a": 1})
+    step = member.step()
+    assert isinstance(step, Sync)
+    assert decode_assignment(step.assignments["m"]) == Assignment((A0,), b"m")
+    member.state.on_sync(SyncAnswer(0, step.assignments["m"]), member.now)
+    assert (member.state.assignor.heard, member.state.assignor.name) == (b"m", "range")
 
 
 def test_nothing_is_joined_without_topics() -> None:

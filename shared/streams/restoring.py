@@ -1,0 +1,239 @@
+"""One partition's state on its way into a task that does not run yet: from disk or a snapshot, then from the changelog.
+
+Who takes a partition over reads to the log's end and a little further (`changelog`); who stands by for it goes on
+reading (`standbys`). Both by the reader's rule, so what a standby has is what a new owner would have restored, and the
+owner goes on with it from where the standby is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from shared.clients.admin import Admin
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.common import lake
+from shared.common.clock import Clock
+from shared.common.errors import ChangelogHole, CorruptRecord, KafkaTimeout, OffsetOutOfRange
+from shared.common.log import get_logger
+from shared.common.records import Columns, TopicPartition
+from shared.common.settings import KafkaSettings
+from shared.streams.changelog_format import decode_progress, way_out
+from shared.streams.changelog_reader import ChangelogReader, CorruptEntry
+from shared.streams.local_restore import check_overtaken, discard, refusal, take_up, write_restored
+from shared.streams.restore import restore_change, restore_progress, restore_windows
+from shared.streams.settings import StreamsSettings
+from shared.streams.state.checkpoint import Checkpoint
+from shared.streams.stream_task import StreamTask
+
+log = get_logger(__name__)
+
+RESTORE_POLL_MS = 500
+RESTORE_IDLE_MS_MAX = 60_000  # no record and no movement for this long while restoring is an error
+
+
+@dataclass(slots=True)
+class RestoreReport:
+    """What a restore did; `snapshot_version` is None where there was no snapshot.
+
+    `changelog_records` are all that were read, takeovers and progress records among them; `changelog_windows` are the
+    changes of windows that were applied. `foreign_records` are no entries and were passed over. Loading the snapshot's
+    windows took `snapshot_milliseconds` of the `milliseconds`. `local_windows` were on the instance's disk,
+    `standby_windows` in its standby; of those the records and windows are what came after them.
+    """
+
+    snapshot_version: int | None = None
+    snapshot_windows: int = 0
+    changelog_records: int = 0
+    changelog_windows: int = 0
+    foreign_records: int = 0
+    milliseconds: int = 0
+    snapshot_milliseconds: int = 0
+    local_windows: int = 0
+    standby_windows: int = 0
+
+
+class Restoring:
+    """Restores one task, which nobody else uses meanwhile."""
+
+    def __init__(self, kafka: KafkaSettings, settings: StreamsSettings, task: StreamTask, clock: Clock) -> None:
+        self._kafka, self._settings, self._clock = kafka, settings, clock
+        self.task, self.report = task, RestoreReport()
+        self.at = TopicPartition(settings.changelog_topic, task.partition)
+        self.reader = ChangelogReader(
+            lambda change: restore_change(task, change),
+            stores=task.topology.schemas(),
+            skip=settings.skipped_changelog_offsets(task.partition),
+        )
+        self.topic_id: str | None = None
+        self._kept: Checkpoint | None = None
+        self._applied_before = self._foreign_before = 0
+
+    def __repr__(self) -> str:
+        return f"Restoring({self.at}, {self.reader})"
+
+    def consumer(self) -> Consumer:
+        """What it reads with, not open yet."""
+        settings = ConsumerSettings(
+            isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none", max_poll_records=None
+        )
+        return Consumer(self._kafka, settings)
+
+    async def begin(self, consumer: Consumer) -> int:
+        """Find where to read from, and go there: the log's end at this moment.
+
+        One that has read before goes on from there; OffsetOutOfRange where the log does not.
+        """
+        consumer.assign([self.at])
+        reader = self.reader
+        start = await self._find_start(consumer) if reader.next_offset is None else await self._go_on(consumer)
+        if self._kept is None or start == self._kept.covered_offset:
+            reader.next_offset = start
+        consumer.seek(self.at, start)
+        return (await consumer.end_offsets([self.at]))[self.at]
+
+    async def read_until(self, end: int, consumer: Consumer) -> None:
+        """Take all records up to `end`; KafkaTimeout where none come."""
+        position = await consumer.position(self.at)
+        moved = self._clock.monotonic_ms()
+        while position < end:
+            await self.poll(consumer)
+            before, position, now = position, await consumer.position(self.at), self._clock.monotonic_ms()
+            if position > before:
+                moved = now
+            elif now - moved > RESTORE_IDLE_MS_MAX:
+                raise KafkaTimeout(f"{self.at}: restore stands at {position} of {end} for {now - moved} ms")
+
+    async def poll(self, consumer: Consumer) -> int:
+        """Take what there is to read, if anything comes soon: how many records. It may be cancelled at any moment."""
+        batches = await consumer.poll(RESTORE_POLL_MS)
+        return sum(self._feed(columns) for columns in batches.values())
+
+    def write(self) -> None:
+        """Have what was restored on disk, where the state is to be there."""
+        if self.task.local is not None:
+            write_restored(self.reader, self.task.local, self.topic_id)
+
+    def finish(self, epoch: int) -> None:
+        """All is read: the task takes up where the last progress record was, as the owner of that epoch."""
+        reader, report = self.reader, self.report
+        if reader.progress is not None:
+            restore_progress(self.task, reader.progress)
+        self.task.epoch = epoch
+        self.write()
+        report.changelog_windows = reader.entries_applied - self._applied_before
+        report.foreign_records = reader.foreign_records - self._foreign_before
+        if report.foreign_records:
+            log.warning(
+                "records that are no changelog entries were passed over",
+                topic=self.at.topic,
+                partition=self.at.partition,
+                first_offset=reader.first_foreign_offset,
+                records=reader.foreign_records,
+            )
+
+    # --- inside ---
+
+    def _feed(self, columns: Columns) -> int:
+        reader, kept = self.reader, self._kept
+        for offset, key, value in zip(columns.offsets.tolist(), columns.keys, columns.values, strict=True):
+            try:
+                if kept is not None and offset < kept.covered_offset:
+                    check_overtaken(kept, offset, value)
+                else:
+                    reader.feed(offset, key, value)
+            except CorruptEntry as e:
+                where = f"{self.at} at offset {e.offset}"
+                raise CorruptRecord(f"{where}: {e.reason}. {way_out(self.at.partition, e.offset)}") from e
+        self.report.changelog_records += len(columns)
+        if self.task.local is not None and self.task.local.is_full:
+            self.write()
+        return len(columns)
+
+    async def _find_start(self, consumer: Consumer) -> int:
+        self.topic_id = await self._fetch_topic_id()
+        self._kept = await self._take_up_local(consumer)
+        if self._kept is not None:
+            return self._kept.verified_offset
+        covered = await self._load_snapshot()
+        first = (await consumer.beginning_offsets([self.at]))[self.at]
+        return checked_start(self.at, covered, first, (await consumer.end_offsets([self.at]))[self.at])
+
+    async def _go_on(self, consumer: Consumer) -> int:
+        first = (await consumer.beginning_offsets([self.at]))[self.at]
+        end = (await consumer.end_offsets([self.at]))[self.at]
+        start, topic_id = self.reader.next_offset or 0, await self._fetch_topic_id()
+        if topic_id != self.topic_id or not first <= start <= end:
+            was = f"offset {start} of the topic with id {self.topic_id}"
+            raise OffsetOutOfRange(f"{self.at}: from {was}; it has {first} to {end} and id {topic_id}")
+        self.write()
+        self._applied_before, self._foreign_before = self.reader.entries_applied, self.reader.foreign_records
+        self.report = RestoreReport(standby_windows=sum(map(len, self.task.stores.values())))
+        return start
+
+    async def _take_up_local(self, consumer: Consumer) -> Checkpoint | None:
+        """Go on from what is on disk: up to where that is the state; None where it is not, or there is none."""
+        task, reader = self.task, self.reader
+        if (local := task.local) is None:
+            return None
+        if take_up(reader, local, task.topology.schemas()) is None or (found := local.checkpoint) is None:
+            return None
+        first = (await consumer.beginning_offsets([self.at]))[self.at]
+        end = (await consumer.end_offsets([self.at]))[self.at]
+        if (reason := refusal(found, self.topic_id, first, end)) is not None:
+            discard(local, reason)
+            reader.epoch, reader.progress = 0, None
+            return None
+        self.report.local_windows = sum(map(len, task.stores.values()))
+        return found
+
+    async def _load_snapshot(self) -> int | None:
+        """Load this partition's rows and return the offset from which the changelog goes on; None without snapshot."""
+        settings, own = self._settings, self.at.partition
+        if settings.lake is None:
+            return None
+        table, application, options = settings.lake, settings.application_id, settings.lake_options or None
+        found = await asyncio.to_thread(lake.read_snapshot, table, application, [own], options)
+        if found is None or own not in found.partitions:
+            return None
+        snapshot = found.partitions[own]
+        if snapshot.topic_id not in (None, self.topic_id):
+            raise ChangelogHole(
+                f"the snapshot was made from topic {self.at.topic} with id {snapshot.topic_id}, but its id is "
+                f"{self.topic_id}: it was deleted and created again. To start afresh, remove the application's tables "
+                "from the lake."
+            )
+        progress, report, local = decode_progress(snapshot.progress), self.report, self.task.local
+        restore_progress(self.task, progress)
+        started = self._clock.monotonic_ms()
+        for schema in progress.stores:
+            columns = [column.name for column in schema.state_columns()]
+            batches = lake.read_windows(table, application, own, schema.name, found.version, columns, options)
+            while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+                restore_windows(self.task, schema, batch)
+                report.snapshot_windows += batch.num_rows
+                if local is not None and local.is_full:
+                    local.write(None)
+        report.snapshot_milliseconds = self._clock.monotonic_ms() - started
+        self.reader.epoch, self.reader.progress = snapshot.epoch, progress
+        report.snapshot_version = found.version
+        return snapshot.covered_offset
+
+    async def _fetch_topic_id(self) -> str | None:
+        async with Admin(self._kafka) as admin:
+            return (await admin.describe_topics([self.at.topic]))[self.at.topic].topic_id
+
+
+def checked_start(at: TopicPartition, covered: int | None, first: int, end: int) -> int:
+    """Where to read from, of a log from `first` to `end` and a snapshot up to `covered`; ChangelogHole between them."""
+    if covered is None:
+        if first > 0:
+            raise ChangelogHole(
+                f"{at}: offsets 0 to {first - 1} were deleted, and there is no snapshot that covers them"
+            )
+        return first
+    if first > covered:
+        raise ChangelogHole(f"{at}: offsets {covered} to {first - 1} are missing: the snapshot ends before them")
+    if end < covered:
+        raise ChangelogHole(f"{at}: the log ends at {end}, but the snapshot covers it up to {covered}")
+    return covered

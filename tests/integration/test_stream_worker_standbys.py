@@ -1,0 +1,101 @@
+"""Standbys on a real broker: the owner ends, another instance goes on with what it has kept up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.local.kafka import EmbeddedKafka
+from shared.common.errors import IllegalState
+from shared.streams.punctuation import PunctuationType
+from shared.streams.stream_worker import StreamWorker
+from tests.integration.test_stream_worker import WAIT_SECONDS, Chain, chain_of, child, offline, running, until
+
+STORES = ("in_memory", "rocksDB")
+
+
+def settings_of(store: str, folder: Path) -> dict[str, Any]:
+    return {
+        "num_standby_replicas": 1,
+        "default_dsl_store": store,
+        "state_dir": str(folder),
+        "partition_assignment_strategy": "cooperative-sticky",
+    }
+
+
+async def until_current(chain: Chain, *workers: StreamWorker) -> None:
+    """Until each worker has a partition, stands by for the other, and has read what its owner wrote."""
+
+    async def done() -> bool:
+        ends = {p: (await chain.confirmed(p)).next_offset for p in range(chain.partitions)}
+        for worker in workers:
+            standbys = worker._standbys._own
+            if not (len(worker.tasks()) == len(standbys) == 1 and not worker.tasks().keys() & standbys.keys()):
+                return False
+            for partition, standby in standbys.items():
+                read = None if standby.restoring is None else standby.restoring.reader.next_offset
+                if not standby.is_current or read != ends[partition]:
+                    return False
+        return True
+
+    await until(done)
+
+
+@pytest.mark.parametrize("store", STORES)
+async def test_a_standby_takes_over_with_the_tail_alone(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, store: str
+) -> None:
+    """What the owner had written is there already; only its end is read, and the output is that of an unbroken run."""
+    async with chain_of(kafka, topic_name) as chain:
+        await chain.send(1_000)
+        first, second = (chain.worker(**settings_of(store, tmp_path / name)) for name in ("a", "b"))
+        async with running(second):
+            async with running(first):
+                await chain.wait_processed(first, second)
+                await until_current(chain, first, second)
+                ((partition, standby),) = second._standbys._own.items()
+                assert standby.restoring is not None
+                with pytest.raises(IllegalState, match=f"stands by for partition {partition}: schedule"):
+                    standby.restoring.task.schedule(5, PunctuationType.WALL_CLOCK_TIME, print)
+
+                async def shows() -> bool:
+                    (shown,) = second.describe()["standbys"]
+                    return bool(shown["state"] == "current" and shown["open_sessions"] > 0 and shown["lag"] == 0)
+
+                await until(shows)
+            written = (await chain.confirmed(partition)).entries_applied
+            await chain.send(100)
+            await chain.wait_processed(second)
+            report = second.tasks()[partition].report
+            assert report.standby_windows > 0
+            assert (report.snapshot_version, report.local_windows) == (None, 0)
+            assert report.changelog_windows < written / 10
+            assert report.changelog_records < 20
+            assert second._standbys._own == {}
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+
+
+async def test_a_standby_of_a_killed_owner_takes_over(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
+    """After SIGKILL of the only owner the one that stood by goes on, exactly, without its snapshot or whole log."""
+    async with chain_of(kafka, topic_name, partitions=1) as chain:
+        await chain.send(2_000)
+        given = settings_of("rocksDB", tmp_path / "a")
+        async with child(chain, "exactly_once", **given) as process:
+            assert process.stdout is not None
+            assert await asyncio.wait_for(process.stdout.readline(), WAIT_SECONDS) == b"committed\n"
+            worker = chain.worker(**settings_of("rocksDB", tmp_path / "b"))
+            async with running(worker):
+
+                async def stands_by() -> bool:
+                    return any(standby.is_current for standby in worker._standbys._own.values())
+
+                await until(stands_by)
+                os.kill(process.pid, signal.SIGKILL)
+                await chain.wait_processed(worker)
+                assert worker.tasks()[0].report.standby_windows > 0
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)

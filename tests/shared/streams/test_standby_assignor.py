@@ -1,0 +1,116 @@
+"""Who stands by for what, and who becomes an owner for having stood by."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.clients.consumer.assignors import ASSIGNORS, GroupMember
+from shared.clients.consumer.group_protocol import Subscription, decode_generation
+from shared.common.errors import ConfigError
+from shared.common.records import TopicPartition
+from shared.streams.standby_assignor import (
+    MARK,
+    StandbyPart,
+    assignor_of,
+    place_standbys,
+    standing_of,
+    with_standing,
+)
+
+
+def assignor(strategy: str = "cooperative-sticky", replicas: int = 1, *warm: int) -> StandbyPart:
+    made = assignor_of(strategy, replicas, lambda: warm)
+    assert made is not None
+    return made
+
+
+def member(own: StandbyPart, owned: tuple[int, ...] = (), generation: int = 3) -> GroupMember:
+    at = tuple(TopicPartition("t", p) for p in owned)
+    return GroupMember(Subscription(("t",), own.user_data(at, generation), at, generation))
+
+
+def test_what_is_said_lies_behind_the_assignors_own() -> None:
+    """A member that knows nothing of standbys reads its generation as ever, and says nothing that could be read."""
+    data = assignor("cooperative-sticky", 1, 4, 2).user_data((), 7)
+    assert decode_generation(data) == 7
+    assert standing_of(data) == {2, 4}
+    assert standing_of(assignor("range", 1).user_data((), 7)) == frozenset()
+    plain = ASSIGNORS["cooperative-sticky"].user_data((), 7)
+    assert [standing_of(each) for each in (plain, None, b"", b"x{}\x00\x00\x00\x03" + MARK)] == [None] * 4
+
+
+def test_no_replicas_no_assignor_of_its_own() -> None:
+    """Without standbys the settings' assignor is used as it is; one that places none is refused with its name."""
+    assert assignor_of("range", 0, tuple) is None
+    with pytest.raises(ConfigError, match="partition_assignment_strategy=sticky places no standbys"):
+        assignor_of("sticky", 1, tuple)
+
+
+def test_the_leader_tells_each_member() -> None:
+    """Each partition gets one member beside its owner; those that know nothing of standbys are told nothing."""
+    own, others = assignor("range", 1), assignor("range", 1, 0)
+    members = {"a": member(own), "b": member(others), "old": GroupMember(Subscription(("t",)))}
+    assigned = own.assign({"t": 3}, members)
+    told = own.told({"t": 3}, members, assigned)
+    assert {name: standing_of(data) for name, data in told.items()} == {"a": {1, 2}, "b": {0}}
+    others.on_assignment(told["b"])
+    assert others.standbys == {0}
+    others.on_assignment(None)
+    assert others.standbys == frozenset()
+
+
+def test_who_stood_by_becomes_the_owner() -> None:
+    """Of those with the fewest partitions the one that has state of a partition without an owner gets it."""
+    order = {"a": (assignor(), (0,)), "b": (assignor("cooperative-sticky", 1, 3), (1,)), "c": (assignor(), (2,))}
+    members = {name: member(own, owned) for name, (own, owned) in order.items()}
+    assigned = order["a"][0].assign({"t": 4}, members)
+    assert {name: [p for _, p in given] for name, given in assigned.items()} == {"a": [0], "b": [1, 3], "c": [2]}
+
+
+def test_a_partition_between_owners_keeps_its_standbys() -> None:
+    """Under the cooperative assignor a partition is nobody's for one round: who has state of it stays, nobody comes."""
+    assert place_standbys({0: None, 1: "a"}, ["a", "b", "c"], {"c": {0}}, 1) == {"a": [], "b": [1], "c": [0]}
+
+
+partitions = st.integers(1, 12)
+places = st.integers(1, 5).flatmap(
+    lambda n: st.tuples(
+        st.just([f"m{i}" for i in range(n)]),
+        st.lists(st.integers(0, n - 1), min_size=1, max_size=12),
+        st.dictionaries(st.sampled_from([f"m{i}" for i in range(n)]), st.sets(st.integers(0, 12))),
+        st.integers(1, 3),
+    )
+)
+
+
+@given(places)
+def test_as_many_as_there_can_be_and_never_the_owner(
+    plan: tuple[list[str], list[int], dict[str, set[int]], int],
+) -> None:
+    """Every partition has its standbys on as many other members as were asked for, or as there are."""
+    order, own, warm, replicas = plan
+    owners: dict[int, str | None] = {p: order[i] for p, i in enumerate(own)}
+    placed = place_standbys(owners, order, warm, replicas)
+    for partition, owner in owners.items():
+        standing = [name for name, given in placed.items() if partition in given]
+        assert owner not in standing
+        assert len(standing) == min(replicas, len(order) - 1)
+    assert all(len(given) == len(set(given)) for given in placed.values())
+
+
+@given(partitions, st.integers(2, 4))
+def test_standbys_are_even_and_stay(count: int, members: int) -> None:
+    """With owners dealt out evenly no member stands by for many more than another, and what was placed stays so."""
+    order = [f"m{i}" for i in range(members)]
+    owners: dict[int, str | None] = {p: order[p % members] for p in range(count)}
+    placed = place_standbys(owners, order, {}, 1)
+    sizes = [len(given) for given in placed.values()]
+    assert max(sizes) - min(sizes) <= 2
+    assert place_standbys(owners, order, {name: set(given) for name, given in placed.items()}, 1) == placed
+
+
+def test_bytes_come_back() -> None:
+    """What is said survives, also with nothing before it."""
+    assert standing_of(with_standing(None, [3])) == {3}
