@@ -165,5 +165,7 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    status = main(sys.argv[1:])
     sys.stdout.flush()
-    os._exit(main(sys.argv[1:]))
+    sys.stderr.flush()
+    os._exit(status)  # and not by an ordinary end, which the thread that reads would hold up

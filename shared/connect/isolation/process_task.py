@@ -201,7 +201,7 @@ class ProcessTask(WorkerTask):
 
     async def _end_without_a_word(self) -> TaskProcessEnded:
         assert self._process is not None
-        status = await self._process.wait()
+        status = await self._ended_within(END_MS)
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         return TaskProcessEnded(f"the process of task {self.id} (pid {self._process.pid}) {how}")
 
@@ -246,12 +246,16 @@ class ProcessTask(WorkerTask):
         process = self._process
         if process is None or process.returncode is not None:
             return
-        if not self.cancelled:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(END_MS / 1000):
-                    await process.wait()
-        if process.returncode is None:
-            log.warning("a task's process is killed", task=str(self.id), pid=process.pid)
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        await self._ended_within(0 if self.cancelled else END_MS)
+
+    async def _ended_within(self, timeout_ms: int) -> int:
+        """The process' exit status; it is killed where it runs on for longer."""
+        process = self._process
+        assert process is not None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await process.wait()
+        log.warning("a task's process is killed", task=str(self.id), pid=process.pid)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        return await process.wait()
