@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from shared.clients.connection import COMPRESSION
 from shared.clients.producer.batch import NO_STATE, Batch, BatchState
 from shared.clients.producer.delivery import Deliveries, Delivery, fresh
 from shared.common.errors import DeliveryTimeout, RecordTooLarge, SendCancelled
@@ -13,7 +14,7 @@ from shared.common.records import ProducerRecord, TopicPartition
 
 
 def batch_of(count: int) -> Batch:
-    batch = Batch(TopicPartition("t", 0), 16_384, 0, False, 0)
+    batch = Batch(TopicPartition("t", 0), 16_384, COMPRESSION["none"], False, 0)
     for i in range(count):
         assert batch.append(i, i, None, b"v%d" % i, []) is not None
         batch.count += 1
