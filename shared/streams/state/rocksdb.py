@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
@@ -98,11 +98,27 @@ class RocksMemory:
         return options
 
 
+class _Said:
+    """Says errors with the folder, since RocksDB's have no classes of their own."""
+
+    __slots__ = ("_folder",)
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, StateStoreFailed):
+            raise StateStoreFailed(f"the state in {self._folder} cannot be used: {error}") from error
+
+
 class RocksDb:
     """The rows of one task's stores. StateStoreFailed where the disk, or RocksDB, does not do as it is asked."""
 
     def __init__(self, folder: Path, memory: RocksMemory) -> None:
-        self.folder, self._memory = folder, memory
+        self.folder, self._memory, self._said = folder, memory, _Said(folder)
         self._in_prefix, self._in_order = ReadOptions(), ReadOptions()
         self._in_prefix.set_prefix_same_as_start(True)
         self._in_order.set_total_order_seek(True)
@@ -129,12 +145,12 @@ class RocksDb:
 
     def close(self) -> None:
         """Let go of the folder; a second call does nothing."""
-        with self._said(), suppress(DbClosedError):
+        with self._said, suppress(DbClosedError):
             self._db.close()
 
     def clear(self) -> None:
         """Begin anew, without any row."""
-        with self._said():
+        with self._said:
             self._db.close()
             Rdict.destroy(str(self.folder), self._memory.options())
         self._db, self._meta, self.is_new = self._open(), Meta(), True
@@ -143,7 +159,7 @@ class RocksDb:
 
     def row(self, store: int, key: bytes, start: int) -> StoredRow | None:
         """One row."""
-        with self._said():
+        with self._said:
             value = self._db.get(_row_key(store, key, start))
         return None if value is None else StoredRow(_ENDS.unpack_from(value)[1], value[_ENDS.size :])
 
@@ -151,7 +167,7 @@ class RocksDb:
         """A key's rows with their starts, in their order."""
         prefix, found = _prefix(store, key), []
         whole = PREFIX_BYTES + len(key)
-        with self._said():
+        with self._said:
             rows = self._db.iter(self._in_prefix)
             rows.seek(prefix + key)
             while rows.valid():
@@ -168,11 +184,11 @@ class RocksDb:
     def rows(self, store: int) -> Iterator[tuple[bytes, int, StoredRow]]:
         """All rows of a store as they are now: key, start, row. Those of a key follow each other in order of start."""
         own = ROW + bytes((store,))
-        with self._said():
+        with self._said:
             rows = self._db.iter(self._in_order)
             rows.seek(own)
         while True:
-            with self._said():
+            with self._said:
                 if not rows.valid() or not (at := rows.key()).startswith(own):
                     return
                 value: bytes = rows.value()
@@ -187,7 +203,7 @@ class RocksDb:
         """
         own, keys, batch = DUE + bytes((store,)), set(), WriteBatch(raw_mode=True)
         upcoming = -NEVER
-        with self._said():
+        with self._said:
             entries = self._db.iter(self._in_order)
             entries.seek(own + _bytes(since))
             while entries.valid() and (at := entries.key()).startswith(own):
@@ -229,7 +245,7 @@ class RocksDb:
         batch, ids = WriteBatch(raw_mode=True), list(rows)
         for at in range(0, len(ids), WRITE_ROWS_MAX):
             some = ids[at : at + WRITE_ROWS_MAX]
-            with self._said():
+            with self._said:
                 before = self._db.get([_row_key(*id_) for id_ in some])
             for id_, old in zip(some, before or (), strict=True):
                 store, _, start = id_
@@ -240,7 +256,7 @@ class RocksDb:
             counts[store] = counts.get(store, 0) + more
         meta = Meta(checkpoint=checkpoint, counts=counts, latest_starts=latest)
         batch.put(META, msgspec.msgpack.encode(meta))
-        with self._said():
+        with self._said:
             self._db.write(batch)
         self._meta, self.is_new = meta, False
         return changed
@@ -248,7 +264,7 @@ class RocksDb:
     # --- inside ---
 
     def _open(self) -> Rdict:
-        with self._said():
+        with self._said:
             try:
                 return Rdict(str(self.folder), self._memory.options())
             except Exception as e:
@@ -258,7 +274,7 @@ class RocksDb:
                 return Rdict(str(self.folder), self._memory.options())
 
     def _read_meta(self) -> Meta:
-        with self._said():
+        with self._said:
             found = self._db.get(META)
         self.is_new = found is None
         try:
@@ -266,16 +282,6 @@ class RocksDb:
         except msgspec.MsgspecError:
             meta = Meta(format=0)
         return meta if meta.format == FORMAT_VERSION else Meta()
-
-    @contextmanager
-    def _said(self) -> Iterator[None]:
-        """RocksDB's errors have no classes of their own."""
-        try:
-            yield
-        except StateStoreFailed:
-            raise
-        except Exception as e:
-            raise StateStoreFailed(f"the state in {self.folder} cannot be used: {e}") from e
 
 
 def _put(batch: WriteBatch, id_: RowId, row: StoredRow | None, old: bytes | None, due: int | None) -> int:
