@@ -12,13 +12,16 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from services.local.kafka import EmbeddedKafka
 from shared.streams.changelog_format import FINAL, LIVE
 from shared.streams.changelog_reader import Change, ChangelogReader
+from shared.streams.owned_task import OwnedTask
 from shared.testing.topology_test_driver import TopologyTestDriver
 from tests.integration.test_stream_worker import GUARANTEES, Chain, chain_of, child, offline, running, topology
 
@@ -27,6 +30,8 @@ STOPPED_SECONDS = 5.0  # past the session timeout: the group goes on without it,
 GUEST_SECONDS = 3.0  # how long a third worker has its share before it leaves
 EVENTS_A_TIME, EVERY_SECONDS = 250, 0.5
 PARTITIONS = 4
+Given = Callable[[int], dict[str, Any]]
+"""The settings of the worker at each place."""
 
 
 class State:
@@ -59,6 +64,12 @@ class State:
             self.closed[change.key, change.start, change.end, change.state] += 1
 
 
+def rows_of(owned: OwnedTask) -> dict[tuple[bytes, int], int]:
+    """A running task's live windows: their ends by key and start."""
+    assert owned.task is not None
+    return {(row.key.encode(), row.start): row.end for row in owned.task.stores["s"].rows()}
+
+
 def offline_state(chain: Chain, partition: int) -> State:
     """The state of an unbroken run over a partition."""
     driver = TopologyTestDriver(topology(chain.topic), partition=partition)
@@ -70,14 +81,14 @@ def offline_state(chain: Chain, partition: int) -> State:
 class Crew:
     """Two workers in processes of their own that are killed and stopped at random, and started again; and guests."""
 
-    def __init__(self, chain: Chain, guarantee: str, seed: int) -> None:
-        self._chain, self._guarantee, self.random = chain, guarantee, random.Random(seed)
+    def __init__(self, chain: Chain, guarantee: str, seed: int, given: Given) -> None:
+        self._chain, self._guarantee, self.random, self._given = chain, guarantee, random.Random(seed), given
         self._stack = contextlib.AsyncExitStack()
         self._processes: list[asyncio.subprocess.Process] = []
         self.done: Counter[str] = Counter()
 
     async def __aenter__(self) -> Crew:
-        self._processes = [await self._start() for _ in range(2)]
+        self._processes = [await self._start(place) for place in range(2)]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -95,17 +106,17 @@ class Crew:
             await asyncio.sleep(STOPPED_SECONDS)
             process.send_signal(signal.SIGCONT)
         else:
-            guest = await self._start()
+            guest = await self._start(len(self._processes))
             await asyncio.sleep(GUEST_SECONDS)
             guest.send_signal(signal.SIGTERM)
             await guest.wait()
         self.done[what] += 1
         for i, one in enumerate(self._processes):
             if one.returncode is not None:
-                self._processes[i] = await self._start()
+                self._processes[i] = await self._start(i)
 
-    async def _start(self) -> asyncio.subprocess.Process:
-        return await self._stack.enter_async_context(child(self._chain, self._guarantee))
+    async def _start(self, place: int) -> asyncio.subprocess.Process:
+        return await self._stack.enter_async_context(child(self._chain, self._guarantee, **self._given(place)))
 
 
 @contextlib.asynccontextmanager
@@ -126,19 +137,39 @@ async def load(chain: Chain) -> AsyncIterator[None]:
             ended.set()
 
 
+def in_memory(place: int) -> dict[str, Any]:
+    return {}
+
+
+def on_disk(folder: Path) -> Given:
+    """Each worker with a folder of its own, which outlives it, and with standbys."""
+
+    def given(place: int) -> dict[str, Any]:
+        own = {"default_dsl_store": "rocksDB", "state_dir": str(folder / str(place)), "statestore_cache_max_bytes": 0}
+        return {**own, "num_standby_replicas": 1, "partition_assignment_strategy": "cooperative-sticky"}
+
+    return given
+
+
 @pytest.mark.soak
+@pytest.mark.parametrize("store", ["in_memory", "rocksDB"])
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-async def test_soak_of_crashes(kafka: EmbeddedKafka, topic_name: str, guarantee: str) -> None:
+async def test_soak_of_crashes(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, guarantee: str, store: str
+) -> None:
     """A minute of kills, stops and rebalances under load: output, late records and state equal an unbroken run's."""
+    given = in_memory if store == "in_memory" else on_disk(tmp_path)
     async with chain_of(kafka, topic_name, partitions=PARTITIONS) as chain:
-        async with Crew(chain, guarantee, seed=11) as crew, load(chain):
+        async with Crew(chain, guarantee, 11, given) as crew, load(chain):
             end = time.monotonic() + SOAK_SECONDS
             while time.monotonic() < end:
                 await crew.disturb()
                 await asyncio.sleep(crew.random.uniform(0, 2))
-        worker = chain.worker(processing_guarantee=guarantee, transaction_timeout_ms=5_000)
+        worker = chain.worker(processing_guarantee=guarantee, transaction_timeout_ms=5_000, **given(0))
         async with running(worker):
             await chain.wait_processed(worker)
+            rows = {p: rows_of(owned) for p, owned in worker.tasks().items()}
+            print([owned.report for owned in worker.tasks().values()])
         closed, late = offline(topic_name, chain.sent)
         got = await chain.values("out"), await chain.values("late")
         entries = await chain.read(f"{topic_name}-changelog")
@@ -150,6 +181,7 @@ async def test_soak_of_crashes(kafka: EmbeddedKafka, topic_name: str, guarantee:
         print(f"{len(got[0]) - len(set(got[0]))} results and {len(got[1]) - len(set(got[1]))} late records came twice")
         assert min(crew.done[what] for what in ("killed", "stopped", "rebalanced")) > 0
         assert [state == offline_state(chain, p) for p, state in enumerate(states)] == [True] * PARTITIONS
+        assert rows == {p: {at: end for at, (end, _) in state.live.items()} for p, state in enumerate(states)}
         if guarantee == "exactly_once":
             assert got == (closed, late)
         else:
