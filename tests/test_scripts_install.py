@@ -66,6 +66,7 @@ case "$*" in
     jars="$HOME/.cache/penstock/$2"
     if [ ! -d "$jars" ]; then mkdir -p "$jars" && : >"$jars/one.jar"; fi  # a folder that is there is taken to be whole
     echo "$jars" ;;
+  "-m services.compactor.spark --archive") [ ! -e "$PLACES/no_archive" ] ;;
   *) echo "not a question of scripts/install: $*" >&2; exit 99 ;;
 esac
 """
@@ -208,6 +209,16 @@ def test_pip_where_uv_would_not_do(machine: Machine, why: str) -> None:
     asked = machine.asked("python -m")
     assert any("pip install" in line and line.endswith("--no-build-isolation -r requirements.lock") for line in asked)
     assert any(line.startswith("python -m uv") for line in asked) == (why == "no_uv")
+
+
+def test_a_class_archive_is_no_condition(machine: Machine) -> None:
+    """Where Java cannot write one, that is said, and everything else is set up."""
+    machine.has_java()
+    machine.now("no_archive")
+    status, said = machine.install()
+    assert status == 0
+    assert "penstock: there is none; Spark starts without it" in said
+    assert machine.install() == (0, "")
 
 
 def test_a_changed_lock_is_noticed(machine: Machine) -> None:

@@ -2,7 +2,8 @@
 
 The Kafka and Delta connectors are not part of pyspark. Locally they come from a folder that is filled once
 (`python -m services.compactor.spark --fetch`), which spares every start Ivy's resolution of two seconds and its need of
-a network; a cluster's driver gets the same files by `spark.jars` and hands them to its executors.
+a network, and are on the JVM's class path, where the class archive can have them too (class_archive); a cluster's
+driver gets the same files by `spark.jars` and hands them to its executors.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
-from pyspark import cloudpickle
+from pyspark import SparkContext, cloudpickle
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
-from services.compactor import bodies, s3, sessions
+from services.compactor import bodies, class_archive, s3, sessions
 from services.compactor.settings import SparkSettings
 from shared.common.errors import ConfigError, FatalError
 from shared.common.ivy import JarSet, announcement, cache_root, fetch_jars
@@ -55,6 +56,7 @@ SPARK_JARS = JarSet(
 LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=192m"
 ARROW_BATCH_ROWS = 50_000  # numpy's fixed costs vanish well below it; a batch stays within some ten megabytes
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+CLASS_PATH = "spark.driver.extraClassPath"
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 
 
@@ -82,7 +84,8 @@ def spark_session(settings: SparkSettings, application: str, tables: str = "") -
 
     Raises ConfigError (no Java, no jars) or SparkFailed.
     """
-    use_java(find_java())
+    java = find_java()
+    use_java(java)
     logging.getLogger("py4j").setLevel(logging.WARNING)
     # Python workers must be this interpreter, with the same numpy and pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -91,7 +94,7 @@ def spark_session(settings: SparkSettings, application: str, tables: str = "") -
         cloudpickle.register_pickle_by_value(module)
     with tempfile.TemporaryDirectory(prefix="penstock-spark-", ignore_cleanup_errors=True) as work:
         builder = SparkSession.builder.appName(application).master(settings.master)
-        for name, value in configuration(settings, work, tables).items():
+        for name, value in configuration(settings, work, tables, java).items():
             builder = builder.config(name, value)
         try:
             spark = builder.getOrCreate()
@@ -103,10 +106,11 @@ def spark_session(settings: SparkSettings, application: str, tables: str = "") -
             spark.stop()
 
 
-def configuration(settings: SparkSettings, work: str, tables: str = "") -> dict[str, str]:
+def configuration(settings: SparkSettings, work: str, tables: str = "", java: Java | None = None) -> dict[str, str]:
     """Spark's configuration for a job that may write its scratch files to the folder `work`."""
     on_s3 = s3.is_s3(tables)
     jars = connector_jars() + (connector_jars(s3.S3_JARS) if on_s3 else [])
+    given = dict(settings.conf)
     conf = {
         "spark.jars": ",".join(map(str, jars)),
         "spark.jars.ivy": str(cache_root() / "ivy"),
@@ -131,9 +135,14 @@ def configuration(settings: SparkSettings, work: str, tables: str = "") -> dict[
     if settings.master.startswith("local"):
         conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.local.dir": work}
         conf[JAVA_OPTIONS] += f" {LOCAL_JAVA_OPTIONS}"
+        class_path = ":".join(map(str, jars))
+        if not on_s3 and CLASS_PATH not in given and class_path.count(":") == len(jars) - 1:
+            conf[CLASS_PATH] = class_path
+            del conf["spark.jars"]
+            if java is not None and (options := class_archive.options(class_archive.archive_of(java, jars))):
+                conf[JAVA_OPTIONS] += f" {options}"
     if on_s3:
         conf |= s3.configuration(os.environ)
-    given = dict(settings.conf)
     if JAVA_OPTIONS in given:
         given[JAVA_OPTIONS] = f"{conf[JAVA_OPTIONS]} {given[JAVA_OPTIONS]}"
     return conf | given
@@ -151,18 +160,37 @@ def jvm(spark: SparkSession) -> Any:
     return spark.sparkContext._jvm
 
 
+def make_archive() -> Path | None:
+    """The class archive of this user's Java, made if it is not there yet; None where that could not be done."""
+    archive = class_archive.archive_of(find_java(), connector_jars())
+    if archive.is_file():
+        return archive
+    file = archive.with_name(f"{archive.name}.{os.getpid()}")
+    settings = SparkSettings(master="local[2]", conf={JAVA_OPTIONS: class_archive.recording_options(file)})
+    with tempfile.TemporaryDirectory(prefix="penstock-archive-") as folder:
+        with spark_session(settings, "class archive") as spark:
+            class_archive.use(spark, folder)
+        return archive if class_archive.keep(SparkContext._gateway, file, archive) else None
+
+
 def main(arguments: list[str]) -> int:
-    """`--fetch`: put the connectors into the cache, print their folder; `--fetch-s3`: the one for S3."""
+    """`--fetch`: put the connectors into the cache, print their folder; `--fetch-s3`: the one for S3.
+
+    `--archive`: make the class archive of local jobs and print it; status 1 where that could not be done.
+    """
     wanted = {"--fetch": SPARK_JARS, "--fetch-s3": s3.S3_JARS}
-    if len(arguments) != 1 or arguments[0] not in wanted:
-        print(f"usage: python -m services.compactor.spark {'|'.join(wanted)}", file=sys.stderr)
+    if len(arguments) != 1 or arguments[0] not in (*wanted, "--archive"):
+        print(f"usage: python -m services.compactor.spark {'|'.join(wanted)}|--archive", file=sys.stderr)
         return 2
     configure(LogSettings(level="warning"), "spark")
-    if (said := announcement(SPARK_JARS)) is not None:
-        print(f"penstock: {said}", file=sys.stderr, flush=True)
     try:
+        if arguments[0] == "--archive":
+            print(archive := make_archive())
+            return 0 if archive is not None else 1
+        if (said := announcement(SPARK_JARS)) is not None:
+            print(f"penstock: {said}", file=sys.stderr, flush=True)
         print(connector_jars(wanted[arguments[0]])[0].parent)
-    except ConfigError as e:
+    except (ConfigError, SparkFailed) as e:
         print(f"penstock: {e}", file=sys.stderr)
         return 1
     return 0

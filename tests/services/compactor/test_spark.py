@@ -22,11 +22,16 @@ def test_given_settings_win_and_java_options_add_up(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     given = {"spark.sql.shuffle.partitions": "9", spark.JAVA_OPTIONS: "-Xss4m"}
     conf = spark.configuration(SparkSettings(conf=given), "scratch")
-    assert conf["spark.jars"] == str(jars / "a.jar")
+    assert conf[spark.CLASS_PATH] == str(jars / "a.jar")
+    assert "spark.jars" not in conf
     assert conf["spark.sql.shuffle.partitions"] == "9"
     assert conf[spark.JAVA_OPTIONS].endswith(f"{spark.LOCAL_JAVA_OPTIONS} -Xss4m")
     cluster = spark.configuration(SparkSettings(master="spark://m:7077"), "scratch")
     assert "spark.driver.host" not in cluster
+    assert cluster["spark.jars"] == str(jars / "a.jar")
+    assert spark.CLASS_PATH not in cluster
+    own = spark.configuration(SparkSettings(conf={spark.CLASS_PATH: "mine.jar"}), "scratch")
+    assert (own[spark.CLASS_PATH], own["spark.jars"]) == ("mine.jar", str(jars / "a.jar"))
     assert spark.LOCAL_JAVA_OPTIONS not in cluster[spark.JAVA_OPTIONS]
 
 
