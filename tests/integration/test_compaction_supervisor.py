@@ -100,8 +100,9 @@ async def test_a_job_that_succeeds() -> None:
         assert jobs.started == 1
 
 
-async def test_how_far_a_job_is_can_be_seen(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_how_far_a_job_is_can_be_seen(caplog: pytest.LogCaptureFixture) -> None:
     """What a job says while it runs is shown, logged and measured at once, not when it ends."""
+    caplog.set_level("INFO")
     jobs = Jobs('import sys, time; print("run 3: 9 entries", file=sys.stderr, flush=True); time.sleep(600)')
     async with supervised(jobs) as supervisor:
         supervisor.ask(0)
@@ -110,7 +111,7 @@ async def test_how_far_a_job_is_can_be_seen(capsys: pytest.CaptureFixture[str]) 
         assert (state["status"], state["rows"]) == ("running", None)
         assert jobs.registry.get_sample_value("penstock_compaction_running") == 1
     assert jobs.registry.get_sample_value("penstock_compaction_running") == 0
-    assert "run 3: 9 entries" in capsys.readouterr().out
+    assert "run 3: 9 entries" in caplog.text
 
 
 async def test_losing_to_another_job_is_no_failure() -> None:

@@ -99,12 +99,12 @@ def test_without_a_lake_there_is_nothing_to_compact_into() -> None:
         (["--topology=a:b", "--streams.lake=l", "--no-compaction.enabled"], "compaction.enabled is false"),
     ],
 )
-def test_that_compaction_is_off_is_said(flags: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_that_compaction_is_off_is_said(flags: list[str], why: str, caplog: pytest.LogCaptureFixture) -> None:
     """Off is a warning at start-up, a state in /health that does not make it fail, and a metric."""
     registry = CollectorRegistry()
     supervisor = CompactionSupervisor(AggregatorSettings.load(flags, environ={}), registry)
     supervisor.warn_if_off()
-    said = capsys.readouterr().out
+    said = caplog.text
     assert f"compaction is off ({why})" in said
     assert "the changelog grows without bound" in said
     health = supervisor.health()
