@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 from urllib.parse import quote
@@ -31,6 +32,7 @@ from services.aggregator.merged import (
     missing_rows,
 )
 from services.aggregator.settings import QueriesSettings
+from shared.common.errors import ConfigError
 from shared.common.metrics import counter
 from shared.streams.instances import Instances, Parts, Registration, who_has
 
@@ -84,7 +86,10 @@ class Whole:
         self._why_unknown = why_unknown
         self._own, self._instances, self._settings, self._tokens = own, instances, settings, tokens
         self.url = ""
-        verify = True if settings.ssl_cafile is None else str(settings.ssl_cafile)
+        try:
+            verify = True if settings.ssl_cafile is None else ssl.create_default_context(cafile=settings.ssl_cafile)
+        except OSError as e:  # ssl.SSLError is one
+            raise ConfigError(f"queries.ssl_cafile: {settings.ssl_cafile}: {e.strerror or e}") from None
         limits = httpx.Limits(max_connections=CONNECTIONS_MAX)
         self._client = httpx.AsyncClient(
             limits=limits, timeout=settings.timeout_ms / 1000, trust_env=False, verify=verify, transport=transport

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,14 +13,17 @@ from prometheus_client import CollectorRegistry
 
 from api.app import create_app
 from api.problem import Problem
+from api.server import HttpServer
 from api.settings import Credential
 from api.state import StreamsState, WindowRow, streams_router
 from api.stores import stores_router
 from services.aggregator.settings import AggregatorSettings, QueriesSettings
 from services.aggregator.whole import ANSWER_BYTES_MAX, Whole, tokens_of
 from shared.common.errors import ConfigError
+from shared.common.settings import HttpSettings
 from shared.streams.instances import Instances, Registration, encode
 from shared.streams.queries import StoreAnswer
+from tests.integration.certificates import Authority
 
 A, B = "http://a", "http://b"
 
@@ -83,7 +87,7 @@ def app_of(instance: Instance, **guard: Any) -> Any:
     return create_app(streams=streams_router(instance, stores_router(instance)), **guard)
 
 
-def whole(own: Instance, *others: tuple[str, Instance], net: Net, **settings: Any) -> Whole:
+def whole(own: Instance, *others: tuple[str, Instance], net: Net | None, **settings: Any) -> Whole:
     """As instance A tells it, which has read what all have said."""
     known = Instances()
     for offset, (url, one) in enumerate([(A, own), *others]):
@@ -227,3 +231,29 @@ def test_tokens_open_what_their_credentials_do() -> None:
     named = '{"ops": {"secret": "fedcba9876543210", "scopes": ["admin"]}}'
     found = tokens_of(load(arguments, environ={"PENSTOCK_CREDENTIALS": named}))
     assert found == {"admin": "fedcba9876543210", "read": "fedcba9876543210"}
+
+
+async def test_others_are_asked_over_tls_by_an_authority_of_ones_own(tmp_path: Path) -> None:
+    """With its file they answer; without it they are missing, and that it is the certificate is said."""
+    authority, own, other = Authority(tmp_path, "authority"), Instance("a", {0: 1}), Instance("b", {1: 1, 2: 1})
+    server = HttpServer(app_of(other), HttpSettings(ssl_certfile=authority.issue("server")))
+    await server.start()
+    try:
+        trusting = whole(own, (server.url, other), net=None, ssl_cafile=authority.cafile)
+        assert (await trusting.stores())["missing"] == []
+        doubting = whole(own, (server.url, other), net=None)
+        assert "CERTIFICATE_VERIFY_FAILED" in (await doubting.stores())["missing"][0]["reason"]
+        for one in (trusting, doubting):
+            await one.close()
+    finally:
+        await server.stop(1_000)
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_an_authority_that_cannot_be_read_is_a_wrong_setting(tmp_path: Path, content: str | None) -> None:
+    """It is named at start-up; a service without it would ask the others in vain."""
+    file = tmp_path / "ca.pem"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=r"queries\.ssl_cafile: .*ca\.pem: "):
+        Whole(Instance("a", {}), Instances(), QueriesSettings(ssl_cafile=file), {}, CollectorRegistry())
