@@ -90,6 +90,9 @@ class StreamsSettings(Section):
     state_dir: str = Field(
         ".penstock/state", min_length=1, description="the folder of rocksDB's stores; each instance needs its own"
     )
+    state_cleanup_delay_ms: PositiveMs = Field(
+        600_000, description="state on disk of a partition that is neither owned nor stood by for is kept this long"
+    )
     num_standby_replicas: Annotated[int, Field(ge=0)] = Field(
         0, description="instances beside its owner that keep each partition's state, to take it over at once"
     )

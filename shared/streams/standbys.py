@@ -84,7 +84,11 @@ class Standbys:
     async def stand_by(self, partitions: Iterable[int], owned: Collection[int] = ()) -> None:
         """Stand by for these from now on, and for no others; those that are `owned` here are for `hand_over` to end."""
         wanted = set(partitions)
-        for partition in self._own.keys() - wanted - set(owned):
+        unwanted = self._own.keys() - wanted - set(owned)
+        for partition in unwanted:  # all at once: each has its connection to close
+            if (following := self._own[partition].following) is not None:
+                following.cancel()
+        for partition in unwanted:
             await self.stop(partition)
         for partition in sorted(wanted - self._own.keys() - set(owned)):
             standby = self._own[partition] = Standby(partition)

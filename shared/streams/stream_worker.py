@@ -140,6 +140,7 @@ class StreamWorker(RebalanceListener):
         if self._clock.monotonic_ms() >= self._commit_due_ms:
             await self._begin_commit()
             await self._purge.run()
+            self._maker.clean()
         if self._fenced:
             await self._rejoin()
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry
 
 from shared.common.clock import Clock
+from shared.common.log import get_logger
 from shared.streams.settings import StreamsSettings
 from shared.streams.state.state_directory import StateDirectory
 from shared.streams.stream_task import StreamTask
@@ -19,6 +20,10 @@ from shared.streams.topology import Topology
 
 if TYPE_CHECKING:
     from shared.streams.state.local_state import LocalState
+
+log = get_logger(__name__)
+
+CLEAN_INTERVAL_MS = 60_000
 
 
 class TaskMaker:
@@ -33,7 +38,7 @@ class TaskMaker:
         registry: CollectorRegistry,
     ) -> None:
         self._settings, self._topology, self._commits, self._registry = settings, topology, commits, registry
-        self._clock = clock
+        self._clock, self._clean_due_ms = clock, clock.monotonic_ms() + CLEAN_INTERVAL_MS
         self.directory: StateDirectory | None = None
         if settings.default_dsl_store == "rocksDB":
             self.directory = StateDirectory(
@@ -52,6 +57,14 @@ class TaskMaker:
         """Let go of it."""
         if self.directory is not None:
             self.directory.release()
+
+    def clean(self) -> None:
+        """Now and then, delete what is on disk of partitions that have been elsewhere for long."""
+        if self.directory is None or self._clock.monotonic_ms() < self._clean_due_ms:
+            return
+        self._clean_due_ms = self._clock.monotonic_ms() + CLEAN_INTERVAL_MS
+        if deleted := self.directory.clean(self._settings.state_cleanup_delay_ms, self._clock.now_ms()):
+            log.info("unused state on disk is deleted", partitions=deleted, folder=str(self.directory.folder))
 
     def open_state(self, partition: int) -> LocalState | None:
         """A partition's state on disk; None where it is to be in memory."""

@@ -7,7 +7,7 @@ time with the offset that they reach. So the disk is at some commit of the log, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from shared.common.errors import RetriableError
 from shared.streams import changelog_format as fmt
@@ -67,8 +67,8 @@ class _StoreRows:
 class LocalState:
     """What one task has on disk, and its stores over it."""
 
-    def __init__(self, db: RocksDb, budget: CacheBudget) -> None:
-        self.db, self._budget = db, budget
+    def __init__(self, db: RocksDb, budget: CacheBudget, on_close: Callable[[], None] = lambda: None) -> None:
+        self.db, self._budget, self._on_close = db, budget, on_close
         self._stores: dict[int, AnyPersistentStore] = {}
         self._numbers: dict[str, int] = {}
         self._indexed: frozenset[int] = frozenset()
@@ -114,9 +114,11 @@ class LocalState:
 
     def close(self) -> None:
         """Let go of the folder. What is not written is the log's to bring back."""
-        self._closed = True
-        self._forget()
-        self.db.close()
+        if not self._closed:
+            self._closed = True
+            self._forget()
+            self.db.close()
+            self._on_close()
 
     # --- restoring ---
 

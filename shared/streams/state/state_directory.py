@@ -6,8 +6,10 @@ never gives back. So the folder of the application is locked as a whole, for as 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -34,6 +36,7 @@ class StateDirectory:
         self._rocksdb, self._local_state = _modules()
         self._memory = self._rocksdb.RocksMemory(memory_bytes_max)
         self._lock: int | None = None
+        self._open: set[int] = set()
 
     def __repr__(self) -> str:
         return f"<StateDirectory {self.folder} {'locked' if self._lock is not None else 'free'}>"
@@ -63,13 +66,30 @@ class StateDirectory:
 
     def state_of(self, partition: int) -> LocalState:
         """One partition's state; it must not be open already."""
-        db = self._rocksdb.RocksDb(self.folder / str(partition), self._memory)
-        state: LocalState = self._local_state.LocalState(db, self.budget)
+        db = self._rocksdb.RocksDb(self._folder_of(partition), self._memory)
+        state: LocalState = self._local_state.LocalState(db, self.budget, on_close=lambda: self._closed(partition))
+        self._open.add(partition)
         return state
+
+    def clean(self, delay_ms: int, now_ms: int) -> list[int]:
+        """Delete the state of partitions that was not used for `delay_ms`: which those were."""
+        found = [p for p in self.partitions() if p not in self._open]
+        old = [p for p in found if now_ms - self._folder_of(p).stat().st_mtime * 1000 > delay_ms]
+        for partition in old:
+            shutil.rmtree(self._folder_of(partition), ignore_errors=True)
+        return old
 
     def partitions(self) -> list[int]:
         """The partitions of which there is state, up to date or not."""
         return sorted(int(found.name) for found in self.folder.iterdir() if found.name.isdecimal())
+
+    def _folder_of(self, partition: int) -> Path:
+        return self.folder / str(partition)
+
+    def _closed(self, partition: int) -> None:
+        self._open.discard(partition)
+        with contextlib.suppress(OSError):
+            os.utime(self._folder_of(partition))  # used until now
 
 
 def _modules() -> tuple[ModuleType, ModuleType]:

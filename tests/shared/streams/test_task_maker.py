@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from shared.common.clock import SYSTEM_CLOCK
+from shared.common.clock import SYSTEM_CLOCK, Clock
 from shared.common.errors import IllegalState
 from shared.streams.aggregations import Count
 from shared.streams.dsl import StreamsBuilder
@@ -16,14 +17,15 @@ from shared.streams.settings import StreamsSettings
 from shared.streams.state.column_store import ColumnSessionStore
 from shared.streams.state.persistent_stores import PersistentSessionStore
 from shared.streams.task_commits import TaskCommits
-from shared.streams.task_maker import TaskMaker
+from shared.streams.task_maker import CLEAN_INTERVAL_MS, TaskMaker
+from shared.testing.manual_clock import ManualClock
 
 
-def maker(**given: str) -> TaskMaker:
+def maker(clock: Clock = SYSTEM_CLOCK, **given: str) -> TaskMaker:
     settings, registry = StreamsSettings(**given), CollectorRegistry()  # type: ignore[arg-type]
     builder = StreamsBuilder()
     builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
-    return TaskMaker(settings, builder.build(), TaskCommits(settings, SYSTEM_CLOCK, registry), SYSTEM_CLOCK, registry)
+    return TaskMaker(settings, builder.build(), TaskCommits(settings, clock, registry), clock, registry)
 
 
 def test_state_is_in_memory_unless_it_is_asked_for() -> None:
@@ -58,3 +60,19 @@ def test_a_standby_is_counted_only_once_it_runs() -> None:
     made.start(task, {})
     task.schedule(5, PunctuationType.WALL_CLOCK_TIME, print)
     assert made._registry.get_sample_value("penstock_streams_records_total", labels) == 0
+
+
+def test_state_of_partitions_elsewhere_is_deleted_now_and_then(tmp_path: Path) -> None:
+    """What no task has used for the delay is looked for once a minute, and not before."""
+    clock = ManualClock(int(time.time() * 1000) + 3_600_000)
+    made = maker(clock, default_dsl_store="rocksDB", state_dir=str(tmp_path), application_id="app")
+    made.startup()
+    state = made.open_state(3)
+    assert state is not None
+    state.close()
+    made.clean()
+    assert (tmp_path / "app" / "3").is_dir()
+    clock.advance(CLEAN_INTERVAL_MS)
+    made.clean()
+    assert not (tmp_path / "app" / "3").exists()
+    made.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -54,4 +55,21 @@ def test_each_partition_has_a_database_of_its_own(tmp_path: Path) -> None:
     assert own.partitions() == [3, 11]
     for state in states:
         state.close()
+    own.release()
+
+
+def test_what_is_not_used_any_more_is_deleted(tmp_path: Path) -> None:
+    """A partition's folder goes once it was not open for the delay; one that is open, or was just now, stays."""
+    own = directory(tmp_path)
+    own.acquire()
+    states = {partition: own.state_of(partition) for partition in (1, 2, 3)}
+    states[1].close()
+    states[2].close()
+    closed_ms = (tmp_path / "app" / "2").stat().st_mtime * 1000
+    os.utime(tmp_path / "app" / "1", (closed_ms / 1000 - 60, closed_ms / 1000 - 60))
+    assert own.clean(30_000, int(closed_ms) + 1_000) == [1]
+    assert own.partitions() == [2, 3]
+    assert own.clean(30_000, int(closed_ms) + 60_000) == [2]
+    assert (own.clean(30_000, int(closed_ms) + 60_000), own.partitions()) == ([], [3])
+    states[3].close()
     own.release()
