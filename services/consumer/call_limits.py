@@ -1,8 +1,8 @@
 """The time limit of handler calls (an edge): one timer for all that run, where each of them could have one.
 
-All calls have the same limit, so they end in the order in which they began. A call that is over has its task cancelled
-once; what somebody else cancelled meanwhile stays cancelled, by the task's count of cancellations, as in
-`asyncio.timeout`.
+All calls have the same limit, so they end in the order in which they began. A call that is over has its task
+cancelled, and again after the same time where it goes on regardless; what somebody else cancelled meanwhile stays
+cancelled, by the task's count of cancellations, as in `asyncio.timeout`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class CallLimits:
 
     def __init__(self, timeout_ms: int) -> None:
         self.timeout_ms = timeout_ms
-        self._ends: dict[asyncio.Task[Any], float] = {}
+        self._ends: dict[asyncio.Task[Any], float] = {}  # in their order
+        self._cancelled: dict[asyncio.Task[Any], int] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -34,16 +35,23 @@ class CallLimits:
 
     def end(self, task: asyncio.Task[Any]) -> bool:
         """The task's call has ended; whether it was cancelled here, which is taken back."""
-        if self._ends.pop(task, None) is not None:
+        del self._ends[task]
+        if not self._cancelled:
             return False
-        task.uncancel()
-        return True
+        times = self._cancelled.pop(task, 0)
+        for _ in range(times):
+            task.uncancel()
+        return times > 0
 
     def _cancel_what_is_over(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer, now = None, loop.time() + TIMER_RESOLUTION_S
+        self._timer, now = None, loop.time()
         for task, end in list(self._ends.items()):
-            if end > now:
+            if end > now + TIMER_RESOLUTION_S:
                 self._timer = loop.call_at(end, self._cancel_what_is_over, loop)
                 return
-            del self._ends[task]
             task.cancel()
+            self._cancelled[task] = self._cancelled.get(task, 0) + 1
+            del self._ends[task]
+            self._ends[task] = now + self.timeout_ms / 1000
+        if self._ends:
+            self._timer = loop.call_at(next(iter(self._ends.values())), self._cancel_what_is_over, loop)

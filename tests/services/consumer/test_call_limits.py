@@ -48,6 +48,21 @@ async def test_a_call_within_the_limit_is_left_alone() -> None:
     assert await limited(limits, 60) is True
 
 
+async def test_who_goes_on_regardless_is_cancelled_again() -> None:
+    """A call that swallows its cancellation is not waited for for ever, and owes nothing when it ends."""
+    limits = CallLimits(5)
+    task = asyncio.current_task()
+    assert task is not None
+    limits.begin(task)
+    for _ in range(3):
+        with pytest.raises(asyncio.CancelledError):
+            await after(60)
+    assert task.cancelling() == 3
+    assert limits.end(task)
+    assert task.cancelling() == 0
+    assert await limited(limits, 0) is False
+
+
 async def test_the_limit_leaves_no_cancellation_behind() -> None:
     """What was cancelled here may go on to wait; what somebody else cancelled as well stays cancelled."""
     limits, counts = CallLimits(5), []
