@@ -95,8 +95,9 @@ async def delete_head(chain: Chain, offsets: dict[int, int]) -> None:
         await admin.delete_records({TopicPartition(f"{chain.topic}-changelog", p): at for p, at in offsets.items()})
 
 
+@pytest.mark.parametrize("store", ["in_memory", "rocksDB"])
 async def test_a_snapshot_and_the_changelogs_tail_are_the_whole_state(
-    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, store: str
 ) -> None:
     """From live windows in Delta and what came after them, the worker goes on as if it had never stopped."""
     async with chain_of(kafka, topic_name, PARTITIONS) as chain:
@@ -105,7 +106,9 @@ async def test_a_snapshot_and_the_changelogs_tail_are_the_whole_state(
         assert all(windows > 0 for windows, _ in covered.values())
         await work(chain, 100)
         await delete_head(chain, {p: offset for p, (_, offset) in covered.items()})
-        restored = await work(chain, 200, lake=str(tmp_path))
+        restored = await work(
+            chain, 200, lake=str(tmp_path), default_dsl_store=store, state_dir=str(tmp_path / "state")
+        )
         assert {p: windows for p, (windows, _) in restored.items()} == {
             p: windows for p, (windows, _) in covered.items()
         }

@@ -12,6 +12,7 @@ from shared.streams.aggregations import Count
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.state.checkpoint import CommitPlace
 from shared.streams.state.local_state import RESTORE_BYTES_MAX, LocalState, PlaceUnknown
+from shared.streams.state.persistent_stores import PersistentSessionStore
 from shared.streams.state.state_directory import StateDirectory
 from shared.streams.stream_task import StreamTask
 
@@ -97,3 +98,22 @@ def test_memory_is_given_back_row_by_row(state: LocalState) -> None:
     assert 0 < state._budget.bytes_used < 2_000
     state.close()
     assert state._budget.bytes_used == 0
+
+
+def test_rows_in_memory_stay_within_their_limit(tmp_path: Path) -> None:
+    """However many keys come by, after each commit what is kept of them is within the limit, the rest on disk."""
+    limit = 20_000
+    own = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=limit)
+    state = own.state_of(0)
+    task = task_on(state)
+    for i in range(300):
+        take(task, b"%d" % i, 5)
+        if i % 10 == 9:
+            task.prepare_commit(0)
+            task.commit_succeeded(CommitPlace("id", i + 1, i + 1))
+            assert own.budget.bytes_used <= limit
+    store = task.stores["s"]
+    assert isinstance(store, PersistentSessionStore)
+    assert (len(store), len(list(store.rows()))) == (300, 300)
+    assert 0 < len(store._cache) < 50
+    state.close()
