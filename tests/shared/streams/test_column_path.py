@@ -239,14 +239,19 @@ def schedule(driver: TopologyTestDriver, interval: int | None, seen: list[Any]) 
         driver.task.schedule(interval, PunctuationType.STREAM_TIME, look, name="look")
 
 
-ARRIVALS = {  # of a record at 80 and one at 88, both of key a, and one at 100 of key b: whether a is taken singly
+ARRIVALS = {  # of records at 80 and at 88, both of key a, and others of key b: whether a is taken singly
     (80, 88, 100): False,
     (88, 80, 100): False,  # 80 is behind by more than the grace, but what it could miss is not there
     (80, 100, 88): True,  # 80 was closed when 88 came, and a batch in order of time would merge them
     (88, 100, 80): True,  # 80 is below the close time: only what it merges into keeps it from being late
     (100, 80, 88): True,
     (100, 88, 80): True,
+    (80, 81, 100, 88): True,  # 88 is second in order of key and time, and came last
 }
+
+
+def key_at(time: int) -> bytes:
+    return b"a" if time in (80, 88) else b"b"
 
 
 @pytest.mark.parametrize("times", ARRIVALS)
@@ -255,13 +260,13 @@ def test_arrival_order_decides_which_keys_are_taken_singly(times: tuple[int, ...
     drivers = [driver_of(topology(10, 5, "on_close"), columns_min) for columns_min in (1, RECORDS_ONLY)]
     path = path_of(drivers[0])
     assert path is not None
-    codes = np.array([path._store.code_of(b"b" if at == 100 else b"a") for at in times])
+    codes = np.array([path._store.code_of(key_at(at)) for at in times])
     arrived = np.array(times)
     order = np.lexsort((arrived, codes))
     slow = path._slow_keys(codes[order], arrived[order], order, Moments(arrived, order, 0, 15).times)
     assert slow.tolist() == ([path._store.code_of(b"a")] if ARRIVALS[times] else [])
     for driver in drivers:
-        driver.pipe_columns("in", [Piped(b"b" if at == 100 else b"a", b'{"n":1}', at) for at in times])
+        driver.pipe_columns("in", [Piped(key_at(at), b'{"n":1}', at) for at in times])
         driver.commit()
     assert results(drivers[0]) == results(drivers[1])
     assert refused(drivers[0]) == refused(drivers[1])
