@@ -20,7 +20,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from services.consumer.daemon import RecordProducer, spare_the_collector
+from services.consumer.daemon import RecordProducer
 from services.consumer.executor import Executor
 from services.consumer.handlers import Handler
 from services.consumer.runner import HandlerRunner
@@ -32,6 +32,7 @@ from shared.clients.admin import Admin, NewTopic
 from shared.clients.consumer import Consumer
 from shared.clients.producer import Producer
 from shared.common.clock import SYSTEM_CLOCK
+from shared.common.collector import spare_the_collector
 from shared.common.records import ConsumerRecord, ProducerRecord
 from shared.common.settings import KafkaSettings
 

@@ -19,6 +19,7 @@ from services.connect.settings import CommandLine, advertised, guarded, listener
 from shared.clients.admin import Admin
 from shared.clients.connection import Connection
 from shared.clients.producer import Producer, ProducerSettings
+from shared.common.collector import spare_the_collector
 from shared.common.errors import ConfigError, PenstockError
 from shared.common.log import get_logger
 from shared.connect.errors import ConnectError
@@ -89,6 +90,7 @@ class ConnectDaemon:
         self._starting.app = create_connect_app(herder, self._registry)
         await self._step(herder.startup(), {ConfigError: WRONG_SETTING, PenstockError: KAFKA_UNREACHABLE})
         self._loop = asyncio.create_task(herder.main_loop(), name="herder")
+        spare_the_collector()
         for path, config in self._asked.connectors.items():
             await self._step(self._make_connector(herder, path, config), {PenstockError: CONNECTOR_FAILED})
 

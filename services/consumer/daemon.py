@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
@@ -29,6 +28,7 @@ from shared.clients.admin import Admin, NewTopic
 from shared.clients.consumer import Consumer
 from shared.clients.producer import Producer, ProducerSettings
 from shared.common.clock import SYSTEM_CLOCK
+from shared.common.collector import spare_the_collector
 from shared.common.errors import PenstockError, RetriableError
 from shared.common.log import get_logger
 from shared.common.records import ProducerRecord, RecordMetadata
@@ -39,16 +39,6 @@ SERVICE = "consumer"
 DEAD_LETTER_HEADROOM_BYTES = 65_536
 """What a dead letter's own headers may add to the largest record of its source topic."""
 CONNECT_RETRY_MS = 1_000
-YOUNG_OBJECTS_MAX = 20_000
-"""New objects after which the garbage collector looks for cycles. Records are freed without it, and at its usual 700
-a third of a busy runner's time would go into looking at the same buffered ones again and again."""
-
-
-def spare_the_collector() -> None:
-    """Set the process's garbage collector up for many records that live for a moment."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS_MAX, 50, 50)
 
 
 class RecordProducer:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO
 
+from shared.common.collector import spare_the_collector
 from shared.common.log import configure
 from shared.common.settings import LogSettings
 from shared.connect.herder.settings import DistributedConfig, StandaloneConfig
@@ -130,6 +131,7 @@ async def drive(start: Message, link: Link) -> None:
             task.stop()
 
     link.read(on_message, task.stop, config["task.shutdown.graceful.timeout.ms"])
+    spare_the_collector()
     running = task.start(TargetState(start["target"]))
     telling = asyncio.create_task(tell_stats(task, link), name="stats")
     await asyncio.wait([running])
