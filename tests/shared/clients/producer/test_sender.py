@@ -128,6 +128,44 @@ async def test_a_producer_id_is_asked_for_until_there_is_one() -> None:
         assert await outcome(await producer.send("t", b"1")) == 0
 
 
+@pytest.mark.parametrize("transactional_id", [None, "tx"])
+async def test_a_producer_id_while_the_only_node_is_asked_for_metadata(transactional_id: str | None) -> None:
+    """With one request in flight at a time, one that waits for its answer does not stand in the way of the id."""
+    given = {"max_in_flight_requests_per_connection": 1, "transactional_id": transactional_id}
+    async with producing(**given) as (cluster, producer):
+        slow = cluster.control(Api.METADATA, Delay(40), times=1)
+        refreshing = producer._connection.refresh_metadata()
+        if transactional_id is not None:
+            await producer.init_transactions()
+            await producer.begin_transaction()
+        await (await producer.send("t", b"0"))
+        if transactional_id is not None:
+            await producer.commit_transaction()
+        await refreshing
+        assert slow.acted == 1
+        assert values(cluster) == [b"0"]
+
+
+async def test_partitions_are_added_though_their_node_wants_a_rest() -> None:
+    """A node with a throttle time over it holds up no transaction that has a partition to add there."""
+    async with producing(partitions=2, transactional_id="tx") as (cluster, producer):
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        row = Message(partition=0, error_code=0, base_offset=0)
+        body = Message(topics=[Message(name="t", partitions=[row])], throttle_time_ms=400)
+        cluster.control(Api.PRODUCE, Respond(body), times=1)
+        added: list[float] = []
+        cluster.control(Api.ADD_PARTITIONS_TO_TXN, lambda _: added.append(asyncio.get_running_loop().time()))
+        await (await producer.send("t", b"0", partition=0))
+        told = asyncio.get_running_loop().time()
+        await (await producer.send("t", b"1", partition=1))
+        sent = asyncio.get_running_loop().time()
+        await producer.commit_transaction()
+        assert len(added) == 2
+        assert added[1] - told < 0.3 <= sent - told
+        assert [record.value for record in cluster.records("t", 1)] == [b"1"]
+
+
 async def test_a_new_producer_id_once_the_epochs_are_used_up() -> None:
     """What is queued then waits for nothing but the new id."""
     async with producing() as (cluster, producer):
