@@ -144,6 +144,7 @@ class ConnectDaemon:
             )
         else:
             herder = StandaloneHerder(worker, self._admin, stores, worker_id)
+        herder.loggers.on_level = tasks.set_level
         ConnectMetrics(herder, self._registry)
         return herder
 

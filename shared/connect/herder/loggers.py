@@ -8,6 +8,7 @@ own. `root` is everything.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from shared.common.clock import Clock
@@ -34,6 +35,8 @@ class Loggers:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._modified: dict[str, int] = {}
+        self.on_level: Callable[[str, str], None] = lambda _name, _level: None
+        """Called with each level that is set: tasks' processes have loggers of their own."""
 
     def levels(self) -> dict[str, dict[str, Any]]:
         """Every logger that has a level of its own, and the root, by name."""
@@ -68,6 +71,7 @@ class Loggers:
         changed = sorted({name, *below})
         now_ms = self._clock.now_ms()
         self._modified.update(dict.fromkeys(changed, now_ms))
+        self.on_level(name, level)
         return changed
 
     def _shown(self, name: str, logger: logging.Logger) -> dict[str, Any]:

@@ -17,9 +17,11 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO
 
+from shared.common.clock import SYSTEM_CLOCK
 from shared.common.collector import spare_the_collector
 from shared.common.log import configure
 from shared.common.settings import LogSettings
+from shared.connect.herder.loggers import Loggers
 from shared.connect.herder.settings import DistributedConfig, StandaloneConfig
 from shared.connect.isolation.messages import STATS_MS, Message, pack, unpack
 from shared.connect.isolation.remote_offsets import RemoteOffsets
@@ -111,7 +113,9 @@ def config_of(start: Message, plugins: Plugins) -> WorkerConfig:
 
 async def drive(start: Message, link: Link) -> None:
     """Make the task, and run it to its end."""
-    plugins, listener = Plugins.installed(), Telling(link)
+    plugins, listener, loggers = Plugins.installed(), Telling(link), Loggers(SYSTEM_CLOCK)
+    for name, level in start["levels"]:
+        loggers.set_level(name, level)
     id = ConnectorTaskId(start["connector"], start["task"])
     spec = TaskSpec(id, start["connector_config"], start["task_config"], start["generation"], start["tasks"])
     store = RemoteOffsets(link.say, start["offset_topic"])
@@ -127,6 +131,8 @@ async def drive(start: Message, link: Link) -> None:
             store.on_answer(message)
         elif "target" in message:
             task.transition_to(TargetState(message["target"]))
+        elif "level" in message:
+            loggers.set_level(*message["level"])
         elif "stop" in message:
             task.stop()
 

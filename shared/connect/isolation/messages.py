@@ -5,6 +5,7 @@
 | `start` | first: the worker's settings, the task's, and its target state |
 | `target` | pause, or go on |
 | `stop` | end in order |
+| `level` | a logger's name, and the level that it has from now on |
 | `answer` | to `ask`, by its number: `values`, or `error` with `kind` |
 
 | to the worker | |

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -88,6 +89,15 @@ class IsolatedTasks:
         self._here, self._config, self._plugins, self._offsets = here, config, plugins, offsets
         self._group_id, self._log, self._clock = group_id, log_settings or LogSettings(), clock
         self._transformer = ConfigTransformer.of_worker(config["config.providers"], config.props)
+        self._levels: dict[str, str] = {}
+        self._made: weakref.WeakSet[ProcessTask] = weakref.WeakSet()
+
+    def set_level(self, name: str, level: str) -> None:
+        """Set a logger's level in every task's process, also in those that come."""
+        self._levels.pop(name, None)
+        self._levels[name] = level
+        for task in list(self._made):
+            task.set_level(name, level)
 
     def __call__(self, spec: TaskSpec, listener: StatusListener) -> WorkerTask:
         props = self._transformer.resolve(spec.connector_config)
@@ -98,7 +108,9 @@ class IsolatedTasks:
             return self._here(spec, listener)
         plugin = self._plugins.connector_class(props.get("connector.class", ""))
         metrics = ReportedMetrics("sink" if issubclass(plugin, SinkConnector) else "source")
-        return ProcessTask(spec, listener, self._start_message(spec), self._offsets, metrics, self._clock)
+        made = ProcessTask(spec, listener, self._start_message(spec), self._offsets, metrics, self._clock)
+        self._made.add(made)
+        return made
 
     def _start_message(self, spec: TaskSpec) -> Message:
         kinds = {DistributedConfig: "distributed", StandaloneConfig: "standalone"}
@@ -108,6 +120,7 @@ class IsolatedTasks:
             "group_id": self._group_id,
             "offset_topic": self._offsets.topic,
             "log": {"level": self._log.level, "format": self._log.format},
+            "levels": list(self._levels.items()),
             "connector": spec.id.connector,
             "task": spec.id.task,
             "connector_config": dict(spec.connector_config),
@@ -158,6 +171,10 @@ class ProcessTask(WorkerTask):
     def stop(self) -> None:
         super().stop()
         self._say({"stop": True})
+
+    def set_level(self, name: str, level: str) -> None:
+        """Set a logger's level there."""
+        self._say({"level": [name, level]})
 
     async def _start(self) -> None:
         ours, theirs = socket.socketpair()

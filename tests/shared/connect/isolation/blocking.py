@@ -6,7 +6,10 @@ import select
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from shared.common.log import get_logger
 from shared.connect import ConfigDef, SourceConnector, SourceRecord, SourceTask
+
+log = get_logger(__name__)
 
 
 class BlockingTask(SourceTask):
@@ -18,6 +21,7 @@ class BlockingTask(SourceTask):
 
     async def start(self, props: Mapping[str, str]) -> None:
         self._file = Path(props["file"])
+        log.info("the task's own line")
         if props.get("fails"):
             raise ValueError(props["fails"])
 

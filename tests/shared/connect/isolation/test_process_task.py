@@ -92,6 +92,29 @@ async def test_a_process_that_is_killed_is_a_failed_task(tmp_path: Path) -> None
         assert task_of(run).pid != first
 
 
+async def test_log_lines_and_levels_are_the_workers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What a process logs stands among the worker's lines; a level that is set holds in the next one too."""
+    async with isolated() as run:
+        made = run.worker._make_task
+        assert isinstance(made, IsolatedTasks)
+        said = ""
+
+        def heard(text: str) -> bool:
+            nonlocal said
+            said += capfd.readouterr().err
+            return text in said
+
+        await run.run(BlockingSource, file=str(tmp_path / "none"))
+        await run.until(lambda: heard("the task's own line"))
+        made.set_level("tests.shared.connect", "ERROR")
+        await run.until(lambda: run.worker.state(ID) is State.RUNNING)
+        await run.worker.stop_tasks([ID])
+        said = ""
+        await run.run(BlockingSource, file=str(tmp_path / "none"))
+        await run.until(lambda: run.worker.state(ID) is State.RUNNING)
+        assert not heard("the task's own line")
+
+
 async def test_a_failure_has_the_trace_of_its_process(tmp_path: Path) -> None:
     """What the connector raised there, with where; also before its task could be made."""
     async with isolated() as run:
