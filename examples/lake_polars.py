@@ -23,6 +23,9 @@ def main(folder: str, store: str) -> None:
     """The busiest days of what is closed, and the windows that are open the longest."""
     closed = rows(f"{folder}/closed/{store}", "SELECT * FROM t")
     state = rows(f"{folder}/state", "SELECT store, key, start_ms, end_ms FROM t WHERE row = 'window'")
+    # Of a window that was corrected the highest revision counts; without a state it is no more.
+    newest = closed.sort("revision").unique(["partition", "key", "start_ms", "end_ms"], keep="last")
+    closed = newest.filter(pl.col("state").is_not_null())
     days = closed.group_by("day").agg(windows=pl.len(), keys=pl.col("key").n_unique()).sort("windows", descending=True)
     for day, windows, keys in days.iter_rows():
         print(f"{day}: {windows} windows of {keys} keys")

@@ -211,7 +211,9 @@ def _closed(
     if not tables.exists(spark, path):
         return tail
     # A run that crashed may have appended what the state does not cover: that is read from the changelog.
-    kept = spark.table(tables.delta(path)).filter(F.col("changelog_offset") < _by_partition(covered))
+    # Corrections say what late records would have made of it; what is audited is what the stream closed.
+    own = F.col("revision") == 0
+    kept = spark.table(tables.delta(path)).filter(own & (F.col("changelog_offset") < _by_partition(covered)))
     return kept.withColumn("key", F.col("key").cast("binary")).select(*SESSION).unionByName(tail)
 
 

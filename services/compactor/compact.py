@@ -1,16 +1,19 @@
 """One compaction: the changelog since the covered offsets, folded into the Delta tables (see `fold`).
 
-Afterwards it deletes changelog records, where it is told to: those that the snapshot before its own covers, never more.
+Afterwards, where it is told to, it makes late records corrections (see `corrections`), and deletes changelog records:
+those that the snapshot before its own covers, never more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from services.compactor import tables
 from services.compactor.changelog import Window, read_window
+from services.compactor.corrections import Corrected, Corrections
 from services.compactor.fold import Fold, Plan, Say, Summary, known
 from services.compactor.kafka import TopicOffsets, delete_records, read_range, topic_offsets
 from services.compactor.settings import CompactSettings
@@ -25,6 +28,7 @@ class Compaction(Fold):
 
     def __init__(self, spark: SparkSession, settings: CompactSettings, say: Say) -> None:
         super().__init__(spark, settings, say)
+        self.corrected: Corrected | None = None
 
     def plan(self) -> Plan:
         """Where to read; raises ChangelogHole where the changelog does not go on where the tables end."""
@@ -58,8 +62,14 @@ class Compaction(Fold):
             self.say(f"corrupt, kept in {settings.tables}/quarantine: {place}: {record.reason}")
         return window
 
+    def more(self) -> dict[str, Any]:
+        """What was done with late records, where that was asked for."""
+        return {} if self.corrected is None else self.corrected._asdict()
+
     def after_merge(self, plan: Plan, summary: Summary) -> None:
         """What is done once the run counts."""
+        if self.settings.with_late:
+            self.corrected = Corrections(self.spark, self.settings, self.say, self.job).run()
         if self.settings.delete_covered and summary.to_offsets != summary.from_offsets:
             self._delete_covered(plan)
 

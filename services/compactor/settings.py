@@ -82,6 +82,7 @@ class CompactSettings(UpkeepSettings):
     skip_corrupt: bool = Field(
         False, description="leave out corrupt changelog records, and keep them in the table `quarantine`"
     )
+    with_late: bool = Field(False, description="merge late records into closed windows, as rows with a higher revision")
     delete_covered: bool = Field(
         False, description="afterwards delete changelog records that the snapshot before this one covers"
     )

@@ -151,8 +151,8 @@ def pending_append(spark: SparkSession, path: str, run: int) -> dict[str, Any] |
     return None
 
 
-def closed_frame(finals: DataFrame, store: StoreSchema) -> DataFrame:
-    """Decoded finals (as `bodies.final_rows` gives them) as rows of `closed/<store>`."""
+def closed_frame(finals: DataFrame, store: StoreSchema, revision: Any = None) -> DataFrame:
+    """Decoded finals (as `bodies.final_rows` gives them) as rows of `closed/<store>`, of revision 0 if not told."""
     key = F.col("key").cast("string") if store.key == "string" else F.col("key")
     return finals.select(
         key.alias("key"),
@@ -164,7 +164,7 @@ def closed_frame(finals: DataFrame, store: StoreSchema) -> DataFrame:
         "state",
         F.timestamp_millis("closed_ms").alias("closed_at"),
         F.timestamp_millis("written_ms").alias("written_at"),
-        F.lit(0).alias("revision"),
+        (F.lit(0) if revision is None else revision).alias("revision"),
         "partition",
         "changelog_offset",
         F.to_date(F.timestamp_millis("end_ms")).alias("day"),

@@ -144,7 +144,10 @@ def find_closed(
     reach: tuple[int, int],
     storage_options: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """A key's rows of `closed` that touch `reach` (ms, both inclusive), all columns. Raises LakeUnavailable."""
+    """A key's closed windows that touch `reach` (ms, both inclusive), all columns. Raises LakeUnavailable.
+
+    Of a window that was corrected the row with the highest revision; none where that says it went into a wider one.
+    """
     table = _open(table_uri(lake, application, "closed", store), None, storage_options)
     if table is None:
         return []
@@ -152,7 +155,12 @@ def find_closed(
     # The window's end is on its day, or on a later one than `reach` begins.
     day = f"day >= to_timestamp_millis({reach[0]})::date"
     query = f"SELECT * FROM t WHERE {day} AND key = {text} AND {_touches(reach)}"
-    return [row for batch in _query(table, query) for row in batch.to_pylist()]
+    newest: dict[tuple[int, int, int], dict[str, Any]] = {}
+    for row in (row for batch in _query(table, query) for row in batch.to_pylist()):
+        window = (row["partition"], row["start_ms"], row["end_ms"])
+        if window not in newest or newest[window]["revision"] < row["revision"]:
+            newest[window] = row
+    return [row for row in newest.values() if row["state"] is not None]
 
 
 def _touches(reach: tuple[int, int]) -> str:

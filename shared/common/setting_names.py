@@ -110,6 +110,7 @@ SETTINGS_OF_ALL_COMMANDS = frozenset(
         "vacuum_every",
         "value",
         "value_column",
+        "with_late",
         "workers",
     )
 )

@@ -13,11 +13,16 @@ pytest.importorskip("polars")
 
 
 def test_busiest_days_and_longest_windows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Closed windows are counted by day, and of the store's open ones the longest come first."""
+    """Windows count by day as their newest revisions say, and of the store's open ones the longest come first."""
     from examples.lake_polars import main
 
     first, second = datetime.date(2026, 1, 2), datetime.date(2026, 1, 3)
-    closed = pa.table({"key": ["a", "b", "a"], "end_ms": [5, 6, 7], "day": [first, first, second]})
+    rows = [("a", 4, 5, 0, first), ("b", 6, 6, 0, first), ("a", 7, 7, 0, second)]
+    rows += [("a", 4, 5, 1, first), ("c", 1, 2, 0, first), ("c", 1, 2, 1, first)]
+    names = ("key", "start_ms", "end_ms", "revision", "day")
+    closed = pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
+    states = pa.array([{"n": 1}] * 5 + [None], pa.struct([("n", pa.int64())]))
+    closed = closed.append_column("partition", pa.array([0] * 6)).append_column("state", states)
     write_deltalake(str(tmp_path / "closed" / "s"), closed, partition_by=["day"])
     state = {"row": ["window", "progress", "window", "window"], "store": ["s", "", "s", "t"], "partition": [0] * 4}
     state |= {"key": [b"x", b"", b"y", b"z"], "start_ms": [0, 0, 10, 0], "end_ms": [50, 0, 99, 1000]}

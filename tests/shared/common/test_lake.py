@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +124,16 @@ def test_a_version_that_is_gone_can_be_tried_again(tmp_path: Path) -> None:
         file.unlink()
     with pytest.raises(lake.LakeUnavailable):
         list(lake.read_windows(str(tmp_path), "app", 0, STORE, 0, ["n"]))
+
+
+def test_the_newest_revision_of_a_window_counts(tmp_path: Path) -> None:
+    """Of the rows of one window the highest revision is found; one without a state says that the window is no more."""
+    rows = [(0, 10, 0, 1), (0, 10, 2, 3), (0, 10, 1, 2), (20, 30, 0, 1), (20, 30, 1, None), (20, 40, 1, 4)]
+    starts, ends, revisions, numbers = (list(column) for column in zip(*rows, strict=True))
+    table: dict[str, Any] = {"start_ms": starts, "end_ms": ends, "revision": revisions, "key": ["k"] * 6}
+    table |= {"partition": [0] * 6, "day": [datetime.date(1970, 1, 1)] * 6}
+    states = pa.array([None if n is None else {"n": n} for n in numbers], pa.struct([("n", pa.int64())]))
+    arrow = pa.table(table).append_column("state", states)
+    write_deltalake(str(tmp_path / "app" / "closed" / "s"), arrow, partition_by=["day"])
+    found = lake.find_closed(str(tmp_path), "app", "s", "k", (0, 100))
+    assert sorted((r["start_ms"], r["end_ms"], r["state"]["n"]) for r in found) == [(0, 10, 3), (20, 40, 4)]

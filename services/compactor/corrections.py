@@ -1,0 +1,299 @@
+"""`penstock compact --with-late`: late records become corrections of closed windows, as rows of a higher revision.
+
+A late record that stands in the late topic for the first time is put into the closed windows that it belongs to: with
+sessions those within the gap of it, and whatever is within the gap of those, all made one; a session of its own where
+there is none; with tumbling and hopping windows each that it lies in. Rows are only ever added to `closed`. Of the rows
+with the same partition, key, start_ms and end_ms the one with the highest revision counts, and where that has no
+`state` (null, as its results) the window is no more: it went into a wider one. A corrected session that a later closed
+one turns out to touch takes that one in too, in the next such run; what the stream itself cut in two stays in two
+unless a late record comes near.
+
+What is covered of the late topic are rows of `state` (row 'late', by store and partition of the late topic). A store's
+corrections are one append, then the covered offsets one MERGE. The append carries the number of the run, as Delta's
+transaction version, and where the run ends; one that crashed in between is adopted by the next, which has the same
+number.
+"""
+
+# ruff: noqa: S608 - SQL is the only way in, and every name and text in it is quoted
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Window as SparkWindow
+from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
+
+from services.compactor import tables
+from services.compactor.bodies import StoreLayout
+from services.compactor.failures import CompactionConflict
+from services.compactor.generations import layouts_of, newest_of
+from services.compactor.kafka import read_range, topic_offsets
+from services.compactor.late_states import late_states, uncorrectable
+from services.compactor.settings import CompactSettings
+from shared.common.errors import FatalError
+from shared.streams import late_records as names
+from shared.streams.changelog_format import StoreSchema, decode_progress
+
+REFUSED_SAID_MAX = 10  # late records left out that are named one by one
+_WINDOW = ("partition", "key", "start_ms", "end_ms")
+_GROUP = ("partition", "key", "cluster")
+_LATE_ROW = (
+    "row string, partition int, store string, key binary, start_ms bigint, changelog_offset bigint, "
+    "topic_id string, run bigint"
+)
+
+
+class NotCorrectable(FatalError):
+    """Late records of a store cannot be made corrections; the message says which store, and why."""
+
+
+class Corrected(NamedTuple):
+    """What a run did with late records: those taken, those left out, windows written anew, windows that went away."""
+
+    late_records: int = 0
+    late_refused: int = 0
+    corrected_windows: int = 0
+    superseded_windows: int = 0
+
+
+class _Range(NamedTuple):
+    """What is read of a late topic: the number of the run, and offsets by partition."""
+
+    run: int
+    topic: str
+    topic_id: str
+    start: dict[int, int]
+    end: dict[int, int]
+
+
+class Corrections:
+    """The corrections of one application; `job` tells this process's commits from another's."""
+
+    def __init__(self, spark: SparkSession, settings: CompactSettings, say: Any, job: str) -> None:
+        self.spark, self.settings, self.say, self.job = spark, settings, say, job
+        self.state = f"{settings.tables}/state"
+
+    def run(self) -> Corrected:
+        """Correct each store that can be; then raise NotCorrectable where one could not."""
+        progress = [
+            decode_progress(row.progress.encode()) for row in tables.progress_rows(self.spark, self.state).values()
+        ]
+        if not progress:
+            return Corrected()
+        if any(p.guarantee != "exactly_once" for p in progress):
+            raise NotCorrectable(
+                "late records of an application with at_least_once may stand in their topic twice, or be of work that "
+                "was done again: --with-late needs exactly_once"
+            )
+        stores, refused, done = newest_of(p.stores for p in progress), [], Corrected()
+        for store, layout in zip(stores, layouts_of(stores), strict=True):
+            if store.late is None:
+                continue
+            if reason := uncorrectable(store):
+                refused.append(f"store {store.name!r}: {reason}")
+                continue
+            done = Corrected(*map(sum, zip(done, self._correct(store, layout), strict=True)))
+        if refused:
+            raise NotCorrectable(f"late records cannot be made corrections. {'; '.join(refused)}")
+        return done
+
+    def _correct(self, store: StoreSchema, layout: StoreLayout) -> Corrected:
+        read = self._range(store)
+        path = f"{self.settings.tables}/closed/{store.name}"
+        if (ends := self._pending(path, read.run)) is not None:
+            self.say(f"{store.name}: corrections {read.run} were begun and not ended: they count now")
+            self._cover(store, read._replace(end={p: ends.get(str(p), read.start[p]) for p in read.end}))
+            return self._correct(store, layout)
+        late = self._late(store, layout, read).persist()
+        refused = late.filter("reason IS NOT NULL")
+        for row in refused.orderBy("late_partition", "late_offset").limit(REFUSED_SAID_MAX).collect():
+            self.say(f"left out: {read.topic}-{row.late_partition} at offset {row.late_offset}: {row.reason}")
+        good = late.filter("reason IS NULL").dropDuplicates(["partition", "source_offset"])
+        rows = self._rows(store, layout, good, path).persist()
+        try:
+            counts = rows.agg(F.count("state").alias("new"), F.count(F.lit(1)).alias("all")).first()
+            assert counts is not None
+            taken = Corrected(good.count(), refused.count(), counts.new, counts.all - counts.new)
+            if taken.corrected_windows:
+                self._append(store, rows, path, read)
+            if taken.corrected_windows or read.start != read.end:
+                self._cover(store, read)
+        finally:
+            rows.unpersist()
+            late.unpersist()
+        self.say(f"{store.name}: {taken.late_records} late records, {taken.corrected_windows} windows corrected")
+        return taken
+
+    # --- where to read ---
+
+    def _range(self, store: StoreSchema) -> _Range:
+        assert store.late is not None
+        offsets = topic_offsets(self.spark, self.settings.kafka, store.late, self.settings.kafka_timeout_ms)
+        own = (F.col("row") == "late") & (F.col("store") == store.name)
+        covered = {r.partition: r for r in self.spark.table(tables.delta(self.state)).filter(own).collect()}
+        start = dict(offsets.earliest)
+        for partition, row in covered.items():
+            if row.topic_id != offsets.topic_id:
+                self.say(f"{store.late} was deleted and made again: it is read from its beginning")
+                break
+            if (first := offsets.earliest.get(partition, 0)) > row.changelog_offset:
+                gone = f"offsets {row.changelog_offset} to {first - 1}"
+                self.say(f"{store.late}-{partition}: {gone} are gone, and what was in them is corrected by nobody")
+            start[partition] = max(first, row.changelog_offset)
+        run = max((row.run for row in covered.values()), default=0) + 1
+        return _Range(run, store.late, offsets.topic_id, start, {p: max(offsets.latest[p], start[p]) for p in start})
+
+    def _notes(self, path: str, run: int) -> list[dict[str, Any]]:
+        """What the append of this run said of itself; none where there was none."""
+        if not tables.exists(self.spark, path):
+            return []
+        history = self.spark.sql(f"DESCRIBE HISTORY {tables.delta(path)}")
+        rows = history.filter(F.col("userMetadata").startswith('{"penstock_late_run"')).collect()
+        return [said for row in rows if (said := json.loads(row.userMetadata))["penstock_late_run"] == run]
+
+    def _pending(self, path: str, run: int) -> dict[str, int] | None:
+        return next((dict(said["to_offsets"]) for said in self._notes(path, run)), None)
+
+    # --- what to write ---
+
+    def _late(self, store: StoreSchema, layout: StoreLayout, read: _Range) -> DataFrame:
+        """Late records with their state as a window of one, or the reason why they have none."""
+
+        def header(name: str) -> SparkColumn:
+            found = F.filter("headers", lambda h: h["key"] == name)
+            return F.try_element_at(found, F.lit(-1))["value"].cast("string")
+
+        records = read_range(self.spark, self.settings.kafka, read.topic, read.start, read.end, headers=True)
+        own = [(names.TOPIC, store.source), (names.STORE, store.name)]
+        for name, ours in own:
+            records = records.filter(F.coalesce(header(name) == ours, F.lit(True)))
+        told = {"partition": (names.PARTITION, "INT"), "source_offset": (names.OFFSET, "BIGINT")}
+        told["closed_ms"] = (names.STREAM_TIME_MS, "BIGINT")
+        columns = [header(name).try_cast(type_).alias(alias) for alias, (name, type_) in told.items()]
+        at = (F.col("partition").alias("late_partition"), F.col("offset").alias("late_offset"))
+        schema = (
+            "late_partition INT, late_offset BIGINT, partition INT, source_offset BIGINT, closed_ms BIGINT, "
+            f"timestamp_ms BIGINT, key BINARY, state {tables.struct_type(layout)}, reason STRING"
+        )
+        return records.select(*at, *columns, "timestamp_ms", "key", "value").mapInArrow(
+            late_states(store.aggregations, layout), schema
+        )
+
+    def _rows(self, store: StoreSchema, layout: StoreLayout, late: DataFrame, path: str) -> DataFrame:
+        """The rows to append: corrected windows, and those that went into a wider one, without a state."""
+        members = self._members(store, layout, late, path)
+        merged = members.groupBy(*_GROUP).agg(
+            F.min("start_ms").alias("to_start_ms"),
+            F.max("end_ms").alias("to_end_ms"),
+            merged_state(store).alias("merged"),
+            F.max("closed_ms").alias("closed_ms"),
+            (F.greatest(F.max("revision"), F.lit(0)) + 1).alias("revision"),
+            F.max("is_late").alias("has_late"),
+            (F.max("revision") > 0).alias("has_corrected"),
+            F.count(F.lit(1)).alias("members"),
+        )
+        merged = merged.filter("has_late OR (has_corrected AND members > 1)").drop("has_late", "has_corrected")
+        more = (F.lit(-1).cast("bigint").alias("changelog_offset"), F.unix_millis(F.now()).alias("written_ms"))
+        common = ("partition", "key", "closed_ms", "revision")
+        bounds = (F.col("to_start_ms").alias("start_ms"), F.col("to_end_ms").alias("end_ms"))
+        new = merged.select(*common, *bounds, F.col("merged").alias("state"), *more)
+        wider = (F.col("start_ms") != F.col("to_start_ms")) | (F.col("end_ms") != F.col("to_end_ms"))
+        gone = members.filter(~F.col("is_late")).select(*_GROUP, "start_ms", "end_ms").join(merged, list(_GROUP))
+        none = F.lit(None).cast(tables.struct_type(layout)).alias("state")
+        gone = gone.filter(wider).select(*common, "start_ms", "end_ms", none, *more)
+        return tables.closed_frame(new.unionByName(gone), store, F.col("revision").cast("int"))
+
+    def _members(self, store: StoreSchema, layout: StoreLayout, late: DataFrame, path: str) -> DataFrame:
+        """Late records as windows, the closed windows of their keys, and which of them belong together (`cluster`)."""
+        columns = ["partition", "key", "start_ms", "end_ms", "state", "closed_ms", "revision"]
+        closed_ms = F.coalesce("closed_ms", "timestamp_ms").alias("closed_ms")
+        start = F.col("timestamp_ms") if store.kind == "session" else F.explode(starts(store))
+        end = F.col("start_ms") + (0 if store.kind == "session" else store.size_ms)
+        ours = late.select("partition", "key", start.alias("start_ms"), "state", closed_ms, F.lit(-1).alias("revision"))
+        ours = ours.withColumn("end_ms", end).select(*columns).withColumn("is_late", F.lit(True))
+        if tables.exists(self.spark, path):
+            found = newest_windows(self.spark.table(tables.delta(path)))
+            fields = [F.col("state")[name].alias(name) for name, _ in layout.columns]
+            found = found.withColumns(
+                {
+                    "key": F.col("key").cast("binary"),
+                    "closed_ms": F.unix_millis("closed_at"),
+                    "state": F.struct(*fields).cast(tables.struct_type(layout)),
+                }
+            ).select(*columns)
+            keys = ours.select("partition", "key").union(found.filter("revision > 0").select("partition", "key"))
+            there = found.join(keys.distinct(), ["partition", "key"], "left_semi")
+            ours = ours.unionByName(there.withColumn("is_late", F.lit(False)))
+        if store.kind != "session":
+            return ours.withColumn("cluster", F.col("start_ms"))
+        order = SparkWindow.partitionBy("partition", "key").orderBy("start_ms", "end_ms", "is_late", "revision")
+        before = F.max("end_ms").over(order.rowsBetween(SparkWindow.unboundedPreceding, -1))
+        first = F.coalesce(F.col("start_ms") > before + store.gap_ms, F.lit(True)).cast("bigint")
+        until = order.rowsBetween(SparkWindow.unboundedPreceding, SparkWindow.currentRow)
+        return ours.withColumn("first", first).withColumn("cluster", F.sum("first").over(until)).drop("first")
+
+    # --- writing it ---
+
+    def _append(self, store: StoreSchema, rows: DataFrame, path: str, read: _Range) -> None:
+        said = {"penstock_late_run": read.run, "job": self.job, "to_offsets": read.end}
+        (
+            rows.repartition("day")
+            .write.format("delta")
+            .mode("append")
+            .partitionBy("day")
+            .option("mergeSchema", True)
+            .option("txnAppId", f"penstock-late-{self.settings.application}-{store.name}")
+            .option("txnVersion", read.run)
+            .option("userMetadata", json.dumps(said))
+            .save(path)
+        )
+        if not any(note["job"] == self.job for note in self._notes(path, read.run)):
+            raise CompactionConflict(f"another job has made corrections {read.run} of {path}; this one stops")
+
+    def _cover(self, store: StoreSchema, read: _Range) -> None:
+        rows = [("late", p, store.name, b"", 0, end, read.topic_id, read.run) for p, end in read.end.items()]
+        self.spark.createDataFrame(rows, _LATE_ROW).createOrReplaceTempView("penstock_late")
+        columns = _LATE_ROW.replace(",", "").split()[::2]
+        same = " AND ".join(f"t.{name} = s.{name}" for name in ("row", "partition", "store"))
+        self.spark.sql(
+            f"MERGE INTO {tables.delta(self.state)} t USING penstock_late s ON t.row = 'late' AND {same} "
+            f"WHEN MATCHED THEN UPDATE SET {', '.join(f't.{n} = s.{n}' for n in columns)} "
+            f"WHEN NOT MATCHED THEN INSERT ({', '.join(columns)}) VALUES ({', '.join(f's.{n}' for n in columns)})"
+        )
+
+
+def newest_windows(closed: DataFrame) -> DataFrame:
+    """The windows that a table of closed ones says there are: of each its highest revision, unless it is no more."""
+    order = SparkWindow.partitionBy(*_WINDOW).orderBy(F.col("revision").desc())
+    newest = closed.withColumn("_place", F.row_number().over(order)).filter("_place = 1").drop("_place")
+    return newest.filter("state IS NOT NULL")
+
+
+def starts(store: StoreSchema) -> SparkColumn:
+    """The starts of all tumbling or hopping windows that a record at `timestamp_ms` is in."""
+    size, advance = store.size_ms, store.advance_ms or store.size_ms
+    at = F.greatest(F.col("timestamp_ms") - size + advance, F.lit(0))
+    return F.sequence(at - at % advance, F.col("timestamp_ms"), F.lit(advance).cast("bigint"))
+
+
+def merged_state(store: StoreSchema) -> SparkColumn:
+    """A group's states as one, by Spark's own aggregates; what none of them has a value for begins anew."""
+    fields = []
+    for a in store.aggregations:
+        own: Mapping[str, SparkColumn] = {c: F.col("state")[f"{a.name}_{c}"] for c, _ in a.state}
+        for column, type_ in a.state:
+            value = own[column]
+            if a.function == "count_distinct":
+                merged = F.hll_union_agg(value)
+            elif a.function == "latest":
+                merged = F.max(value)
+            elif column in ("min", "max"):
+                least = F.min if column == "min" else F.max
+                merged = F.coalesce(least(F.when(own["n"] > 0, value)), F.lit(0))
+            else:
+                merged = F.coalesce(F.sum(value), F.lit(0))
+            fields.append(merged.cast(tables.SQL_TYPES[type_]).alias(f"{a.name}_{column}"))
+    return F.struct(*fields)

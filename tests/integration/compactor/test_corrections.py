@@ -1,0 +1,160 @@
+"""Late records of a real late topic as corrections in a real Delta table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.compactor import tables
+from services.compactor.audit import run_audit
+from services.compactor.compact import Compaction
+from services.compactor.corrections import Corrected, Corrections, newest_windows
+from services.compactor.generations import layouts_of
+from services.compactor.settings import AuditSettings, CompactSettings
+from services.local.kafka import EmbeddedKafka
+from shared.common import lake
+from shared.common.settings import KafkaSettings
+from shared.streams import changelog_format as log
+from shared.streams.aggregations import Count
+from shared.streams.time_windows import Latest
+
+
+def value(delay: float | None) -> bytes:
+    return msgspec.json.encode({"delay": delay, "place": "x"})
+
+
+class Crashing(Corrections):
+    """Ends after the append and before it is covered."""
+
+    def _cover(self, *arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.fixture
+def settings(kafka: EmbeddedKafka, tmp_path: Path, topic_name: str) -> CompactSettings:
+    """A compaction with late records into a lake of the test's own."""
+    broker = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    return CompactSettings(application=topic_name, lake=str(tmp_path), kafka=broker, with_late=True)
+
+
+def windows(spark: Any, settings: CompactSettings) -> list[Any]:
+    """What readers see, by key and start: key, start, end, count, total, least, places, revision."""
+    closed = newest_windows(spark.read.format("delta").load(f"{settings.tables}/closed/banks"))
+    columns = ("key", "start_ms", "end_ms", "count", "total", "least", "places", "revision")
+    return sorted(tuple(row) for row in closed.select(*columns).collect())
+
+
+def without_last(task: Any, aggregations: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the user's own aggregate, which nobody can correct, from the simulation."""
+    monkeypatch.delitem(aggregations, "last")
+    task.store = msgspec.structs.replace(task.store, aggregations=task.store.aggregations[:-1])
+
+
+@pytest.mark.soak
+def test_late_records_become_corrections(
+    spark: Any,
+    simulate: Callable[..., Any],
+    topics: Any,
+    settings: CompactSettings,
+    aggregations: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Late records extend, join and make sessions, once, even after a crash; the audit sees what the stream closed."""
+    simulation = simulate(1)
+    (task,) = simulation.tasks
+    without_last(task, aggregations, monkeypatch)
+    for key, delay, time in (
+        (b"a", 1.5, 1000),
+        (b"a", 2.5, 1150),  # out of the gap of the one before
+        (b"b", 4.0, 1000),
+        (b"z", None, 5000),  # closes all
+        (b"a", -1.0, 1080),  # joins both
+        (b"b", 8.0, 1000),  # within its session
+        (b"c", 16.0, 2000),  # a session of its own
+        (b"c", 32.0, 2100),  # extends that, later in the same run
+        (b"d", None, 0),
+    ):
+        task.take(key, value(delay), time)
+    task.take(b"a", b'{"delay": "much", "place": "x"}', 1000)
+    task.commit()
+    topics.write(simulation)
+    job = Compaction(spark, settings, print)
+    first = job.run()
+    assert first.finals == 3
+    assert job.corrected == Corrected(late_records=5, late_refused=1, corrected_windows=4, superseded_windows=2)
+    expected = [
+        ("a", 1000, 1150, 3, 3.0, -1.0, 1, 1),
+        ("b", 1000, 1000, 2, 12.0, 4.0, 1, 1),
+        ("c", 2000, 2100, 2, 48.0, 16.0, 1, 1),
+        ("d", 0, 0, 1, None, None, 1, 1),
+    ]
+    assert windows(spark, settings) == expected
+    found = lake.find_closed(str(tmp_path), simulation.name, "banks", "a", (0, 9_999))
+    assert [(row["start_ms"], row["end_ms"], row["revision"]) for row in found] == [(1000, 1150, 1)]
+
+    again = Compaction(spark, settings, print)
+    again.run()
+    assert again.corrected == Corrected()
+
+    task.take(b"b", value(1.0), 1100)
+    task.take(b"c", value(None), 9000)
+    task.commit()
+    topics.write(simulation)
+    Compaction(spark, settings.model_copy(update={"with_late": False}), print).run()
+    with pytest.raises(KeyboardInterrupt):
+        Crashing(spark, settings, print, "crashed").run()
+    task.take(b"b", value(2.0), 1200)
+    task.commit()
+    topics.write(simulation)
+    last = Compaction(spark, settings, print)
+    last.run()
+    assert last.corrected == Corrected(late_records=1, corrected_windows=1, superseded_windows=1)
+    expected[1] = ("b", 1000, 1200, 4, 15.0, 1.0, 1, 3)
+    assert windows(spark, settings) == [*expected, ("z", 5000, 5000, 1, None, None, 1, 0)]
+    told = lake.read_snapshot(str(tmp_path), simulation.name, [0])
+    assert told is not None
+    assert list(told.partitions) == [0]
+    audit = AuditSettings(application=simulation.name, lake=str(tmp_path), kafka=settings.kafka)
+    assert run_audit(spark, audit, print).ok
+
+
+def corrected_rows(
+    spark: Any, settings: CompactSettings, store: log.StoreSchema, finals: list[Any], late: list[Any]
+) -> list[Any]:
+    """What is appended: partition, start, end, count, latest, revision, when it closed."""
+    (layout,) = layouts_of((store,))
+    closed = spark.createDataFrame(finals, tables.final_schema(layout))
+    path = f"{settings.tables}/closed/{store.name}"
+    tables.closed_frame(closed, store).write.format("delta").partitionBy("day").save(path)
+    schema = f"partition INT, key BINARY, timestamp_ms BIGINT, closed_ms BIGINT, state {tables.struct_type(layout)}"
+    frame = spark.createDataFrame(late, schema)
+    rows = Corrections(spark, settings, print, "job")._rows(store, layout, frame, path)
+    found = rows.selectExpr("partition", "start_ms", "end_ms", "n", "latest", "revision", "unix_millis(closed_at)")
+    return sorted(tuple(row) for row in found.collect())
+
+
+def schema(kind: Any, gap_ms: int, **more: int) -> log.StoreSchema:
+    latest, count = (log.AggregationSchema.of(n, a) for n, a in (("latest", Latest()), ("n", Count())))
+    return log.StoreSchema(
+        "s", kind, "string", gap_ms, 0, "on_close", "t", None, "t-late", None, (latest, count), **more
+    )
+
+
+def test_corrections_of_hopping_windows(spark: Any, settings: CompactSettings) -> None:
+    """A late record counts in each window that it lies in: a closed one is corrected, one that was not there is new."""
+    finals = [(b"k", 0, 10, 30, (3, 2), 30, 0, 7)]
+    late = [(0, b"k", 7, 40, (7, 1)), (0, b"k", 3, None, (3, 1)), (1, b"k", 2, 41, (2, 1))]
+    found = corrected_rows(spark, settings, schema("hopping", 0, size_ms=10, advance_ms=5), finals, late)
+    assert found == [(0, 0, 10, 4, 7, 1, 40), (0, 5, 15, 1, 7, 1, 40), (1, 0, 10, 1, 2, 1, 41)]
+
+
+def test_a_late_record_joins_closed_sessions(spark: Any, settings: CompactSettings) -> None:
+    """Sessions within the gap become one of a higher revision and are no more themselves; others are left alone."""
+    finals = [(b"k", *bounds, 50, (bounds[1], 2), 50, 0, 7) for bounds in ((0, 10), (28, 30), (41, 45), (46, 47))]
+    found = corrected_rows(spark, settings, schema("session", 10), finals, [(0, b"k", 18, 60, (18, 1))])
+    assert found == [(0, 0, 10, None, None, 1, 60), (0, 0, 30, 5, 30, 1, 60), (0, 28, 30, None, None, 1, 60)]
