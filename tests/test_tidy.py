@@ -40,6 +40,7 @@ EDGES = {
     "shared/clients/producer/coordinator.py": "sends requests about transactions",
     "shared/clients/producer/delivery.py": "what a caller awaits",
     "shared/clients/producer/held_up_share.py": "lets a sender wait for its partition",
+    "shared/clients/producer/intake.py": "lets a send wait for metadata and memory",
     "shared/clients/producer/producer.py": "the public producer: what it offers is awaited",
     "shared/clients/producer/sender.py": "sends batches",
     "shared/clients/producer/transactional.py": "the public transactions: what it offers is awaited",

@@ -99,7 +99,7 @@ class KafkaSettings(Section):
     bootstrap_servers: Annotated[str, AfterValidator(_is_servers)] = Field(
         "localhost:9092", description="host:port, comma-separated"
     )
-    client_id: str | None = Field(None, description="default: the service's name, host and process id")
+    client_id: str | None = Field(None, min_length=1, description="default: the service's name, host and process id")
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None
     sasl_username: str | None = None

@@ -34,10 +34,21 @@ class PartitionQueue:
     `batches` counts all there ever were, `batches_at_ack` those at the time of the last acknowledgement.
     """
 
-    __slots__ = ("batches", "batches_at_ack", "held", "open", "out", "queued", "ready_since_ms", "tp", "unreachable")
+    __slots__ = (
+        "batches",
+        "batches_at_ack",
+        "held",
+        "in_flight_max",
+        "open",
+        "out",
+        "queued",
+        "ready_since_ms",
+        "tp",
+        "unreachable",
+    )
 
-    def __init__(self, tp: TopicPartition) -> None:
-        self.tp = tp
+    def __init__(self, tp: TopicPartition, in_flight_max: int) -> None:
+        self.tp, self.in_flight_max = tp, in_flight_max
         self.queued: deque[Batch] = deque()
         self.open: Batch | None = None
         self.out: list[Batch] = []
@@ -63,7 +74,7 @@ class PartitionQueue:
         """
         if self.unreachable or self.retried() is not None:
             return True
-        if len(self.out) + len(self.queued) > OUT_PER_PARTITION_MAX:
+        if len(self.out) + len(self.queued) > self.in_flight_max:
             oldest = self.out[0] if self.out else self.queued[0]
             if oldest.order[0] >= self.batches_at_ack:
                 return True
@@ -97,7 +108,9 @@ class RecordAccumulator:
         self._active: dict[PartitionQueue, None] = {}
         self.incomplete: dict[Batch, None] = {}
         self.flushes = 0
-        self._in_flight_max = min(settings.max_in_flight_requests_per_connection, OUT_PER_PARTITION_MAX)
+        self._in_flight_max = settings.max_in_flight_requests_per_connection
+        if settings.enable_idempotence:
+            self._in_flight_max = min(self._in_flight_max, OUT_PER_PARTITION_MAX)
 
     def __repr__(self) -> str:
         queued = sum(len(queue.queued) for queue in self._active)
@@ -108,7 +121,7 @@ class RecordAccumulator:
         """A partition's queue, the same one for as long as the producer lives."""
         queue = self._queues.get(tp)
         if queue is None:
-            queue = self._queues[tp] = PartitionQueue(tp)
+            queue = self._queues[tp] = PartitionQueue(tp, self._in_flight_max)
         return queue
 
     @property

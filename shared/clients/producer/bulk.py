@@ -9,7 +9,7 @@ from typing import Protocol
 from shared.clients.producer.accumulator import PartitionQueue
 from shared.clients.producer.batch import Batch
 from shared.clients.producer.delivery import Deliveries, Delivery, size_of
-from shared.common.errors import BufferExhausted, PenstockError, UnknownTopicOrPartition
+from shared.common.errors import BufferExhausted, PenstockError, TransactionAborted, UnknownTopicOrPartition
 from shared.common.records import ProducerRecord, RecordColumns
 
 NO_HEADERS: list[tuple[str, bytes | None]] = []
@@ -34,11 +34,18 @@ class Bulk:
         self._places: list[Batch | Exception] = []
         self._indices: list[int] = []
         self._sizes: dict[int, tuple[int, int]] = {}
-        self._exhausted: BufferExhausted | None = None
-        self._unknown: dict[str, PenstockError] = {}
+        self._ended: PenstockError | None = None
+        self._unknown: dict[tuple[str, int | None], PenstockError] = {}
+        self.impatient: set[str] = set()
+        """Topics that were waited for once, in vain: what else is unknown of them is not waited for again."""
+        self.refusals = 0
+        self.first_refusal: Exception | None = None
 
     def __repr__(self) -> str:
         return f"<Bulk {len(self._places)} of {len(self.records)} records taken>"
+
+    def __len__(self) -> int:
+        return len(self._places)
 
     def fill(self, topics: Mapping[str, Topic]) -> ProducerRecord | None:
         """Append to open batches, up to the first record that needs more (a new batch, headers, a partition, metadata).
@@ -65,7 +72,7 @@ class Bulk:
                 timestamp = record.timestamp
                 if timestamp is None:
                     timestamp = now_ms
-                elif timestamp < 0:
+                elif type(timestamp) is not int or timestamp < 0:
                     return record
                 index = batch.count
                 if batch.append(index, timestamp, key, record.value, NO_HEADERS) is None:
@@ -73,22 +80,30 @@ class Bulk:
                 batch.count = index + 1
                 places(batch)
                 indices(index)
-        except (TypeError, OverflowError):
-            return record  # not bytes: the record's own way says so
+        except (TypeError, OverflowError, AttributeError):
+            return record  # not bytes, or no record at all: the record's own way says so
         return None
 
     def refused(self, record: ProducerRecord) -> PenstockError | None:
         """What ended an earlier record and will end this one in the same way, so that it need not wait again."""
-        if self._exhausted is not None:
-            return self._exhausted
-        return self._unknown.get(record.topic)
+        if self._ended is not None:
+            return self._ended
+        topic, partition = record.topic, record.partition
+        known = self._unknown.get((topic, None))
+        return known if known is not None or partition is None else self._unknown.get((topic, partition))
 
-    def failed(self, record: ProducerRecord, error: Exception) -> None:
-        """The next record was not taken."""
-        if isinstance(error, BufferExhausted):
-            self._exhausted = error
-        elif isinstance(error, UnknownTopicOrPartition) and record.partition is None:
-            self._unknown[record.topic] = error
+    def failed(self, record: ProducerRecord, error: Exception, *, whole_topic: bool = False) -> None:
+        """The next record was not taken; with `whole_topic` none of its topic will be."""
+        self.refusals += 1
+        self.first_refusal = self.first_refusal or error
+        if isinstance(error, BufferExhausted | TransactionAborted):
+            self._ended = error
+        elif isinstance(error, UnknownTopicOrPartition):
+            self.impatient.add(record.topic)
+            if whole_topic:
+                self._unknown[record.topic, None] = error
+            elif record.partition is not None:  # a partitioner may choose another one for the next
+                self._unknown[record.topic, record.partition] = error
         self._add(error, -1)
 
     def taken(self, delivery: Delivery) -> None:
@@ -138,7 +153,7 @@ class ColumnBulk(Bulk):
         places, indices, by_key = self._places.append, self._indices.append, topic.by_key
         for key, value, timestamp in self._fields:
             queue = topic.sticky_queue if key is None else by_key.get(key) or topic.for_key(key)
-            if queue is None or (batch := queue.open) is None or timestamp < 0:
+            if queue is None or (batch := queue.open) is None or type(timestamp) is not int or timestamp < 0:
                 return
             index = batch.count
             if batch.append(index, timestamp, key, value, NO_HEADERS) is None:
@@ -155,7 +170,11 @@ class ColumnBulk(Bulk):
         append = batch.append
         try:
             for key, value, timestamp in self._fields:
-                if timestamp < 0 or append(index, timestamp, key, value, NO_HEADERS) is None:
+                if (
+                    type(timestamp) is not int
+                    or timestamp < 0
+                    or append(index, timestamp, key, value, NO_HEADERS) is None
+                ):
                     return
                 index += 1
         finally:

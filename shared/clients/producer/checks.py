@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
 
 from shared.clients.connection import record_size
 from shared.clients.producer.settings import ProducerSettings
-from shared.common.errors import InvalidTimestamp, RecordTooLarge, SerializationError
+from shared.common.errors import DataError, InvalidTimestamp, RecordTooLarge, SerializationError
 
 TIMESTAMP_END = 2**63
+PARTITION_END = 2**31
 
 HeaderList = list[tuple[str, bytes | None]]
 
@@ -17,6 +19,16 @@ def checked_timestamp(topic: str, timestamp: object) -> None:
     """InvalidTimestamp unless it is None or milliseconds that fit into the record."""
     if timestamp is not None and not (type(timestamp) is int and 0 <= timestamp < TIMESTAMP_END):
         raise InvalidTimestamp(f"topic {topic}: timestamp {timestamp!r} is not from 0 to 2^63 - 1")
+
+
+def checked_partition(topic: str, partition: Any) -> None:
+    """DataError unless it is None or a number that a partition can have; whether the topic has it is not asked."""
+    try:
+        fits = partition is None or 0 <= index(partition) < PARTITION_END
+    except TypeError:
+        fits = False
+    if not fits:
+        raise DataError(f"topic {topic}: partition {partition!r} is not a number from 0 to 2^31 - 1")
 
 
 def checked_headers(topic: str, headers: Any) -> HeaderList:

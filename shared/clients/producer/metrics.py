@@ -12,6 +12,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from shared.clients.producer.buffer_memory import BufferMemory
 from shared.common.metrics import counter, gauge, histogram
 from shared.common.samples import Samples
 
@@ -35,6 +36,7 @@ class ProducerMetrics:
         registry: CollectorRegistry | None,
         client_id: str,
         now_ms: Callable[[], int],
+        memory: BufferMemory,
         *,
         window_ms: int = 30_000,
         windows: int = 2,
@@ -57,7 +59,9 @@ class ProducerMetrics:
         def own(name: str, what: str) -> Gauge:
             return gauge(registry, f"producer_{name}", what, "client_id").labels(client_id=client_id)
 
-        self.buffer_available = own("buffer_available_bytes", "Free buffer memory.")
+        # A registry outlives its clients.
+        free = own("buffer_available_bytes", "Free buffer memory.")
+        free.set_function(partial(_free, weakref.ref(memory)))
         self.in_flight = own("requests_in_flight", "Produce requests sent, not answered.")
         self.totals: dict[str, float] = dict.fromkeys(TOTALS, 0.0)
         self._by_topic: dict[str, tuple[Counter, Counter, Counter]] = {}
@@ -68,7 +72,6 @@ class ProducerMetrics:
         self._sends, self._failures, self._again = samples(), samples(), samples()
         self._sizes, self._latencies, self._queue_times = samples(), samples(), samples()
         self._throttles = samples()
-        # A registry outlives its clients.
         me = weakref.ref(self)
         for name, what in (
             ("record_send_rate", "Records acknowledged a second, in the last while."),
@@ -146,6 +149,11 @@ class ProducerMetrics:
     def throttled(self, wait_ms: float) -> None:
         """A broker answered, and asked for a rest (0: for none)."""
         self._throttles.record(wait_ms, self._now_ms())
+
+
+def _free(of: weakref.ref[BufferMemory]) -> float:
+    memory = of()
+    return 0.0 if memory is None else float(memory.available)
 
 
 def _figure(of: weakref.ref[ProducerMetrics], name: str) -> float:

@@ -282,7 +282,6 @@ class Outcomes:
         self._accumulator.forget(batch)
         if not self._accumulator.is_out(batch):
             self._release(batch)
-        self._metrics.buffer_available.set(self._memory.available)
         callbacks, batch.callbacks = batch.callbacks, []
         for callback in callbacks:
             if batch.error is None:

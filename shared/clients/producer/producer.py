@@ -13,22 +13,20 @@ A record whose delivery has timed out may still be written if its request was ou
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterable, Sequence
 from time import time_ns
 from typing import Any, Self
 
-import msgspec
 from prometheus_client import CollectorRegistry
 
-from shared.clients.connection import BatchRecord, Connection
-from shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
-from shared.clients.producer.batch import Batch, Callback, OnDelivery
+from shared.clients.connection import Connection
+from shared.clients.producer.accumulator import RecordAccumulator
+from shared.clients.producer.batch import Callback, OnDelivery
 from shared.clients.producer.buffer_memory import BufferMemory
-from shared.clients.producer.bulk import NO_HEADERS, Bulk, bulk_of
-from shared.clients.producer.checks import checked_bytes, checked_headers, checked_size, checked_timestamp
-from shared.clients.producer.delivery import Deliveries, Delivery, size_of
+from shared.clients.producer.bulk import NO_HEADERS, bulk_of
+from shared.clients.producer.delivery import Deliveries, Delivery
 from shared.clients.producer.held_up_share import HeldUpShare
+from shared.clients.producer.intake import Intake, UntilClosed
 from shared.clients.producer.interceptors import Interceptors, ProducerInterceptor
 from shared.clients.producer.metrics import ProducerMetrics
 from shared.clients.producer.partitioner import Partitioner
@@ -38,24 +36,16 @@ from shared.clients.producer.settings import ProducerSettings, with_timeouts_tha
 from shared.clients.producer.transactional import TransactionalCalls
 from shared.clients.producer.transactions import Transaction, TxnState
 from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import (
-    IllegalState,
-    SendCancelled,
-    UnknownTopicOrPartition,
-)
+from shared.common.errors import IllegalState, SendCancelled
 from shared.common.log import get_logger
 from shared.common.records import Headers, ProducerRecord
 from shared.common.serialization import Serializer, bytes_serializer
 from shared.common.settings import KafkaSettings
-from shared.common.topic_names import check_topic_name
 
 log = get_logger(__name__)
 
-YIELD_EVERY_BATCHES = 32
-"""New batches that sends may open before the event loop must have had a turn: a loop of sends starves nobody."""
 
-
-class Producer(TransactionalCalls):
+class Producer(TransactionalCalls, Intake):
     """Sends records; use it from one event loop, in `async with` or between `start` and `close`."""
 
     def __init__(
@@ -69,19 +59,23 @@ class Producer(TransactionalCalls):
         partitioner: Partitioner | None = None,
         registry: CollectorRegistry | None = None,
     ) -> None:
-        self._settings = settings = with_timeouts_that_fit(kafka, settings or ProducerSettings())
+        """`kafka` says where the brokers are: `bootstrap_servers`, by default localhost:9092.
+
+        ConfigError names a setting that is wrong.
+        """
+        self._settings = settings = with_timeouts_that_fit(kafka, ProducerSettings() if settings is None else settings)
         self._connection = Connection(kafka)
         self._key_serializer, self._value_serializer = key_serializer, value_serializer
         self._interceptors = Interceptors(interceptors)
+        self._memory = BufferMemory(settings.buffer_memory)
         self._metrics = ProducerMetrics(
             registry,
             self._connection.client_id,
             SYSTEM_CLOCK.monotonic_ms,
+            self._memory,
             window_ms=settings.metrics_sample_window_ms,
             windows=settings.metrics_num_samples,
         )
-        self._memory = BufferMemory(settings.buffer_memory)
-        self._metrics.buffer_available.set(settings.buffer_memory)
         self._accumulator = RecordAccumulator(settings)
         self._transaction = Transaction(settings.transactional_id) if settings.transactional_id is not None else None
         self._sender = Sender(
@@ -89,6 +83,7 @@ class Producer(TransactionalCalls):
         )
         self._held_up = HeldUpShare(self._accumulator, self._memory, SYSTEM_CLOCK.monotonic_ms, self._sender.is_away)
         self._state = "new"
+        self._until_closed = UntilClosed()
         self._closed = asyncio.Event()
         self._close_deadline: asyncio.Timeout | None = None
         self._routes = Routes(self._connection, self._accumulator, settings, partitioner, self._sender.is_slow)
@@ -115,8 +110,8 @@ class Producer(TransactionalCalls):
     async def close(self, timeout_ms: float | None = None) -> None:
         """Send what is buffered for up to `timeout_ms` (None: as long as it takes), end the rest with IllegalState.
 
-        An open transaction is aborted. Sends that wait for buffer memory end in IllegalState. A second call waits for
-        the first, and cuts it short where its own `timeout_ms` passes before.
+        An open transaction is aborted. Calls that wait for metadata or buffer memory end in IllegalState at once. A
+        second call waits for the first, and cuts it short where its own `timeout_ms` passes before.
         """
         if self._state == "closed":
             self._close_within(timeout_ms)
@@ -127,9 +122,7 @@ class Producer(TransactionalCalls):
             self._closed.set()
             return
         broken, self._state = self._state == "broken", "closed"
-        self._direct = {}
-        self._memory.close()
-        self._held_up.close()
+        self._end_waits()
         try:
             async with asyncio.timeout(None) as self._close_deadline:
                 self._close_within(timeout_ms)
@@ -181,10 +174,10 @@ class Producer(TransactionalCalls):
     ) -> Delivery:
         """Take a record; `timestamp` is in ms since the epoch, by default now.
 
-        Raises before anything is enqueued: SerializationError, RecordTooLarge, InvalidTimestamp,
-        UnknownTopicOrPartition (not known within `max_block_ms`), BufferExhausted, IllegalState (closed, no open
-        transaction), TransactionAborted, ProducerFenced. `on_delivery(metadata, None)` or `(None, error)` is called
-        once, on the event loop.
+        Raises before anything is enqueued: SerializationError, RecordTooLarge, InvalidTimestamp, DataError (no number
+        of a partition), UnknownTopicOrPartition (not known within `max_block_ms`), BufferExhausted, IllegalState
+        (closed, no open transaction), TransactionAborted, ProducerFenced. A transaction whose record was refused can
+        only be aborted. `on_delivery(metadata, None)` or `(None, error)` is called once, on the event loop.
         """
         # A call, a property or an object here is felt.
         known, transaction = self._direct.get(topic), self._transaction
@@ -199,7 +192,7 @@ class Producer(TransactionalCalls):
                 if queue is not None and (batch := queue.open) is not None:
                     at = time_ns() // 1_000_000 if timestamp is None else timestamp
                     index = batch.count
-                    if at >= 0 and batch.append(index, at, key, value, NO_HEADERS) is not None:
+                    if type(at) is int and at >= 0 and batch.append(index, at, key, value, NO_HEADERS) is not None:
                         batch.count = index + 1
                         key_size, value_size = -1 if key is None else len(key), -1 if value is None else len(value)
                         if on_delivery is not None:
@@ -212,34 +205,25 @@ class Producer(TransactionalCalls):
     async def send_many(self, records: Iterable[ProducerRecord]) -> Deliveries:
         """Take many records, in order; the order of each partition is theirs.
 
-        What would make `send` raise for one record is that record's result instead. Once the buffer has stayed full for
-        `max_block_ms`, all that follow end in BufferExhausted at once. Raises IllegalState where the producer is closed
-        or has no open transaction, and the transaction's error.
+        What would make `send` raise for one record is that record's result instead, and makes a transaction abortable.
+        Once the buffer has stayed full for `max_block_ms`, all that follow end in BufferExhausted at once; a topic's
+        unknown partitions are waited for once. Raises IllegalState where the producer is closed or has no open
+        transaction, the transaction's error, and TypeError at what is no ProducerRecord: the records before it are then
+        taken back where they are not under way.
         """
         self._check_open()
         bulk = bulk_of(records, time_ns() // 1_000_000)
         try:
-            while (record := bulk.fill(self._direct)) is not None:
-                await self._take_one(bulk, record)
-        except asyncio.CancelledError:
+            while len(bulk) < len(bulk.records):
+                record = bulk.fill(self._direct)
+                if len(bulk) < len(bulk.records):
+                    await self._take_one(bulk, record)
+        except BaseException:
             bulk.deliveries().cancel()  # nobody will have them
             raise
+        if bulk.refusals:
+            log.warning("records refused", records=bulk.refusals, reason=str(bulk.first_refusal))
         return bulk.deliveries()
-
-    async def _take_one(self, bulk: Bulk, record: ProducerRecord) -> None:
-        try:
-            if (known := bulk.refused(record)) is not None:
-                raise known
-            if record.timestamp is None:
-                record = msgspec.structs.replace(record, timestamp=bulk.timestamp)
-            delivery = await self._take(record, None)
-        except IllegalState:
-            raise
-        except Exception as e:  # of a partitioner or serializer as well
-            bulk.failed(record, e)
-            self._metrics.failed(record.topic, 1)
-        else:
-            bulk.taken(delivery)
 
     async def flush(self) -> None:
         """Send what is buffered without lingering and wait until the fate of all of it is known."""
@@ -258,9 +242,10 @@ class Producer(TransactionalCalls):
         return failed
 
     async def partitions_for(self, topic: str) -> list[int]:
-        """The topic's partitions; UnknownTopicOrPartition after `max_block_ms`."""
+        """The topic's partitions; UnknownTopicOrPartition after `max_block_ms`, IllegalState once it is closed."""
         self._check_usable()
-        return list(await self._connection.wait_for_topic(topic, self._settings.max_block_ms))
+        async with self._until_closed("partitions_for waited for metadata"):
+            return list(await self._connection.wait_for_topic(topic, self._settings.max_block_ms))
 
     def metrics(self) -> dict[str, float]:
         """By the Java producer's names: totals since the start, what is buffered and in flight now, rates (a second),
@@ -283,98 +268,11 @@ class Producer(TransactionalCalls):
         finally:
             self._accumulator.flushes -= 1
 
-    async def _take(self, record: ProducerRecord, on_delivery: OnDelivery | None) -> Delivery:
-        """The way of a record that is not appended straight to an open batch."""
-        self._check_open()
-        if not self._interceptors:
-            return await self._enqueue(record, on_delivery)
-        record = self._interceptors.on_send(record)
-        try:
-            return await self._enqueue(record, self._interceptors.told_too(record, on_delivery))
-        except Exception as e:
-            self._interceptors.on_acknowledgement(None, e, record.headers)
-            raise
-        except asyncio.CancelledError:
-            cancelled = SendCancelled(f"topic {record.topic}: the send was cancelled")
-            self._interceptors.on_acknowledgement(None, cancelled, record.headers)
-            raise
-
-    async def _enqueue(self, record: ProducerRecord, on_delivery: OnDelivery | None) -> Delivery:
-        deadline_ms = SYSTEM_CLOCK.monotonic_ms() + self._settings.max_block_ms
-        if self._known(record.topic) is None:
-            check_topic_name(record.topic)
-            await self._connection.wait_for_topic(record.topic, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
-        topic = record.topic
-        checked_timestamp(topic, record.timestamp)
-        key = checked_bytes(topic, "key", self._key_serializer(topic, record.key))
-        value = checked_bytes(topic, "value", self._value_serializer(topic, record.value))
-        headers = checked_headers(topic, record.headers) if record.headers else NO_HEADERS
-        size = checked_size(topic, key, value, headers, self._settings)
-        known, queue = await self._choose(record, key, value, deadline_ms)
-        at = time_ns() // 1_000_000 if record.timestamp is None else record.timestamp
-        fields = at, key, value, headers
-        batch = queue.open
-        if batch is not None and batch.append(batch.count, *fields) is None:
-            batch = None
-            queue = self._routes.after_full(known, record, key, queue)
-        if batch is None:
-            batch = await self._with_room(queue, fields, size, deadline_ms)
-            self._routes.opened(known, record, key, batch)
-        index, batch.count = batch.count, batch.count + 1
-        if on_delivery is not None:
-            batch.callbacks.append(Callback(index, at, size_of(key), size_of(value), on_delivery))
-        return Delivery(batch, index, at, size_of(key), size_of(value))
-
-    async def _with_room(self, queue: PartitionQueue, fields: BatchRecord, size: int, deadline_ms: float) -> Batch:
-        """The batch that the record was appended to: a new one, or one that somebody opened in the meantime."""
-        memory = max(self._accumulator.batch_size, size)
-        if self._sender.batches_since_turn >= YIELD_EVERY_BATCHES:
-            await asyncio.sleep(0)
-        if self._held_up.must_wait(queue, memory):
-            await self._held_up.wait(queue, memory, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
-        if not self._memory.try_acquire(memory):
-            self._sender.wake()
-            await self._memory.acquire(memory, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
-        try:
-            self._check_open()
-        except BaseException:
-            self._memory.release(memory)
-            raise
-        batch = queue.open
-        if batch is not None and batch.append(batch.count, *fields) is not None:
-            self._memory.release(memory)
-            return batch
-        batch = self._accumulator.open_batch(queue, memory, SYSTEM_CLOCK.monotonic_ms())
-        appended = batch.append(0, *fields)
-        assert appended is not None, "the first record of a batch always fits"
-        self._sender.batches_since_turn += 1
-        self._metrics.buffer_available.set(self._memory.available)
-        self._sender.wake()
-        return batch
-
-    async def _choose(
-        self, record: ProducerRecord, key: bytes | None, value: bytes | None, deadline_ms: float
-    ) -> tuple[RoutedTopic, PartitionQueue]:
-        while True:
-            known = self._known(record.topic)
-            if known is not None and (queue := self._routes.queue_for(known, record, key, value)) is not None:
-                return known, queue
-            left_ms = deadline_ms - SYSTEM_CLOCK.monotonic_ms()
-            if left_ms <= 0:
-                raise UnknownTopicOrPartition(
-                    f"topic {record.topic}, partition {record.partition}: "
-                    f"the topic has {len(known.numbers) if known else 0} partitions"
-                )
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_ms / 1000):
-                    await self._connection.refresh_metadata()
-                    await asyncio.sleep(self._connection.settings.retry_backoff_ms / 1000)
-
-    def _known(self, topic: str) -> RoutedTopic | None:
-        known = self._direct.get(topic) or self._routes.topic(topic)
-        if known is not None and self._may_be_direct and self._state == "open":
-            self._direct[topic] = known
-        return known
+    def _end_waits(self) -> None:
+        self._direct = {}
+        self._until_closed.end()
+        self._memory.close()
+        self._held_up.close()
 
     def _metadata_updated(self) -> None:
         self._direct = {}
@@ -383,9 +281,8 @@ class Producer(TransactionalCalls):
 
     def _sender_broke(self, error: Exception) -> None:
         log.error("the sender ended", client_id=self._connection.client_id, exc_info=error)
-        self._state, self._direct = "broken", {}
-        self._memory.close()
-        self._held_up.close()
+        self._state = "broken"
+        self._end_waits()
         self._sender.fail_all(IllegalState(f"the producer's sender ended: {error!r}"), out=True)
 
     def _check_usable(self) -> None:

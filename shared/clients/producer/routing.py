@@ -7,6 +7,7 @@ from collections.abc import Callable
 from shared.clients.connection import Connection
 from shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
 from shared.clients.producer.batch import Batch
+from shared.clients.producer.checks import checked_partition
 from shared.clients.producer.partitioner import Partitioner, StickyPartition, for_key
 from shared.clients.producer.settings import ProducerSettings
 from shared.common.records import ProducerRecord, TopicPartition
@@ -95,13 +96,18 @@ class Routes:
             elif now_ms - known.used_ms > self._settings.metadata_max_idle_ms and self._connection.unwatch(name):
                 del self._topics[name]
 
-    def queue_for(
+    def number_for(
         self, topic: RoutedTopic, record: ProducerRecord, key: bytes | None, value: bytes | None
-    ) -> PartitionQueue | None:
-        """The queue of a record's partition; None where the topic has no such partition."""
-        number = record.partition
-        if number is None and self._partitioner is not None:
-            number = self._partitioner(topic.name, key, value, topic.numbers)
+    ) -> int | None:
+        """The partition that a record, or the partitioner, asks for; DataError where that is no number of one."""
+        if record.partition is not None or self._partitioner is None:
+            return record.partition
+        number = self._partitioner(topic.name, key, value, topic.numbers)
+        checked_partition(topic.name, number)
+        return number
+
+    def queue_for(self, topic: RoutedTopic, number: int | None, key: bytes | None) -> PartitionQueue | None:
+        """The queue of a partition, or of the one that is chosen where `number` is None; None: there is no such one."""
         if number is not None:
             return topic.queues.get(number)
         if key is not None and not self._settings.partitioner_ignore_keys:

@@ -53,9 +53,15 @@ class TransactionalCalls:
         txn.move(TxnState.READY)
 
     async def begin_transaction(self) -> None:
-        """Open a transaction; IllegalState where one is open or `init_transactions` is missing."""
+        """Open a transaction; IllegalState where one is open or `init_transactions` is missing.
+
+        Where the last one's abort failed in passing it is finished first; raises what `abort_transaction` raises.
+        """
         self._check_usable()
-        self._transactional().begin()
+        txn = self._transactional()
+        if txn.abort_failed:
+            await self.abort_transaction()
+        txn.begin()
 
     async def commit_transaction(self) -> None:
         """Flush, which takes up to `delivery_timeout_ms`, then commit.
@@ -98,6 +104,15 @@ class TransactionalCalls:
         """
         txn = self._transactional()
         txn.move(TxnState.ABORTING)
+        txn.abort_failed = False
+        try:
+            await self._abort(txn)
+        except BaseException:
+            txn.abort_failed = txn.state is TxnState.ABORTING
+            raise
+        txn.ended()
+
+    async def _abort(self, txn: Transaction) -> None:
         dropped = TransactionAborted(f"transactional id {txn.transactional_id}: aborted before the record was sent")
         self._sender.fail_all(dropped, out=False)
         await self._sender.until_landed(self._settings.max_block_ms)
@@ -110,13 +125,13 @@ class TransactionalCalls:
                 # A lost batch may still be under way with sequence numbers that are used again: have it refused.
                 await self._sender.coordinator.init_producer_id(bump=True)
                 txn.epoch_is_spent = False
-        txn.ended()
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
         """Begin; commit at the end, abort where the block raises.
 
         A commit that failed is aborted before that is raised, unless its outcome is unknown: then `close` asks again.
+        Where the abort fails too, that is logged and a note on what is raised; a fatal error of it is raised instead.
         """
         await self.begin_transaction()
         txn = self._transactional()
@@ -128,10 +143,10 @@ class TransactionalCalls:
                 try:
                     await self.abort_transaction()
                 except PenstockError as also:
-                    if not isinstance(e, PenstockError):
-                        log.warning("abort failed", transactional_id=txn.transactional_id, reason=str(also))
-                    elif isinstance(also, FatalError):
+                    log.warning("abort failed", transactional_id=txn.transactional_id, reason=str(also))
+                    if isinstance(e, PenstockError) and isinstance(also, FatalError):
                         raise also from e
+                    e.add_note(f"the abort failed as well: {also}")
             raise
 
     async def send_offsets_to_transaction(

@@ -54,6 +54,8 @@ class Transaction:
         self.pending: set[TopicPartition] = set()
         self.groups: set[str] = set()
         self.epoch_is_spent = False
+        self.abort_failed = False
+        """Whether an abort was begun that did not come to its end, and nobody is at it."""
 
     def __repr__(self) -> str:
         return f"<Transaction {self.transactional_id}: {self.state.name}, {len(self.added)} partitions>"

@@ -78,7 +78,7 @@ class Harness:
         self.memory = BufferMemory(self.settings.buffer_memory)
         self.registry = CollectorRegistry()
         self.now_ms = 0
-        self.metrics = ProducerMetrics(self.registry, "harness", lambda: self.now_ms)
+        self.metrics = ProducerMetrics(self.registry, "harness", lambda: self.now_ms, self.memory)
         self.transaction: Transaction | None = None
         if self.settings.transactional_id is not None:
             self.transaction = Transaction(self.settings.transactional_id)

@@ -167,7 +167,7 @@ def test_no_leader() -> None:
 
 
 def test_several_batches_of_a_partition_are_in_flight() -> None:
-    """Up to max_in_flight, and never above the five that a broker remembers."""
+    """Up to max_in_flight, with idempotence never above the five that a broker remembers."""
     for most, out in ((1, 1), (3, 3), (5, 5)):
         core = Harness(batch_size=100, max_in_flight_requests_per_connection=most)
         core.warm_up()
@@ -177,7 +177,12 @@ def test_several_batches_of_a_partition_are_in_flight() -> None:
     core = Harness(batch_size=100, max_in_flight_requests_per_connection=9, enable_idempotence=False)
     for _ in range(8):
         core.send(value=b"x" * 80)
-    assert len(core.turn()) == 5
+    assert len(core.turn()) == 8
+    assert not core.accumulator.queue(A).is_held_up(core.now_ms)
+    for _ in range(2):
+        core.send(value=b"x" * 80)
+    assert len(core.turn()) == 1
+    assert core.accumulator.queue(A).is_held_up(core.now_ms)
 
 
 def test_muted_partitions_are_left_alone() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
-from shared.clients.producer.bulk import Bulk
+from shared.clients.producer.bulk import Bulk, bulk_of
 from shared.clients.producer.delivery import Delivery
 from shared.clients.producer.settings import ProducerSettings
-from shared.common.errors import BufferExhausted, RecordTooLarge, UnknownTopicOrPartition
-from shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
+from shared.common.errors import BufferExhausted, RecordTooLarge, TransactionAborted, UnknownTopicOrPartition
+from shared.common.records import ProducerRecord, RecordColumns, RecordMetadata, TopicPartition
 
 
 @dataclass
@@ -112,13 +113,42 @@ async def test_what_ended_one_record_ends_the_next_without_another_wait() -> Non
         (UnknownTopicOrPartition("t"), records(b"a")[0], True, False),
         (UnknownTopicOrPartition("t-9"), ProducerRecord("t", b"a", partition=9), False, False),
         (RecordTooLarge("big"), records(b"a")[0], False, False),
+        (TransactionAborted("abort first"), records(b"a")[0], True, True),
     ):
         bulk = Bulk([record, *records(b"b"), other], 77)
         assert bulk.fill({}) is record
         assert bulk.refused(record) is None
-        bulk.failed(record, error)
+        bulk.failed(record, error, whole_topic=str(error) == "t")
         assert (bulk.refused(bulk.records[1]) is error) is same
         assert (bulk.refused(other) is error) is rest
+
+
+def test_an_unknown_partition_is_waited_for_once() -> None:
+    """Its next record ends in the same error, the topic's other unknown partitions get no wait of their own."""
+    ninth, tenth = (ProducerRecord("t", b"a", partition=number) for number in (9, 10))
+    bulk, error = Bulk([ninth, tenth, ninth], 77), UnknownTopicOrPartition("t-9")
+    assert bulk.fill({}) is ninth
+    assert "t" not in bulk.impatient
+    bulk.failed(ninth, error)
+    assert bulk.refused(ninth) is error
+    assert bulk.refused(tenth) is None
+    assert "t" in bulk.impatient
+    assert (bulk.refusals, bulk.first_refusal) == (1, error)
+
+
+def test_a_fraction_of_a_millisecond_is_no_timestamp() -> None:
+    """The compiled builder would cut it off; records and columns stop there, as where a batch is opened."""
+    odd = ProducerRecord("t", b"v", timestamp=1.5)  # type: ignore[arg-type]
+    assert Bulk([odd], 77).fill({"t": topic()}) is odd
+    for partition in (None, 0):
+        columns = RecordColumns("t", [None], [b"v"], [1.5], partition)  # type: ignore[list-item]
+        known: Any = topic()
+        known.queues = dict(enumerate(known.queues))
+        known.queues[1] = known.queues[0]
+        bulk = bulk_of(columns, 77)
+        found = bulk.fill({"t": known})
+        assert found is not None
+        assert (found.timestamp, len(bulk)) == (1.5, 0)
 
 
 async def test_records_own_timestamps() -> None:

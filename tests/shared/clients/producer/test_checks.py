@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 
-from shared.clients.producer.checks import checked_bytes, checked_headers, checked_size, checked_timestamp
+from shared.clients.producer.checks import (
+    checked_bytes,
+    checked_headers,
+    checked_partition,
+    checked_size,
+    checked_timestamp,
+)
 from shared.clients.producer.settings import ProducerSettings
-from shared.common.errors import InvalidTimestamp, RecordTooLarge, SerializationError
+from shared.common.errors import DataError, InvalidTimestamp, RecordTooLarge, SerializationError
 
 
 @pytest.mark.parametrize("timestamp", [None, 0, 2**63 - 1])
@@ -22,6 +28,19 @@ def test_odd_timestamps(timestamp: object) -> None:
     """The error shows the value."""
     with pytest.raises(InvalidTimestamp, match=f"topic t: timestamp {timestamp!r}"):
         checked_timestamp("t", timestamp)
+
+
+@pytest.mark.parametrize("partition", [None, 0, 2**31 - 1])
+def test_partitions(partition: int | None) -> None:
+    """None leaves the choice to the partitioner; else what a partition's number can be."""
+    checked_partition("t", partition)
+
+
+@pytest.mark.parametrize("partition", [-1, 2**31, 1.0, "0"])
+def test_odd_partitions(partition: object) -> None:
+    """The error shows the value, and nobody waits for such a partition to come."""
+    with pytest.raises(DataError, match=f"topic t: partition {partition!r} is not a number"):
+        checked_partition("t", partition)
 
 
 def test_headers() -> None:

@@ -6,6 +6,7 @@ import gc
 
 from prometheus_client import CollectorRegistry
 
+from shared.clients.producer.buffer_memory import BufferMemory
 from shared.clients.producer.metrics import TOTALS, ProducerMetrics
 from shared.testing.manual_clock import ManualClock
 
@@ -13,7 +14,7 @@ from shared.testing.manual_clock import ManualClock
 def test_by_topic_and_in_total() -> None:
     """Each event counts for its topic, and once in the totals."""
     registry = CollectorRegistry()
-    metrics = ProducerMetrics(registry, "me", ManualClock().monotonic_ms)
+    metrics = ProducerMetrics(registry, "me", ManualClock().monotonic_ms, BufferMemory(10))
     metrics.acknowledged("a", 3, 100, 250.0)
     metrics.acknowledged("a", 2, 50, 10.0)
     metrics.acknowledged("b", 1, 10, 10.0)
@@ -52,21 +53,23 @@ def test_by_topic_and_in_total() -> None:
 def test_two_clients_share_a_registry() -> None:
     """What is a client's own is told apart by its id."""
     registry = CollectorRegistry()
-    for name, free in (("a", 5), ("b", 7)):
-        metrics = ProducerMetrics(registry, name, ManualClock().monotonic_ms)
-        metrics.buffer_available.set(free)
-        metrics.in_flight.inc()
-    for name, free in (("a", 5), ("b", 7)):
+    memories = {"a": BufferMemory(10), "b": BufferMemory(20)}
+    for name, memory in memories.items():
+        ProducerMetrics(registry, name, ManualClock().monotonic_ms, memory).in_flight.inc()
+        assert memory.try_acquire(3)
+    for name, free in (("a", 7), ("b", 17)):
         labels = {"client_id": name}
         assert registry.get_sample_value("penstock_producer_buffer_available_bytes", labels) == free
+        memories[name].release(2)
+        assert registry.get_sample_value("penstock_producer_buffer_available_bytes", labels) == free + 2
         assert registry.get_sample_value("penstock_producer_requests_in_flight", labels) == 1
-    assert ProducerMetrics(None, "alone", ManualClock().monotonic_ms).totals["batch_total"] == 0
+    assert ProducerMetrics(None, "alone", ManualClock().monotonic_ms, memories["a"]).totals["batch_total"] == 0
 
 
 def test_the_figures_of_java_by_their_names() -> None:
     """Every figure of a producer that Java has has its name in the table, and what an operator looks for is a gauge."""
     clock, registry = ManualClock(), CollectorRegistry()
-    metrics = ProducerMetrics(registry, "me", clock.monotonic_ms, window_ms=10_000, windows=2)
+    metrics = ProducerMetrics(registry, "me", clock.monotonic_ms, BufferMemory(10), window_ms=10_000, windows=2)
     for size in (100, 300):
         metrics.acknowledged("a", 20, size, 5.0)
     metrics.failed("a", 4)
@@ -100,8 +103,9 @@ def test_the_figures_of_java_by_their_names() -> None:
 def test_a_registry_keeps_no_client_alive() -> None:
     """The gauges of a client that is gone are 0."""
     registry = CollectorRegistry()
-    metrics = ProducerMetrics(registry, "me", ManualClock().monotonic_ms)
+    metrics = ProducerMetrics(registry, "me", ManualClock().monotonic_ms, BufferMemory(10))
     metrics.acknowledged("a", 1, 100, 5.0)
     del metrics
     gc.collect()
-    assert registry.get_sample_value("penstock_producer_batch_size_avg", {"client_id": "me"}) == 0
+    for name in ("batch_size_avg", "buffer_available_bytes"):
+        assert registry.get_sample_value(f"penstock_producer_{name}", {"client_id": "me"}) == 0

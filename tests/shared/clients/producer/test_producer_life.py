@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from shared.clients.producer import Producer, ProducerSettings
-from shared.common.errors import BufferExhausted, IllegalState, InvalidTxnState, KafkaTimeout
+from shared.common.errors import (
+    BufferExhausted,
+    ConfigError,
+    DeliveryTimeout,
+    IllegalState,
+    InvalidTxnState,
+    KafkaTimeout,
+    RecordTooLarge,
+)
 from shared.common.records import ProducerRecord
 from shared.common.settings import KafkaSettings
 from shared.testing.fake_broker import Api, Drop, ErrorCode, Fail, FakeCluster, Request
@@ -149,3 +159,88 @@ async def test_what_was_waited_for_metadata_is_not_waited_for_memory() -> None:
         assert 0.9 < loop.time() - started < 1.5
         assert await producer.partitions_for("late") == [0]
         await producer.close(timeout_ms=0)
+
+
+async def test_a_failed_abort_is_said_and_finished_by_the_next_begin() -> None:
+    """While the coordinator is away the block's error carries a note; begin says why, and goes on once it is back."""
+    async with producing(transactional_id="x", max_block_ms=300) as (cluster, producer):
+        await producer.init_transactions()
+
+        async def fail() -> None:
+            async with producer.transaction():
+                await (await producer.send("t", b"aborted"))
+                raise RecordTooLarge("the block's own")
+
+        control = cluster.control(Api.END_TXN, Fail(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+        with capture_logs() as logged, pytest.raises(RecordTooLarge, match="the block's own") as raised:
+            await fail()
+        assert [one["transactional_id"] for one in logged if one["event"] == "abort failed"] == ["x"]
+        assert "the abort failed as well: transactional id x: not done after 300 ms" in raised.value.__notes__[0]
+        with pytest.raises(KafkaTimeout, match="transactional id x"):
+            await producer.begin_transaction()
+        control.remove()
+        async with producer.transaction():
+            await (await producer.send("t", b"next"))
+        assert [record.value for record in cluster.records("t")] == [b"next"]
+
+
+async def test_a_begin_beside_an_abort_does_not_take_part_in_it() -> None:
+    """While somebody is at the abort, begin is a call that the state does not allow."""
+    async with producing(transactional_id="x") as (cluster, producer):
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        await (await producer.send("t", b"v"))
+        out, gate = asyncio.Event(), asyncio.Event()
+
+        async def hold(_: Request) -> None:
+            out.set()
+            await gate.wait()
+
+        cluster.control(Api.END_TXN, hold)
+        aborting = asyncio.ensure_future(producer.abort_transaction())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await out.wait()
+            with pytest.raises(IllegalState):
+                await producer.begin_transaction()
+            gate.set()
+            await aborting
+            await producer.begin_transaction()
+
+
+async def test_the_gauge_of_free_memory_follows_what_expires_in_flight() -> None:
+    """Memory of a batch that was given up while its request was out is free when that is over; the gauge says so."""
+    registry = CollectorRegistry()
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=150, client_id="me")
+        settings = ProducerSettings(linger_ms=0, delivery_timeout_ms=150)
+
+        def free() -> float | None:
+            return registry.get_sample_value("penstock_producer_buffer_available_bytes", {"client_id": "me"})
+
+        async with Producer(kafka, settings, registry=registry) as producer:
+            await (await producer.send("t", b"warm"))
+            cluster.control(Api.PRODUCE, Drop())
+            delivery = await producer.send("t", b"v")
+            assert free() == settings.buffer_memory - settings.batch_size
+            with pytest.raises(DeliveryTimeout):
+                await delivery
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while producer.metrics()["buffer_available_bytes"] < settings.buffer_memory:
+                    await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0))])
+            assert free() == settings.buffer_memory
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("host:9092",), "a producer needs KafkaSettings, got str"),
+        ((KafkaSettings(), {"linger_ms": 5}), "a producer needs ProducerSettings, got dict"),
+    ],
+)
+async def test_what_is_no_settings_is_refused(given: Any, said: str) -> None:
+    """A ConfigError names what is expected in its place."""
+    with pytest.raises(ConfigError, match=said):
+        Producer(*given)
+    with pytest.raises(ConfigError, match="client_id"):
+        KafkaSettings(client_id="")

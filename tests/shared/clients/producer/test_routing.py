@@ -30,7 +30,7 @@ class Table:
     def put(self, key: bytes | None = None, size: int = 20, partition: int | None = None) -> Batch | None:
         topic, value = self.topic(), b"x" * size
         record = ProducerRecord("t", value, key, partition=partition)
-        queue = self.routes.queue_for(topic, record, key, value)
+        queue = self.routes.queue_for(topic, self.routes.number_for(topic, record, key, value), key)
         if queue is None:
             return None
         batch = queue.open

@@ -42,7 +42,7 @@ class Alone:
         self.memory = BufferMemory(self.settings.buffer_memory)
         self.connection = connection()
         self.clock = ManualClock()
-        metrics = ProducerMetrics(None, "alone", self.clock.monotonic_ms)
+        metrics = ProducerMetrics(None, "alone", self.clock.monotonic_ms, self.memory)
         self.sender = Sender(self.connection, self.accumulator, self.memory, self.settings, None, metrics, self.clock)
 
     def send(self) -> Batch:

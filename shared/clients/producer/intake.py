@@ -1,0 +1,243 @@
+"""The way of a record that is not appended straight to an open batch: metadata, checks, partition, memory, a new batch.
+
+A record that is refused on it is counted, and makes an open transaction abortable, whether its error is raised (`send`)
+or is its result (`send_many`): a commit would leave it out without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from time import time_ns
+
+import msgspec
+
+from shared.clients.connection import BatchRecord, Connection
+from shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
+from shared.clients.producer.batch import Batch, Callback, OnDelivery
+from shared.clients.producer.buffer_memory import BufferMemory
+from shared.clients.producer.bulk import NO_HEADERS, Bulk
+from shared.clients.producer.checks import (
+    checked_bytes,
+    checked_headers,
+    checked_partition,
+    checked_size,
+    checked_timestamp,
+)
+from shared.clients.producer.delivery import Delivery, size_of
+from shared.clients.producer.held_up_share import HeldUpShare
+from shared.clients.producer.interceptors import Interceptors
+from shared.clients.producer.metrics import ProducerMetrics
+from shared.clients.producer.routing import RoutedTopic, Routes
+from shared.clients.producer.sender import Sender
+from shared.clients.producer.settings import ProducerSettings
+from shared.clients.producer.transactions import Transaction, TxnState
+from shared.common.clock import SYSTEM_CLOCK
+from shared.common.errors import (
+    FatalError,
+    IllegalState,
+    PenstockError,
+    SendCancelled,
+    TransactionAborted,
+    UnknownTopicOrPartition,
+)
+from shared.common.log import get_logger
+from shared.common.records import ProducerRecord
+from shared.common.serialization import Serializer
+from shared.common.topic_names import check_topic_name
+
+log = get_logger(__name__)
+
+YIELD_EVERY_BATCHES = 32
+"""New batches that sends may open before the event loop must have had a turn: a loop of sends starves nobody."""
+
+
+class UntilClosed:
+    """Ends what waits, all of it and at once, when the producer is closed."""
+
+    def __init__(self) -> None:
+        self._waits: set[asyncio.Timeout] = set()
+
+    def __repr__(self) -> str:
+        return f"<UntilClosed {len(self._waits)} waiting>"
+
+    @contextlib.asynccontextmanager
+    async def __call__(self, what: str) -> AsyncIterator[None]:
+        """Wait in this block; IllegalState with `what` from the moment of `end` on."""
+        wait = asyncio.timeout(None)
+        try:
+            async with wait:
+                self._waits.add(wait)
+                try:
+                    yield
+                finally:
+                    self._waits.discard(wait)
+        except TimeoutError:
+            if not wait.expired():
+                raise
+            raise IllegalState(f"the producer was closed while {what}") from None
+
+    def end(self) -> None:
+        """End what waits now."""
+        now = asyncio.get_running_loop().time()
+        while self._waits:
+            self._waits.pop().reschedule(now)
+
+
+class Intake:
+    """The part of `Producer` that takes records the long way."""
+
+    _settings: ProducerSettings
+    _connection: Connection
+    _memory: BufferMemory
+    _accumulator: RecordAccumulator
+    _metrics: ProducerMetrics
+    _sender: Sender
+    _transaction: Transaction | None
+    _held_up: HeldUpShare
+    _routes: Routes
+    _interceptors: Interceptors
+    _key_serializer: Serializer
+    _value_serializer: Serializer
+    _until_closed: UntilClosed
+    _direct: dict[str, RoutedTopic]
+    _may_be_direct: bool
+    _state: str
+
+    def _check_open(self) -> None: ...
+
+    async def _take_one(self, bulk: Bulk, record: object) -> None:
+        """The next record of a bulk; what `send` would raise is its result."""
+        if not isinstance(record, ProducerRecord):
+            wrong = TypeError(f"send_many: record {len(bulk)} is a {type(record).__name__}, not a ProducerRecord")
+            self._fail_transaction(wrong)
+            raise wrong
+        try:
+            if (known := bulk.refused(record)) is not None:
+                self._metrics.failed(record.topic, 1)
+                raise known
+            if record.timestamp is None:
+                record = msgspec.structs.replace(record, timestamp=bulk.timestamp)
+            delivery = await self._take(record, None, patient=record.topic not in bulk.impatient)
+        except IllegalState:
+            raise
+        except Exception as e:  # of a partitioner or serializer as well
+            unknown = isinstance(e, UnknownTopicOrPartition) and self._connection.partitions(record.topic) is None
+            bulk.failed(record, e, whole_topic=unknown)
+        else:
+            bulk.taken(delivery)
+
+    async def _take(self, record: ProducerRecord, on_delivery: OnDelivery | None, *, patient: bool = True) -> Delivery:
+        """Take a record; without `patient` it does not wait for metadata, as an earlier one has."""
+        told = False
+        try:
+            self._check_open()
+            if self._interceptors:
+                record, told = self._interceptors.on_send(record), True
+                on_delivery = self._interceptors.told_too(record, on_delivery)
+            return await self._enqueue(record, on_delivery, patient=patient)
+        except Exception as e:
+            if not isinstance(e, IllegalState):
+                self._metrics.failed(record.topic, 1)
+                self._fail_transaction(e)
+            if told:
+                self._interceptors.on_acknowledgement(None, e, record.headers)
+            raise
+        except asyncio.CancelledError:
+            self._metrics.failed(record.topic, 1)
+            if told:
+                cancelled = SendCancelled(f"topic {record.topic}: the send was cancelled")
+                self._interceptors.on_acknowledgement(None, cancelled, record.headers)
+            raise
+
+    def _fail_transaction(self, error: Exception) -> None:
+        """A record was refused: the open transaction cannot be committed without it. The producer can go on."""
+        if self._transaction is None or self._transaction.state is not TxnState.IN_TRANSACTION:
+            return
+        if not isinstance(error, PenstockError) or isinstance(error, FatalError):
+            error = TransactionAborted(f"a record was refused: {error!r}")
+        self._sender.fail_transaction(error)
+
+    async def _enqueue(self, record: ProducerRecord, on_delivery: OnDelivery | None, *, patient: bool) -> Delivery:
+        deadline_ms = SYSTEM_CLOCK.monotonic_ms() + self._settings.max_block_ms
+        metadata_by_ms = deadline_ms if patient else 0
+        topic = record.topic
+        checked_timestamp(topic, record.timestamp)
+        checked_partition(topic, record.partition)
+        if self._known(topic) is None:
+            check_topic_name(topic)
+            async with self._until_closed("a send waited for metadata"):
+                await self._connection.wait_for_topic(topic, max(0, metadata_by_ms - SYSTEM_CLOCK.monotonic_ms()))
+        key = checked_bytes(topic, "key", self._key_serializer(topic, record.key))
+        value = checked_bytes(topic, "value", self._value_serializer(topic, record.value))
+        headers = checked_headers(topic, record.headers) if record.headers else NO_HEADERS
+        size = checked_size(topic, key, value, headers, self._settings)
+        known, queue = await self._choose(record, key, value, metadata_by_ms)
+        at = time_ns() // 1_000_000 if record.timestamp is None else record.timestamp
+        fields = at, key, value, headers
+        batch = queue.open
+        if batch is not None and batch.append(batch.count, *fields) is None:
+            batch = None
+            queue = self._routes.after_full(known, record, key, queue)
+        if batch is None:
+            batch = await self._with_room(queue, fields, size, deadline_ms)
+            self._routes.opened(known, record, key, batch)
+        index, batch.count = batch.count, batch.count + 1
+        if on_delivery is not None:
+            batch.callbacks.append(Callback(index, at, size_of(key), size_of(value), on_delivery))
+        return Delivery(batch, index, at, size_of(key), size_of(value))
+
+    async def _with_room(self, queue: PartitionQueue, fields: BatchRecord, size: int, deadline_ms: float) -> Batch:
+        """The batch that the record was appended to: a new one, or one that somebody opened in the meantime."""
+        memory = max(self._accumulator.batch_size, size)
+        if self._sender.batches_since_turn >= YIELD_EVERY_BATCHES:
+            await asyncio.sleep(0)
+        if self._held_up.must_wait(queue, memory):
+            await self._held_up.wait(queue, memory, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
+        if not self._memory.try_acquire(memory):
+            self._sender.wake()
+            await self._memory.acquire(memory, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
+        try:
+            self._check_open()
+        except BaseException:
+            self._memory.release(memory)
+            raise
+        batch = queue.open
+        if batch is not None and batch.append(batch.count, *fields) is not None:
+            self._memory.release(memory)
+            return batch
+        batch = self._accumulator.open_batch(queue, memory, SYSTEM_CLOCK.monotonic_ms())
+        appended = batch.append(0, *fields)
+        assert appended is not None, "the first record of a batch always fits"
+        self._sender.batches_since_turn += 1
+        self._sender.wake()
+        return batch
+
+    async def _choose(
+        self, record: ProducerRecord, key: bytes | None, value: bytes | None, deadline_ms: float
+    ) -> tuple[RoutedTopic, PartitionQueue]:
+        while True:
+            known, number = self._known(record.topic), record.partition
+            if known is not None:
+                number = self._routes.number_for(known, record, key, value)
+                queue = self._routes.queue_for(known, number, key)
+                if queue is not None:
+                    return known, queue
+            left_ms = deadline_ms - SYSTEM_CLOCK.monotonic_ms()
+            if left_ms <= 0:
+                raise UnknownTopicOrPartition(
+                    f"topic {record.topic}, partition {number}: "
+                    f"the topic has {len(known.numbers) if known else 0} partitions"
+                )
+            async with self._until_closed(f"a send waited for partition {number} of topic {record.topic}"):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(left_ms / 1000):
+                        await self._connection.refresh_metadata()
+                        await asyncio.sleep(self._connection.settings.retry_backoff_ms / 1000)
+
+    def _known(self, topic: str) -> RoutedTopic | None:
+        known = self._direct.get(topic) or self._routes.topic(topic)
+        if known is not None and self._may_be_direct and self._state == "open":
+            self._direct[topic] = known
+        return known
