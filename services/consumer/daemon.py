@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
@@ -19,7 +20,7 @@ from api.health import Check, CheckResult, create_health_app
 from api.server import HttpServer
 from services.consumer.commits import TransactionalCommits
 from services.consumer.executor import Executor
-from services.consumer.handlers import load_decoder, load_handler
+from services.consumer.handlers import load_decoder, load_exceptions, load_handler
 from services.consumer.runner import HandlerRunner
 from services.consumer.runner_metrics import RunnerMetrics
 from services.consumer.settings import GIVE_UP_RESERVE_MS, ConsumerServiceSettings
@@ -56,13 +57,22 @@ class RecordProducer:
 
 
 class ConsumerDaemon:
-    """Settings to a running service; `server.url` is known after `startup`. ConfigError for a wrong handler."""
+    """Settings to a running service; `server.url` is known after `startup`.
+
+    ConfigError for a wrong handler, and for names of exceptions in `retry` that there are none of.
+    """
 
     def __init__(self, settings: ConsumerServiceSettings, registry: CollectorRegistry | None = None) -> None:
         self._settings = settings
         self._registry = CollectorRegistry() if registry is None else registry
         self._handler = load_handler(settings.handler)
         self._decode = load_decoder(settings.value)
+        # Once the handler's modules are there, which may define exceptions of their own.
+        self._policy = replace(
+            settings.retry_policy(),
+            retriable=load_exceptions(settings.retry.retriable, "retry.retriable"),
+            not_retriable=load_exceptions(settings.retry.not_retriable, "retry.not_retriable"),
+        )
         self._clients = contextlib.AsyncExitStack()
         self._metrics = RunnerMetrics(self._registry, settings.group_id)
         self.runner: HandlerRunner | None = None
@@ -104,7 +114,7 @@ class ConsumerDaemon:
             write = RecordProducer(await self._clients.enter_async_context(make_producer()))
         executor = Executor(
             self._handler,
-            settings.retry_policy(),
+            self._policy,
             write,
             metrics,
             group=settings.group_id,

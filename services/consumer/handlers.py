@@ -13,7 +13,7 @@ returns is left alone.
 ((), ())
 
 A handler that outlives its limit is cancelled, and its end awaited: were it left behind, the next record of its key
-would run beside it.
+would run beside it. It has failed then, whatever it makes of the cancellation: returns, or raises something else.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ class Handler:
                 returned = await self.function(records if self.batch else records[0])
             finally:
                 is_over = limits.end(task)
+            if is_over:
+                return self._over(limits)
             return () if returned is None else records_in(self.name, returned)
         except TimeoutError as e:
             return self._over(limits) if is_over else e
@@ -81,14 +83,15 @@ class Handler:
                 return self._over(limits)
             return HandlerCancelled(f"{self.name} let a cancellation through that was not asked for")
         except Exception as e:
-            return e
+            return self._over(limits, e) if is_over else e
         except KeyboardInterrupt:
             raise
         except BaseException as e:
             return HandlerExited(f"{self.name} raised {type(e).__name__}: {message_of(e)}")
 
-    def _over(self, limits: CallLimits) -> HandlerTimeout:
-        return HandlerTimeout(f"{self.name} was cancelled after {limits.timeout_ms} ms")
+    def _over(self, limits: CallLimits, raised: Exception | None = None) -> HandlerTimeout:
+        then = "" if raised is None else f", and then raised {type(raised).__name__}: {message_of(raised)}"
+        return HandlerTimeout(f"{self.name} was cancelled after {limits.timeout_ms} ms{then}")
 
 
 def records_in(name: str, returned: object) -> Records:
@@ -116,6 +119,16 @@ def load_handler(spec: str) -> Handler:
         raise ConfigError(f"handler: {spec} must take one argument: a record, or a sequence of records")
     batch = getattr(function, "batch", None)
     return Handler(spec, function, _takes_sequence(called, parameters[0].name) if batch is None else bool(batch))
+
+
+def load_exceptions(names: Sequence[str], setting: str) -> tuple[type[BaseException] | str, ...]:
+    """Exception classes by `module.name`, or by the plain name of one that is built in or has been imported.
+
+    A plain name stays one, as several classes may have it. ConfigError for a name that no class has: it would never
+    match, and nobody would hear of it.
+    """
+    known = {found.__name__ for found in _subclasses(BaseException)}
+    return tuple(name if name in known else _exception(name, setting) for name in names)
 
 
 def load_decoder(value: str) -> Deserializer:
@@ -152,6 +165,21 @@ def load_object(spec: str, setting: str) -> Any:
             raise ConfigError(f"{setting}: {module_name} has no {path!r}")
         found = getattr(found, part)
     return found
+
+
+def _exception(name: str, setting: str) -> type[BaseException]:
+    module_name, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module_name), attribute, None) if module_name else None
+    except ImportError:
+        found = None
+    if not (inspect.isclass(found) and issubclass(found, BaseException)):
+        raise ConfigError(f"{setting}: no exception class {name!r}")
+    return found
+
+
+def _subclasses(base: type[BaseException]) -> set[type[BaseException]]:
+    return {base}.union(*(_subclasses(each) for each in type.__subclasses__(base)))
 
 
 def _takes_sequence(function: Any, parameter: str) -> bool:

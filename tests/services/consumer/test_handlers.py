@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from services.consumer.handlers import (
     HandlerExited,
     HandlerTimeout,
     load_decoder,
+    load_exceptions,
     load_handler,
 )
 from shared.common.errors import ConfigError, SerializationError
@@ -168,6 +170,35 @@ async def test_a_handler_that_hangs_is_cancelled() -> None:
     assert isinstance(error, HandlerTimeout)
     assert str(error) == "app:handle was cancelled after 5 ms"
     assert cleaned.is_set()
+
+
+@pytest.mark.parametrize("then", ["return", "raise"])
+async def test_what_a_handler_makes_of_its_limit_does_not_count(then: str) -> None:
+    """It has failed by the timeout, though it caught the cancellation and returned, or raised something else."""
+
+    async def handle(_: object) -> object:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            if then == "raise":
+                raise ValueError("from the cleanup") from None
+        return ProducerRecord("alerts", b"half done")
+
+    task = asyncio.current_task()
+    assert task is not None
+    result = await Handler("app:handle", handle).call([RECORD], CallLimits(5))
+    assert isinstance(result, HandlerTimeout)
+    assert ("ValueError: from the cleanup" in str(result)) == (then == "raise")
+    assert task.cancelling() == 0
+
+
+def test_exceptions_are_found_by_name(module: str) -> None:
+    """Built in, imported, or as module.name; one that does not exist is refused by name."""
+    assert load_exceptions(["ConnectionError", "HandlerTimeout"], "s") == ("ConnectionError", "HandlerTimeout")
+    assert load_exceptions(["json.JSONDecodeError"], "s") == (json.JSONDecodeError,)
+    for wrong in ("Nonsense", "nowhere.Nonsense", "json.loads", f"{module}_broken.Error"):
+        with pytest.raises(ConfigError, match=f"retry.retriable: no exception class '{wrong}'"):
+            load_exceptions(["ValueError", wrong], "retry.retriable")
 
 
 async def test_a_cancellation_of_its_own_is_a_failure() -> None:
