@@ -9,13 +9,19 @@
 
 The group works in the background: rebalances happen beside the code that polls, and the listener is awaited there.
 So what a poll returned counts as processed only when the next poll is made; revocation commits no more than that.
+
+    async for record in consumer:
+        ...
+
+Here each record counts as processed when the next one is asked for. A `commit` in the body takes the body's record with
+it; what commits by itself (`commit_strategy`, revocation, close) leaves it out, also after a `break`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, Self
 
 from prometheus_client import CollectorRegistry
@@ -27,8 +33,9 @@ from shared.clients.consumer.fetching import Fetching
 from shared.clients.consumer.listener import RebalanceListener
 from shared.clients.consumer.membership import Membership
 from shared.clients.consumer.metrics import ConsumerMetrics
-from shared.clients.consumer.offsets import OffsetLookups
+from shared.clients.consumer.offsets import OffsetLookups, checked_offset, checked_offsets
 from shared.clients.consumer.settings import ConsumerSettings
+from shared.clients.consumer.unread import Taken
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import IllegalState, PenstockError
 from shared.common.log import get_logger
@@ -82,7 +89,6 @@ class Consumer(OffsetLookups):
         )
         self._next_commit_ms = 0
         self._next_refresh_ms = 0
-        self._iterator: AsyncIterator[ConsumerRecord] | None = None
 
     def __repr__(self) -> str:
         return f"<Consumer {self._state}, client {self._fetching.client_id}, group {self._settings.group_id}>"
@@ -101,6 +107,8 @@ class Consumer(OffsetLookups):
 
     async def close(self, timeout_ms: float | None = None) -> None:
         """Commit what was polled (unless the strategy is `none`), have the listener revoke, leave the group.
+
+        Of an `async for` that was the record before the last, as the last one may not have been processed.
 
         `timeout_ms` bounds all of it; by default `commit_timeout_ms` and `rebalance_timeout_ms` bound the commit and
         the listener, and the brokers' answers to the last requests are waited for.
@@ -136,6 +144,7 @@ class Consumer(OffsetLookups):
         self._fetching.assign(partitions)
         self._committer.keep(partitions)
         self._membership.forget_except(partitions)
+        self._membership.unread.keep(())
 
     def assignment(self) -> frozenset[TopicPartition]:
         """The partitions read now."""
@@ -148,9 +157,17 @@ class Consumer(OffsetLookups):
         Also makes what earlier polls returned count as processed, and commits it as `commit_strategy` says. Raises what
         a listener raised, NoOffsetForPartition and OffsetOutOfRange (under `auto_offset_reset=none`), CorruptRecord,
         SerializationError (a deserializer's, with the record's place), AuthorizationFailed, IllegalState (closed);
-        under `sync` what `commit` raises.
+        under `sync` what `commit` raises; ValueError where `max_records` is below 1.
         """
+        taken = await self._poll(timeout_ms, max_records)
+        positions = {tp: each.position for tp, each in taken.items()}
+        self._membership.returned(positions, {tp: each.columns.leader_epoch for tp, each in taken.items()})
+        return {tp: each.columns for tp, each in taken.items()}
+
+    async def _poll(self, timeout_ms: float, max_records: int | None) -> dict[TopicPartition, Taken]:
         self._check_open()
+        if max_records is not None and max_records < 1:
+            raise ValueError(f"poll: max_records={max_records} must be above 0")
         if not self._fetching.is_subscribed:
             raise IllegalState("poll needs a subscription or assigned partitions")
         limit = self._settings.max_poll_records if max_records is None else max_records
@@ -172,11 +189,21 @@ class Consumer(OffsetLookups):
                 self._look_for_topics(now_ms)
                 await self._membership.wait(min(deadline_ms - now_ms, UNKNOWN_TOPIC_REFRESH_MS))
 
-    def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
-        """Records one by one; one counts as processed when the next poll is made, that is after all of its batch."""
-        if self._iterator is None:
-            self._iterator = self._iterate()
-        return self._iterator
+    def __aiter__(self) -> Self:
+        """Records one by one; one counts as processed when the next is asked for. Raises what `poll` raises; another
+        `async for` then goes on where this one ended."""
+        return self
+
+    async def __anext__(self) -> ConsumerRecord:
+        self._check_open()
+        membership = self._membership
+        membership.processed()
+        while membership.rebalancing or (found := membership.unread.next(self._fetching.paused())) is None:
+            membership.unread.add(await self._poll(ITERATION_TIMEOUT_MS, None))
+        record, position, epoch = found
+        tp = record.topic_partition
+        membership.returned({tp: position}, {tp: epoch}, one_by_one=True)
+        return record
 
     async def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, timeout_ms: float | None = None
@@ -185,7 +212,7 @@ class Consumer(OffsetLookups):
 
         Pending asynchronous commits go first or with it, also where there is nothing else to commit. Raises
         IllegalGeneration, UnknownMember, RebalanceInProgress, FencedInstanceId, KafkaTimeout after `timeout_ms`
-        (default `commit_timeout_ms`), IllegalState without a group.
+        (default `commit_timeout_ms`), IllegalState without a group, ValueError and TypeError for what is no offset.
         """
         wanted = self._offsets(offsets)
         await self._committer.commit(wanted, self._settings.commit_timeout_ms if timeout_ms is None else timeout_ms)
@@ -205,10 +232,10 @@ class Consumer(OffsetLookups):
             asyncio.get_running_loop().call_soon(callback, wanted, None)
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Read on from `offset`; IllegalState where the partition is not assigned."""
+        """Read on from `offset`, also in the `async for` under way; IllegalState where the partition is not assigned,
+        ValueError and TypeError for what is no offset."""
         self._check_open()
-        if offset < 0:
-            raise ValueError(f"{tp}: cannot seek to offset {offset}")
+        checked_offset(tp, offset)
         self._fetching.seek(tp, offset)
         self._membership.sought(tp, offset)
 
@@ -261,7 +288,9 @@ class Consumer(OffsetLookups):
             raise IllegalState("no group_id is set")
         return GroupMetadata(self._settings.group_id, *self._membership.identity, self._settings.group_instance_id)
 
-    async def _take(self, limit: int | None) -> dict[TopicPartition, Columns]:
+    async def _take(self, limit: int | None) -> dict[TopicPartition, Taken]:
+        if unread := self._membership.unread.take(limit, self._fetching.paused()):
+            return unread
         try:
             taken = self._fetching.take(limit)
         except PenstockError as e:
@@ -272,9 +301,8 @@ class Consumer(OffsetLookups):
         for tp, columns in taken.items():
             self._metrics.consumed(tp.topic, len(columns))
         positions = {tp: p for tp in taken if (p := self._fetching.position(tp)) is not None}
-        self._membership.returned(positions, {tp: columns.leader_epoch for tp, columns in taken.items()})
         self._metrics.lag(self._fetching.known_lag(positions))
-        return taken
+        return {tp: Taken(taken[tp], position) for tp, position in positions.items()}
 
     def _decoded(self, taken: dict[TopicPartition, Columns]) -> dict[TopicPartition, Columns]:
         """What could be decoded; the rest is read again, and raised once there is nothing to be given before it."""
@@ -297,15 +325,10 @@ class Consumer(OffsetLookups):
             if self.known_position(tp) == wrong.offset:
                 raise wrong.error
 
-    async def _iterate(self) -> AsyncIterator[ConsumerRecord]:
-        while True:
-            for columns in (await self.poll(ITERATION_TIMEOUT_MS)).values():
-                for record in columns.records():
-                    yield record
-
     async def _reset(self, partitions: tuple[TopicPartition, ...], to: Literal["earliest", "latest"]) -> None:
         self._check_open()
         wanted = partitions or tuple(self.assignment())
+        self._membership.unread.drop(wanted)
         self._fetching.reset(wanted, to)
         for tp in wanted:
             self._membership.sought(tp, await self.position(tp))
@@ -332,7 +355,7 @@ class Consumer(OffsetLookups):
             raise IllegalState("commit needs a group_id")
         if given is None:
             return self._membership.polled()
-        return {tp: o if isinstance(o, OffsetAndMetadata) else OffsetAndMetadata(o) for tp, o in given.items()}
+        return checked_offsets(given)
 
     def _look_for_topics(self, now_ms: int) -> None:
         if now_ms < self._next_refresh_ms:
@@ -345,7 +368,7 @@ class Consumer(OffsetLookups):
         if self._state != "open":
             self._state = "closed"
             return
-        if processed:
+        if processed and not self._membership.is_one_by_one:
             self._membership.processed()
         deadline_ms = None if timeout_ms is None else SYSTEM_CLOCK.monotonic_ms() + timeout_ms
         try:

@@ -294,6 +294,10 @@ class Fetcher:
         """Whether `take` has something to give or to raise."""
         return any(not self._partitions[tp].is_paused for tp in self._ready)
 
+    def error_of(self, tp: TopicPartition) -> PenstockError | None:
+        """What its fetch, lookup or batch ended in, until `take` raises it."""
+        return self._of(tp).error
+
     def take(self, max_records: int | None) -> dict[TopicPartition, Columns]:
         """A piece of every partition that has one and is not paused, `max_records` in all, the longest waiting first.
 

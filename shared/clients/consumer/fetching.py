@@ -12,7 +12,7 @@ from shared.clients.consumer.reset_policy import ResetPolicy
 from shared.clients.consumer.settings import ConsumerSettings
 from shared.clients.consumer.subscribing import Subscribing
 from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import IllegalState
+from shared.common.errors import IllegalState, PenstockError
 from shared.common.records import Columns, TopicPartition
 from shared.common.settings import KafkaSettings
 
@@ -54,6 +54,10 @@ class Fetching(Subscribing):
         """The offset of the next record to hand out, None while it is being found out."""
         self._check_assigned([tp])
         return self._fetcher.position(tp)
+
+    def error_of(self, tp: TopicPartition) -> PenstockError | None:
+        """What keeps the partition from being read, until `take` has raised it."""
+        return self._fetcher.error_of(tp)
 
     def is_at_end(self, tp: TopicPartition) -> bool:
         """Whether there was nothing at or after the position, not even of an open transaction."""

@@ -2,7 +2,8 @@
 
 Positions go through three hands: what the current poll returned (`_returned`: the user may be working on it), what
 polls before it returned (`_processed`), and what of that was handed to the committer (`_registered`). A revocation runs
-beside the user's code, so it commits `_processed` and no more.
+beside the user's code, so it commits `_processed` and no more. In an `async for` each record is returned by itself; the
+rest of its batch is `unread`, and nobody's position has passed it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from shared.clients.consumer.fetching import Fetching
 from shared.clients.consumer.listener import RebalanceListener
 from shared.clients.consumer.metrics import ConsumerMetrics
 from shared.clients.consumer.settings import ConsumerSettings
+from shared.clients.consumer.unread import Unread
 from shared.common.errors import KafkaTimeout, PenstockError
 from shared.common.log import get_logger
 from shared.common.records import OffsetAndMetadata, TopicPartition
@@ -46,14 +48,24 @@ class Membership:
         self._processed: dict[TopicPartition, int] = {}
         self._registered: dict[TopicPartition, int] = {}
         self._epochs: dict[TopicPartition, int] = {}
+        self.unread = Unread()
+        self.is_one_by_one = False
+        """Whether what was returned last is one record, of an iteration."""
 
-    def returned(self, positions: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int] = {}) -> None:
-        """A poll returned records up to these positions, the last of them of these leader epochs."""
+    def returned(
+        self,
+        positions: Mapping[TopicPartition, int],
+        epochs: Mapping[TopicPartition, int] = {},
+        *,
+        one_by_one: bool = False,
+    ) -> None:
+        """A poll or an iteration returned records up to these positions, the last of them of these leader epochs."""
         self._returned.update(positions)
         self._epochs.update(epochs)
+        self.is_one_by_one = one_by_one
 
     def processed(self) -> None:
-        """The next poll (or close) says that what was returned so far is done."""
+        """The next poll or record asked for (or close) says that what was returned so far is done."""
         self._processed.update(self._returned)
         self._returned.clear()
 
@@ -74,6 +86,7 @@ class Membership:
 
     def sought(self, tp: TopicPartition, offset: int) -> None:
         """The user's own position: what was read before says nothing any more."""
+        self.unread.drop([tp])
         self._returned.pop(tp, None)
         self._epochs.pop(tp, None)
         self._processed[tp] = offset
@@ -81,6 +94,7 @@ class Membership:
     def forget_except(self, partitions: Iterable[TopicPartition]) -> None:
         """Only these are read now."""
         kept = set(partitions)
+        self.unread.keep(kept)
         for positions in (self._returned, self._processed, self._registered, self._epochs):
             for tp in [tp for tp in positions if tp not in kept]:
                 del positions[tp]

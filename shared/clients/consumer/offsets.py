@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from shared.clients.connection import list_offsets
 from shared.clients.consumer.committer import Committer
 from shared.clients.consumer.fetching import Fetching
+from shared.clients.consumer.membership import Membership
 from shared.clients.consumer.settings import ConsumerSettings
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import (
@@ -20,6 +21,8 @@ from shared.common.errors import (
 from shared.common.records import OffsetAndMetadata, TopicPartition
 
 POSITION_POLL_MS = 20
+OFFSET_METADATA_MAX_BYTES = 4_096
+"""What a broker keeps with an offset (its `offset.metadata.max.bytes` by default)."""
 
 
 class OffsetLookups:
@@ -28,24 +31,36 @@ class OffsetLookups:
     _fetching: Fetching
     _committer: Committer
     _settings: ConsumerSettings
+    _membership: Membership
 
     def _check_open(self) -> None: ...
 
     async def position(self, tp: TopicPartition) -> int:
-        """The offset of the next record that poll gives; IllegalState where the partition is not assigned."""
+        """The offset of the next record that poll gives; IllegalState where the partition is not assigned.
+
+        Raises at once what keeps the position from being known: NoOffsetForPartition under `auto_offset_reset=none`.
+        """
         self._check_open()
+        if (unread := self._membership.unread.position(tp)) is not None:
+            return unread
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + self._fetching.settings.request_timeout_ms
         while (position := self._fetching.position(tp)) is None:
             self._fetching.check_errors()
+            if (error := self._fetching.error_of(tp)) is not None:
+                raise await self._with_offsets(error) from error
             if SYSTEM_CLOCK.monotonic_ms() >= deadline_ms:
-                raise KafkaTimeout(f"{tp}: position not known after {self._fetching.settings.request_timeout_ms} ms")
+                limit_ms = self._fetching.settings.request_timeout_ms
+                raise KafkaTimeout(f"{self._who()}: position of {tp} not known after {limit_ms} ms")
             await asyncio.sleep(POSITION_POLL_MS / 1000)
         return position
 
     def known_position(self, tp: TopicPartition) -> int | None:
         """As `position`, without waiting: None while it is not known, or the partition is not assigned."""
         self._check_open()
-        return self._fetching.position(tp) if tp in self._fetching.assignment() else None
+        if tp not in self._fetching.assignment():
+            return None
+        unread = self._membership.unread.position(tp)
+        return self._fetching.position(tp) if unread is None else unread
 
     def known_lag(self, tp: TopicPartition) -> int | None:
         """How many records the position is behind the end that was told last; None while either is not known."""
@@ -104,5 +119,37 @@ class OffsetLookups:
         unplaced = sorted(self._fetching.assignment())
         first, end = await self.beginning_offsets(unplaced), await self.end_offsets(unplaced)
         held = ", ".join(f"{tp} holds {first[tp]} to {end[tp]}" for tp in unplaced)
-        group = f"group {self._settings.group_id}: " if self._settings.group_id else ""
-        return type(error)(f"{group}{error} (auto_offset_reset=none; {held})")
+        return type(error)(f"{self._who()}: {error} (auto_offset_reset=none; {held})")
+
+    def _who(self) -> str:
+        """What an error about an offset starts with."""
+        group_id, fetching = self._settings.group_id, self._fetching
+        group = f", group {group_id}, generation {fetching.generation}" if group_id else ""
+        return f"client {fetching.client_id}{group}"
+
+
+def checked_offset(tp: TopicPartition, offset: object) -> int:
+    """The offset, if it is one."""
+    if not isinstance(tp, TopicPartition):
+        raise TypeError(f"{tp!r} is not a TopicPartition")
+    if not isinstance(offset, int) or isinstance(offset, bool):
+        raise TypeError(f"{tp}: {offset!r} is not an offset, which is an int")
+    if offset < 0:
+        raise ValueError(f"{tp}: offset {offset} is below 0")
+    return offset
+
+
+def checked_offsets(
+    given: Mapping[TopicPartition, OffsetAndMetadata | int],
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """What is to be committed, if it can be; TypeError and ValueError name the partition."""
+    checked = {}
+    for tp, value in given.items():
+        at = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
+        checked_offset(tp, at.offset)
+        if not isinstance(at.metadata, str):
+            raise TypeError(f"{tp}: the metadata is not a text but {at.metadata!r}")
+        if (size := len(at.metadata.encode())) > OFFSET_METADATA_MAX_BYTES:
+            raise ValueError(f"{tp}: {size} bytes of metadata, above the {OFFSET_METADATA_MAX_BYTES} that are kept")
+        checked[tp] = at
+    return checked

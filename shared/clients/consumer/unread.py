@@ -1,0 +1,105 @@
+"""What was taken from the fetcher and not handed to the user yet: the rest of a batch that is read record by record.
+
+The position of a partition follows the records handed out. So whatever moves a position elsewhere (a seek, another
+assignment) drops its records here, and a pause holds them.
+
+>>> from shared.common.records import ConsumerRecord
+>>> clicks = TopicPartition("clicks", 0)
+>>> unread = Unread()
+>>> columns = Columns.of([ConsumerRecord("clicks", 0, offset, 0, None, None) for offset in (3, 5)])
+>>> unread.add({clicks: Taken(columns, 9)})  # offsets 6 to 8 hold nothing that is handed out
+>>> [(record.offset, position) for record, position, _ in (unread.next(()), unread.next(()))], unread.next(())
+([(3, 5), (5, 9)], None)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from shared.common.records import Columns, ConsumerRecord, TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Records of one partition, and the position after them."""
+
+    columns: Columns
+    position: int
+
+
+@dataclass(slots=True)
+class _Rest:
+    taken: Taken
+    index: int = 0
+
+    @property
+    def position(self) -> int:
+        """Of the next record; after the last one what lies behind it."""
+        columns = self.taken.columns
+        return columns.offsets.item(self.index) if self.index < len(columns) else self.taken.position
+
+
+class Unread:
+    """By partition, in the order in which it was taken."""
+
+    def __init__(self) -> None:
+        self._rests: dict[TopicPartition, deque[_Rest]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Unread {self._rests}>"
+
+    def add(self, taken: Mapping[TopicPartition, Taken]) -> None:
+        for tp, each in taken.items():
+            self._rests.setdefault(tp, deque()).append(_Rest(each))
+
+    def next(self, held: Collection[TopicPartition]) -> tuple[ConsumerRecord, int, int] | None:
+        """The next record of a partition that is not held, the position after it and its leader epoch."""
+        for tp, rests in self._rests.items():
+            if tp in held:
+                continue
+            rest = rests[0]
+            columns = rest.taken.columns
+            record = columns.record(rest.index)
+            rest.index += 1
+            position = rest.position
+            if rest.index == len(columns):
+                self._shorten(tp)
+            return record, position, columns.leader_epoch
+        return None
+
+    def take(self, max_records: int | None, held: Collection[TopicPartition]) -> dict[TopicPartition, Taken]:
+        """What `next` would give, as columns: the first of every partition, `max_records` in all."""
+        taken: dict[TopicPartition, Taken] = {}
+        left = max_records
+        for tp in [tp for tp in self._rests if tp not in held]:
+            rest = self._rests[tp][0]
+            columns = rest.taken.columns
+            end = len(columns) if left is None else min(len(columns), rest.index + left)
+            part = columns[rest.index : end]
+            rest.index = end
+            taken[tp] = Taken(part, rest.position)
+            if end == len(columns):
+                self._shorten(tp)
+            left = None if left is None else left - len(part)
+            if left == 0:
+                break
+        return taken
+
+    def position(self, tp: TopicPartition) -> int | None:
+        """The offset of the partition's next record, None where there is none here."""
+        return self._rests[tp][0].position if tp in self._rests else None
+
+    def drop(self, partitions: Iterable[TopicPartition]) -> None:
+        for tp in partitions:
+            self._rests.pop(tp, None)
+
+    def keep(self, partitions: Collection[TopicPartition]) -> None:
+        """Drop all but these."""
+        self.drop([tp for tp in self._rests if tp not in partitions])
+
+    def _shorten(self, tp: TopicPartition) -> None:
+        self._rests[tp].popleft()
+        if not self._rests[tp]:
+            del self._rests[tp]

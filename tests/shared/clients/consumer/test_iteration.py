@@ -1,0 +1,157 @@
+"""`async for` over a consumer: what counts as processed, and what a seek, a pause or a rebalance takes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
+from shared.clients.producer import Producer
+from shared.common.errors import IllegalState
+from shared.common.records import OffsetAndMetadata, ProducerRecord, TopicPartition
+from shared.common.settings import KafkaSettings
+from shared.testing.fake_broker import FakeCluster
+
+A, B = TopicPartition("t", 0), TopicPartition("t", 1)
+RECORDS = 10
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[FakeCluster]:
+    async with FakeCluster(configs={"group.min.session.timeout.ms": "10"}) as cluster:
+        cluster.create_topic("t", partitions=2)
+        async with Producer(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as producer:
+            records = [ProducerRecord("t", b"%d" % i, partition=p) for i in range(RECORDS) for p in (0, 1)]
+            assert await (await producer.send_many(records)).first_error() is None
+        yield cluster
+
+
+@asynccontextmanager
+async def opened(cluster: FakeCluster, **given: object) -> AsyncIterator[Consumer]:
+    kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=500, retry_backoff_ms=5)
+    settings = {"group_id": "g", "auto_offset_reset": "earliest", "heartbeat_interval_ms": 20, "fetch_max_wait_ms": 20}
+    async with asyncio.timeout(10), Consumer(kafka, ConsumerSettings.model_validate({**settings, **given})) as consumer:
+        yield consumer
+
+
+async def offsets_of(consumer: Consumer, count: int) -> list[int]:
+    """Of the next so many records."""
+    found: list[int] = []
+    async for record in consumer:
+        found.append(record.offset)
+        if len(found) == count:
+            break
+    return found
+
+
+def committed(cluster: FakeCluster) -> int:
+    return cluster.committed("g").get(A, OffsetAndMetadata(0)).offset
+
+
+@pytest.mark.parametrize("ends_by", ["break", "exception", "close"])
+async def test_what_commits_by_itself_leaves_the_bodys_record_out(cluster: FakeCluster, ends_by: str) -> None:
+    """Only the records before it are committed, however the loop ends, and none of the batch that were not seen."""
+    try:
+        async with opened(cluster, commit_strategy="auto") as consumer:
+            consumer.assign([A])
+            async for record in consumer:
+                if record.offset == 3:
+                    if ends_by == "exception":
+                        raise LookupError
+                    if ends_by == "close":
+                        await consumer.close()
+                    break
+    except LookupError:
+        pass
+    assert committed(cluster) == 3
+
+
+async def test_a_commit_in_the_body_takes_its_record(cluster: FakeCluster) -> None:
+    """Up to and including the record at hand, and no more of its batch; its position is that of the next."""
+    async with opened(cluster) as consumer:
+        consumer.assign([A])
+        async for record in consumer:
+            await consumer.commit()
+            assert committed(cluster) == record.offset + 1
+            assert await consumer.position(A) == record.offset + 1 == consumer.known_position(A)
+            if record.offset == 2:
+                break
+        assert await offsets_of(consumer, 1) == [3]
+
+
+async def test_a_later_loop_or_poll_goes_on_after_the_last_record(cluster: FakeCluster) -> None:
+    """Nothing of a batch is lost or given twice, and a poll counts everything before as processed."""
+    async with opened(cluster, commit_strategy="sync") as consumer:
+        consumer.assign([A])
+        assert await offsets_of(consumer, 2) == [0, 1]
+        assert await offsets_of(consumer, 2) == [2, 3]
+        assert (await consumer.poll(100, 3))[A].offsets.tolist() == [4, 5, 6]
+        assert committed(cluster) == 4
+        assert await offsets_of(consumer, 3) == [7, 8, 9]
+
+
+async def test_a_seek_in_the_body_holds_for_the_next_record(cluster: FakeCluster) -> None:
+    """The rest of the batch is dropped, also by a seek to the beginning."""
+    async with opened(cluster) as consumer:
+        consumer.assign([A])
+        assert await offsets_of(consumer, 2) == [0, 1]
+        consumer.seek(A, 8)
+        assert await offsets_of(consumer, 2) == [8, 9]
+        await consumer.seek_to_beginning(A)
+        assert await offsets_of(consumer, 2) == [0, 1]
+        consumer.assign([A])
+        assert await offsets_of(consumer, 1) == [0]
+
+
+async def test_a_pause_in_the_body_holds_for_the_next_record(cluster: FakeCluster) -> None:
+    """The rest of the paused partition comes after `resume`, in order."""
+    async with opened(cluster) as consumer:
+        consumer.assign([A, B])
+        found: list[tuple[TopicPartition, int]] = []
+        async for record in consumer:
+            if not found:
+                first = record.topic_partition
+                consumer.pause(first)
+            found.append((record.topic_partition, record.offset))
+            if len(found) == RECORDS + 1:
+                break
+        assert [offset for tp, offset in found[1:] if tp != first] == list(range(RECORDS))
+        consumer.resume(first)
+        assert await offsets_of(consumer, RECORDS - 1) == list(range(1, RECORDS))
+
+
+async def test_revoked_records_are_not_given_any_more(cluster: FakeCluster) -> None:
+    """After a rebalance in the body the next record is the first that was not committed, once."""
+    async with opened(cluster, commit_strategy="auto", max_poll_records=None) as consumer:
+        consumer.subscribe(["t"])
+        found = []
+        async for record in consumer:
+            found.append((record.partition, record.offset))
+            if len(found) == 4:
+                before = consumer.group_metadata().generation_id
+                consumer.enforce_rebalance()
+                while consumer.group_metadata().generation_id == before or not consumer.assignment():
+                    await consumer.committed(A)
+            if len(found) == 2 * RECORDS + 1:
+                break
+    assert len(set(found)) == 2 * RECORDS  # the record of the body during the rebalance came twice
+    assert found.count(found[3]) == 2
+
+
+async def test_a_loop_goes_on_after_an_error(cluster: FakeCluster) -> None:
+    """What a poll raised ends one loop; the next reads on, until the consumer is closed."""
+
+    class Fails(RebalanceListener):
+        async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+            raise ValueError("boom")
+
+    async with opened(cluster) as consumer:
+        consumer.subscribe(["t"], Fails())
+        with pytest.raises(ValueError, match="boom"):
+            await offsets_of(consumer, 1)
+        assert await offsets_of(consumer, 3) == [0, 1, 2]
+    with pytest.raises(IllegalState):
+        await offsets_of(consumer, 1)

@@ -1,0 +1,65 @@
+"""The rest of a batch that is read record by record."""
+
+from __future__ import annotations
+
+from shared.clients.consumer.unread import Taken, Unread
+from shared.common.records import Columns, ConsumerRecord, TopicPartition
+
+A, B = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def taken(tp: TopicPartition, *offsets: int, position: int) -> Taken:
+    return Taken(Columns.of([ConsumerRecord(*tp, offset, 0, None, b"v") for offset in offsets]), position)
+
+
+def drained(unread: Unread, *held: TopicPartition) -> list[tuple[int, int, int]]:
+    """Partition, offset and the position after it, of all that is left."""
+    found = []
+    while (each := unread.next(held)) is not None:
+        found.append((each[0].partition, each[0].offset, each[1]))
+    return found
+
+
+def test_positions_follow_the_records() -> None:
+    """Over holes to the next record, and after the last one behind everything that was taken."""
+    unread = Unread()
+    unread.add({A: taken(A, 1, 4, position=9), B: taken(B, 0, position=1)})
+    assert unread.position(A) == 1
+    assert drained(unread) == [(0, 1, 4), (0, 4, 9), (1, 0, 1)]
+    assert unread.position(A) is None
+
+
+def test_what_is_held_waits_in_its_order() -> None:
+    """The other partitions go on; what was taken of a partition later comes after what was taken before."""
+    unread = Unread()
+    unread.add({A: taken(A, 1, 2, position=3), B: taken(B, 0, position=1)})
+    assert unread.next(()) is not None
+    assert drained(unread, A) == [(1, 0, 1)]
+    unread.add({A: taken(A, 3, position=4)})
+    assert drained(unread) == [(0, 2, 3), (0, 3, 4)]
+
+
+def test_the_rest_can_be_taken_as_columns() -> None:
+    """Up to so many records in all, the position that of the next."""
+    unread = Unread()
+    unread.add({A: taken(A, 1, 4, 5, position=9), B: taken(B, 0, 1, position=2)})
+    unread.next(())
+    part = unread.take(1, ())
+    assert {tp: (each.columns.offsets.tolist(), each.position) for tp, each in part.items()} == {A: ([4], 5)}
+    rest = unread.take(None, ())
+    assert {tp: (each.columns.offsets.tolist(), each.position) for tp, each in rest.items()} == {
+        A: ([5], 9),
+        B: ([0, 1], 2),
+    }
+    assert unread.take(None, ()) == {}
+
+
+def test_what_is_dropped_does_not_come() -> None:
+    """By name, or all but those that are kept."""
+    unread = Unread()
+    unread.add({A: taken(A, 1, position=2), B: taken(B, 0, position=1)})
+    unread.drop([A])
+    assert drained(unread) == [(1, 0, 1)]
+    unread.add({A: taken(A, 1, position=2), B: taken(B, 0, position=1)})
+    unread.keep({A})
+    assert drained(unread) == [(0, 1, 2)]
