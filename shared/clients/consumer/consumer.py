@@ -35,9 +35,10 @@ from shared.clients.consumer.membership import Membership
 from shared.clients.consumer.metrics import ConsumerMetrics
 from shared.clients.consumer.offsets import OffsetLookups, checked_offset, checked_offsets
 from shared.clients.consumer.settings import ConsumerSettings
+from shared.clients.consumer.subscribing import LEAVE_TIME_MS, UNKNOWN_TOPIC_REFRESH_MS
 from shared.clients.consumer.unread import Taken
 from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import IllegalState, PenstockError
+from shared.common.errors import CommitFailed, IllegalState, PenstockError, RebalanceInProgress
 from shared.common.log import get_logger
 from shared.common.records import Columns, ConsumerRecord, GroupMetadata, OffsetAndMetadata, TopicPartition
 from shared.common.serialization import Deserializer, bytes_deserializer
@@ -45,9 +46,10 @@ from shared.common.settings import KafkaSettings
 
 log = get_logger(__name__)
 
-UNKNOWN_TOPIC_REFRESH_MS = 1_000
-"""How often metadata is asked for while a subscribed topic does not exist."""
 ITERATION_TIMEOUT_MS = 1_000
+
+
+_Subscription = tuple[Sequence[str] | re.Pattern[str], RebalanceListener | None]
 
 
 class Consumer(OffsetLookups):
@@ -84,11 +86,8 @@ class Consumer(OffsetLookups):
         )
         self._membership = Membership(self._fetching, self._committer, settings, self._metrics)
         self._state = "new"
-        self._wanted: tuple[Sequence[str] | re.Pattern[str], RebalanceListener | None] | list[TopicPartition] | None = (
-            None
-        )
+        self._wanted: _Subscription | list[TopicPartition] | None = None
         self._next_commit_ms = 0
-        self._next_refresh_ms = 0
 
     def __repr__(self) -> str:
         return f"<Consumer {self._state}, client {self._fetching.client_id}, group {self._settings.group_id}>"
@@ -110,8 +109,8 @@ class Consumer(OffsetLookups):
 
         Of an `async for` that was the record before the last, as the last one may not have been processed.
 
-        `timeout_ms` bounds all of it; by default `commit_timeout_ms` and `rebalance_timeout_ms` bound the commit and
-        the listener, and the brokers' answers to the last requests are waited for.
+        `timeout_ms` bounds all of it, but for the 200 ms that telling the group always has; by default
+        `rebalance_timeout_ms` bounds commit and listener, and the answers to the last requests are waited for.
         """
         await self._close(timeout_ms, processed=True)
 
@@ -157,7 +156,9 @@ class Consumer(OffsetLookups):
         Also makes what earlier polls returned count as processed, and commits it as `commit_strategy` says. Raises what
         a listener raised, NoOffsetForPartition and OffsetOutOfRange (under `auto_offset_reset=none`), CorruptRecord,
         SerializationError (a deserializer's, with the record's place), AuthorizationFailed, IllegalState (closed);
-        under `sync` what `commit` raises; ValueError where `max_records` is below 1.
+        CommitFailed where it comes later than `max_poll_interval_ms` after the one before and had something to commit;
+        under `sync` what `commit` raises, but for what an ordinary rebalance puts off; ValueError for
+        `max_records` below 1.
         """
         taken = await self._poll(timeout_ms, max_records)
         positions = {tp: each.position for tp, each in taken.items()}
@@ -173,6 +174,7 @@ class Consumer(OffsetLookups):
         limit = self._settings.max_poll_records if max_records is None else max_records
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_ms
         self._membership.processed()
+        await self._check_in_time(self._settings.commit_strategy != "none" and bool(self._membership.uncommitted()))
         with self._fetching.polling():
             self._membership.raise_pending()
             await self._commit_as_configured()
@@ -186,7 +188,7 @@ class Consumer(OffsetLookups):
                 now_ms = SYSTEM_CLOCK.monotonic_ms()
                 if now_ms >= deadline_ms:
                     return {}
-                self._look_for_topics(now_ms)
+                self._fetching.look_for_topics(now_ms)
                 await self._membership.wait(min(deadline_ms - now_ms, UNKNOWN_TOPIC_REFRESH_MS))
 
     def __aiter__(self) -> Self:
@@ -215,6 +217,7 @@ class Consumer(OffsetLookups):
         (default `commit_timeout_ms`), IllegalState without a group, ValueError and TypeError for what is no offset.
         """
         wanted = self._offsets(offsets)
+        await self._check_in_time(True)
         await self._committer.commit(wanted, self._settings.commit_timeout_ms if timeout_ms is None else timeout_ms)
 
     def commit_async(
@@ -339,7 +342,13 @@ class Consumer(OffsetLookups):
         if strategy == "none" or not offsets:
             return
         if strategy == "sync":
-            await self._committer.commit(offsets, self._settings.commit_timeout_ms)
+            losses = self._membership.losses
+            try:
+                await self._committer.commit(offsets, self._settings.commit_timeout_ms)
+            except (RebalanceInProgress, CommitFailed) as e:
+                if not self._membership.will_go_on(e, losses):
+                    raise
+                return  # it goes on under the new generation, or with the partition's next owner
         elif strategy == "auto" and SYSTEM_CLOCK.monotonic_ms() < self._next_commit_ms:
             return
         else:
@@ -357,27 +366,28 @@ class Consumer(OffsetLookups):
             return self._membership.polled()
         return checked_offsets(given)
 
-    def _look_for_topics(self, now_ms: int) -> None:
-        if now_ms < self._next_refresh_ms:
-            return
-        if any(self._fetching.connection.partitions(topic) is None for topic in self._fetching.topics()):
-            self._next_refresh_ms = now_ms + UNKNOWN_TOPIC_REFRESH_MS
-            self._fetching.connection.refresh_metadata()
-
     async def _close(self, timeout_ms: float | None, *, processed: bool) -> None:
         if self._state != "open":
             self._state = "closed"
             return
         if processed and not self._membership.is_one_by_one:
             self._membership.processed()
-        deadline_ms = None if timeout_ms is None else SYSTEM_CLOCK.monotonic_ms() + timeout_ms
+        started_ms = SYSTEM_CLOCK.monotonic_ms()
+        # What is last, telling the group, has a share of its own.
+        work_ms = None if timeout_ms is None else max(0.0, timeout_ms - LEAVE_TIME_MS)
         try:
-            await self._membership.leave(timeout_ms)
+            await self._membership.leave(work_ms)
         finally:
             await self._committer.close()
             self._state = "closed"
-            left_ms = None if deadline_ms is None else max(0.0, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
-            await self._fetching.close(left_ms)
+            waited_ms = SYSTEM_CLOCK.monotonic_ms() - started_ms
+            await self._fetching.close(None if timeout_ms is None else max(0.0, timeout_ms - waited_ms))
+
+    async def _check_in_time(self, has_offsets: bool) -> None:
+        if await self._fetching.leave_if_overdue():
+            self._membership.begin_anew()
+            if has_offsets:
+                raise CommitFailed(f"{self._who()}: not committed: {self._fetching.gone_because}")
 
     def _check_open(self) -> None:
         if self._state != "open":

@@ -19,7 +19,7 @@ from shared.clients.consumer.group_steps import Complete, Gather, Leave, Lose, R
 from shared.clients.group.requests import GroupRequests
 from shared.clients.group.steps import Join, Sync, Wait
 from shared.common.clock import Clock
-from shared.common.errors import PenstockError
+from shared.common.errors import IllegalState, PenstockError
 from shared.common.log import get_logger
 from shared.common.records import TopicPartition
 
@@ -179,6 +179,13 @@ class GroupCoordinator:
         try:
             while not self._stopping:
                 await self.run_once()
+        except asyncio.CancelledError as e:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            log.error("group membership broke", **self._requests.fields(), reason="cancelled from within")
+            self._broken = IllegalState(f"{self.state.where()}: cancelled from within: {e}")
+            self._on_failed()
         except Exception as e:
             log.exception("group membership broke", **self._requests.fields())
             self._broken = e

@@ -59,6 +59,16 @@ class GroupState(Member):
             f"member {self.member_id}{instance}"
         )
 
+    @property
+    def is_between(self) -> bool:
+        """Whether a rebalance is under way on this member's side."""
+        return self.state not in (MemberState.STABLE, MemberState.LEFT, MemberState.FAILED)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the member went for want of polls, and was not called back yet."""
+        return self.state is MemberState.LEFT
+
     # --- what the consumer does ---
 
     def subscribe(self, topics: frozenset[str]) -> None:

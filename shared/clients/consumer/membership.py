@@ -19,7 +19,17 @@ from shared.clients.consumer.listener import RebalanceListener
 from shared.clients.consumer.metrics import ConsumerMetrics
 from shared.clients.consumer.settings import ConsumerSettings
 from shared.clients.consumer.unread import Unread
-from shared.common.errors import KafkaTimeout, PenstockError
+from shared.common.clock import SYSTEM_CLOCK
+from shared.common.errors import (
+    CommitFailed,
+    FencedInstanceId,
+    IllegalGeneration,
+    IllegalState,
+    KafkaTimeout,
+    PenstockError,
+    RebalanceInProgress,
+    UnknownMember,
+)
 from shared.common.log import get_logger
 from shared.common.records import OffsetAndMetadata, TopicPartition
 
@@ -42,6 +52,7 @@ class Membership:
         self.rebalancing = False
         self.identity = (NO_GENERATION, "")
         self._owned: frozenset[TopicPartition] = frozenset()
+        self._losses = 0
         self._errors: deque[BaseException] = deque()
         self._settled = asyncio.Event()
         self._returned: dict[TopicPartition, int] = {}
@@ -75,7 +86,7 @@ class Membership:
 
     def registered(self, offsets: Iterable[TopicPartition]) -> None:
         """The committer has them."""
-        self._registered.update({tp: self._processed[tp] for tp in offsets})
+        self._registered.update({tp: self._processed[tp] for tp in offsets if tp in self._processed})
 
     def polled(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """The positions after everything that was returned, for a commit that the user asks for."""
@@ -115,18 +126,46 @@ class Membership:
         else:
             await self._fetching.wait_for_data(timeout_ms)
 
+    def begin_anew(self) -> None:
+        """The place in the group was just given up: poll gives nothing before there is a new one, nor is anything of
+        before committed."""
+        self.forget_except(())
+        self._committer.keep(())
+        self.rebalancing = True
+        self._settled.clear()
+
+    @property
+    def losses(self) -> int:
+        """How often partitions were lost so far."""
+        return self._losses
+
+    def will_go_on(self, error: PenstockError, losses: int) -> bool:
+        """Whether a commit failed for an ordinary rebalance alone: `losses` are those before it was tried.
+
+        Then nothing is lost by it. Of partitions that are kept it is made under the new generation; others have been
+        given back, and their next owner goes on from what was committed.
+        """
+        if isinstance(error, RebalanceInProgress):
+            return True
+        if self._losses != losses or isinstance(error, UnknownMember | FencedInstanceId):
+            return False
+        if isinstance(error, IllegalGeneration):
+            return self._fetching.is_joining or self._fetching.generation > self.identity[0]
+        return isinstance(error, CommitFailed)  # taken away, and not lost
+
     async def on_revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
         """Partitions are given back, or were lost already: all of them before an eager member joins anew."""
         self._begin()
+        self._losses += lost
         if not lost:
-            await self._give_back(partitions, lost=False, timeout_ms=self._settings.rebalance_timeout_ms)
+            await self._give_back(partitions, lost=False, limit_ms=self._settings.rebalance_timeout_ms)
         if lost or self._fetching.is_cooperative:
             # From here on another may commit them, so that nothing may be left which would go out later.
             kept = self._fetching.assignment() - partitions
             self.forget_except(kept)
             self._committer.keep(kept)
         if lost:
-            await self._give_back(partitions, lost=True, timeout_ms=self._settings.rebalance_timeout_ms)
+            await self._give_back(partitions, lost=True, limit_ms=self._settings.rebalance_timeout_ms)
         if self._fetching.is_cooperative and self._fetching.generation != NO_GENERATION:
             self._end()
 
@@ -147,20 +186,27 @@ class Membership:
         )
         try:
             if self.listener is not None:
-                await self._call(self.listener.on_partitions_assigned(added), "on_partitions_assigned", None)
+                await self._call(
+                    self.listener.on_partitions_assigned(added),
+                    "on_partitions_assigned",
+                    self._settings.rebalance_timeout_ms,
+                )
         finally:
             self._metrics.rebalanced(self._fetching.rebalance_ms)
             self._end()
 
     async def leave(self, timeout_ms: float | None) -> None:
-        """The last commit and revocation, before the group is left."""
+        """The last commit and revocation, before the group is left; `timeout_ms` bounds all of it."""
         if self._settings.group_id is None:
             return
         self.rebalancing = True
-        await self._fetching.stop_joining(self._settings.rebalance_timeout_ms if timeout_ms is None else timeout_ms)
+        limit_ms = float(self._settings.rebalance_timeout_ms) if timeout_ms is None else timeout_ms
+        started_ms = SYSTEM_CLOCK.monotonic_ms()
+        await self._fetching.stop_joining(limit_ms)
         partitions = self._fetching.assignment()
         lost = bool(self._fetching.topics()) and self._fetching.generation == NO_GENERATION
-        await self._give_back(partitions, lost=lost, timeout_ms=timeout_ms)
+        left_ms = max(0.0, limit_ms - (SYSTEM_CLOCK.monotonic_ms() - started_ms))
+        await self._give_back(partitions, lost=lost, limit_ms=left_ms)
         self.raise_pending()
 
     def _begin(self) -> None:
@@ -176,36 +222,56 @@ class Membership:
         self.rebalancing = False
         self._settled.set()
 
-    async def _give_back(self, partitions: frozenset[TopicPartition], *, lost: bool, timeout_ms: float | None) -> None:
-        listener = self.listener
+    async def _give_back(self, partitions: frozenset[TopicPartition], *, lost: bool, limit_ms: float) -> None:
+        """Listener and commit, within one limit."""
+        listener, started_ms = self.listener, SYSTEM_CLOCK.monotonic_ms()
         if lost:
             self._committer.keep(())
             if listener is not None and partitions:
-                await self._call(listener.on_partitions_lost(partitions), "on_partitions_lost", timeout_ms)
+                await self._call(listener.on_partitions_lost(partitions), "on_partitions_lost", limit_ms)
             return
         if self._settings.commit_strategy != "none" and (offsets := self.uncommitted()):
             self._committer.commit_async(offsets)
             self.registered(offsets)
         if listener is not None and partitions and self._fetching.topics():
-            await self._call(listener.on_partitions_revoked(partitions), "on_partitions_revoked", timeout_ms)
+            await self._call(listener.on_partitions_revoked(partitions), "on_partitions_revoked", limit_ms)
         if self._settings.group_id is not None:
-            await self._committer.drain(self._settings.commit_timeout_ms if timeout_ms is None else timeout_ms)
+            left_ms = max(0.0, limit_ms - (SYSTEM_CLOCK.monotonic_ms() - started_ms))
+            await self._committer.drain(min(left_ms, self._settings.commit_timeout_ms))
 
-    async def _call(self, call: Awaitable[None], name: str, timeout_ms: float | None) -> None:
-        limit_ms = self._settings.rebalance_timeout_ms if timeout_ms is None else timeout_ms
-        deadline = asyncio.timeout(limit_ms / 1000)
+    async def _call(self, call: Awaitable[None], name: str, limit_ms: float) -> None:
+        deadline, task = asyncio.timeout(limit_ms / 1000), asyncio.current_task()
         try:
             async with deadline:
                 await call
         except TimeoutError as e:
-            error: Exception = KafkaTimeout(f"{name}: not done within {limit_ms:.0f} ms") if deadline.expired() else e
-            self._note(error, name)
+            if deadline.expired():
+                self._note(KafkaTimeout(f"{self._who()}: {name}: not done within {limit_ms:.0f} ms"), name)
+            else:
+                self._note(e, name)
+        except asyncio.CancelledError:
+            if task is None or task.cancelling():
+                raise
+            # Of something that the listener awaits; were it passed on, it would end the membership without a word.
+            self._note(IllegalState(f"{self._who()}: {name} let a cancellation through that was not asked for"), name)
         except Exception as e:
             self._note(e, name)
+
+    def _who(self) -> str:
+        return (
+            f"client {self._fetching.client_id}, group {self._settings.group_id}, "
+            f"generation {self._fetching.generation}"
+        )
 
     def _note(self, error: Exception, name: str) -> None:
         kind = "known" if isinstance(error, PenstockError) else type(error).__name__
         log.error(
-            "rebalance listener failed", method=name, kind=kind, reason=str(error), group_id=self._settings.group_id
+            "rebalance listener failed",
+            method=name,
+            kind=kind,
+            reason=str(error),
+            client_id=self._fetching.client_id,
+            group_id=self._settings.group_id,
+            generation=self._fetching.generation,
         )
         self._errors.append(error)

@@ -26,6 +26,13 @@ from shared.common.settings import KafkaSettings
 Partitions = frozenset[TopicPartition]
 OnAssignment = Callable[[Partitions, Partitions], None]
 NONE: Partitions = frozenset()
+LEAVE_TIME_MS = 200
+"""What a close always has for telling the group, however little of its time is left: else the partitions would lie idle
+for a session timeout."""
+UNKNOWN_TOPIC_REFRESH_MS = 1_000
+"""How often metadata is asked for while a subscribed topic does not exist."""
+OVERDUE_TURNS_MAX = 100
+"""So many turns of the event loop the group's task has to notice that a poll came too late."""
 
 
 class Subscribing:
@@ -48,6 +55,7 @@ class Subscribing:
         """One of the caller's own, under the name of the settings' one."""
         self._coordinator: GroupCoordinator | None = None
         self._polls = 0
+        self._next_refresh_ms = 0
         self._polled_ms = SYSTEM_CLOCK.monotonic_ms()
 
     async def open(self, fetch_waiters: set[asyncio.Future[None]]) -> None:
@@ -85,12 +93,15 @@ class Subscribing:
             await self._coordinator.stop_joining(timeout_ms)
 
     async def close(self, timeout_ms: float | None = None) -> None:
-        """Leave the group and close the sockets; after `timeout_ms` they are closed without a word to the group."""
+        """Leave the group and close the sockets; after `timeout_ms`, at least LEAVE_TIME_MS, they are closed without
+        the group's answer."""
         coordinator, self._coordinator = self._coordinator, None
         try:
             if coordinator is not None:
                 leaving = asyncio.ensure_future(coordinator.close())
-                await asyncio.wait({leaving}, timeout=None if timeout_ms is None else timeout_ms / 1000)
+                await asyncio.wait(
+                    {leaving}, timeout=None if timeout_ms is None else max(timeout_ms, LEAVE_TIME_MS) / 1000
+                )
                 leaving.cancel()
         finally:
             await self.connection.close()
@@ -108,6 +119,11 @@ class Subscribing:
     def gone_because(self) -> str:
         """Why the place in the group was lost, "" where that is not this process's doing."""
         return "" if self._coordinator is None else self._coordinator.gone_because
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether the member is on its way from one generation to the next, and still counts as one of the group's."""
+        return self._group is not None and self._group.generation != NO_GENERATION and self._group.is_between
 
     @property
     def rebalance_ms(self) -> float:
@@ -133,6 +149,23 @@ class Subscribing:
     def idle_ms(self) -> float:
         """How long nothing has been polled."""
         return 0.0 if self._polls else float(SYSTEM_CLOCK.monotonic_ms() - self._polled_ms)
+
+    async def leave_if_overdue(self) -> bool:
+        """Whether the member has just left, since it is longer than `max_poll_interval_ms` since the last poll ended.
+
+        The group's own task cannot have noticed that where it was blocked code that took so long.
+        """
+        group, coordinator = self._group, self._coordinator
+        if group is None or coordinator is None or group.generation == NO_GENERATION:
+            return False
+        if self.idle_ms < self._consumer_settings.max_poll_interval_ms:
+            return False
+        for _ in range(OVERDUE_TURNS_MAX):
+            coordinator.wake()
+            await asyncio.sleep(0)
+            if group.has_left:
+                return True
+        return False
 
     def subscribe(self, topics: Sequence[str] | re.Pattern[str], rebalances: Rebalances) -> None:
         """Read topics, or all that a pattern matches from their start; `rebalances` hears what the group assigns."""
@@ -165,6 +198,14 @@ class Subscribing:
     def topics(self) -> frozenset[str]:
         """The topics subscribed to."""
         return self._topics
+
+    def look_for_topics(self, now_ms: int) -> None:
+        """Have those asked for that do not exist."""
+        if now_ms < self._next_refresh_ms:
+            return
+        if any(self.connection.partitions(topic) is None for topic in self._topics):
+            self._next_refresh_ms = now_ms + UNKNOWN_TOPIC_REFRESH_MS
+            self.connection.refresh_metadata()
 
     def enforce_rebalance(self) -> None:
         """Join the group anew."""
