@@ -432,6 +432,53 @@ async def test_an_error_nobody_expected_while_connecting() -> None:
     await alone.sender.close()
 
 
+async def test_the_backoff_of_a_node_grows_and_is_spread() -> None:
+    """It doubles from reconnect_backoff_ms to reconnect_backoff_max_ms, spread by a fifth; once reached, anew."""
+    alone, reached = Alone(), False
+    know(alone.connection, {"t": {0: 1}})
+
+    async def connect(_: int) -> bool:
+        return reached
+
+    alone.connection.connect = connect  # type: ignore[method-assign]
+    alone.sender.start(lambda error: None)
+    alone.send()
+    node = alone.sender._nodes[1]
+
+    async def try_again() -> int:
+        alone.clock.advance(max(10, node.usable_at_ms) - alone.clock.monotonic_ms())
+        alone.sender.run_once(alone.clock.monotonic_ms())
+        assert node.connecting
+        await until(lambda: not node.connecting)
+        return node.usable_at_ms - alone.clock.monotonic_ms()
+
+    waits = [await try_again() for _ in range(60)]
+    for wait, backoff_ms in zip(waits, [50, 100, 200, 400, 800] + [1_000] * 55, strict=True):
+        assert 0.8 * backoff_ms <= wait <= 1.2 * backoff_ms
+    assert min(waits[5:]) < 0.9 * 1_000
+    assert max(waits[5:]) > 1.1 * 1_000
+    assert alone.sender.is_away(TP)
+    reached = True
+    await try_again()
+    assert not alone.sender.is_away(TP)
+    reached = False
+    assert 40 <= await try_again() <= 60
+    await alone.sender.close()
+
+
+async def test_a_full_buffer_sends_what_lingers() -> None:
+    """A send that finds no memory does not wait for the linger of others to pass, nor for its own time."""
+    given = {"linger_ms": 60_000, "batch_size": 1_000, "buffer_memory": 2_000, "delivery_timeout_ms": 100_000}
+    async with producing(partitions=3, **given) as (cluster, producer):
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            first = await producer.send("t", b"0", partition=0)
+            await producer.send("t", b"1", partition=1)
+            assert not first.done()
+            await producer.send("t", b"2", partition=2)
+        assert first.done()
+        assert [len(cluster.records("t", partition)) for partition in range(2)] == [1, 1]
+
+
 async def test_an_error_nobody_expected_while_a_partition_is_added() -> None:
     """It costs the transaction, whose records say why, and nothing waits for ever."""
     async with producing(transactional_id="x") as (_, producer):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from structlog.testing import capture_logs
 
-from shared.clients.producer.settings import ProducerSettings
+from shared.clients.producer.settings import ProducerSettings, with_timeouts_that_fit
 from shared.common.errors import ConfigError
+from shared.common.settings import KafkaSettings
 
 
 @pytest.mark.parametrize(("given", "meant"), [("all", "all"), (-1, "all"), ("-1", "all"), ("1", 1), (1, 1), (0, 0)])
@@ -18,12 +20,37 @@ def test_acks(given: object, meant: object) -> None:
 def test_idempotence_and_what_contradicts_it(conflict: dict[str, int]) -> None:
     """Asked for, idempotence refuses what contradicts it; as the default it is switched off; transactions need it."""
     (name,) = conflict
-    assert ProducerSettings().enable_idempotence
-    assert not ProducerSettings.model_validate(conflict).enable_idempotence
+    with capture_logs() as logged:
+        assert ProducerSettings().enable_idempotence
+        assert not ProducerSettings.model_validate({**conflict, "enable_idempotence": False}).enable_idempotence
+    assert logged == []
+    with capture_logs() as logged:
+        assert not ProducerSettings.model_validate(conflict).enable_idempotence
+    (said,) = logged
+    assert (said["event"], said["log_level"]) == ("idempotence is switched off", "warning")
+    assert said["because"].startswith(f"{name}={conflict[name]} ")
     with pytest.raises(ConfigError, match=f"enable_idempotence=true contradicts {name}"):
         ProducerSettings.model_validate({"enable_idempotence": True, **conflict})
     with pytest.raises(ConfigError, match=f"transactional_id needs idempotence.*{name}"):
         ProducerSettings.model_validate({"transactional_id": "tx", **conflict})
+
+
+def test_a_delivery_timeout_that_is_too_short() -> None:
+    """The default is raised to what a lingering record and one request take, with a warning; one's own is refused."""
+    kafka = KafkaSettings(request_timeout_ms=115_000)
+    fitting = ProducerSettings(linger_ms=5_000)
+    with capture_logs() as logged:
+        assert with_timeouts_that_fit(kafka, fitting) is fitting
+    assert logged == []
+    with capture_logs() as logged:
+        raised = with_timeouts_that_fit(kafka, ProducerSettings(linger_ms=6_000))
+    assert (raised.delivery_timeout_ms, raised.linger_ms) == (121_000, 6_000)
+    assert [(one["log_level"], one["delivery_timeout_ms"]) for one in logged] == [("warning", 121_000)]
+    wrong = ProducerSettings(linger_ms=6_000, delivery_timeout_ms=120_999)
+    with pytest.raises(
+        ConfigError, match="delivery_timeout_ms=120999 is below linger_ms \\+ request_timeout_ms = 121000"
+    ):
+        with_timeouts_that_fit(kafka, wrong)
 
 
 def test_transactions_without_idempotence() -> None:
