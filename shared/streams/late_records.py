@@ -1,8 +1,19 @@
-"""Late records on their way to the late topic: the source record as it was, and headers that say how late it came."""
+"""Late records on their way to the late topic: the source record as it was, and headers that say how late it came.
+
+What a punctuation or a commit forwards comes of no source record. Where that is late, it goes there itself, as JSON,
+and without the headers that name a source record.
+"""
 
 from __future__ import annotations
 
-from shared.common.records import ConsumerRecord, ProducerRecord
+from typing import Any
+
+import msgspec
+
+from shared.clients.connection import record_size
+from shared.common.records import ConsumerRecord, Headers, ProducerRecord
+from shared.streams.processor import Record
+from shared.streams.windowed_aggregate import WindowKey, WindowResult
 
 TOPIC = "penstock.late.topic"
 PARTITION = "penstock.late.partition"
@@ -21,13 +32,42 @@ def late_record(
     `lateness_ms` is how far the record's time lies behind the close time: 1 or more. `store` is the store whose window
     it came too late for: another store of the same source may have taken it.
     """
-    headers = (
-        (TOPIC, record.topic.encode()),
-        (PARTITION, b"%d" % record.partition),
-        (OFFSET, b"%d" % record.offset),
-        (LATENESS_MS, b"%d" % (close_time_ms - record.timestamp)),
+    place = ((TOPIC, record.topic.encode()), (PARTITION, b"%d" % record.partition), (OFFSET, b"%d" % record.offset))
+    headers = place + _lateness(record.timestamp, close_time_ms, stream_time_ms, store)
+    return ProducerRecord(late_topic, record.value, record.key, record.headers + headers, None, record.timestamp)
+
+
+def forwarded_late_record(
+    record: Record, late_topic: str, close_time_ms: int, stream_time_ms: int, store: str, record_bytes_max: int
+) -> ProducerRecord:
+    """What was forwarded by itself, for the late topic: key and value as JSON, text and bytes as they are.
+
+    What JSON does not have is shown by its `repr`; a value that makes the record too large is left out. So nothing
+    that is late can end the task.
+    """
+    headers = record.headers + _lateness(record.timestamp, close_time_ms, stream_time_ms, store)
+    key = _bytes(record.key.key if isinstance(record.key, WindowKey) else record.key)
+    value = record.value.to_json() if isinstance(record.value, WindowResult) else _bytes(record.value)
+    if record_size(key, value, list(headers)) > record_bytes_max:
+        value = None
+    return ProducerRecord(late_topic, value, key, headers, None, record.timestamp)
+
+
+def _lateness(timestamp_ms: int, close_time_ms: int, stream_time_ms: int, store: str) -> Headers:
+    return (
+        (LATENESS_MS, b"%d" % (close_time_ms - timestamp_ms)),
         (CLOSE_TIME_MS, b"%d" % close_time_ms),
         (STREAM_TIME_MS, b"%d" % stream_time_ms),
         (STORE, store.encode()),
     )
-    return ProducerRecord(late_topic, record.value, record.key, record.headers + headers, None, record.timestamp)
+
+
+def _bytes(value: Any) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace")
+    try:
+        return msgspec.json.encode(value, enc_hook=repr)
+    except (TypeError, ValueError, RecursionError):
+        return repr(value).encode(errors="backslashreplace")

@@ -73,7 +73,7 @@ class ProcessorContext(Protocol):
 
     @property
     def record_metadata(self) -> RecordMetadata | None:
-        """The source record being processed; None in a wall-clock punctuation."""
+        """The source record being processed; None in a punctuation and in a commit."""
         ...
 
     @property
@@ -113,7 +113,10 @@ class ProcessorContext(Protocol):
         ...
 
     def emit_late(self, record: Record, close_time_ms: int, operator_time_ms: int) -> None:
-        """Count the record that is being processed as late and send its source record to the late topic."""
+        """Count the record as late and send its source record to the late topic.
+
+        What a punctuation or a commit forwarded has no source record: the record itself goes there.
+        """
         ...
 
     def count_missed(self, windows: int) -> None:
@@ -144,8 +147,8 @@ class Processor:
         raise ConfigError(f"{type(self).__name__} does not define process()")
 
     def commit(self) -> None:
-        """Called before each commit: forward what was held back. A record brings a commit about, as does a punctuation
-        that changes a store or forwards; holding back alone does not."""
+        """Called before each commit: forward what was held back. A record brings a commit about, as does a
+        punctuation; holding back alone does not."""
 
     def close(self) -> None:
         """Called once at the end."""

@@ -146,7 +146,7 @@ class StreamJoin(TimedProcessor):
             return
         at, stream_time = record.timestamp, max(self.stream_time_ms, record.timestamp)
         if at < self.windows.limit(side, stream_time):
-            self.context.emit_late(record, stream_time - self.windows.grace_ms, stream_time)
+            self.context.emit_late(record._replace(value=value), stream_time - self.windows.grace_ms, stream_time)
             return
         check_key(record.key, self._store_names[side], self.context.key_bytes_max)
         before, after = self.windows.reach(side)

@@ -34,7 +34,7 @@ from shared.streams.changelog_format import Progress, StateCodec, encode_progres
 from shared.streams.column_path import COLUMNS_MIN, ColumnPath, column_paths
 from shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
 from shared.streams.idle_advance import IdleAdvances
-from shared.streams.late_records import late_record
+from shared.streams.late_records import forwarded_late_record, late_record
 from shared.streams.processor import ProcessingFailed, Record, RecordMetadata
 from shared.streams.punctuation import PunctuationType, Punctuator, Schedule
 from shared.streams.state.checkpoint import CommitPlace
@@ -182,8 +182,6 @@ class StreamTask:
         """Take records one by one."""
         source, forward = self._routes[columns.topic]
         for record in columns.records():
-            if record.timestamp > self.stream_time_ms:
-                self.stream_time_ms = record.timestamp
             self._process_one(source, forward, record)
             self.taken(record, 1)
 
@@ -191,6 +189,7 @@ class StreamTask:
         """Records up to this one are done: evaluate STREAM_TIME punctuation."""
         self.sources[last.topic] = last.offset + 1
         self._taken += count
+        self._source_record = self.record_metadata = None  # what a punctuation forwards comes of no record
         try:
             self.schedules.stream_time.may_punctuate(self.stream_time_ms)
         except Exception as e:
@@ -218,6 +217,8 @@ class StreamTask:
             key = record.key if source.key == "bytes" else string_deserializer(record.topic, record.key)
             value = source.value(record.topic, record.value)
             stage = STAGE_PROCESS
+            if record.timestamp > self.stream_time_ms:  # only now: what cannot be decoded moves no time
+                self.stream_time_ms = record.timestamp
             forward(Record(key, value, record.timestamp, record.headers))
             if self._refused and at in self._refused:
                 stage = STAGE_PRODUCE
@@ -282,23 +283,14 @@ class StreamTask:
             self.needs_commit = True
 
     def punctuate_wall_clock(self, now_ms: int) -> bool:
-        """Evaluate WALL_CLOCK_TIME schedules; True if any fired.
-
-        Only a firing that changed a store, sent a record on or moved an operator's time asks for a commit. The grid of
-        a firing that did not is kept in memory until the next commit: after a restart before it, the schedule fires
-        once for the grid points since the last commit (at once, where one is due) and goes on along the same grid.
-        """
+        """Evaluate WALL_CLOCK_TIME schedules; True if any fired: then a commit is needed, if only for the grids."""
         self.now_ms = now_ms
-        for store in self.stores.values():
-            store.touched = False
-        before = len(self.outputs), [operator.stream_time_ms for operator in self.operators()]
         try:
             fired = self.schedules.wall_clock.may_punctuate(now_ms)
         except Exception as e:
             raise self._fail(f"a WALL_CLOCK_TIME punctuation of partition {self.partition}", e) from e
         if fired and self.failed is None:
-            after = len(self.outputs), [operator.stream_time_ms for operator in self.operators()]
-            self.needs_commit |= after != before or any(store.touched for store in self.stores.values())
+            self.needs_commit = True
         return fired
 
     def schedule(
@@ -380,14 +372,21 @@ class StreamTask:
     def _output(self, record: ProducerRecord, window: WindowKey | None = None) -> None:
         self.outputs.add(record, self.record_metadata, window)
 
-    def emit_late(self, close_time_ms: int, operator_time_ms: int, store: str) -> None:
-        """Send the record in hand to its source's late topic and count it; `store` is whose window it missed."""
-        record = self._source_record
-        assert record is not None, "only a record that is being processed can be late"
-        source = self._routes[record.topic][0]
-        self._output(late_record(record, source.late, close_time_ms, operator_time_ms, store))
-        self._late += 1
-        self.metrics.refused_at["late"] = _place(record)
+    def emit_late(self, forwarded: Record, node: str, close_time_ms: int, operator_time_ms: int, store: str) -> None:
+        """Count a late record and send it to its source's late topic; `store` is whose window it missed.
+
+        That is the source record in hand; where there is none, in a punctuation or a commit, what was `forwarded`.
+        """
+        record, said = self._source_record, (close_time_ms, operator_time_ms, store)
+        if record is not None:
+            self._output(late_record(record, self._routes[record.topic][0].late, *said))
+            self._late += 1
+            self.metrics.refused_at["late"] = _place(record)
+            return
+        source = self.topology.source_above(node)
+        self._output(forwarded_late_record(forwarded, source.late, *said, self.record_bytes_max))
+        self.metrics.late(source.topic, 1)
+        self.metrics.refused_at["late"] = f"store {store!r}, of no source record"
 
     def count_skipped(self, reason: str, records: int = 1) -> None:
         """Count the record in hand, and others of its batch before it, as skipped."""

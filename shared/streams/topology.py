@@ -231,6 +231,11 @@ class Topology:
             local.begin(self.schemas())
         return {name: builder.build(i, local) for i, (name, builder) in enumerate(self.stores.items())}
 
+    def source_above(self, name: str) -> SourceNode:
+        """The first source from which a record can come to a node."""
+        above = self._above([name])
+        return next(source for source in self.sources() if source.name in above)
+
     def _above(self, names: list[str]) -> set[str]:
         """All nodes from which a record can come to one of these."""
         found: set[str] = set()

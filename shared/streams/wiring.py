@@ -183,7 +183,8 @@ class NodeContext:
         return self._task.stores[name]
 
     def emit_late(self, record: Record, close_time_ms: int, operator_time_ms: int) -> None:
-        self._task.emit_late(close_time_ms, operator_time_ms, next(iter(self._node.stores), self._node.name))
+        store = next(iter(self._node.stores), self._node.name)
+        self._task.emit_late(record, self._node.name, close_time_ms, operator_time_ms, store)
 
     def count_missed(self, windows: int) -> None:
         self._task.metrics.missed(windows)

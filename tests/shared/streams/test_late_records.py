@@ -1,0 +1,128 @@
+"""Late records: what goes to the late topic where a source record is in hand, and where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shared.streams.aggregations import Count
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.late_records import LATENESS_MS, OFFSET, STORE, forwarded_late_record
+from shared.streams.processor import Processor, ProcessorContext, Record
+from shared.streams.punctuation import PunctuationType
+from shared.streams.stream_join import JoinWindows
+from shared.streams.windowed_aggregate import WindowKey, WindowResult
+from shared.testing.topology_test_driver import TopologyTestDriver
+
+WALL, STREAM = PunctuationType.WALL_CLOCK_TIME, PunctuationType.STREAM_TIME
+
+
+def ticking(type_: PunctuationType, time_of: Callable[[int], int]) -> type[Processor]:
+    """A processor that passes records on and forwards one of its own every 10 ms."""
+
+    class Ticking(Processor):
+        def init(self, context: ProcessorContext) -> None:
+            super().init(context)
+            context.schedule(10, type_, lambda now: self.context.forward(Record("tick", {"n": 1}, time_of(now))))
+
+        def process(self, record: Record) -> None:
+            self.context.forward(record)
+
+    return Ticking
+
+
+def windowed(kind: str, supplier: type[Processor]) -> TopologyTestDriver:
+    """The processor's records in windows of a kind, or joined."""
+    builder = StreamsBuilder()
+    stream = builder.stream("in").process(supplier)
+    if kind == "join":
+        stream.join(builder.stream("right"), lambda left, right: left, JoinWindows.of(5), name="s").to("out")
+    else:
+        grouped = stream.group_by_key()
+        getattr(grouped, kind)(10).aggregate("s", n=Count()).on_close().to("out")
+    return TopologyTestDriver(builder.build())
+
+
+KINDS = ["tumbling_window", "session_window", "sliding_window", "join"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_wall_clock_punctuation_forwards_may_be_late(kind: str) -> None:
+    """It is counted and sent to the late topic as it was forwarded, names no source record, and ends nothing."""
+    driver = windowed(kind, ticking(WALL, lambda now: now))
+    driver.pipe("in", key=b"a", value=b"{}", timestamp=1_000_000)
+    driver.advance_wall_clock(10)
+    (late,) = driver.read("in-late")
+    headers = dict(late.headers)
+    assert (late.key, late.value, late.timestamp) == (b"tick", b'{"n":1}', 10)
+    assert OFFSET not in headers
+    assert int(headers[LATENESS_MS] or b"") > 900_000
+    assert (headers[STORE] or b"").startswith(b"s")
+    assert driver.task.metrics.committed.late == 1
+    assert driver.task.metrics.refused_at["late"].endswith("of no source record")
+    driver.pipe("in", key=b"a", value=b"{}", timestamp=1_000_001)
+    assert driver.task.sources["in"] == 2
+
+
+def test_a_late_record_of_a_stream_time_punctuation_is_not_the_source_record() -> None:
+    """The record that moved time was taken; what the callback forwarded is what is late."""
+    driver = windowed("tumbling_window", ticking(STREAM, lambda now: max(0, now - 500)))
+    driver.pipe("in", key=b"a", value=b'{"mine":1}', timestamp=1000)
+    (late,) = driver.read("in-late")
+    assert (late.key, late.timestamp, OFFSET in dict(late.headers)) == (b"tick", 500, False)
+
+
+def test_a_punctuation_has_no_record_metadata() -> None:
+    """In a STREAM_TIME callback there is no record that is being processed."""
+    seen: list[Any] = []
+
+    class Asking(Processor):
+        def init(self, context: ProcessorContext) -> None:
+            context.schedule(10, STREAM, lambda now: seen.append(context.record_metadata))
+
+        def process(self, record: Record) -> None:
+            pass
+
+    builder = StreamsBuilder()
+    builder.stream("in").process(Asking)
+    TopologyTestDriver(builder.build()).pipe("in", value=b"{}", timestamp=5)
+    assert seen == [None]
+
+
+def test_what_a_commit_forwards_may_be_late() -> None:
+    """Updates that a commit sends on to another window, and that come too late for it, are late and end nothing."""
+
+    class Rekeyed(Processor):
+        def process(self, record: Record) -> None:
+            self.context.forward(Record(record.key.key, {}, record.timestamp))
+
+    builder = StreamsBuilder()
+    sessions = builder.stream("in").group_by_key().session_window(5, 100).aggregate("s", n=Count()).on_update()
+    sessions.process(Rekeyed).group_by_key().tumbling_window(5).aggregate("u", n=Count()).on_close().to("out")
+    driver = TopologyTestDriver(builder.build(), deduplicate_updates=True)
+    driver.pipe("in", key=b"a", value=b"{}", timestamp=100)
+    driver.pipe("in", key=b"b", value=b"{}", timestamp=50)
+    (late,) = driver.read("in-late")
+    assert (late.key, late.timestamp, dict(late.headers)[STORE]) == (b"b", 50, b"u")
+    assert driver.task.metrics.committed.late == 1
+
+
+def test_anything_can_be_written_as_late() -> None:
+    """What JSON does not have is shown by its repr, text without UTF-8 escaped, and too large a value left out."""
+
+    class Odd:
+        def __repr__(self) -> str:
+            return "Odd()"
+
+    def written(key: Any, value: Any, record_bytes_max: int = 1_000) -> tuple[bytes | None, bytes | None]:
+        late = forwarded_late_record(Record(key, value, 5), "late", 9, 9, "s", record_bytes_max)
+        return late.key, late.value
+
+    window = WindowKey("k", 1, 2)
+    assert written("k", {"x": Odd()}) == (b"k", b'{"x":"Odd()"}')
+    assert written(7, None) == (b"7", None)
+    assert written("\ud800", {"x": "\ud800"}) == (b"\\ud800", b"{'x': '\\ud800'}")
+    assert written(window, WindowResult("k", 1, 2, {"n": 3})) == (b"k", b'{"key":"k","start":1,"end":2,"n":3}')
+    assert written(b"k", b"x" * 2_000) == (b"k", None)
