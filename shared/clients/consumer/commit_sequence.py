@@ -38,6 +38,14 @@ class Commit:
     numbers: dict[TopicPartition, int]
     generation: int
 
+    def of(self, partitions: Collection[TopicPartition]) -> Commit:
+        """The part of these partitions."""
+        return Commit(
+            {tp: offset for tp, offset in self.offsets.items() if tp in partitions},
+            {tp: number for tp, number in self.numbers.items() if tp in partitions},
+            self.generation,
+        )
+
 
 @dataclass(slots=True)
 class _Partition:
@@ -95,17 +103,18 @@ class CommitSequence:
         )
         return self._out
 
-    def on_success(self, commit: Commit) -> frozenset[TopicPartition]:
-        """The coordinator has it; gives the partitions to read back, since an earlier commit may land on top."""
+    def on_success(self, commit: Commit, refused: Collection[TopicPartition] = ()) -> frozenset[TopicPartition]:
+        """The coordinator has it but for the `refused`, which stay wanted; gives the partitions to read back, since an
+        earlier commit may land on top."""
         self._answered(commit)
         for tp, number in commit.numbers.items():
-            if (partition := self._partitions.get(tp)) is None:
+            if tp in refused or (partition := self._partitions.get(tp)) is None:
                 continue
             partition.done = max(partition.done, number)
             partition.committed = commit.offsets[tp]
             if partition.number == number:
                 partition.wanted = None
-        return frozenset(self._unsure.keys() & commit.offsets.keys())
+        return frozenset((self._unsure.keys() & commit.offsets.keys()).difference(refused))
 
     def on_failure(self, commit: Commit, *, fate_unknown: bool = False, now_ms: float = 0) -> None:
         """It was refused, or got no answer (`fate_unknown`); what is newest stays wanted."""

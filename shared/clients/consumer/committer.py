@@ -1,4 +1,8 @@
-"""Sends what the commit sequence wants: OffsetCommit with generation, member and instance id, one at a time."""
+"""Sends what the commit sequence wants: OffsetCommit with generation, member and instance id, one at a time.
+
+An answer is judged partition by partition. What is stored is done; a partition that the coordinator does not take (its
+topic was deleted, the text is too long) is tried again for REFUSED_RETRY_MS where that may pass, then given up by name.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,11 @@ log = get_logger(__name__)
 OnCommit = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Exception | None], object]
 
 BACKOFF_MAX_MS = 1_000
+REFUSED_RETRY_MS = 5_000
+"""So long a partition that the coordinator does not know is tried, which may just have been made; the next commit of
+one that was given up is tried once."""
+OF_ONE_PARTITION = frozenset({3, 12, 28, 29})
+"""Refusals that say nothing of the other partitions: unknown, too much text, too large, not authorized."""
 
 
 class Committer:
@@ -58,6 +67,8 @@ class Committer:
         self._waiting: list[tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, int], OnCommit]] = []
         self._changed = asyncio.Event()
         self._last_error: PenstockError | None = None
+        self._refused_since: dict[TopicPartition, float] = {}
+        self._given_up: dict[TopicPartition, tuple[int, PenstockError]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
 
@@ -74,7 +85,8 @@ class Committer:
         """Commit and wait, pending ones before (or with) it; without offsets it waits for those alone.
 
         Raises CommitFailed (IllegalGeneration, UnknownMember) and RebalanceInProgress at once, KafkaTimeout after
-        `timeout_ms`: the offsets may then still be committed.
+        `timeout_ms`: the offsets may then still be committed. What is said of a partition alone (it does not exist, its
+        text is too long) is raised once the others are committed.
         """
         where = self._where(self._member())
         numbers = self.sequence.register(offsets)
@@ -82,7 +94,7 @@ class Committer:
         self._start()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                while not (self.sequence.is_done(numbers) if numbers else self.sequence.is_drained):
+                while not self._is_settled(numbers):
                     if self.sequence.is_dropped(numbers):
                         raise self._taken_away()
                     if self._last_error is not None and not self._passing(self._last_error):
@@ -93,7 +105,21 @@ class Committer:
                     await self._changed.wait()
         except TimeoutError:
             last = f": {self._last_error}" if self._last_error else ""
-            raise KafkaTimeout(f"{where}: not committed within {timeout_ms:.0f} ms{last}") from self._last_error
+            raise KafkaTimeout(
+                f"OffsetCommit of {where}: not committed within {timeout_ms:.0f} ms{last}"
+            ) from self._last_error
+        for error in self._given_up_of(numbers).values():
+            raise error
+
+    def _is_settled(self, numbers: Mapping[TopicPartition, int]) -> bool:
+        if not numbers:
+            return self.sequence.is_drained
+        given_up = self._given_up_of(numbers)
+        return self.sequence.is_done({tp: number for tp, number in numbers.items() if tp not in given_up})
+
+    def _given_up_of(self, numbers: Mapping[TopicPartition, int]) -> dict[TopicPartition, PenstockError]:
+        """What of these was refused for good."""
+        return {tp: e for tp, (until, e) in self._given_up.items() if tp in numbers and numbers[tp] <= until}
 
     async def drain(self, timeout_ms: float) -> None:
         """Until nothing is pending, for at most `timeout_ms`; what fails is logged and left to the next generation."""
@@ -187,7 +213,7 @@ class Committer:
         lost = KafkaTimeout | BrokerNotAvailable
         unsure: frozenset[TopicPartition] = frozenset()
         try:
-            await self._send(commit)
+            refused, error = await self._send(commit)
         except PenstockError as e:
             error = e
             now_ms = self._clock.monotonic_ms()
@@ -197,8 +223,16 @@ class Committer:
             self.sequence.on_failure(commit, fate_unknown=True, now_ms=self._clock.monotonic_ms())
             raise
         else:
-            unsure = self.sequence.on_success(commit)
-            self._metrics.committed(self._clock.monotonic_ms() - started_ms)
+            unsure = self.sequence.on_success(commit, refused)
+            for tp in commit.numbers.keys() - refused.keys():
+                self._refused_since.pop(tp, None)
+                self._given_up.pop(tp, None)
+            if error is not None:
+                self._failed(commit.of(refused), error)
+            elif refused:
+                error = self._refused(commit, refused)
+            else:
+                self._metrics.committed(self._clock.monotonic_ms() - started_ms)
         self._last_error = None if self._is_of_before(commit) else error
         if unsure:
             await self._read_back(unsure)
@@ -237,6 +271,24 @@ class Committer:
         self._start()
         self._look_again()
 
+    def _refused(self, commit: Commit, refused: Mapping[TopicPartition, PenstockError]) -> PenstockError | None:
+        """Give up what will not pass; gives the error for which the rest is tried again."""
+        self._metrics.commit_failed()
+        now_ms, again = self._clock.monotonic_ms(), None
+        for tp, error in refused.items():
+            log.warning("commit refused", **self._fields(), error=type(error).__name__, reason=str(error))
+            since_ms = self._refused_since.setdefault(tp, now_ms)
+            if self._passing(error) and now_ms - since_ms < REFUSED_RETRY_MS:
+                again = error
+                continue
+            number = commit.numbers[tp]
+            self.sequence.give_up(commit.of([tp]))
+            self._given_up[tp] = number, error
+            for entry in [w for w in self._waiting if tp in w[1] and w[1][tp] <= number]:
+                self._waiting.remove(entry)
+                self._tell(entry, error)
+        return again
+
     def _failed(self, commit: Commit, error: PenstockError) -> None:
         self._metrics.commit_failed()
         log.warning("commit failed", **self._fields(), error=type(error).__name__, reason=str(error))
@@ -249,7 +301,8 @@ class Committer:
                 self._waiting.remove(entry)
                 self._tell(entry, error)
 
-    async def _send(self, commit: Commit) -> None:
+    async def _send(self, commit: Commit) -> tuple[dict[TopicPartition, PenstockError], PenstockError | None]:
+        """What was refused of each partition, and the first refusal that is the whole group's."""
         member = self._member()
         if member.generation_id < 0 and self._is_managed():
             # The broker would take it for a commit by hand, as long as the group is empty.
@@ -266,22 +319,28 @@ class Committer:
         )
         where = f"OffsetCommit of {self._where(member)}"
         response = await self._connection.ask_coordinator("group", member.group_id, request, where)
-        codes = [
-            (code, f"{where}, {TopicPartition(topic, partition)}")
-            for topic, rows in response.topics
-            for partition, code in rows
-        ]
-        self._check(codes, member.group_id)
+        refused: dict[TopicPartition, PenstockError] = {}
+        of_group: PenstockError | None = None
+        for topic, rows in response.topics:
+            for partition, code in rows:
+                if code:
+                    tp = TopicPartition(topic, partition)
+                    refused[tp] = error = self._error(code, f"{where}, {tp}", member.group_id)
+                    of_group = of_group or (None if code in OF_ONE_PARTITION else error)
+        return refused, of_group
 
     def _check(self, codes: list[tuple[int, str]], group_id: str) -> None:
         for code, where in codes:
             if code:
-                error = error_for_code(code, where)
-                if isinstance(error, CommitFailed) and (reason := self._gone_because()):
-                    error = type(error)(f"{error}: {reason}")
-                if isinstance(error, CoordinatorNotAvailable):
-                    self._connection.forget_coordinator("group", group_id)
-                raise error
+                raise self._error(code, where, group_id)
+
+    def _error(self, code: int, where: str, group_id: str) -> PenstockError:
+        error = error_for_code(code, where)
+        if isinstance(error, CommitFailed) and (reason := self._gone_because()):
+            error = type(error)(f"{error}: {reason}")
+        if isinstance(error, CoordinatorNotAvailable):
+            self._connection.forget_coordinator("group", group_id)
+        return error
 
     def _is_of_before(self, commit: Commit) -> bool:
         """Whether the group has assigned anew since it was sent: an error is that generation's then."""

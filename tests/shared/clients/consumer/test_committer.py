@@ -19,24 +19,27 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from shared.clients.consumer.commit_sequence import LATE_MS
-from shared.clients.consumer.committer import Committer
+from shared.clients.consumer.committer import REFUSED_RETRY_MS, Committer
 from shared.clients.consumer.metrics import ConsumerMetrics
 from shared.common.errors import (
     BrokerNotAvailable,
     CommitFailed,
     FencedInstanceId,
     IllegalGeneration,
+    InvalidRequest,
     KafkaTimeout,
     PenstockError,
     RebalanceInProgress,
     RetriableError,
     UnknownMember,
+    UnknownTopicOrPartition,
 )
 from shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
 from shared.testing.manual_clock import ManualClock
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 LOADING, UNAVAILABLE, MOVED, GENERATION, UNKNOWN, REBALANCE, FENCED = 14, 15, 16, 22, 25, 27, 82
+GONE, TOO_LONG = 3, 12
 
 
 def at(offset: int) -> OffsetAndMetadata:
@@ -94,6 +97,10 @@ class Coordinator:
             raise KafkaTimeout(f"{where}: no answer")
         if fate.startswith("closed"):
             raise BrokerNotAvailable(f"{where}: closed")
+        if fate.startswith("without t-1: "):
+            rest = {tp: offset for tp, offset in offsets.items() if tp != B}
+            self.apply(generation, rest)
+            return {tp: int(fate.split()[-1]) if tp == B else 0 for tp in offsets}
         if fate == "half":
             first = min(offsets)
             self.apply(generation, {first: offsets[first]})
@@ -186,9 +193,51 @@ async def test_passing_failures_are_retried(fate: str) -> None:
     coordinator.fates = scripted(fate, fate)
     await member.committer.commit({A: at(5), B: at(6)}, 5_000)
     assert coordinator.committed == {A: at(5), B: at(6)}
-    assert len(coordinator.sent) == 3
+    # What half an answer has stored is not sent again, so that the next answer is a whole one.
+    failed = 1 if fate == "half" else 2
+    assert len(coordinator.sent) == failed + 1
     assert (coordinator.forgotten > 0) == (fate not in ("closed", "timeout"))
-    assert member.registry.get_sample_value("penstock_consumer_commits_total", {"group": "g", "result": "failed"}) == 2
+    failures = member.registry.get_sample_value("penstock_consumer_commits_total", {"group": "g", "result": "failed"})
+    assert failures == failed
+
+
+async def test_a_partition_that_is_no_more_holds_no_other_up() -> None:
+    """Those stored are done and told; the one that is unknown is tried for a while, then named, and later once."""
+    member = Member(coordinator := Coordinator())
+    coordinator.fates = lambda: f"without t-1: {GONE}"
+    await member.committer.commit({A: at(1)}, 5_000)
+    both = asyncio.ensure_future(member.committer.commit({A: at(2), B: at(2)}, 60_000))
+    await turns(5)
+    member.later(3, A)
+    member.later(3, B)
+    await turns()
+    assert coordinator.committed == {A: at(3)}
+    assert (both.done(), member.told) == (False, [(3, "NoneType")])
+    await asyncio.wait_for(member.committer.commit({A: at(4)}, 60_000), 5)
+    member.clock.advance(REFUSED_RETRY_MS)
+    with pytest.raises(UnknownTopicOrPartition, match=r"OffsetCommit of client c, group g, generation 1.*t-1"):
+        await asyncio.wait_for(both, 5)
+    assert member.told == [(3, "NoneType"), (3, "UnknownTopicOrPartition")]
+    sent = len(coordinator.sent)
+    with pytest.raises(UnknownTopicOrPartition, match="t-1"):
+        await asyncio.wait_for(member.committer.commit({A: at(5), B: at(5)}, 60_000), 5)
+    assert coordinator.committed == {A: at(5)}
+    assert len(coordinator.sent) == sent + 1
+    coordinator.fates = lambda: "ok"
+    await member.committer.commit({A: at(6), B: at(6)}, 5_000)
+    assert coordinator.committed == {A: at(6), B: at(6)}
+
+
+async def test_a_text_that_is_too_long_is_said_of_its_partition_at_once() -> None:
+    """The other partitions of the commit are stored, and the sequence goes on."""
+    member = Member(coordinator := Coordinator())
+    coordinator.fates = lambda: f"without t-1: {TOO_LONG}"
+    with pytest.raises(InvalidRequest, match="t-1"):
+        await member.committer.commit({A: at(1), B: at(1)}, 5_000)
+    assert coordinator.committed == {A: at(1)}
+    await member.committer.commit({A: at(2)}, 5_000)
+    await member.committer.drain(5_000)
+    assert member.committer.sequence.is_drained
 
 
 @pytest.mark.parametrize(
