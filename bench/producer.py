@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import cProfile
+import io
 import json
+import pstats
 import sys
 import tempfile
 import time
@@ -32,6 +35,7 @@ BATCH_SIZE, LINGER_MS = 65_536, 5
 SAMPLE_EVERY = 100
 BULK = 10_000
 WARM_UP = 20_000
+PROFILE_LINES = 25
 CONTESTANTS = ("aiokafka send", "confluent-kafka produce", "penstock send", "penstock send_many")
 WANTED = (("penstock send", "aiokafka send", 5.0), ("penstock send_many", "confluent-kafka produce", 1.5))
 
@@ -181,15 +185,46 @@ async def run(count: int, rounds: int) -> dict[str, Figures]:
             return await best_of("bench.producer", CONTESTANTS, arguments, rounds)
 
 
+def profiled(contestant: str, servers: str, count: int) -> str:
+    """One round under the profiler, in this process: where its time goes, by the functions' own."""
+    profiler, said = cProfile.Profile(), io.StringIO()
+    profiler.runcall(run_one, contestant, servers, count)
+    pstats.Stats(profiler, stream=said).sort_stats("tottime").print_stats(PROFILE_LINES)
+    return f"{contestant}, {count:,} records and the warm-up:\n{said.getvalue()}"
+
+
+async def profile(count: int) -> int:
+    """Each of ours once under the profiler, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with EmbeddedKafka(Path(folder)) as kafka:
+            async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
+                await admin.create_topics([NewTopic(TOPIC, PARTITIONS)])
+            rest = ("--profile", "--servers", kafka.bootstrap_servers, "--records", str(count))
+            for contestant in CONTESTANTS:
+                if contestant.startswith("penstock"):
+                    child = await asyncio.create_subprocess_exec(
+                        sys.executable, "-m", "bench.producer", "--one", contestant, *rest
+                    )
+                    if await child.wait():
+                        return 1
+    return 0
+
+
 def main() -> int:
     """Run, print, compare."""
     parser = argparse.ArgumentParser(prog="scripts/bench producer", description=__doc__)
     parser.add_argument("--records", type=int, default=500_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="print where the CPU time of ours goes, and end")
     parser.add_argument("--one", choices=CONTESTANTS, help=argparse.SUPPRESS)
     parser.add_argument("--servers", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.one and given.profile:
+        print(profiled(given.one, given.servers, given.records))
+        return 0
+    if given.profile:
+        return asyncio.run(profile(given.records))
     if given.one:
         print(json.dumps(run_one(given.one, given.servers, given.records)))
         return 0

@@ -35,6 +35,15 @@ def test_a_round(contestant: str) -> None:
     assert len(set(where.values())) == producer.PARTITIONS
 
 
+def test_a_profile() -> None:
+    """It says which functions a contestant's time goes to, the most expensive first."""
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(FakeCluster()) as cluster:
+        portal.call(lambda: cluster.create_topic(producer.TOPIC, partitions=producer.PARTITIONS))
+        said = producer.profiled("penstock send", cluster.bootstrap_servers, RECORDS)
+    assert "Ordered by: internal time" in said
+    assert "producer.py" in said
+
+
 def test_the_wanted_ratios_are_of_contestants() -> None:
     """A ratio names who is compared."""
     for ours, theirs, least in producer.WANTED:
