@@ -30,6 +30,7 @@ from shared.common.topic_names import dead_letter_topic, late_topic
 from shared.streams.changelog_format import AggregationSchema, StoreSchema
 from shared.streams.flow import Flow, deserializer_of, is_type
 from shared.streams.joining import GlobalTable, Table
+from shared.streams.refusals import refuse_loops, require_key_type, require_topic
 from shared.streams.stream import Stream
 from shared.streams.tables import RowValue, TableProcessor
 from shared.streams.topology import (
@@ -52,6 +53,7 @@ class StreamsBuilder:
         self._topology = Topology()
         self._named = 0
         self._repartitioned: dict[str, Stream] = {}
+        self._silent: dict[str, None] = {}  # aggregates that say nothing yet: neither on_close() nor on_update()
 
     def stream(
         self,
@@ -70,7 +72,7 @@ class StreamsBuilder:
         window was closed to `late` (default `<topic>-late`).
         """
         source = self._source(topic, value, key, dead_letters, late)
-        return Stream(self, source.name, Flow(source, value if is_type(value) else dict, key))
+        return Stream(self, source.name, Flow(source, value if is_type(value) else dict, key, origin=topic))
 
     def table(
         self,
@@ -89,7 +91,7 @@ class StreamsBuilder:
         store, row_type = name or topic, value if is_type(value) else dict
         self._add_table_store(store, row_type, key, topic)
         self._add(ProcessorNode(store, lambda: TableProcessor(store), (store,)), (source.name,))
-        return Table(Stream(self, store, Flow(source, row_type, key)), store)
+        return Table(Stream(self, store, Flow(source, row_type, key, origin=topic)), store)
 
     def global_table(
         self, topic: str, value: Any = dict, *, key: KeyType = "string", name: str | None = None
@@ -99,19 +101,26 @@ class StreamsBuilder:
         It is read to its end before the first record is processed, and then along with the other topics. What cannot
         be decoded is counted, logged and left out.
         """
+        require_topic("global_table: topic", topic)
+        require_key_type("global_table: key", key)
         table = GlobalTableNode(name or topic, topic, key, deserializer_of(value))
         self._topology.add_global_table(table)
-        return GlobalTable(table.name)
+        return GlobalTable(table.name, self)
 
     def add_store(self, name: str, value: Any = dict, *, key: KeyType = "string") -> str:
         """A key-value store for processors of your own, with values of that type; its name, for `process`."""
+        require_key_type("add_store: key", key)
         self._add_table_store(name, value, key, "")
         return name
 
     def build(self) -> Topology:
-        """The topology; ConfigError where nothing was defined."""
+        """The topology; ConfigError where nothing was defined, an aggregate is not forwarded, or records loop."""
         if not self._topology.nodes:
             raise ConfigError("topology: no stream was defined")
+        if self._silent:
+            name = next(iter(self._silent))
+            raise ConfigError(f"aggregate({name!r}): say when its results go out: .on_close() or .on_update()")
+        refuse_loops(self._topology)
         return self._topology
 
     def _name(self, kind: str) -> str:
@@ -122,6 +131,11 @@ class StreamsBuilder:
         self._topology.add(node, *parents)
 
     def _source(self, topic: str, value: Any, key: KeyType, dead_letters: str | None, late: str | None) -> SourceNode:
+        require_topic("stream: topic", topic)
+        require_key_type("stream: key", key)
+        for argument, name in (("stream: dead_letters", dead_letters), ("stream: late", late)):
+            if name is not None:
+                require_topic(argument, name)
         is_json = is_type(value) and value is not bytes
         source = SourceNode(
             self._name("source"),

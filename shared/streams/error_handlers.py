@@ -8,10 +8,10 @@ Once a store has a record none of this helps: the task fails.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from shared.clients.consumer.dead_letters import STAGE_DESERIALIZE, STAGE_PROCESS
-from shared.common.errors import DataError
+from shared.common.errors import ConfigError, DataError
 
 ExceptionHandler = Literal["dead_letter", "continue", "fail"]
 
@@ -23,6 +23,13 @@ class ErrorHandlers:
     deserialize: ExceptionHandler = "dead_letter"
     process: ExceptionHandler = "dead_letter"
     produce: ExceptionHandler = "dead_letter"
+
+    def __post_init__(self) -> None:
+        """ConfigError for a handler that there is not."""
+        for stage in ("deserialize", "process", "produce"):
+            if (handler := getattr(self, stage)) not in get_args(ExceptionHandler):
+                known = ", ".join(get_args(ExceptionHandler))
+                raise ConfigError(f"ErrorHandlers: {stage} must be one of {known}, got {handler!r}")
 
     def of(self, stage: str, error: Exception) -> tuple[ExceptionHandler, str]:
         """What to do about this error, and the setting that says so.

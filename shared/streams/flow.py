@@ -19,13 +19,21 @@ EachFunction = Callable[[Record, Callable[[Record], None]], None]
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """`value` is the type of the values, `is_rekeyed` says that records of one key may be in several partitions."""
+    """`value` is the type of the values, `is_rekeyed` says that records of one key may be in several partitions.
+
+    `is_windowed` says that the keys are windows, `window_key` what those windows' own keys are. `mixed` names the types
+    of the values where merged streams have different ones, `origin` the topic where the records entered the topology.
+    """
 
     source: SourceNode
     value: Any
     key: KeyType
     encode: Encoder = encode_json
     is_rekeyed: bool = False
+    is_windowed: bool = False
+    window_key: KeyType = "string"
+    mixed: tuple[str, ...] = ()
+    origin: str = ""
 
 
 class Each(Processor):
@@ -36,6 +44,11 @@ class Each(Processor):
 
     def process(self, record: Record) -> None:
         self._each(record, self.context.forward)
+
+
+def type_name(value: Any) -> str:
+    """A type as a message names it."""
+    return getattr(value, "__name__", None) or repr(value)
 
 
 def is_type(value: Any) -> bool:

@@ -7,9 +7,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shared.common.errors import ConfigError
-from shared.streams.aggregations import Aggregation
+from shared.streams.aggregations import Aggregation, Count
 from shared.streams.changelog_format import AggregationSchema, StoreKind, StoreSchema
 from shared.streams.processor import interval_ms
+from shared.streams.refusals import require_aggregation, require_one_type
 from shared.streams.result_encoders import encode_json, encode_updates
 from shared.streams.session_windows import SessionAggregate, SessionWindows
 from shared.streams.sliding_windows import SlidingWindowAggregate, SlidingWindows
@@ -31,26 +32,29 @@ class GroupedStream:
 
     def session_window(self, gap: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup:
         """Sessions that a gap of inactivity ends."""
-        return WindowedGroup(self._stream, SessionWindows(interval_ms(gap), _ms_or_0(grace)))
+        return WindowedGroup(self._stream, SessionWindows(interval_ms(gap, "session_window: gap"), _grace_ms(grace)))
 
     def tumbling_window(self, size: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup:
         """Windows of one size, each beginning where the one before ends."""
-        size_ms = interval_ms(size)
-        return WindowedGroup(self._stream, TimeWindows(size_ms, size_ms, _ms_or_0(grace)))
+        size_ms = interval_ms(size, "tumbling_window: size")
+        return WindowedGroup(self._stream, TimeWindows(size_ms, size_ms, _grace_ms(grace)))
 
     def hopping_window(
         self, size: timedelta | int, advance: timedelta | int, grace: timedelta | int = 0
     ) -> WindowedGroup:
         """Windows of one size that begin every `advance`, and so overlap."""
-        return WindowedGroup(self._stream, TimeWindows(interval_ms(size), interval_ms(advance), _ms_or_0(grace)))
+        size_ms, advance_ms = interval_ms(size, "hopping_window: size"), interval_ms(advance, "hopping_window: advance")
+        return WindowedGroup(self._stream, TimeWindows(size_ms, advance_ms, _grace_ms(grace)))
 
     def sliding_window(self, difference: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup:
         """Windows that hold records no further apart than `difference`; see `sliding_windows`."""
-        return WindowedGroup(self._stream, SlidingWindows(_ms_or_0(difference), _ms_or_0(grace)))
+        return WindowedGroup(
+            self._stream, SlidingWindows(interval_ms(difference, "sliding_window: difference", 0), _grace_ms(grace))
+        )
 
 
-def _ms_or_0(duration: timedelta | int) -> int:
-    return interval_ms(duration) if duration else 0
+def _grace_ms(grace: timedelta | int) -> int:
+    return interval_ms(grace, "grace", 0)
 
 
 Windows = SessionWindows | TimeWindows | SlidingWindows
@@ -92,15 +96,29 @@ class WindowedGroup:
     def __init__(self, stream: Stream, windows: Windows) -> None:
         self._stream, self._windows = stream, windows
 
-    def aggregate(self, name: str, /, **aggregations: Aggregation[Any]) -> WindowedTable:
-        """The named results of each window, kept in a store of this name."""
+    def aggregate(self, name: str | None = None, /, **aggregations: Aggregation[Any]) -> WindowedTable:
+        """The named results of each window, kept in a store of this name.
+
+        Without one the store is named after the topic where the records entered the topology and the kind of window,
+        such as `clicks-session`: the name stays when what lies between is changed. Two stores of one name are refused.
+        """
+        flow = self._stream._flow
+        if name is None:
+            name = f"{flow.origin or flow.source.topic}-{_shape(self._windows).kind}"
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"aggregate: name must be text, got {name!r}; results are named: n=Count()")
         if not aggregations:
             raise ConfigError(f"aggregate({name!r}): at least one aggregation is needed")
         if reserved := RESERVED_RESULTS & aggregations.keys():
             raise ConfigError(f"aggregate({name!r}): {', '.join(sorted(reserved))}: these names are the window's own")
-        bound = {n: a.bind(self._stream._flow.value) for n, a in aggregations.items()}
+        for result, aggregation in aggregations.items():
+            require_aggregation(f"aggregate({name!r}): {result}", aggregation)
+        if not all(isinstance(aggregation, Count) for aggregation in aggregations.values()):
+            require_one_type(f"aggregate({name!r})", flow)
+        bound = {n: a.bind(flow.value) for n, a in aggregations.items()}
         if not isinstance(self._windows, SessionWindows):
             bound = {LATEST: Latest(), **bound}
+        self._stream._builder._silent[name] = None
         return WindowedTable(self._stream, name, self._windows, bound)
 
 
@@ -136,7 +154,14 @@ class WindowedTable:
             size_ms=shape.size_ms,
             advance_ms=shape.advance_ms,
         )
+        if name in builder._topology.stores:
+            raise ConfigError(
+                f"aggregate({name!r}): the store {name!r} is there already; another aggregate needs a name of its "
+                "own, and one aggregate is forwarded either on_close() or on_update()"
+            )
+        builder._silent.pop(name, None)
         builder._topology.add_store(StoreBuilder(schema, tuple(bound.values())))
         node = ProcessorNode(name, lambda: _operator(name, windows, bound, emit), (name,))
         builder._add(node, (stream._node,))
-        return stream._derived(name, WindowResult, encode_json if emit == "on_close" else encode_updates)
+        encode = encode_json if emit == "on_close" else encode_updates
+        return stream._derived(name, WindowResult, encode, is_windowed=True, window_key=stream._flow.key)

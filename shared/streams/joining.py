@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shared.common.errors import ConfigError, SerializationError
 from shared.streams.changelog_format import AggregationSchema, StoreSchema
 from shared.streams.flow import Flow, deserializer_of
 from shared.streams.processor import Processor, Record
-from shared.streams.result_encoders import encode_json
+from shared.streams.refusals import require_callable, require_groupable, require_one_type, require_same_builder
+from shared.streams.result_encoders import encode_json, result_deserializer
 from shared.streams.stream_join import LEFT, RIGHT, JoinRows, JoinSide, JoinWindows, StreamJoin
 from shared.streams.tables import Joiner, TableJoin
 from shared.streams.topology import KeyType, ProcessorNode, SinkNode, SourceNode, StoreBuilder
+from shared.streams.windowed_aggregate import WindowResult
 
 if TYPE_CHECKING:
     from shared.streams.dsl import StreamsBuilder
@@ -37,6 +39,7 @@ class GlobalTable:
     """A table that every instance has whole."""
 
     name: str
+    builder: StreamsBuilder | None = field(default=None, repr=False, compare=False)
 
 
 class Joining(NamedTuple):
@@ -51,12 +54,24 @@ class Joining(NamedTuple):
 
 def join(stream: Stream, other: Stream | Table | GlobalTable, joiner: Joiner, how: Joining) -> Stream:
     """The joined stream; ConfigError where the other side and what was said do not fit."""
+    require_callable("join: joiner", joiner)
+    if how.windows is not None and not isinstance(how.windows, JoinWindows):
+        raise ConfigError(f"join: windows must be JoinWindows, such as JoinWindows.of(60_000), got {how.windows!r}")
     if (how.windows is not None) == isinstance(other, Table | GlobalTable):
         raise ConfigError("join: two streams need JoinWindows, a table takes none")
     if (how.key is not None) != isinstance(other, GlobalTable):
         raise ConfigError("join: a global table needs a key function, anything else is joined by the record's key")
+    if how.key is not None:
+        require_callable("join: key", how.key)
     if isinstance(other, GlobalTable):
+        require_same_builder("join", stream._builder, other.builder)
         return _join_global(stream, other, joiner, how)
+    side = other.stream if isinstance(other, Table) else other
+    require_same_builder("join", stream._builder, side._builder)
+    require_groupable("join", stream._flow)
+    require_groupable("join", side._flow)
+    require_one_type("join", stream._flow)
+    require_one_type("join", side._flow)
     if isinstance(other, Table):
         return _join_table(stream._by_key(), other, joiner, how)
     return _join_streams(stream._by_key(), other._by_key(), joiner, how)
@@ -140,15 +155,17 @@ def repartitioned(builder: StreamsBuilder, parent: str, flow: Flow, topic: str) 
     builder._add(keyed, (parent,))
     encode = _encode_bytes_keys if flow.key == "bytes" else _encode_text_keys
     builder._add(SinkNode(builder._name("sink"), topic, encode, is_internal=True), (keyed.name,))
+    is_result = flow.value is WindowResult  # written flat, as everywhere, so no struct can read it
+    is_json = flow.value is not bytes and not is_result
     source = SourceNode(
         builder._name("source"),
         topic,
         flow.key,
-        deserializer_of(flow.value),
+        result_deserializer(flow.window_key) if is_result else deserializer_of(flow.value),
         flow.source.dead_letters,
         flow.source.late,
-        is_json=flow.value is not bytes,
-        value_type=flow.value if flow.value is not bytes else None,
+        is_json=is_json,
+        value_type=flow.value if is_json else None,
         is_internal=True,
     )
     builder._topology.add(source)

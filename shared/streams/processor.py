@@ -6,6 +6,7 @@ A processor is made anew for each task, so it needs no locks: `init` once, `proc
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -154,9 +155,19 @@ class Processor:
         """Called once at the end."""
 
 
-def interval_ms(interval: timedelta | int) -> int:
-    """A duration as whole ms; ConfigError where it is below 1 ms or not whole."""
+def interval_ms(interval: timedelta | int, argument: str = "a duration", least: int = 1) -> int:
+    """A duration as whole ms; ConfigError naming the argument where it is below `least` ms, not whole, or none at all.
+
+    >>> interval_ms(timedelta(minutes=30)), interval_ms(5.0)
+    (1800000, 5)
+    >>> interval_ms("30m", "gap")
+    Traceback (most recent call last):
+        ...
+    shared.common.errors.ConfigError: gap must be a timedelta or a whole number of ms and at least 1, got '30m'
+    """
     ms = interval / timedelta(milliseconds=1) if isinstance(interval, timedelta) else interval
-    if ms != int(ms) or ms < 1:
-        raise ConfigError(f"a duration must be a whole number of ms and at least 1, got {interval!r}")
+    is_number = isinstance(ms, int | float) and not isinstance(ms, bool) and math.isfinite(ms)
+    if not is_number or ms != int(ms) or ms < least:
+        said = f"{argument} must be a timedelta or a whole number of ms and at least {least}"
+        raise ConfigError(f"{said}, got {interval!r}")
     return int(ms)

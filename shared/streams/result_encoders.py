@@ -1,12 +1,14 @@
-"""How records become bytes at a sink: what `to()` writes unless it is given an encoder."""
+"""How records become bytes at a sink: what `to()` writes unless it is given an encoder; and results read back."""
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import msgspec
 
-from shared.common.serialization import json_serializer
+from shared.common.errors import SerializationError
+from shared.common.serialization import Deserializer, json_deserializer, json_serializer
 from shared.streams.processor import Record
 from shared.streams.windowed_aggregate import WindowKey, WindowResult
 
@@ -23,6 +25,22 @@ def encode_updates(record: Record) -> tuple[bytes | None, bytes | None]:
     if isinstance(key, WindowKey):
         return msgspec.json.encode(key._asdict()), _value_bytes(record.value)
     return _key_bytes(key), _value_bytes(record.value)
+
+
+def result_deserializer(window_key: str) -> Deserializer:
+    """Reads a window's result back from its flat object; `window_key` is "bytes" where its key is."""
+
+    def decode(topic: str, data: bytes | None) -> WindowResult | None:
+        if (value := json_deserializer(topic, data)) is None:
+            return None
+        try:
+            key, start, end = value.pop("key"), value.pop("start"), value.pop("end")
+            key = base64.b64decode(key, validate=True) if window_key == "bytes" else key
+        except (AttributeError, TypeError, LookupError, ValueError) as e:
+            raise SerializationError(f"{topic}: no window's result: {e!r}") from e
+        return WindowResult(key, start, end, value)
+
+    return decode
 
 
 def _value_bytes(value: Any) -> bytes | None:

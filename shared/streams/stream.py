@@ -10,10 +10,18 @@ import msgspec
 
 from shared.common.errors import ConfigError
 from shared.common.topic_names import REPARTITION_SUFFIX
-from shared.streams.flow import Each, EachFunction, Flow
+from shared.streams.flow import Each, EachFunction, Flow, type_name
 from shared.streams.grouped_stream import GroupedStream
 from shared.streams.joining import GlobalTable, Joining, Table, join, repartitioned
 from shared.streams.processor import Processor, Record
+from shared.streams.refusals import (
+    require_callable,
+    require_groupable,
+    require_key_type,
+    require_one_type,
+    require_same_builder,
+    require_topic,
+)
 from shared.streams.result_encoders import encode_json
 from shared.streams.stream_join import JoinWindows
 from shared.streams.tables import Joiner
@@ -31,18 +39,22 @@ class Stream:
 
     def filter(self, predicate: Callable[[Record], bool]) -> Stream:
         """Only the records for which `predicate` is true."""
+        require_callable("filter: predicate", predicate)
         return self._each("filter", lambda record, forward: forward(record) if predicate(record) else None)
 
     def filter_not(self, predicate: Callable[[Record], bool]) -> Stream:
         """Only the records for which `predicate` is false."""
+        require_callable("filter_not: predicate", predicate)
         return self._each("filter_not", lambda record, forward: None if predicate(record) else forward(record))
 
     def map_values(self, mapper: Callable[[Any], Any], value: Any = dict) -> Stream:
         """Each value replaced by `mapper(value)`; `value` says what type comes out, for typed aggregations."""
+        require_callable("map_values: mapper", mapper)
         return self._each("map_values", lambda r, forward: forward(r._replace(value=mapper(r.value))), value)
 
     def flat_map_values(self, mapper: Callable[[Any], list[Any]], value: Any = dict) -> Stream:
         """Each value replaced by the values of `mapper(value)`."""
+        require_callable("flat_map_values: mapper", mapper)
 
         def each(record: Record, forward: Callable[[Record], None]) -> None:
             for one in mapper(record.value):
@@ -54,6 +66,7 @@ class Stream:
         self, mapper: Callable[[Record], Record], value: Any = dict, *, key: KeyType = "string", name: str | None = None
     ) -> Stream:
         """Each record replaced by `mapper(record)`: key, value, timestamp and headers. For `key`, `name`: `key_by`."""
+        require_callable("map: mapper", mapper)
         return self._rekeyed("map", lambda record, forward: forward(mapper(record)), value, key, name)
 
     def flat_map(
@@ -65,6 +78,7 @@ class Stream:
         name: str | None = None,
     ) -> Stream:
         """Each record replaced by the records of `mapper(record)`. For `key`, `name`: `key_by`."""
+        require_callable("flat_map: mapper", mapper)
 
         def each(record: Record, forward: Callable[[Record], None]) -> None:
             for one in mapper(record):
@@ -79,6 +93,7 @@ class Stream:
         `<application>-<name>-repartition`, so that all records of a key come to one task. Give it a `name` to keep the
         topic when the topology around it changes. A record without a key is skipped there, and counted.
         """
+        require_callable("key_by: selector", selector)
 
         def each(record: Record, forward: Callable[[Record], None]) -> None:
             forward(record._replace(key=selector(record)))
@@ -89,6 +104,7 @@ class Stream:
 
     def peek(self, action: Callable[[Record], None]) -> Stream:
         """Call `action` for each record and pass it on."""
+        require_callable("peek: action", action)
 
         def each(record: Record, forward: Callable[[Record], None]) -> None:
             action(record)
@@ -98,20 +114,39 @@ class Stream:
 
     def foreach(self, action: Callable[[Record], None]) -> None:
         """Call `action` for each record; nothing comes after it."""
+        require_callable("foreach: action", action)
         self._each("foreach", lambda record, forward: action(record))
 
     def branch(self, *predicates: Callable[[Record], bool]) -> list[Stream]:
         """One stream a predicate; a record goes to the first that is true of it, to none where none is."""
+        if not predicates:
+            raise ConfigError("branch: at least one predicate is needed")
+        for predicate in predicates:
+            require_callable("branch: predicate", predicate)
         return [self._branch(predicates[:i], predicate) for i, predicate in enumerate(predicates)]
 
     def merge(self, other: Stream) -> Stream:
-        """The records of both streams; ConfigError where one has text as keys and the other bytes."""
+        """The records of both streams; ConfigError where one has text as keys and the other bytes.
+
+        Streams with values of different types can be merged, and their records counted; to go through a topic, into a
+        join or an aggregation of a field they need one type, which `map_values` says.
+        """
+        require_same_builder("merge", self._builder, other._builder)
         if self._flow.key != other._flow.key:
             raise ConfigError(f"merge: the keys of one are {self._flow.key}, those of the other {other._flow.key}")
         node = ProcessorNode(self._builder._name("merge"), lambda: Each(lambda record, forward: forward(record)))
         self._builder._add(node, (self._node, other._node))
-        is_rekeyed = self._flow.is_rekeyed or other._flow.is_rekeyed
-        return Stream(self._builder, node.name, replace(self._flow, is_rekeyed=is_rekeyed))
+        own, its = self._flow, other._flow
+        mixed = own.mixed + its.mixed
+        if own.value != its.value:
+            mixed += (type_name(own.value), type_name(its.value))
+        flow = replace(
+            own,
+            is_rekeyed=own.is_rekeyed or its.is_rekeyed,
+            is_windowed=own.is_windowed or its.is_windowed,
+            mixed=tuple(dict.fromkeys(mixed)),
+        )
+        return Stream(self._builder, node.name, flow)
 
     def process(
         self,
@@ -125,12 +160,21 @@ class Stream:
 
         With `changes_key` its records go through a repartition topic before they are grouped, as after `key_by`.
         """
+        require_callable("process: supplier, which makes a processor for each task,", supplier)
         own = self._builder._topology
         tables = tuple(store for store in stores if store in own.global_tables)
         own_stores = tuple(store for store in stores if store not in tables)
         node = ProcessorNode(name or self._builder._name("process"), supplier, own_stores, global_tables=tables)
         self._builder._add(node, (self._node,))
-        flow = replace(self._flow, value=value, is_rekeyed=self._flow.is_rekeyed or changes_key, encode=encode_json)
+        was = self._flow
+        flow = replace(
+            was,
+            value=value,
+            is_rekeyed=was.is_rekeyed or changes_key,
+            is_windowed=was.is_windowed and not changes_key,
+            mixed=(),
+            encode=encode_json,
+        )
         return Stream(self._builder, node.name, flow)
 
     def join(
@@ -165,6 +209,9 @@ class Stream:
 
     def to(self, topic: str, encode: Encoder | None = None) -> None:
         """Write to a topic: keys as UTF-8 or bytes, values as JSON, windowed results as one flat object."""
+        require_topic("to: topic", topic)
+        if encode is not None:
+            require_callable("to: encode", encode)
         sink = SinkNode(self._builder._name("sink"), topic, encode or self._flow.encode)
         self._builder._add(sink, (self._node,))
         stores = self._builder._topology.stores
@@ -174,6 +221,8 @@ class Stream:
 
     def repartition(self) -> Stream:
         """The stream by way of a topic of the application's own, with all records of a key in one partition."""
+        require_groupable("repartition", self._flow)
+        require_one_type("repartition", self._flow)
         builder, flow, topic = self._builder, self._flow, self._node + REPARTITION_SUFFIX
         if topic not in builder._repartitioned:
             builder._repartitioned[topic] = Stream(builder, *repartitioned(builder, self._node, flow, topic))
@@ -181,6 +230,7 @@ class Stream:
 
     def group_by_key(self) -> GroupedStream:
         """The stream grouped by the key its records have."""
+        require_groupable("group_by_key", self._flow)
         return GroupedStream(self._by_key())
 
     def group_by(
@@ -192,20 +242,23 @@ class Stream:
     def _by_key(self) -> Stream:
         return self.repartition() if self._flow.is_rekeyed else self
 
-    def _derived(self, node: str, value: Any, encode: Encoder) -> Stream:
-        return Stream(self._builder, node, replace(self._flow, value=value, encode=encode))
+    def _derived(self, node: str, value: Any, encode: Encoder, **changed: Any) -> Stream:
+        return Stream(self._builder, node, replace(self._flow, value=value, encode=encode, mixed=(), **changed))
 
     def _branch(self, earlier: tuple[Callable[[Record], bool], ...], own: Callable[[Record], bool]) -> Stream:
         return self.filter(lambda record: not any(p(record) for p in earlier) and own(record))
 
     def _rekeyed(self, kind: str, each: EachFunction, value: Any, key: KeyType, name: str | None) -> Stream:
+        require_key_type(f"{kind}: key", key)
         node = ProcessorNode(name or self._builder._name(kind), lambda: Each(each))
         self._builder._add(node, (self._node,))
+        mixed = self._flow.mixed if kind == "key_by" else ()
         flow = replace(self._flow, value=value, key=key, is_rekeyed=True, encode=encode_json)
+        flow = replace(flow, is_windowed=False, mixed=mixed)
         return Stream(self._builder, node.name, flow)
 
     def _each(self, kind: str, each: EachFunction, value: Any = None, *, passes_all: bool = False) -> Stream:
         node = ProcessorNode(self._builder._name(kind), lambda: Each(each), passes_all=passes_all)
         self._builder._add(node, (self._node,))
-        flow = self._flow if value is None else replace(self._flow, value=value)
+        flow = self._flow if value is None else replace(self._flow, value=value, mixed=())
         return Stream(self._builder, node.name, flow)

@@ -45,6 +45,11 @@ class JoinWindows:
     grace_ms: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("before_ms", "after_ms", "grace_ms"):
+            if type(ms := getattr(self, name)) is not int:
+                raise ConfigError(
+                    f"JoinWindows: {name} must be a whole number of ms, got {ms!r}; JoinWindows.of() takes a timedelta"
+                )
         if self.before_ms + self.after_ms < 0:
             raise ConfigError(
                 f"a join window ends before it starts: {self.before_ms} ms before, {self.after_ms} ms after"
@@ -55,8 +60,8 @@ class JoinWindows:
     @classmethod
     def of(cls, difference: timedelta | int, grace: timedelta | int = 0) -> Self:
         """Records no further apart than `difference`, whichever comes first; durations are timedelta or ms."""
-        ms = interval_ms(difference) if difference else 0
-        return cls(ms, ms, interval_ms(grace) if grace else 0)
+        ms = interval_ms(difference, "JoinWindows: difference", 0)
+        return cls(ms, ms, interval_ms(grace, "JoinWindows: grace", 0))
 
     def reach(self, side: int) -> tuple[int, int]:
         """How far before and after a record of that side the other side's may lie."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -211,7 +211,7 @@ class Topology:
         return tuple(self._described(builder.schema) for builder in self.stores.values())
 
     def _described(self, schema: StoreSchema) -> StoreSchema:
-        above = self._above([n for n, node in self.nodes.items() if schema.name in getattr(node, "stores", ())])
+        above = self.above([n for n, node in self.nodes.items() if schema.name in getattr(node, "stores", ())])
         upstream = [
             name
             for name, node in self.nodes.items()
@@ -233,10 +233,10 @@ class Topology:
 
     def source_above(self, name: str) -> SourceNode:
         """The first source from which a record can come to a node."""
-        above = self._above([name])
+        above = self.above([name])
         return next(source for source in self.sources() if source.name in above)
 
-    def _above(self, names: list[str]) -> set[str]:
+    def above(self, names: Iterable[str]) -> set[str]:
         """All nodes from which a record can come to one of these."""
         found: set[str] = set()
         below = set(names)
@@ -245,8 +245,15 @@ class Topology:
             found |= below
         return found
 
-    def describe(self) -> str:
-        """The topology as text: one line a node, with what it is connected to; by sub-topology where there are more."""
+    def describe(self, format: Literal["text", "mermaid"] = "text") -> str:
+        """The topology as text: one line a node, with what it is connected to; by sub-topology where there are more.
+
+        With `format="mermaid"` as `mermaid()` draws it; ConfigError for any other format.
+        """
+        if format == "mermaid":
+            return self.mermaid()
+        if format != "text":
+            raise ConfigError(f'describe: format must be "text" or "mermaid", got {format!r}')
         groups = self.sub_topologies()
         lines = [f"Global table: {table.name} (topic: {table.topic})" for table in self.global_tables.values()]
         for number, names in enumerate(groups):

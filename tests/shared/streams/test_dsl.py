@@ -318,3 +318,14 @@ def test_durations(gap: Any, grace: Any) -> None:
     """A gap below 1 ms or not whole, and a negative grace, are refused."""
     with pytest.raises(ConfigError, match="whole number of ms"):
         StreamsBuilder().stream("in").group_by_key().session_window(gap, grace)
+
+
+def test_a_store_has_a_name_of_its_own() -> None:
+    """Without a name the store is called after the topic and the windows, whatever lies between; twice is refused."""
+    builder = StreamsBuilder()
+    stream = builder.stream("clicks").filter(lambda r: True).key_by(lambda r: "k")
+    stream.group_by_key().session_window(10).aggregate(n=Count()).on_close().to("out")
+    stream.group_by_key().tumbling_window(10).aggregate(n=Count()).on_close().to("out2")
+    assert list(builder.build().stores) == ["clicks-session", "clicks-tumbling"]
+    with pytest.raises(ConfigError, match="needs a name of its own"):
+        stream.group_by_key().tumbling_window(20).aggregate(n=Count()).on_close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -10,6 +12,7 @@ from shared.streams.aggregations import Count, Sum
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.processor import Processor, Record
 from shared.streams.stream_join import JoinWindows
+from shared.streams.windowed_aggregate import WindowResult
 from shared.testing.topology_test_driver import APPLICATION, TopologyTestDriver
 
 
@@ -178,3 +181,37 @@ def test_streams_of_different_keys_do_not_merge() -> None:
         builder.stream("a").merge(builder.stream("b", key="bytes"))
     builder.stream("c").merge(builder.stream("d").key_by(lambda r: "k")).group_by_key()
     assert builder.build().internal_topics() == ["merge-6-repartition"]
+
+
+@pytest.mark.parametrize("emit", ["on_close", "on_update"])
+def test_windows_of_windows(emit: str) -> None:
+    """A windowed result under a key of its own goes through a topic and is a WindowResult again on the other side."""
+    builder = StreamsBuilder()
+    windows = builder.stream("c", key="bytes").group_by_key().session_window(10).aggregate("s", n=Count())
+    seen: list[Any] = []
+    keyed = getattr(windows, emit)().key_by(lambda r: r.key.key.decode(), name="k")
+    results = keyed.filter(lambda r: r.value is not None)
+    counts = results.repartition().peek(lambda r: seen.append(r.value)).map_values(lambda v: v.results)
+    counts.group_by_key().tumbling_window(100).aggregate("t", n=Sum("n")).on_update().to("out")
+    driver = TopologyTestDriver(builder.build())
+    for at in (1, 5, 90):
+        driver.pipe("c", key=b"a", value=b"{}", timestamp=at)
+    expected = [WindowResult(b"a", 1, 5, {"n": 2})]
+    if emit == "on_update":
+        expected = [WindowResult(b"a", 1, 1, {"n": 1}), *expected, WindowResult(b"a", 90, 90, {"n": 1})]
+    assert seen == expected
+    assert driver.read("out") != []
+    assert driver.read("c-dlq") == []
+
+
+def test_windows_join_a_table() -> None:
+    """A windowed result under its record's key is joined with that key's row."""
+    builder = StreamsBuilder()
+    windows = builder.stream("c").group_by_key().session_window(10).aggregate("s", n=Count()).on_close()
+    users = builder.table("users")
+    windows.key_by(lambda r: r.key.key, name="k").join(users, lambda w, user: [w.results, user]).to("out")
+    driver = TopologyTestDriver(builder.build())
+    driver.pipe("users", key=b"a", value=b'{"q":1}', timestamp=0)
+    for at in (1, 100):
+        driver.pipe("c", key=b"a", value=b"{}", timestamp=at)
+    assert [record.value for record in driver.read("out")] == [b'[{"n":1},{"q":1}]']

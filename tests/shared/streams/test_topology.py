@@ -116,3 +116,13 @@ def test_stores_are_bounded() -> None:
         topology.add_store(store(f"s{number}"))
     with pytest.raises(ConfigError, match="more than 256 stores"):
         topology.add_store(store("one-more"))
+
+
+def test_describe_as_mermaid() -> None:
+    """`describe` prints text or Mermaid, and refuses any other format."""
+    builder = StreamsBuilder()
+    builder.stream("in").to("out")
+    topology = builder.build()
+    assert topology.describe(format="mermaid") == topology.mermaid() != topology.describe()
+    with pytest.raises(ConfigError, match="format must be"):
+        topology.describe(format="svg")  # type: ignore[arg-type]
