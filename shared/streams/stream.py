@@ -171,7 +171,7 @@ class Stream:
             was,
             value=value,
             is_rekeyed=was.is_rekeyed or changes_key,
-            is_windowed=was.is_windowed and not changes_key,
+            is_windowed=False,  # the processor may have given them any key
             mixed=(),
             encode=encode_json,
         )
