@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from shared.clients.admin.topics import IsolationLevel, TopicsAdmin
+from shared.clients.admin.topics import IsolationLevel, TopicsAdmin, one_deadline
 from shared.clients.admin.types import GroupDescription, GroupListing, MemberDescription, OffsetChange, PartitionLag
 from shared.clients.connection import decode_assignment, error_for_code, wire
 from shared.common.errors import (
@@ -107,6 +107,7 @@ class GroupsAdmin(TopicsAdmin):
 
         return await self._run(ask, where, timeout_ms)
 
+    @one_deadline
     async def group_lag(
         self, group_id: str, isolation_level: IsolationLevel = "read_uncommitted", *, timeout_ms: int | None = None
     ) -> list[PartitionLag]:
@@ -124,6 +125,7 @@ class GroupsAdmin(TopicsAdmin):
             rows.append(PartitionLag(tp, own, ends[tp], max(0, ends[tp] - (starts[tp] if own is None else own))))
         return rows
 
+    @one_deadline
     async def alter_group_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata], *, timeout_ms: int | None = None
     ) -> None:
@@ -149,6 +151,7 @@ class GroupsAdmin(TopicsAdmin):
             await self._refuse_while_active(group_id, timeout_ms)
             raise
 
+    @one_deadline
     async def reset_group_offsets(
         self,
         group_id: str,
@@ -188,6 +191,7 @@ class GroupsAdmin(TopicsAdmin):
             await self.alter_group_offsets(group_id, {tp: c.after for tp, c in changes.items()}, timeout_ms=timeout_ms)
         return changes
 
+    @one_deadline
     async def delete_group_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition], *, timeout_ms: int | None = None
     ) -> None:
@@ -215,6 +219,7 @@ class GroupsAdmin(TopicsAdmin):
             await self._refuse_while_active(group_id, timeout_ms)
             raise
 
+    @one_deadline
     async def delete_group(self, group_id: str, *, timeout_ms: int | None = None) -> None:
         """Delete a group and its offsets; GroupNotEmpty names the members, GroupNotFound where there is none."""
         where = f"group {group_id}"

@@ -1,15 +1,17 @@
 """Topics, their configs and offsets, and the cluster.
 
-Each call has one deadline (`timeout_ms`, else the admin's), retries what is passing within it, and ends in
-KafkaTimeout, or in the Kafka error named with the topic or partition.
+Each call has one deadline (`timeout_ms`, else the admin's) for all that it asks, retries what is passing within it, and
+ends in KafkaTimeout, or in the Kafka error named with the topic or partition.
 """
 
 from __future__ import annotations
 
 import base64
+import functools
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Literal, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextvars import ContextVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from shared.clients.admin.types import (
     BrokerDescription,
@@ -21,10 +23,14 @@ from shared.clients.admin.types import (
 from shared.clients.connection import NO_UUID, Connection, by_leader, error_for_code, list_offsets, wire
 from shared.clients.connection.log_dirs import DESCRIBE_LOG_DIRS
 from shared.clients.connection.wire_types import Api
+from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import AuthorizationFailed, IllegalState, NotLeaderOrFollower, TopicAlreadyExists
 from shared.common.records import TopicPartition
 
 T = TypeVar("T")
+P = ParamSpec("P")
+DEADLINE_MS: ContextVar[float | None] = ContextVar("admin_deadline_ms", default=None)
+"""When the call under way must be over, whatever it asks yet."""
 
 IsolationLevel = Literal["read_uncommitted", "read_committed"]
 OffsetSpec = Literal["earliest", "latest"] | int
@@ -41,6 +47,21 @@ def kafka_uuid(value: uuid.UUID) -> str:
     return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
 
 
+def one_deadline(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Of a method that asks several things in turn: they share its `timeout_ms`."""
+
+    @functools.wraps(method)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        admin: Any = args[0]
+        before = DEADLINE_MS.set(SYSTEM_CLOCK.monotonic_ms() + admin._limit_ms(kwargs.get("timeout_ms")))
+        try:
+            return await method(*args, **kwargs)
+        finally:
+            DEADLINE_MS.reset(before)
+
+    return call
+
+
 class TopicsAdmin:
     """The part of `Admin` that deals with topics."""
 
@@ -54,7 +75,13 @@ class TopicsAdmin:
 
     async def _run(self, call: Callable[[], Awaitable[T]], where: str, timeout_ms: int | None) -> T:
         self._check_open()
-        return await self._connection.retrying(call, where, self._timeout_ms if timeout_ms is None else timeout_ms)
+        return await self._connection.retrying(call, where, self._limit_ms(timeout_ms))
+
+    def _limit_ms(self, timeout_ms: float | None) -> float:
+        """The time there is for one request."""
+        limit_ms = self._timeout_ms if timeout_ms is None else timeout_ms
+        deadline_ms = DEADLINE_MS.get()
+        return limit_ms if deadline_ms is None else max(0.0, min(limit_ms, deadline_ms - SYSTEM_CLOCK.monotonic_ms()))
 
     async def _metadata(self, names: Iterable[str] | None, timeout_ms: int | None = None) -> Any:
         topics: list[Any] | None = None if names is None else [(NO_UUID, name, {}) for name in names]
@@ -64,6 +91,7 @@ class TopicsAdmin:
             lambda: self._connection.send(self._connection.any_node(), request, where), where, timeout_ms
         )
 
+    @one_deadline
     async def create_topics(
         self, topics: Iterable[NewTopic], exist_ok: bool = False, *, timeout_ms: int | None = None
     ) -> None:
@@ -95,7 +123,7 @@ class TopicsAdmin:
 
     async def _wait_for_leaders(self, names: list[str], timeout_ms: int | None) -> None:
         async def check() -> None:
-            for description in (await self.describe_topics(names)).values():
+            for description in (await self.describe_topics(names, timeout_ms=timeout_ms)).values():
                 for partition in description.partitions:
                     if partition.leader is None:
                         raise NotLeaderOrFollower(f"{description.name}-{partition.partition}: no leader yet")
@@ -169,6 +197,7 @@ class TopicsAdmin:
 
         await self._run(alter, where, timeout_ms)
 
+    @one_deadline
     async def list_offsets(
         self,
         specs: Mapping[TopicPartition, OffsetSpec],
@@ -183,11 +212,10 @@ class TopicsAdmin:
         transaction). Where no record is as late as the time, the latest offset is given.
         """
         self._check_open()
-        limit_ms = self._timeout_ms if timeout_ms is None else timeout_ms
-        found = await list_offsets(self._connection, specs, isolation_level, limit_ms)
+        found = await list_offsets(self._connection, specs, isolation_level, self._limit_ms(timeout_ms))
         without = {tp: "latest" for tp, offset in found.items() if offset < 0}
         if without:
-            found.update(await list_offsets(self._connection, without, isolation_level, limit_ms))
+            found.update(await list_offsets(self._connection, without, isolation_level, self._limit_ms(timeout_ms)))
         return found
 
     async def delete_records(

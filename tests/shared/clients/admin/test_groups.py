@@ -1,0 +1,43 @@
+"""The admin's calls about groups: one deadline for all that a call asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from shared.clients.admin import Admin
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.common.errors import KafkaTimeout
+from shared.common.records import OffsetAndMetadata, TopicPartition
+from shared.common.settings import KafkaSettings
+from shared.testing.fake_broker import Api, Delay, FakeCluster
+
+A = TopicPartition("t", 0)
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[FakeCluster]:
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t", partitions=1)
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with Consumer(kafka, ConsumerSettings(group_id="g")) as consumer:
+            consumer.assign([A])
+            await consumer.commit({A: 3})
+        yield cluster
+
+
+@pytest.mark.parametrize("call", ["group_lag", "reset_group_offsets"])
+async def test_a_call_that_asks_several_things_keeps_its_time(cluster: FakeCluster, call: str) -> None:
+    """Each answer comes within the limit, all of them together do not: the call ends when its own time is over."""
+    async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=5_000)) as admin:
+        await admin.group_lag("g")
+        for api in (Api.OFFSET_FETCH, Api.DESCRIBE_GROUPS, Api.LIST_OFFSETS, Api.OFFSET_COMMIT):
+            cluster.control(api, lambda _: Delay(300))
+        started = time.monotonic()
+        with pytest.raises(KafkaTimeout):
+            await getattr(admin, call)("g", *(["earliest"] if call == "reset_group_offsets" else []), timeout_ms=500)
+        assert 0.4 < time.monotonic() - started < 0.85
+        assert cluster.committed("g") == {A: OffsetAndMetadata(3)}
+        assert (await admin.group_offsets("g", timeout_ms=3_000))[A].offset == 3  # the next has its own time
