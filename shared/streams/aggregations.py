@@ -25,6 +25,7 @@ import msgspec
 import msgspec.inspect
 
 from shared.common.errors import ConfigError, DataError
+from shared.streams.state.detached import detached
 
 ColumnType = Literal["int64", "float64", "binary"]
 ResultType = Literal["int64", "float64", "json"]
@@ -325,7 +326,10 @@ class CountDistinct(OfField["datasketches.hll_sketch"]):
 
 
 class Aggregate(Aggregation[Any]):
-    """A user's own initializer, aggregator and merger (Kafka Streams' three); the state is kept as JSON."""
+    """A user's own initializer, aggregator and merger (Kafka Streams' three); the state is kept as JSON.
+
+    They may change what they are given, and so may those who get the result: each gets a copy.
+    """
 
     function = "aggregate"
     state_columns = (Column("json", "binary"),)
@@ -346,13 +350,10 @@ class Aggregate(Aggregation[Any]):
         raise AssertionError("replaced by the initializer")
 
     def add(self, state: Any, value: Any) -> Any:
-        return self._aggregator(state, value)
+        return self._aggregator(detached(state), value)
 
     def merge(self, earlier: Any, later: Any) -> Any:
-        return self._merger(earlier, later)
-
-    def copy(self, state: Any) -> Any:
-        return self.from_columns(self.to_columns(state))  # the aggregator may change what it is given
+        return self._merger(detached(earlier), detached(later))
 
     def to_columns(self, state: Any) -> tuple[ColumnValue, ...]:
         return (msgspec.json.encode(state),)
@@ -361,7 +362,7 @@ class Aggregate(Aggregation[Any]):
         return self._decode(columns[0])
 
     def result(self, state: Any) -> Any:
-        return state
+        return detached(state)
 
 
 def _is_verbatim(value_type: Any, field: str) -> bool:

@@ -6,8 +6,9 @@ and is within reach) and [15, 25], which holds both. Records that are nearer to 
 their left window, since no window starts before 0.
 
 A window takes nothing once it ends before the close time, stream time less grace. It is kept for another
-`difference_ms`: a window to its right can still be made from what it holds. A record is late where not even a window
-that starts just after it could take anything.
+`difference_ms`: a window to its right can still be made from what it holds; on update for a millisecond less, as
+Kafka's store for that emission keeps it. A record is late where not even a window that starts just after it could take
+anything.
 
 Source of the semantics: Kafka's SlidingWindows and KStreamSlidingWindowAggregate, the order of results among them.
 """
@@ -42,7 +43,7 @@ class SlidingWindows:
 
     @property
     def retention_ms(self) -> int:
-        """No window that starts more than this before the latest start can still lend what it holds."""
+        """On close no window that starts more than this before the latest start can still lend what it holds."""
         return self.grace_ms + 2 * self.difference_ms
 
 
@@ -67,6 +68,7 @@ class SlidingWindowAggregate(FixedWindowAggregate):
         super().__init__(store_name, aggregations, emit)
         self.windows = windows
         self._close_time = -1
+        self._kept_ms = windows.retention_ms - (emit == "on_update")
 
     def init(self, context: ProcessorContext) -> None:
         super().init(context)
@@ -97,7 +99,7 @@ class SlidingWindowAggregate(FixedWindowAggregate):
 
     def _close(self, close_time: int) -> None:
         self._close_before(close_time)
-        self._store.expire_before(self._store.latest_start - self.windows.retention_ms)
+        self._store.expire_before(self._store.latest_start - self._kept_ms)
 
     def _carry_out(self, record: Record, plan: _Plan) -> None:
         check_key(record.key, self.store_name, self._key_bytes_max)
@@ -106,7 +108,7 @@ class SlidingWindowAggregate(FixedWindowAggregate):
             self._put(WindowKey(record.key, start, start + self.windows.difference_ms), states)
 
     def _found(self, key: Any, at: int) -> list[Window]:
-        earliest = max(0, at - 2 * self.windows.difference_ms, self._store.latest_start - self.windows.retention_ms)
+        earliest = max(0, at - 2 * self.windows.difference_ms, self._store.latest_start - self._kept_ms)
         return list(self._store.fetch_range(key, earliest, at + 1))
 
     def _add_to(self, plan: _Plan, start: int, states: list[Any] | None) -> None:

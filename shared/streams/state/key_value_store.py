@@ -1,5 +1,7 @@
 """Rows of a table in memory, with what the next commit must write.
 
+What is put in and what is handed out are copies: only `put` changes a row.
+
 >>> store = KeyValueStore("users")
 >>> store.put("ann", {"city": "Oslo"}); store.get("ann"), store.get("bob"), len(store)
 ({'city': 'Oslo'}, None, 1)
@@ -13,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from shared.common.errors import DataError
+from shared.streams.state.detached import detached
 
 
 class Row:
@@ -53,7 +56,7 @@ class KeyValueStore:
     def get(self, key: Any) -> Any:
         """The row's value, None where there is none."""
         row = self._rows.get(key)
-        return None if row is None else row.states[0]
+        return None if row is None else detached(row.states[0])
 
     def put(self, key: Any, value: Any) -> None:
         """Set a row; None deletes it. DataError for a key that is neither text nor bytes."""
@@ -62,7 +65,7 @@ class KeyValueStore:
             return
         if not isinstance(key, str | bytes):
             raise DataError(f"store {self.name!r}: a key must be text or bytes, got {type(key).__name__}")
-        row = self._rows.get(key)
+        value, row = detached(value), self._rows.get(key)
         if row is None:
             # A row that was deleted since the last commit is still in the changelog.
             row = self._rows[key] = Row(key, value, persisted=key in self._dirty)
@@ -84,7 +87,7 @@ class KeyValueStore:
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """All keys and values."""
-        return ((key, row.states[0]) for key, row in self._rows.items())
+        return ((key, detached(row.states[0])) for key, row in self._rows.items())
 
     def rows(self) -> Iterator[Row]:
         """All rows."""

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from shared.streams.state.detached import detached
 from shared.streams.state.key_value_store import KeyValueStore, Row, RowChanges
 from shared.streams.state.row_codec import RowCodec
 from shared.streams.state.session_store import ClosedSession, InMemorySessionStore, Session, SessionChanges
@@ -382,7 +383,7 @@ class PersistentKeyValueStore(PersistentStore[KeyValueStore]):
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """All keys and values as they are now."""
-        return ((row.key, row.states[0]) for row in self.rows())
+        return ((row.key, detached(row.states[0])) for row in self.rows())
 
     def changes(self) -> RowChanges:
         """All changes since the last `committed()`."""

@@ -23,6 +23,8 @@ from shared.streams.aggregations import (
     Min,
     Sum,
 )
+from shared.streams.dsl import StreamsBuilder
+from shared.testing.topology_test_driver import TopologyTestDriver
 
 
 class Flight(msgspec.Struct):
@@ -332,3 +334,45 @@ def test_check_says_what_add_would() -> None:
     for value in ({}, {"x": "\ud800"}):
         with pytest.raises(DataError):
             distinct.check(value)
+
+
+@pytest.mark.parametrize("restored", [False, True])
+@pytest.mark.parametrize("window", ["session_window", "tumbling_window", "sliding_window"])
+def test_an_aggregator_that_changes_its_state_leaves_no_trace_of_a_refused_record(window: str, restored: bool) -> None:
+    """A dead letter is in no state, whether the task went on or was restored, whichever aggregation refused it."""
+
+    def add(state: list[Any], value: Any) -> list[Any]:
+        state.append(value["v"])
+        state.append(value["w"])
+        return state
+
+    builder = StreamsBuilder()
+    grouped = builder.stream("in").group_by_key()
+    both = {"all": Aggregate(list, add, lambda a, b: a + b), "sum": Sum("v")}
+    getattr(grouped, window)(10).aggregate("s", **both).on_update().to("out")
+    driver = TopologyTestDriver(builder.build())
+    for i, value in enumerate((b'{"v":1,"w":1}', b'{"v":2}', b'{"v":"bad","w":2}')):
+        driver.pipe("in", key=b"k", value=value, timestamp=20 + i)
+    if restored:
+        driver.crash()
+        driver.restore()
+    driver.read("out")
+    driver.pipe("in", key=b"k", value=b'{"v":3,"w":3}', timestamp=25)
+    assert len(driver.read("in-dlq")) == 2
+    results = [msgspec.json.decode(record.value or b"{}").get("all") for record in driver.read("out")]
+    assert [1, 1, 3, 3] in results
+    assert all(result in (None, [1, 1], [3, 3], [1, 1, 3, 3]) for result in results)
+
+
+def _extended(earlier: list[int], later: list[int]) -> list[int]:
+    earlier.extend(later)
+    return earlier
+
+
+def test_a_merger_and_a_reader_may_change_what_they_are_given() -> None:
+    """The states that were merged and the state that a result was read from stay as they were."""
+    merging = Aggregate(list, lambda state, value: [*state, value], _extended)
+    earlier, later = [1], [2]
+    assert merging.merge(earlier, later) == [1, 2]
+    merging.result(earlier).append(9)
+    assert (earlier, later) == ([1], [2])

@@ -197,3 +197,11 @@ def test_equals_the_definition_over_crashes(
     assert all(timestamp == max(records[i][1] for i in ids) for _, ids, timestamp in results)
     opened = {w: set(ids) for w, ids in rows(driver).items() if w[2] >= time - grace}
     assert opened == {w: i for w, i in wanted.items() if w[2] >= time - grace}
+
+
+@pytest.mark.parametrize(("emit", "missed"), [("on_update", 1), ("on_close", 2)])
+def test_on_update_a_window_is_kept_a_millisecond_less(emit: Emit, missed: int) -> None:
+    """At 12 the window [6, 9] is as old as windows are kept: on close it still says that [10, 13] was missed too."""
+    driver = driver_of(3, 2, emit)
+    pipe(driver, ("a", 9), ("a", 17), ("a", 12))
+    assert driver.task.metrics.missed_windows_total == missed

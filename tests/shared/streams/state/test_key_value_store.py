@@ -80,3 +80,13 @@ def test_an_evicted_row_is_no_change() -> None:
     store.committed()
     store.delete("b")
     assert store.dirty_keys() == {"b"}
+
+
+def test_only_put_changes_a_row() -> None:
+    """What was put in or handed out can be changed by whoever has it: the store keeps its own."""
+    store, row = KeyValueStore("s"), {"n": [1]}
+    store.put("a", row)
+    row["n"].append(2)
+    store.get("a")["n"].append(3)
+    next(store.items())[1]["n"].append(4)
+    assert store.get("a") == {"n": [1]}
