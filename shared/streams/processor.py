@@ -10,9 +10,9 @@ import math
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from shared.common.errors import ConfigError, FatalError
+from shared.common.errors import ConfigError, FatalError, IllegalState
 from shared.common.records import Columns, Headers, Int64Array
-from shared.streams.punctuation import PunctuationType, Punctuator, Schedule
+from shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 
 if TYPE_CHECKING:
     from shared.streams.window_results import WindowResults
@@ -103,10 +103,15 @@ class ProcessorContext(Protocol):
         type: PunctuationType,
         callback: Punctuator,
         *,
-        start_ms: int | None = None,
+        start: Start = None,
         name: str | None = None,
     ) -> Schedule:
-        """Call `callback` every `interval` (timedelta or ms). The grid of a named schedule survives a restart."""
+        """Call `callback` every `interval` (timedelta or ms), on the grid that `start` begins.
+
+        `start` is ms since the epoch, or a timedelta or datetime that says as much; without one a STREAM_TIME grid
+        begins at 0 and a WALL_CLOCK_TIME one an interval from now. The grid of a schedule with a name survives a
+        restart. ConfigError names the argument that does not do; IllegalState where the task is not at work.
+        """
         ...
 
     def store(self, name: str) -> Any:
@@ -133,6 +138,14 @@ class Processor:
     """Base of processors: keeps its context, forwards nothing."""
 
     context: ProcessorContext
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "context":  # not there until init() has set it
+            raise IllegalState(
+                f"{type(self).__name__} has no context yet: forwarding, stores and scheduling are for init() and after "
+                "(an init() of your own calls super().init(context) first)"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def init(self, context: ProcessorContext) -> None:
         """Called once before the first record."""

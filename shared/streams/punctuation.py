@@ -20,11 +20,15 @@ import enum
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
 from shared.common.errors import ConfigError
 
 Punctuator = Callable[[int], None]
 """Called with the stream time or wall-clock time in ms at which it fires."""
+
+Start = datetime | timedelta | int | None
+"""Where a schedule's grid begins: ms since the epoch, also as a timedelta, or a datetime with a time zone."""
 
 INTERVAL_MS_MIN = 1
 

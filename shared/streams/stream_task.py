@@ -30,13 +30,14 @@ from shared.clients.consumer.dead_letters import (
 from shared.common.errors import ConfigError, DataError, FatalError, IllegalState
 from shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from shared.common.serialization import string_deserializer
+from shared.streams.at_work import at_work
 from shared.streams.changelog_format import Progress, StateCodec, encode_progress
 from shared.streams.column_path import COLUMNS_MIN, ColumnPath, column_paths
 from shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
 from shared.streams.idle_advance import IdleAdvances
 from shared.streams.late_records import forwarded_late_record, late_record
 from shared.streams.processor import ProcessingFailed, Record, RecordMetadata
-from shared.streams.punctuation import PunctuationType, Punctuator, Schedule
+from shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 from shared.streams.state.checkpoint import CommitPlace
 from shared.streams.store_entries import encode_stores
 from shared.streams.tables import Lookup
@@ -61,6 +62,7 @@ Refusals = Mapping[RecordMetadata, DataError]
 """Source records of which something was refused when it was to be written, and why."""
 
 
+@at_work("initialize", "close", "process", "refuse", "advance_time", "punctuate_wall_clock", "prepare_commit")
 class StreamTask:
     """Runs a topology over one partition; `epoch` is the owner epoch its changelog entries carry.
 
@@ -299,14 +301,13 @@ class StreamTask:
         type: PunctuationType,
         callback: Punctuator,
         *,
-        start_ms: int | None = None,
+        start: Start = None,
         name: str | None = None,
     ) -> Schedule:
         """As `ProcessorContext.schedule`; also for what owns the task. IllegalState before `initialize`."""
         if self.schedule_refusal is not None:
             raise IllegalState(self.schedule_refusal)
-        add = self.schedules.schedule
-        return add(interval, type, callback, now_ms=self.now_ms, start_ms=start_ms, name=name)
+        return self.schedules.schedule(interval, type, callback, now_ms=self.now_ms, start=start, name=name)
 
     # --- commit ---
 

@@ -111,9 +111,10 @@ class StreamWorker(RebalanceListener):
         await self._tables.load()
         await self._join()
 
-    async def run_once(self) -> None:
+    async def run_once(self, now_ms: int | None = None) -> None:
         """One turn: poll, restore what is done restoring, process, punctuate, commit if it is time.
 
+        `now_ms` is what this turn takes for the wall clock's time since the epoch; by default the clock is asked.
         Cancelled at any moment it leaves tasks that `shutdown` can commit; a commit under way goes on beside it.
         """
         batches = await self._poll()
@@ -127,9 +128,9 @@ class StreamWorker(RebalanceListener):
                 await self._after_commit(await self._commits.settle())
             await self._collect_restored()
             ready = {p: owned for p, owned in ready.items() if owned is self._owned.get(p) and owned.task is not None}
-            give_out(batches, ready, self._consumer, self._clock.now_ms())
+            now_ms = self._clock.now_ms() if now_ms is None else now_ms
+            give_out(batches, ready, self._consumer, now_ms)
             advance(ready, self._consumer)
-            now_ms = self._clock.now_ms()
             advance_idle(ready, self._consumer, now_ms)
             for owned in self._running():
                 assert owned.task is not None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
+from shared.common.errors import ConfigError
 from shared.streams.processor import interval_ms
-from shared.streams.punctuation import PunctuationQueue, PunctuationType, Punctuator, Schedule
+from shared.streams.punctuation import PunctuationQueue, PunctuationType, Punctuator, Schedule, Start
 
 NOT_INITIALIZED = "schedule() may be called in a processor's init() or later, not while it is made"
 
@@ -24,11 +27,18 @@ class TaskSchedules:
         callback: Punctuator,
         *,
         now_ms: int,
-        start_ms: int | None,
+        start: Start,
         name: str | None,
     ) -> Schedule:
-        """See `ProcessorContext.schedule`."""
-        ms = interval_ms(interval)
+        """See `ProcessorContext.schedule`; ConfigError naming the argument that does not do."""
+        ms, start_ms = interval_ms(interval, "schedule: interval"), _start_ms(start)
+        if not isinstance(type_, PunctuationType):
+            known = " or ".join(map(str, PunctuationType))
+            raise ConfigError(f"schedule: type must be {known}, got {type_!r}")
+        if not callable(callback):
+            raise ConfigError(f"schedule: callback must be callable, got {callback!r}")
+        if name is not None and (not isinstance(name, str) or not name):
+            raise ConfigError(f"schedule: name must be text, got {name!r}")
         restored = self.restored.pop(name, None) if name is not None else None
         is_stream_time = type_ is PunctuationType.STREAM_TIME
         if restored is not None:
@@ -42,3 +52,19 @@ class TaskSchedules:
     def grids_ms(self) -> dict[str, int]:
         """The next due time of each named schedule."""
         return self.restored | self.stream_time.grids_ms() | self.wall_clock.grids_ms()
+
+
+def _start_ms(start: Start) -> int | None:
+    """A start as ms since the epoch."""
+    if start is None:
+        return None
+    if isinstance(start, datetime) and start.tzinfo is not None:
+        start = start - datetime(1970, 1, 1, tzinfo=UTC)
+    ms: Any = start / timedelta(milliseconds=1) if isinstance(start, timedelta) else start
+    is_number = isinstance(ms, int | float) and not isinstance(ms, bool) and math.isfinite(ms)
+    if not is_number or ms != int(ms) or ms < 0:
+        raise ConfigError(
+            "schedule: start must be a whole number of ms since the epoch, at least 0, as a number, a timedelta or a "
+            f"datetime with a time zone, got {start!r}"
+        )
+    return int(ms)

@@ -13,10 +13,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from shared.clients.connection import record_size
-from shared.common.errors import ConfigError, RecordTooLarge
+from shared.common.errors import ConfigError, IllegalState, RecordTooLarge
 from shared.common.records import Columns, Int64Array, ProducerRecord
+from shared.streams.at_work import is_at_work
 from shared.streams.processor import ProcessingFailed, Processor, Record, RecordMetadata, StateRefused
-from shared.streams.punctuation import PunctuationType, Punctuator, Schedule
+from shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 from shared.streams.result_encoders import encode_json, encode_updates
 from shared.streams.state.store import StateStore
 from shared.streams.tables import Lookup
@@ -157,6 +158,8 @@ class NodeContext:
         return self._task.now_ms
 
     def forward(self, record: Record, to: str | None = None) -> None:
+        if not is_at_work(self._task):
+            self._require_work("forward")
         if to is None:
             self._forward_all(record)
         elif to in self._children:
@@ -170,10 +173,18 @@ class NodeContext:
         type: PunctuationType,
         callback: Punctuator,
         *,
-        start_ms: int | None = None,
+        start: Start = None,
         name: str | None = None,
     ) -> Schedule:
-        return self._task.schedule(interval, type, callback, start_ms=start_ms, name=name)
+        self._require_work("schedule")
+        return self._task.schedule(interval, type, callback, start=start, name=name)
+
+    def _require_work(self, call: str) -> None:
+        if not is_at_work(self._task):
+            raise IllegalState(
+                f"{self._node.name!r}: {call}() was called from outside: a context serves its processor's init(), "
+                "process(), commit() and close() and its callbacks, in the thread that runs them"
+            )
 
     def store(self, name: str) -> StateStore | Lookup:
         if name in self._node.global_tables:

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from shared.common.errors import ConfigError
 from shared.common.records import Columns, ConsumerRecord, Headers, ProducerRecord
 from shared.streams.changelog_format import Takeover, encode_takeover
 from shared.streams.changelog_reader import ChangelogReader
@@ -88,6 +89,7 @@ class TopologyTestDriver:
         self, topic: str, *, value: bytes | None, key: bytes | None = None, timestamp: int = 0, headers: Headers = ()
     ) -> None:
         """Append one record to a source topic, or a global table's, and process it."""
+        self._require_topic(topic)
         tables = [table for table in self.global_tables.values() if table.topic == topic]
         if tables:
             tables[0].apply(key, value)
@@ -96,6 +98,7 @@ class TopologyTestDriver:
 
     def pipe_columns(self, topic: str, records: Iterable[tuple[bytes | None, bytes | None, int]]) -> None:
         """Append (key, value, timestamp) records and process them as one poll's columns."""
+        self._require_topic(topic)
         self._append([(topic, key, value, timestamp, ()) for key, value, timestamp in records])
 
     def advance_wall_clock(self, ms: int) -> None:
@@ -126,6 +129,29 @@ class TopologyTestDriver:
     def read(self, topic: str) -> list[ProducerRecord]:
         """Take out what was written to a topic since the last read."""
         return self.outputs.pop(topic, [])
+
+    def store(self, name: str) -> Any:
+        """A store as the task holds it now, what is not committed yet among it; or a global table.
+
+        Of a table or a store of your own `get(key)` is a row's value; `rows()` are the rows, or live windows, of any
+        other. ConfigError names the stores that there are.
+        """
+        stores: dict[str, Any] = {**self.task.stores, **self.global_tables}
+        if name not in stores:
+            raise ConfigError(f"there is no store {name!r}; the topology has {', '.join(stores) or 'none'}")
+        return stores[name]
+
+    def metrics(self) -> dict[str, int]:
+        """What the task has counted since it was made or restored; closed windows count with their commit."""
+        counted = self.task.metrics
+        return {
+            "records": counted.records_total,
+            "closed_windows": counted.closed_total,
+            "late_records": counted.late_total,
+            "missed_windows": counted.missed_windows_total,
+            "dead_letters": counted.dead_letters_total,
+            "skipped_records": counted.skipped_total,
+        }
 
     def crash(self, torn_entries: int = 0) -> None:
         """Lose the task and what it had not committed; up to `torn_entries` of its next commit reach the changelog.
@@ -186,6 +212,11 @@ class TopologyTestDriver:
         """Go on, with what was piped meanwhile."""
         self._inputs.is_paused = False
         self._take([])
+
+    def _require_topic(self, topic: str) -> None:
+        known = [*self.source_log, *(table.topic for table in self.global_tables.values())]
+        if topic not in known:
+            raise ConfigError(f"no source reads the topic {topic!r}; the topology reads {', '.join(known)}")
 
     def _advance_idle(self) -> None:
         if self._idle is None or self._inputs.is_paused:

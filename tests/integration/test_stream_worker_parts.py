@@ -15,6 +15,8 @@ from shared.common.errors import ConfigError, IllegalState
 from shared.common.records import ProducerRecord, TopicPartition
 from shared.streams.aggregations import Count, Sum
 from shared.streams.dsl import StreamsBuilder
+from shared.streams.processor import Processor, ProcessorContext, Record
+from shared.streams.punctuation import PunctuationType
 from shared.streams.stream_join import JoinWindows
 from shared.streams.stream_worker import StreamWorker
 from shared.streams.topology import Topology
@@ -209,3 +211,38 @@ async def test_a_worker_that_takes_too_long_lets_its_partitions_go(kafka: Embedd
             await slow.shutdown()
             await chain.wait_processed(other)
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+
+
+async def test_a_turn_at_a_time_of_ones_own(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """`run_once(now_ms)` takes that for the wall clock: an hour's schedule is due in the turn that says so."""
+    fired: list[int] = []
+
+    class Hourly(Processor):
+        """Notes when it is called."""
+
+        def init(self, context: ProcessorContext) -> None:
+            self.schedule = context.schedule(3_600_000, PunctuationType.WALL_CLOCK_TIME, fired.append)
+
+        def process(self, record: Record) -> None:
+            pass
+
+    builder = StreamsBuilder()
+    builder.stream(topic_name).process(Hourly, name="hourly")
+    async with chain_of(kafka, topic_name, partitions=1) as chain:
+        worker = chain.worker(builder.build())
+        await worker.startup()
+        try:
+
+            async def runs() -> bool:
+                await worker.run_once()
+                return any(owned.task is not None for owned in worker.tasks().values())
+
+            await until(runs)
+            task = worker.tasks()[0].task
+            assert task is not None
+            due_ms = task._processors["hourly"].schedule.due_ms  # type: ignore[attr-defined]
+            assert fired == []
+            await worker.run_once(due_ms)
+            assert fired == [due_ms]
+        finally:
+            await worker.shutdown()

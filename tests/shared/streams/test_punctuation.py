@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shared.common.errors import ConfigError, IllegalState
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.processor import Processor, ProcessorContext, Record
-from shared.streams.punctuation import PunctuationQueue, PunctuationType, Schedule
+from shared.streams.punctuation import PunctuationQueue, PunctuationType, Schedule, Start
 from shared.streams.stream_task import StreamTask
 from shared.streams.topology import Topology
 from shared.testing.topology_test_driver import TopologyTestDriver
@@ -197,11 +197,9 @@ def test_wall_clock_is_first_due_one_interval_from_now() -> None:
 
 @pytest.mark.parametrize(("type_", "expected"), [(STREAM, [37, 47]), (WALL, [37, 47])])
 def test_start_fixes_the_grid(type_: PunctuationType, expected: list[int]) -> None:
-    """With `start_ms` a schedule of either type is first due then, and its grid runs from there."""
+    """With `start` a schedule of either type is first due then, and its grid runs from there."""
     called: list[int] = []
-    driver = TopologyTestDriver(
-        topology(lambda context: context.schedule(10, type_, called.append, start_ms=37) and None)
-    )
+    driver = TopologyTestDriver(topology(lambda context: context.schedule(10, type_, called.append, start=37) and None))
     for now in range(1, 50):
         if type_ is STREAM:
             pipe(driver, now)
@@ -214,7 +212,7 @@ def test_start_in_the_past_keeps_its_grid() -> None:
     """A start that has passed counts as missed: one call at once, then the grid that it fixed."""
     called: list[int] = []
     driver = TopologyTestDriver(
-        topology(lambda context: context.schedule(10, WALL, called.append, start_ms=3) and None), now_ms=1_000
+        topology(lambda context: context.schedule(10, WALL, called.append, start=3) and None), now_ms=1_000
     )
     driver.advance_wall_clock(1)
     for _ in range(4):
@@ -236,6 +234,58 @@ def test_task_refuses_an_interval_that_is_no_whole_ms(interval: timedelta | int)
     """An interval below 1 ms, or not whole, is refused where it is scheduled."""
     with pytest.raises(ConfigError, match="whole number of ms and at least 1"):
         TopologyTestDriver(topology(lambda context: context.schedule(interval, WALL, print) and None))
+
+
+WRONG: list[tuple[str, Callable[[ProcessorContext], object]]] = [
+    ("schedule: interval must be", lambda c: c.schedule("5", WALL, print)),  # type: ignore[arg-type]
+    ("schedule: type must be PunctuationType.STREAM_TIME or", lambda c: c.schedule(5, "STREAM_TIME", print)),  # type: ignore[arg-type]
+    ("schedule: type must be .* got None", lambda c: c.schedule(5, None, print)),  # type: ignore[arg-type]
+    ("schedule: callback must be callable, got None", lambda c: c.schedule(5, WALL, None)),  # type: ignore[arg-type]
+    ("schedule: name must be text", lambda c: c.schedule(5, WALL, print, name=3)),  # type: ignore[arg-type]
+    ("schedule: start must be", lambda c: c.schedule(5, WALL, print, start=-1)),
+    ("schedule: start must be .* time zone", lambda c: c.schedule(5, WALL, print, start=datetime(2026, 1, 1))),
+]
+
+
+@pytest.mark.parametrize(("said", "call"), WRONG, ids=range(len(WRONG)))
+def test_what_cannot_be_scheduled(said: str, call: Callable[[ProcessorContext], object]) -> None:
+    """A wrong argument of schedule() is a ConfigError that names it; nothing is taken for something else."""
+    with pytest.raises(ConfigError, match=said):
+        TopologyTestDriver(topology(lambda context: call(context) and None))
+
+
+@pytest.mark.parametrize("start", [1_000, timedelta(seconds=1), datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)])
+def test_start_as_number_timedelta_and_datetime(start: Start) -> None:
+    """A start is the same moment however it is given."""
+    due: list[int] = []
+    TopologyTestDriver(topology(lambda c: due.append(c.schedule(10, STREAM, print, start=start).due_ms)))
+    assert due == [1_000]
+
+
+def test_a_processor_has_no_context_while_it_is_made() -> None:
+    """`self.context` in `__init__` is refused in words; any other name that is not there is an AttributeError."""
+
+    class Early(Processor):
+        def __init__(self) -> None:
+            self.context.schedule(5, STREAM, print)
+
+    builder = StreamsBuilder()
+    builder.stream("in").process(Early)
+    with pytest.raises(IllegalState, match=r"scheduling are for init\(\) and after"):
+        TopologyTestDriver(builder.build())
+    with pytest.raises(AttributeError, match="'Processor' object has no attribute 'other'"):
+        Processor().other  # noqa: B018
+
+
+def test_a_context_that_was_kept() -> None:
+    """From outside, between two moments of the task, a kept context neither schedules nor forwards."""
+    kept: list[ProcessorContext] = []
+    driver = TopologyTestDriver(topology(kept.append))
+    pipe(driver, 1)
+    with pytest.raises(IllegalState, match=r"schedule\(\) was called from outside"):
+        kept[0].schedule(5, STREAM, print)
+    with pytest.raises(IllegalState, match=r"forward\(\) was called from outside"):
+        kept[0].forward(Record("k", {}, 1))
 
 
 def test_scheduling_before_init_is_refused() -> None:
@@ -265,7 +315,7 @@ def test_stream_time_is_evaluated_after_each_record() -> None:
     """In one poll of several records a STREAM_TIME callback runs between them, after the record that made it due."""
 
     def on_init(context: ProcessorContext) -> None:
-        context.schedule(10, STREAM, lambda now: context.forward(Record("tick", None, now)), start_ms=10)
+        context.schedule(10, STREAM, lambda now: context.forward(Record("tick", None, now)), start=10)
 
     driver = TopologyTestDriver(topology(on_init))
     driver.pipe_columns("in", [(b"a", b"{}", 9), (b"b", b"{}", 10), (b"c", b"{}", 11), (b"d", b"{}", 30)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shared.common.errors import ConfigError
 from shared.common.records import ProducerRecord
 from shared.streams.aggregations import Count
 from shared.streams.changelog_format import PROGRESS, TAKEOVER, decode
@@ -79,3 +80,32 @@ def test_the_wall_clock_moves_only_when_told() -> None:
     assert driver.task.now_ms == 1_005
     with pytest.raises(ValueError, match="forward"):
         driver.advance_wall_clock(-1)
+
+
+def test_stores_and_metrics() -> None:
+    """Stores and counts can be read while it runs; an unknown store's error names those that there are."""
+    builder = StreamsBuilder()
+    users = builder.table("users")
+    builder.global_table("rates")
+    joined = builder.stream("in").join(users, lambda value, user: user)
+    joined.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    driver = TopologyTestDriver(builder.build())
+    driver.pipe("users", key=b"a", value=b'{"city":"Oslo"}')
+    driver.pipe("rates", key=b"eur", value=b"2")
+    for at in (1, 100, 5):
+        driver.pipe("in", key=b"a", value=b"{}", timestamp=at)
+    assert (driver.store("users").get("a"), driver.store("rates").get("eur")) == ({"city": "Oslo"}, 2)
+    assert [row.start for row in driver.store("s").rows()] == [100]
+    metrics = driver.metrics()
+    assert (metrics["records"], metrics["closed_windows"], metrics["late_records"]) == (4, 1, 1)
+    with pytest.raises(ConfigError, match="no store 'nope'; the topology has users, s, rates"):
+        driver.store("nope")
+
+
+def test_a_topic_that_no_source_reads() -> None:
+    """A record for another topic is refused, and the topics that there are named."""
+    driver = TopologyTestDriver(sessions())
+    with pytest.raises(ConfigError, match="no source reads the topic 'inn'; the topology reads in"):
+        driver.pipe("inn", value=b"{}")
+    with pytest.raises(ConfigError, match="inn"):
+        driver.pipe_columns("inn", [])
