@@ -140,15 +140,15 @@ class ConsumerDaemon:
             await self.server.stop(grace_ms=1_000)
 
     def check(self) -> CheckResult:
-        """Unhealthy until the group can be joined, and with lag without progress for `stuck_after_ms`."""
+        """Unhealthy until Kafka is reached, and with `stuck_after_ms` of a partition's lag without progress, or of a
+        rebalance that does not end."""
         if self.runner is None:
             return CheckResult(False, self._waits_for)
-        progress, now_ms = self.runner.progress, SYSTEM_CLOCK.monotonic_ms()
+        progress = self.runner.progress
         facts = {"lag": progress.lag, "finished": self.runner.finished, "in_flight": self.runner.scheduler.in_flight}
-        if not progress.stuck(now_ms):
-            return CheckResult(True, "", facts)
-        waited_ms = progress.without_progress_ms(now_ms)
-        return CheckResult(False, f"{progress.lag} records behind, none finished for {waited_ms} ms", facts)
+        rebalance_ms = 0.0 if self._consumer is None else self._consumer.rebalance_ms()
+        trouble = progress.trouble(SYSTEM_CLOCK.monotonic_ms(), rebalance_ms)
+        return CheckResult(not trouble, trouble, facts)
 
     async def _prepare_dead_letter_topics(self) -> int:
         """Create what is missing, wide enough for every record of its source; returns the widest, in bytes."""

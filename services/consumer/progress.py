@@ -1,38 +1,71 @@
-"""Whether the runner gets on: there is lag, and nothing was finished for too long, means that it is stuck.
+"""Whether the runner gets on: a partition with lag of which nothing was finished for too long means that it is stuck.
 
->>> watch = ProgressWatch(stuck_after_ms=1_000, now_ms=0)
->>> watch.observe(now_ms=500, lag=40, finished=3)
->>> watch.stuck(now_ms=1_400), watch.stuck(now_ms=1_501)
-(False, True)
->>> watch.observe(now_ms=1_600, lag=0, finished=3)             # nothing to do is not stuck
->>> watch.stuck(now_ms=9_999)
-False
+Each partition is looked at by itself, since one that moves says nothing of the one beside it. A member that is not in
+the group for as long is in no better place.
+
+>>> watch = ProgressWatch(stuck_after_ms=1_000)
+>>> watch.observe(500, lags={"clicks-0": 40, "clicks-1": 9}, finished={"clicks-0": 3})
+>>> watch.observe(1_400, lags={"clicks-0": 40, "clicks-1": 5}, finished={"clicks-0": 3, "clicks-1": 4})
+>>> watch.trouble(1_500), watch.trouble(1_501)
+('', 'clicks-0: 40 records behind, none finished for 1001 ms')
+>>> watch.observe(1_600, lags={"clicks-0": 0}, finished={"clicks-0": 3})             # nothing to do is not stuck
+>>> watch.trouble(9_999)
+''
+>>> watch.trouble(9_999, rebalance_ms=1_001)
+'not in the group: its rebalance takes 1001 ms so far'
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    lag: int
+    finished: int
+    well_ms: int
+
 
 class ProgressWatch:
-    """Fed with the lag and the count of finished records, asked whether they mean trouble."""
+    """Fed with the lag and the count of finished records of each partition, asked whether they mean trouble."""
 
-    def __init__(self, stuck_after_ms: int, now_ms: int) -> None:
+    def __init__(self, stuck_after_ms: int) -> None:
         self.stuck_after_ms = stuck_after_ms
-        self.lag = 0
-        self.finished = 0
-        self._well_ms = now_ms
+        self._parts: dict[Hashable, _Part] = {}
 
-    def observe(self, now_ms: int, lag: int, finished: int) -> None:
-        """`lag` in records not finished, `finished` the running count."""
-        if self.lag == 0 or lag == 0 or finished != self.finished:
-            self._well_ms = now_ms
-        self.lag, self.finished = lag, finished
+    @property
+    def lag(self) -> int:
+        """Of all."""
+        return sum(part.lag for part in self._parts.values())
+
+    def observe(self, now_ms: int, lags: Mapping[Hashable, int], finished: Mapping[Hashable, int]) -> None:
+        """`lags` in records not finished, `finished` the running counts; what is not named is not owned any more."""
+        parts = {}
+        for key, lag in lags.items():
+            count, before = finished.get(key, 0), self._parts.get(key)
+            waits = before is not None and before.lag > 0 and lag > 0 and before.finished == count
+            parts[key] = _Part(lag, count, before.well_ms if before is not None and waits else now_ms)
+        self._parts = parts
 
     def without_progress_ms(self, now_ms: int) -> int:
-        """How long there has been lag without a record finished."""
-        return now_ms - self._well_ms if self.lag else 0
+        """How long some partition has had lag without a record finished."""
+        return max((now_ms - part.well_ms for part in self._parts.values() if part.lag), default=0)
 
     def stuck(self, now_ms: int) -> bool:
         return self.without_progress_ms(now_ms) > self.stuck_after_ms
 
+    def trouble(self, now_ms: int, rebalance_ms: float = 0) -> str:
+        """What is wrong, "" for nothing; `rebalance_ms` is how long the member has been on its way into the group."""
+        if rebalance_ms > self.stuck_after_ms:
+            return f"not in the group: its rebalance takes {rebalance_ms:.0f} ms so far"
+        stuck = [
+            f"{key}: {part.lag} records behind, none finished for {now_ms - part.well_ms} ms"
+            for key, part in self._parts.items()
+            if part.lag and now_ms - part.well_ms > self.stuck_after_ms
+        ]
+        return "; ".join(sorted(stuck))
+
     def __repr__(self) -> str:
-        return f"ProgressWatch(lag={self.lag}, finished={self.finished})"
+        return f"ProgressWatch(lag={self.lag}, {len(self._parts)} partitions)"

@@ -12,7 +12,8 @@ the handlers' output is part of it, is for commits.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from services.consumer.commits import Commits, OffsetCommits
@@ -61,8 +62,9 @@ class HandlerRunner(RebalanceListener):
     ) -> None:
         """Without `commits` offsets are committed alone, at least once."""
         self.scheduler, self.options = scheduler, options
-        self.progress = ProgressWatch(options.stuck_after_ms, clock.monotonic_ms())
+        self.progress = ProgressWatch(options.stuck_after_ms)
         self.finished = 0
+        self._finished_of: Counter[Hashable] = Counter()
         self._consumer, self._executor, self._metrics, self._clock = consumer, executor, metrics, clock
         self._commits: Commits = commits or OffsetCommits(consumer, scheduler, metrics)
         self._tasks: dict[Execution, asyncio.Task[None]] = {}
@@ -169,6 +171,7 @@ class HandlerRunner(RebalanceListener):
         due_ms = self._clock.monotonic_ms() + outcome.after_ms if outcome.retry else 0
         if self.scheduler.settle(execution, outcome.finished, outcome.retry, due_ms):
             self.finished += len(outcome.finished)
+            self._finished_of[partition] += len(outcome.finished)
             self._commits.settled(execution, outcome)
         else:
             self._metrics.ignored(partition.topic).inc(len(execution.works))
@@ -214,13 +217,12 @@ class HandlerRunner(RebalanceListener):
         except (RetriableError, IllegalState) as e:  # a broker that is away, or a rebalance meanwhile
             log.info("lag unknown", reason=str(e))
             return
-        total = 0
+        lags: dict[Hashable, int] = {}
         for partition in self.scheduler.partitions:
-            lag = behind.get(partition, 0) + self.scheduler.unfinished(partition)
+            lags[partition] = lag = behind.get(partition, 0) + self.scheduler.unfinished(partition)
             self._metrics.lag(*partition, lag)
-            total += lag
-        total += self._commits.pending_records
-        self.progress.observe(self._clock.monotonic_ms(), total, self.finished)
+        lags["commits"] = self._commits.pending_records
+        self.progress.observe(self._clock.monotonic_ms(), lags, {**self._finished_of, "commits": self.finished})
 
     # Rebalances
 
@@ -280,3 +282,4 @@ class HandlerRunner(RebalanceListener):
         self._paused -= set(partitions)
         for partition in partitions:
             self._metrics.forget(*partition)
+            self._finished_of.pop(partition, None)

@@ -83,7 +83,9 @@ class ConsumerServiceSettings(ServiceSettings):
         None, description="how often what is finished is committed; by default 5000, under exactly_once 100"
     )
     lag_interval_ms: PositiveMs = 5_000
-    stuck_after_ms: PositiveMs = Field(60_000, description="lag without a record finished for this long is unhealthy")
+    stuck_after_ms: PositiveMs = Field(
+        60_000, description="a partition's lag without a record finished, or a rebalance, for this long is unhealthy"
+    )
     kafka_silence_max_ms: PositiveMs = Field(15_000, description="no answer from any broker for this long is unhealthy")
     retry: RetrySettings = RetrySettings()
     consumer: ReadingSettings = ReadingSettings()

@@ -276,6 +276,10 @@ class Consumer(OffsetLookups):
         """How long no broker has answered this client anything; None while it is not open."""
         return self._fetching.connection.silent_ms() if self._state == "open" else None
 
+    def rebalance_ms(self) -> float:
+        """How long the rebalance has taken that goes on now, the first join included; 0 where there is none."""
+        return self._fetching.rebalance_ms
+
     def ask_for_answer(self) -> None:
         """Send what any broker answers at once, so that silence is never for want of a question; does not wait."""
         if self._state == "open":
