@@ -113,9 +113,9 @@ class OffsetLookups:
         )
 
     async def _with_offsets(self, error: PenstockError) -> PenstockError:
-        """Under `auto_offset_reset=none`, add to the error what each partition without a position holds."""
+        """The error with who met it, under `auto_offset_reset=none` with what each partition holds."""
         if not isinstance(error, NoOffsetForPartition | OffsetOutOfRange):
-            return error
+            return type(error)(f"{self._who()}: Fetch: {error}")
         unplaced = sorted(self._fetching.assignment())
         first, end = await self.beginning_offsets(unplaced), await self.end_offsets(unplaced)
         held = ", ".join(f"{tp} holds {first[tp]} to {end[tp]}" for tp in unplaced)

@@ -157,7 +157,7 @@ class Reader:
         try:
             response = await self._connection.fetch(fetch.node, request, f"fetch from node {fetch.node}")
         except PenstockError as e:
-            log.debug("fetch failed", node=fetch.node, reason=str(e))
+            log.debug("fetch failed", client_id=self._connection.client_id, node=fetch.node, reason=str(e))
             self.fetcher.failed(fetch, e, self._clock.monotonic_ms())
             if self._metrics is not None:
                 self._metrics.fetch_failed()

@@ -11,10 +11,10 @@ import pytest
 
 from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.clients.producer import Producer
-from shared.common.errors import NoOffsetForPartition
+from shared.common.errors import AuthorizationFailed, NoOffsetForPartition
 from shared.common.records import OffsetAndMetadata, ProducerRecord, TopicPartition
 from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import FakeCluster
+from shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
 
 A = TopicPartition("t", 0)
 RECORDS = 10
@@ -91,3 +91,12 @@ async def test_a_position_that_nothing_gives_is_not_waited_for(cluster: FakeClus
         assert time.monotonic() - started < 0.4
         with pytest.raises(NoOffsetForPartition):
             await consumer.poll(1_000)
+
+
+async def test_what_a_fetch_ends_in_names_who_asked(cluster: FakeCluster) -> None:
+    """Client, group and generation stand before the partition and the broker's reason."""
+    cluster.control(Api.FETCH, Fail(ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+    async with opened(cluster) as consumer:
+        consumer.assign([A])
+        with pytest.raises(AuthorizationFailed, match=r"client .*, group g, generation -1: Fetch: .*t-0"):
+            await consumer.poll(5_000)
