@@ -29,6 +29,12 @@ class TaskState(TypedDict, total=False):
     dead_letters: int | None
     restore_ms: int | None
     """How long the last restore took."""
+    records_left: int | None
+    """While it is restored: changelog records that are to be read yet."""
+    records_per_second: int | None
+    """While it is restored: changelog records read per second."""
+    eta_ms: int | None
+    """While it is restored: how long the rest will take at that rate."""
     instance: str
     """Which instance it is of, where several are told of."""
 

@@ -33,6 +33,7 @@ from shared.common.records import (
 from shared.common.settings import KafkaSettings
 from shared.streams.changelog_format import Takeover, encode_takeover
 from shared.streams.local_restore import Overtaken, discard
+from shared.streams.restore_progress import RestoreProgress
 from shared.streams.restoring import RestoreReport, Restoring
 from shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings
 from shared.streams.state.checkpoint import CommitPlace, LogPlace
@@ -40,7 +41,7 @@ from shared.streams.stream_task import StreamTask
 from shared.streams.task_outputs import ResultColumns, TaskCommit, TaskOutputs
 
 if TYPE_CHECKING:
-    pass
+    from shared.streams.task_metrics import RestoreMetrics
 
 log = get_logger(__name__)
 
@@ -89,10 +90,14 @@ class ChangelogPartition:
         instance: str,
         clock: Clock = SYSTEM_CLOCK,
         refusal_bytes_max: int = 0,
+        metrics: RestoreMetrics | None = None,
     ) -> None:
         self._kafka, self._settings, self._instance, self._clock = kafka, settings, instance, clock
         self.topic_partition = TopicPartition(settings.changelog_topic, partition)
         self._place: LogPlace
+        self._metrics = metrics
+        self.progress: RestoreProgress | None = None
+        """How far the restore is; None before it begins."""
         self.exactly_once = settings.processing_guarantee == "exactly_once"
         transactional = settings.transactional_id(partition) if self.exactly_once else None
         self._producer = Producer(
@@ -129,6 +134,7 @@ class ChangelogPartition:
         started = self._clock.monotonic_ms()
         for attempt in range(1, SNAPSHOT_ATTEMPTS_MAX + 1):
             restoring, standby = standby or Restoring(self._kafka, self._settings, make_task(), self._clock), None
+            restoring.progress = self.progress = RestoreProgress(self.topic_partition.partition, self._metrics)
             try:
                 await self._restore(restoring)
             except Overtaken as e:

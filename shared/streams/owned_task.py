@@ -89,7 +89,9 @@ class OwnedTask:
         """The task as plain values; its counts are of what it has committed."""
         task, report = self.task, self.report
         if task is None:
-            return {"partition": partition, "state": "restoring"}
+            progress = self.changelog.progress
+            known = {} if progress is None else progress.describe()
+            return {"partition": partition, "state": "restoring"} | known
         done = task.metrics.committed
         return {
             "partition": partition,

@@ -22,6 +22,7 @@ from shared.streams.changelog_format import decode_progress, way_out
 from shared.streams.changelog_reader import ChangelogReader, CorruptEntry
 from shared.streams.local_restore import check_overtaken, discard, refusal, take_up, write_restored
 from shared.streams.restore import restore_change, restore_progress, restore_windows
+from shared.streams.restore_progress import RestoreProgress
 from shared.streams.settings import StreamsSettings
 from shared.streams.state.checkpoint import Checkpoint
 from shared.streams.stream_task import StreamTask
@@ -58,7 +59,7 @@ class Restoring:
 
     def __init__(self, kafka: KafkaSettings, settings: StreamsSettings, task: StreamTask, clock: Clock) -> None:
         self._kafka, self._settings, self._clock = kafka, settings, clock
-        self.task, self.report = task, RestoreReport()
+        self.task, self.report, self.progress = task, RestoreReport(), RestoreProgress(task.partition)
         self.at = TopicPartition(settings.changelog_topic, task.partition)
         self.reader = ChangelogReader(
             lambda change: restore_change(task, change),
@@ -96,9 +97,11 @@ class Restoring:
         """Take all records up to `end`; KafkaTimeout where none come."""
         position = await consumer.position(self.at)
         moved = self._clock.monotonic_ms()
+        self.progress.moved(position, end, moved)
         while position < end:
             await self.poll(consumer)
             before, position, now = position, await consumer.position(self.at), self._clock.monotonic_ms()
+            self.progress.moved(position, end, now)
             if position > before:
                 moved = now
             elif now - moved > RESTORE_IDLE_MS_MAX:

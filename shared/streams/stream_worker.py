@@ -307,7 +307,7 @@ class StreamWorker(RebalanceListener):
             self._consumer.pause(at)
             self._consumer.seek(at, 0)  # without any position the consumer would look for one, and may reset none
         of = (self._kafka, self._settings, partition, self.instance, self._clock, self.topics.refusal_bytes_max)
-        owned = OwnedTask(ChangelogPartition(*of))
+        owned = OwnedTask(ChangelogPartition(*of, self._restores))
         self._owned[partition] = owned
         owned.restoring = asyncio.create_task(self._restore(partition, owned), name=f"restore-{partition}")
 

@@ -84,8 +84,23 @@ class RestoreMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._ms = gauge(registry, "streams_restore_ms", "How long the last restore took.", "partition")
         self._restored = gauge(registry, "streams_restored_records", "Windows and records restored.", "partition")
+        self._left = gauge(
+            registry, "streams_restore_records_left", "Changelog records a restore has to read yet.", "partition"
+        )
+        self._rate = gauge(
+            registry, "streams_restore_records_per_second", "Changelog records a restore reads a second.", "partition"
+        )
+        self._eta = gauge(registry, "streams_restore_eta_ms", "When a restore will be done, from now.", "partition")
         foreign = ("streams_foreign_changelog_records", "Changelog records that are no entries, passed over.")
         self._foreign = counter(registry, *foreign, "partition")
+
+    def progress(self, partition: int, records_left: int, records_per_second: int | None, eta_ms: int | None) -> None:
+        """How far a restore is that is under way; what is not known yet is not shown."""
+        self._left.labels(partition=partition).set(records_left)
+        if records_per_second is not None:
+            self._rate.labels(partition=partition).set(records_per_second)
+        if eta_ms is not None:
+            self._eta.labels(partition=partition).set(eta_ms)
 
     def restored(self, partition: int, milliseconds: int, records: int, foreign_records: int) -> None:
         """A restore is done: its time, the windows and records that it read, and those that were no entries."""

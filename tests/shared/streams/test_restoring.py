@@ -6,7 +6,14 @@ import pytest
 
 from shared.common.errors import ChangelogHole
 from shared.common.records import TopicPartition
-from shared.streams.restoring import checked_start
+from shared.common.settings import KafkaSettings
+from shared.streams.changelog import ChangelogPartition
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.owned_task import OwnedTask
+from shared.streams.restoring import Restoring, checked_start
+from shared.streams.settings import StreamsSettings
+from shared.streams.stream_task import StreamTask
+from shared.testing.manual_clock import ManualClock
 
 AT = TopicPartition("app-changelog", 2)
 
@@ -28,3 +35,37 @@ def test_a_hole_is_named(covered: int | None, first: int, end: int, says: str) -
     """What is missing between a snapshot and the log is said with its offsets."""
     with pytest.raises(ChangelogHole, match=says):
         checked_start(AT, covered, first, end)
+
+
+class Steps:
+    """A log whose reader comes on by a hundred offsets of transaction marks and a second with each poll."""
+
+    def __init__(self, clock: ManualClock, owned: OwnedTask) -> None:
+        self.at, self.seen, self._clock, self._owned = 0, [], clock, owned  # type: ignore[var-annotated]
+
+    async def position(self, at: TopicPartition) -> int:
+        return self.at
+
+    async def poll(self, timeout_ms: int) -> dict[TopicPartition, object]:
+        self.seen.append(self._owned.describe(2))
+        self.at += 100
+        self._clock.advance(1_000)
+        return {}
+
+
+async def test_a_restore_shows_how_far_it_is() -> None:
+    """While a task is restored its description says what is left, how fast it goes and how long it takes."""
+    builder, clock = StreamsBuilder(), ManualClock(0)
+    builder.stream("in").to("out")
+    kafka, settings = KafkaSettings(bootstrap_servers="localhost:1"), StreamsSettings(application_id="app")
+    owned = OwnedTask(ChangelogPartition(kafka, settings, 2, "here", clock))
+    restoring = Restoring(kafka, settings, StreamTask(builder.build(), 2, application="app"), clock)
+    owned.changelog.progress = restoring.progress
+    steps = Steps(clock, owned)
+    await restoring.read_until(300, steps)  # type: ignore[arg-type]
+    assert [(s["state"], s["records_left"], s["records_per_second"], s["eta_ms"]) for s in steps.seen] == [
+        ("restoring", 300, None, None),
+        ("restoring", 200, 100, 2_000),
+        ("restoring", 100, 100, 1_000),
+    ]
+    assert owned.describe(2)["records_left"] == 0
