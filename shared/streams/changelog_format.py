@@ -134,10 +134,10 @@ class Progress(msgspec.Struct, frozen=True):
     """What ends every commit: how far the task is, and all that a restart needs beside the windows.
 
     `sources` maps each source topic to the next offset to read in this partition; `stream_time_ms` is the task's,
-    `operator_times_ms` that of each store's operator, -1 where no record came yet; `grids_ms` the next due time of
-    each named punctuation schedule; `guarantee` is the processing guarantee of the owner; `wall_ms` is when the commit
-    was made. `source_ids` are the ids of the source topics that the offsets belong to; a topic without one was not
-    recorded. `idle` is there where time was moved on without a record.
+    `operator_times_ms` that of each store's operator, -1 where no record came yet; `grids_ms` the next due time of each
+    named punctuation schedule (see `task_schedules`); `guarantee` is the processing guarantee of the owner; `wall_ms`
+    is when the commit was made. `source_ids` are the ids of the source topics that the offsets belong to; a topic
+    without one was not recorded. `idle` is there where time was moved on without a record.
     """
 
     application: str

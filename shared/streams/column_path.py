@@ -25,7 +25,7 @@ import numpy as np
 from shared.common.records import Columns, Int64Array
 from shared.streams.batch_values import BatchValues, TakenValues
 from shared.streams.columnar import INT64_SAFE, NumberArray
-from shared.streams.processor import Record
+from shared.streams.processor import INT64_MAX, Record
 from shared.streams.session_windows import SessionAggregate
 from shared.streams.state.column_merge import cuts, merge_runs, sorted_order
 from shared.streams.state.column_store import NONE, ColumnSessionStore
@@ -86,6 +86,9 @@ class ColumnPath:
 
     def take(self, columns: Columns) -> None:
         """Take a batch, in parts where it has to be cut."""
+        if not len(columns) or columns.timestamps.max() > INT64_MAX - self._operator.windows.patience_ms - 1:
+            self._task.take_records(columns)
+            return
         values = self._values.of(columns)
         if values is None or len(values.odd) > len(columns) * ODD_SHARE_MAX or self._may_overflow(values.states):
             self._task.take_records(columns)

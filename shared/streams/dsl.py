@@ -53,6 +53,7 @@ class StreamsBuilder:
         self._topology = Topology()
         self._named = 0
         self._repartitioned: dict[str, Stream] = {}
+        self._null_kept: set[str] = set()
         self._silent: dict[str, None] = {}  # aggregates that say nothing yet: neither on_close() nor on_update()
 
     def stream(

@@ -73,8 +73,8 @@ def join(stream: Stream, other: Stream | Table | GlobalTable, joiner: Joiner, ho
     require_one_type("join", stream._flow)
     require_one_type("join", side._flow)
     if isinstance(other, Table):
-        return _join_table(stream._by_key(), other, joiner, how)
-    return _join_streams(stream._by_key(), other._by_key(), joiner, how)
+        return _join_table(stream._by_key(keeps_null=how.left), other, joiner, how)
+    return _join_streams(stream._by_key(keeps_null=how.left), other._by_key(), joiner, how)
 
 
 def _join_global(stream: Stream, table: GlobalTable, joiner: Joiner, how: Joining) -> Stream:
@@ -140,10 +140,13 @@ def _join_store(name: str, windows: JoinWindows, flow: Flow) -> StoreBuilder:
 
 
 class _DropNullKeys(Processor):
-    """Nothing can be grouped or joined by no key."""
+    """Nothing can be grouped or joined by no key; what is left joined goes on without a match."""
+
+    def __init__(self, keeps_null: bool) -> None:
+        self._keeps_null = keeps_null
 
     def process(self, record: Record) -> None:
-        if record.key is None:
+        if record.key is None and not self._keeps_null:
             self.context.count_skipped("null key")
         else:
             self.context.forward(record)
@@ -151,7 +154,8 @@ class _DropNullKeys(Processor):
 
 def repartitioned(builder: StreamsBuilder, parent: str, flow: Flow, topic: str) -> tuple[str, Flow]:
     """The source of, and what comes back from, an internal topic that takes the records of `parent` by their keys."""
-    keyed = ProcessorNode(builder._name("keyed"), _DropNullKeys)
+    # Asked only when a task is made: a left join may come after a grouping of the same stream.
+    keyed = ProcessorNode(builder._name("keyed"), lambda: _DropNullKeys(topic in builder._null_kept))
     builder._add(keyed, (parent,))
     encode = _encode_bytes_keys if flow.key == "bytes" else _encode_text_keys
     builder._add(SinkNode(builder._name("sink"), topic, encode, is_internal=True), (keyed.name,))
@@ -173,12 +177,12 @@ def repartitioned(builder: StreamsBuilder, parent: str, flow: Flow, topic: str) 
 
 
 def _encode_text_keys(record: Record) -> tuple[bytes | None, bytes | None]:
-    if not isinstance(record.key, str):
+    if not isinstance(record.key, str | None):
         raise SerializationError(f'a key must be text, got {type(record.key).__name__}; say key="bytes" for bytes')
     return encode_json(record)
 
 
 def _encode_bytes_keys(record: Record) -> tuple[bytes | None, bytes | None]:
-    if not isinstance(record.key, bytes):
+    if not isinstance(record.key, bytes | None):
         raise SerializationError(f'a key must be bytes, got {type(record.key).__name__}; say key="string" for text')
     return encode_json(record)

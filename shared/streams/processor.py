@@ -10,7 +10,7 @@ import math
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from shared.common.errors import ConfigError, FatalError, IllegalState
+from shared.common.errors import ConfigError, DataError, FatalError, IllegalState
 from shared.common.records import Columns, Headers, Int64Array
 from shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 
@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from shared.streams.window_results import WindowResults
 
 
+INT64_MAX = 2**63 - 1
+
+
 class Record(NamedTuple):
-    """A record between processors; `timestamp` is ms since the epoch."""
+    """A record between processors; `timestamp` is ms since the epoch, from 0 to 2^63 - 1."""
 
     key: Any
     value: Any
@@ -88,7 +91,7 @@ class ProcessorContext(Protocol):
         ...
 
     def forward(self, record: Record, to: str | None = None) -> None:
-        """Hand a record to all children, or to the one of that name."""
+        """Hand a record to all children, or to the one of that name; DataError for a timestamp that is none."""
         ...
 
     def forward_results(
@@ -110,7 +113,9 @@ class ProcessorContext(Protocol):
 
         `start` is ms since the epoch, or a timedelta or datetime that says as much; without one a STREAM_TIME grid
         begins at 0 and a WALL_CLOCK_TIME one an interval from now. The grid of a schedule with a name survives a
-        restart. ConfigError names the argument that does not do; IllegalState where the task is not at work.
+        restart, as long as its type and interval stay as they are; the name is the node's own. ConfigError names the
+        argument that does not do, also a name that another live schedule of the node has; IllegalState where the task
+        is not at work.
         """
         ...
 
@@ -122,6 +127,15 @@ class ProcessorContext(Protocol):
         """Count the record as late and send its source record to the late topic.
 
         What a punctuation or a commit forwarded has no source record: the record itself goes there.
+        """
+        ...
+
+    def takes_time(self, timestamp: int, span_ms: int) -> bool:
+        """Whether windows of this span may take a record of this time.
+
+        Not where a window's bounds would leave 64 bits, nor further ahead of the clock than `max_future_ms`: then
+        DataError, which refuses the source record; without one, in a punctuation or a commit, it is counted as
+        skipped, and False.
         """
         ...
 
@@ -184,3 +198,9 @@ def interval_ms(interval: timedelta | int, argument: str = "a duration", least: 
         said = f"{argument} must be a timedelta or a whole number of ms and at least {least}"
         raise ConfigError(f"{said}, got {interval!r}")
     return int(ms)
+
+
+def check_timestamp(timestamp: Any) -> None:
+    """Refuse a record's time that is none: DataError for what is not a whole number of ms from 0 to 2^63 - 1."""
+    if not isinstance(timestamp, int) or not 0 <= timestamp <= INT64_MAX:
+        raise DataError(f"a record's timestamp must be a whole number of ms from 0 to 2^63 - 1, got {timestamp!r}")

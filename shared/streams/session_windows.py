@@ -45,6 +45,11 @@ class SessionWindows:
         if self.grace_ms < 0:
             raise ConfigError(f"session grace must not be negative, got {self.grace_ms}")
 
+    @property
+    def patience_ms(self) -> int:
+        """How much later than its end a session is closed at the latest: gap and grace."""
+        return self.gap_ms + self.grace_ms
+
     def close_time(self, stream_time: int) -> int:
         """Sessions that end below this are closed."""
         return stream_time - self.grace_ms - self.gap_ms
@@ -69,6 +74,8 @@ class SessionAggregate(WindowedAggregate):
     def process(self, record: Record) -> None:
         if record.key is None:
             self.context.count_skipped("null key")
+            return
+        if not self.context.takes_time(record.timestamp, self.windows.patience_ms):
             return
         stream_time = max(record.timestamp, self.stream_time_ms)
         self.take(record, stream_time)

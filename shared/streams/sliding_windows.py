@@ -78,6 +78,8 @@ class SlidingWindowAggregate(FixedWindowAggregate):
         if record.key is None:
             self.context.count_skipped("null key")
             return
+        if not self.context.takes_time(record.timestamp, self.windows.difference_ms + 1):
+            return
         at, difference = record.timestamp, self.windows.difference_ms
         stream_time = max(at, self.stream_time_ms)
         self._close_time = close_time = stream_time - self.windows.grace_ms

@@ -204,7 +204,7 @@ class Stream:
         value: Any = dict,
         name: str | None = None,
     ) -> Stream:
-        """As `join`, but a record without a match goes on as `joiner(own value, None)`."""
+        """As `join`, but a record without a match goes on as `joiner(own value, None)`, as does one without a key."""
         return join(self, other, joiner, Joining(windows, key, value, name, left=True))
 
     def to(self, topic: str, encode: Encoder | None = None) -> None:
@@ -239,8 +239,12 @@ class Stream:
         """The stream grouped by the key that `key_by` gives its records."""
         return self.key_by(selector, key=key, name=name).group_by_key()
 
-    def _by_key(self) -> Stream:
-        return self.repartition() if self._flow.is_rekeyed else self
+    def _by_key(self, *, keeps_null: bool = False) -> Stream:
+        if not self._flow.is_rekeyed:
+            return self
+        if keeps_null:
+            self._builder._null_kept.add(self._node + REPARTITION_SUFFIX)
+        return self.repartition()
 
     def _derived(self, node: str, value: Any, encode: Encoder, **changed: Any) -> Stream:
         return Stream(self._builder, node, replace(self._flow, value=value, encode=encode, mixed=(), **changed))

@@ -6,7 +6,7 @@ grace have passed, by the stream time of both sides together, is late, and so is
 could be joined with.
 
 In a left join a left record that was joined with nothing is forwarded with None once its window and the grace have
-passed: nothing can come then that would make it untrue.
+passed: nothing can come then that would make it untrue. One without a key is forwarded so at once, and moves no time.
 
 >>> JoinWindows.of(10, grace=5)
 JoinWindows(before_ms=10, after_ms=10, grace_ms=5)
@@ -146,8 +146,13 @@ class StreamJoin(TimedProcessor):
 
     def process(self, record: Record) -> None:
         side, value = record.value
+        if record.key is None and value is not None and self._left and side == LEFT:
+            self.context.forward(record._replace(value=self._joiner(value, None)))  # no right one can have its key
+            return
         if record.key is None or value is None:
             self.context.count_skipped("null key" if record.key is None else "null value")
+            return
+        if not self.context.takes_time(record.timestamp, max(self.windows.before_ms, self.windows.after_ms, 0)):
             return
         at, stream_time = record.timestamp, max(self.stream_time_ms, record.timestamp)
         if at < self.windows.limit(side, stream_time):

@@ -105,10 +105,9 @@ class StreamTask:
         self.codecs = {n: StateCodec(b.schema.state_columns()) for n, b in topology.stores.items()}
         self._all_stores = tuple(self.stores.values())
         self.record_metadata: RecordMetadata | None = None
-        self.schedules = TaskSchedules()
-        self.outputs = TaskOutputs()
-        self._late = self._closing = 0
-        self.idle = IdleAdvances()
+        self.schedules, self.outputs, self.idle = TaskSchedules(), TaskOutputs(), IdleAdvances()
+        self._late = self._closing = self._taken = 0
+        self.max_future_ms: int | None = None
         self._prepared = self.metrics.committed
         self._source_record: ConsumerRecord | None = None
         self._handlers, self._refused = handlers, refused
@@ -118,7 +117,6 @@ class StreamTask:
         self._processors = self._wiring.processors
         self._routes = {s.topic: (s, self._wiring.forward_to(s.name)) for s in topology.sources()}
         self.schedule_refusal: str | None = NOT_INITIALIZED
-        self._taken = 0
         self.columns_min = columns_min
         self._column_paths: dict[str, ColumnPath] = {}
 
@@ -303,18 +301,20 @@ class StreamTask:
         *,
         start: Start = None,
         name: str | None = None,
+        node: str | None = None,
     ) -> Schedule:
-        """As `ProcessorContext.schedule`; also for what owns the task. IllegalState before `initialize`."""
+        """As `ProcessorContext.schedule`; without a `node` for what owns the task. IllegalState before `initialize`."""
         if self.schedule_refusal is not None:
             raise IllegalState(self.schedule_refusal)
-        return self.schedules.schedule(interval, type, callback, now_ms=self.now_ms, start=start, name=name)
+        add = self.schedules.schedule
+        return add(interval, type, callback, now_ms=self.now_ms, start=start, name=name, node=node)
 
     # --- commit ---
 
     @property
     def needs_commit(self) -> bool:
         """Whether there is something that no commit holds yet; one that was prepared may not."""
-        return self._uncommitted or self._committing
+        return self._uncommitted or self._committing or (self.schedules.has_new_grid and self.failed is None)
 
     @needs_commit.setter
     def needs_commit(self, needs: bool) -> None:
@@ -351,7 +351,7 @@ class StreamTask:
             self.local.prepare(changelog, progress)
         changelog.append((None, encode_progress(self.epoch, self.commit_number, progress)))
         outputs, self.outputs = self.outputs, TaskOutputs()
-        self._uncommitted, self._committing = False, True
+        self._uncommitted, self._committing, self.schedules.has_new_grid = False, True, False
         self._prepared = self.metrics.totals()
         return TaskCommit(outputs, changelog, dict(self.sources), self.epoch, self.commit_number)
 

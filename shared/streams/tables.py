@@ -86,8 +86,8 @@ class Lookup(Protocol):
 class TableJoin(Processor):
     """Joins each record with the row of its key, or of the key that `key_of` makes of it.
 
-    A record without a key or value is skipped and counted; one whose key has no row is dropped, or with `left` joined
-    with None.
+    A record without a key or value is skipped and counted; one whose key has no row is dropped. With `left` a record
+    without a key or row is joined with None.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class TableJoin(Processor):
 
     def process(self, record: Record) -> None:
         key = record.key if self._key_of is None else self._key_of(record)
-        if record.value is None or (key is None and not (self._left and self._key_of is not None)):
+        if record.value is None or (key is None and not self._left):
             self.context.count_skipped("null key" if key is None else "null value")
             return
         row = None if key is None else self._lookup.get(key)

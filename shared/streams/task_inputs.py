@@ -28,6 +28,7 @@ class TaskInputs:
         self, task: StreamTask, topology: Topology, max_task_idle_ms: int = 0, max_future_ms: int | None = None
     ) -> None:
         self._task, self._max_future_ms = task, max_future_ms
+        task.max_future_ms = max_future_ms  # a processor may give a record another time
         self.is_paused = False
         self._groups = []
         for names in topology.sub_topologies():

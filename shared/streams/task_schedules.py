@@ -1,4 +1,8 @@
-"""A task's punctuation schedules: a queue for each of the two times, and the grids to take up after a restore."""
+"""A task's punctuation schedules: a queue for each of the two times, and the grids to take up after a restore.
+
+A named schedule's grid is kept under its node, its name, its type and its interval, so one processor in two nodes has
+two, and a schedule that is another than before begins a grid of its own.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,16 @@ NOT_INITIALIZED = "schedule() may be called in a processor's init() or later, no
 
 
 class TaskSchedules:
-    """`restored` are the next due times of named schedules as of the last commit, until they are scheduled again."""
+    """`restored` are the next due times of named schedules as of the last commit, until they are scheduled again.
+
+    `has_new_grid` says that a named schedule began a grid that no commit holds yet.
+    """
 
     def __init__(self) -> None:
         self.stream_time, self.wall_clock = PunctuationQueue(), PunctuationQueue()
         self.restored: dict[str, int] = {}
+        self.has_new_grid = False
+        self._named: dict[str, Schedule] = {}
 
     def schedule(
         self,
@@ -29,8 +38,9 @@ class TaskSchedules:
         now_ms: int,
         start: Start,
         name: str | None,
+        node: str | None,
     ) -> Schedule:
-        """See `ProcessorContext.schedule`; ConfigError naming the argument that does not do."""
+        """See `ProcessorContext.schedule`; `node` is the processor's, None for what owns the task."""
         ms, start_ms = interval_ms(interval, "schedule: interval"), _start_ms(start)
         if not isinstance(type_, PunctuationType):
             known = " or ".join(map(str, PunctuationType))
@@ -39,7 +49,19 @@ class TaskSchedules:
             raise ConfigError(f"schedule: callback must be callable, got {callback!r}")
         if name is not None and (not isinstance(name, str) or not name):
             raise ConfigError(f"schedule: name must be text, got {name!r}")
-        restored = self.restored.pop(name, None) if name is not None else None
+        place = grid = restored = None
+        if name is not None:
+            place = name if node is None else f"{node}/{name}"
+            if place in self._named and not self._named[place].cancelled:
+                where = f"node {node!r}" if node is not None else "the task"
+                raise ConfigError(
+                    f"{where} has a schedule named {name!r} already: cancel it first, or name this another"
+                )
+            grid = f"{place} ({type_.value}, every {ms} ms)"
+            restored = self.restored.pop(grid, None)
+            for other in [key for key in self.restored if key.startswith(f"{place} (")]:
+                del self.restored[other]  # of another type or interval: it has no schedule any more
+            self.has_new_grid |= restored is None
         is_stream_time = type_ is PunctuationType.STREAM_TIME
         if restored is not None:
             due = restored
@@ -47,7 +69,10 @@ class TaskSchedules:
             due = start_ms
         else:
             due = 0 if is_stream_time else now_ms + ms
-        return (self.stream_time if is_stream_time else self.wall_clock).schedule(ms, due, callback, name)
+        made = (self.stream_time if is_stream_time else self.wall_clock).schedule(ms, due, callback, grid)
+        if place is not None:
+            self._named[place] = made
+        return made
 
     def grids_ms(self) -> dict[str, int]:
         """The next due time of each named schedule."""

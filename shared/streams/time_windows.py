@@ -149,6 +149,8 @@ class TimeWindowAggregate(FixedWindowAggregate):
         if record.key is None:
             self.context.count_skipped("null key")
             return
+        if not self.context.takes_time(record.timestamp, self.windows.size_ms):
+            return
         stream_time = max(record.timestamp, self.stream_time_ms)
         close_time, size = stream_time - self.windows.grace_ms, self.windows.size_ms
         starts = self.windows.starts(record.timestamp)

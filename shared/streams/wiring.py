@@ -13,10 +13,18 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from shared.clients.connection import record_size
-from shared.common.errors import ConfigError, IllegalState, RecordTooLarge
+from shared.common.errors import ConfigError, DataError, IllegalState, RecordTooLarge
 from shared.common.records import Columns, Int64Array, ProducerRecord
 from shared.streams.at_work import is_at_work
-from shared.streams.processor import ProcessingFailed, Processor, Record, RecordMetadata, StateRefused
+from shared.streams.processor import (
+    INT64_MAX,
+    ProcessingFailed,
+    Processor,
+    Record,
+    RecordMetadata,
+    StateRefused,
+    check_timestamp,
+)
 from shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 from shared.streams.result_encoders import encode_json, encode_updates
 from shared.streams.state.store import StateStore
@@ -160,6 +168,7 @@ class NodeContext:
     def forward(self, record: Record, to: str | None = None) -> None:
         if not is_at_work(self._task):
             self._require_work("forward")
+        check_timestamp(record.timestamp)
         if to is None:
             self._forward_all(record)
         elif to in self._children:
@@ -177,7 +186,7 @@ class NodeContext:
         name: str | None = None,
     ) -> Schedule:
         self._require_work("schedule")
-        return self._task.schedule(interval, type, callback, start=start, name=name)
+        return self._task.schedule(interval, type, callback, start=start, name=name, node=self._node.name)
 
     def _require_work(self, call: str) -> None:
         if not is_at_work(self._task):
@@ -196,6 +205,20 @@ class NodeContext:
     def emit_late(self, record: Record, close_time_ms: int, operator_time_ms: int) -> None:
         store = next(iter(self._node.stores), self._node.name)
         self._task.emit_late(record, self._node.name, close_time_ms, operator_time_ms, store)
+
+    def takes_time(self, timestamp: int, span_ms: int) -> bool:
+        task, node = self._task, self._node.name
+        if timestamp > INT64_MAX - span_ms:
+            said = f"{node!r}: the time {timestamp} ms with windows of {span_ms} ms leaves 64 bits"
+        elif task.max_future_ms is not None and timestamp > task.now_ms + task.max_future_ms:
+            ahead_ms = timestamp - task.now_ms
+            said = f"{node!r}: the time lies {ahead_ms} ms in the future; max_future_ms={task.max_future_ms}"
+        else:
+            return True
+        if task.record_metadata is not None:
+            raise DataError(said)
+        task.count_skipped("time too far ahead")
+        return False
 
     def count_missed(self, windows: int) -> None:
         self._task.metrics.missed(windows)

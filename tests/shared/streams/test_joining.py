@@ -215,3 +215,19 @@ def test_windows_join_a_table() -> None:
     for at in (1, 100):
         driver.pipe("c", key=b"a", value=b"{}", timestamp=at)
     assert [record.value for record in driver.read("out")] == [b'[{"n":1},{"q":1}]']
+
+
+@pytest.mark.parametrize("grouped_first", [False, True])
+def test_a_left_join_keeps_what_key_by_gave_no_key(grouped_first: bool) -> None:
+    """It goes through the repartition topic and on without a match; a grouping of the same stream skips it."""
+    builder = StreamsBuilder()
+    orders = builder.stream("orders").key_by(lambda record: record.value["user"], name="by-user")
+    if grouped_first:
+        orders.group_by_key().tumbling_window(10).aggregate("w", n=Count()).on_update().to("counts")
+    orders.left_join(builder.table("users"), lambda order, user: [order["user"], user]).to("out")
+    driver = driver_of(builder)
+    for user in (b"null", b'"ann"'):
+        driver.pipe("orders", key=b"k", value=b'{"user":%s}' % user, timestamp=5)
+    assert [record.value for record in driver.read("out")] == [b"[null,null]", b'["ann",null]']
+    assert len(driver.read("counts")) == grouped_first
+    assert driver.task.metrics.skipped_total == grouped_first

@@ -338,7 +338,10 @@ def test_named_grids_survive_a_restore(type_: PunctuationType) -> None:
     assert (named, unnamed) == (([50], [50]) if type_ is STREAM else ([157], [157]))
     driver.crash()
     driver.restore()
-    assert driver.task.prepare_commit(0).changelog[-1][1].count(b'"mine":%d' % (100 if type_ is STREAM else 207)) == 1
+    assert (
+        driver.task.prepare_commit(0).changelog[-1][1].count(b'every 100 ms)":%d' % (100 if type_ is STREAM else 207))
+        == 1
+    )
     named.clear()
     unnamed.clear()
     pipe(driver, 60)
@@ -386,7 +389,7 @@ def test_a_name_not_yet_scheduled_again_keeps_its_grid() -> None:
     pipe(driver, 2)
     driver.crash()
     driver.restore()
-    assert driver.task.schedule(1_000, WALL, print, name="mine").due_ms == 100
+    assert driver.task.schedule(100, WALL, print, name="mine").due_ms == 100
 
 
 def test_wall_clock_keeps_its_grid_over_gaps() -> None:
@@ -397,3 +400,61 @@ def test_wall_clock_keeps_its_grid_over_gaps() -> None:
     for now in (1_009, 1_100, 1_101, 1_110, 1_122, 1_129, 1_130, 1_235, 1_236, 1_240):
         queue.may_punctuate(now)
     assert called == [1_100, 1_110, 1_122, 1_130, 1_235, 1_240]
+
+
+@pytest.mark.parametrize(("interval", "type_"), [(20, WALL), (10, STREAM)])
+def test_a_schedule_that_is_another_than_before_begins_a_grid_of_its_own(interval: int, type_: PunctuationType) -> None:
+    """A restored grid is of one type and one interval: where either is another now, it is given up."""
+    driver = TopologyTestDriver(topology(lambda context: None), now_ms=1_000)
+    driver.task.schedule(10, WALL, print, name="mine")
+    pipe(driver, 1)
+    driver.crash()
+    driver.restore()
+    assert driver.task.schedule(interval, type_, print, name="mine").due_ms == (0 if type_ is STREAM else 1_020)
+    assert b"wall_clock_time, every 10 ms" not in driver.task.prepare_commit(0).changelog[-1][1]
+
+
+def test_a_name_is_refused_while_its_node_has_a_schedule_of_it() -> None:
+    """Two schedules of one name in one node would have one grid; after a cancel the name is free."""
+
+    def on_init(context: ProcessorContext) -> None:
+        context.schedule(5, WALL, print, name="mine").cancel()
+        context.schedule(6, WALL, print, name="mine")
+        context.schedule(7, STREAM, print, name="mine")
+
+    with pytest.raises(ConfigError, match=r"node 'process-\d+' has a schedule named 'mine' already: cancel it first"):
+        TopologyTestDriver(topology(on_init))
+
+
+def test_one_processor_in_two_nodes_has_two_grids() -> None:
+    """A name is the node's own: each node's schedule goes on along its own grid after a restart."""
+    due: list[int] = []
+
+    class Named(Processor):
+        def init(self, context: ProcessorContext) -> None:
+            due.append(context.schedule(100, WALL, print, start=10 * (1 + len(due) % 2), name="mine").due_ms)
+
+        def process(self, record: Record) -> None:
+            pass
+
+    builder = StreamsBuilder()
+    stream = builder.stream("in")
+    stream.process(Named)
+    stream.process(Named)
+    driver = TopologyTestDriver(builder.build())
+    driver.advance_wall_clock(50)
+    driver.crash()
+    driver.restore()
+    assert due == [10, 20, 110, 120]
+
+
+def test_the_first_grid_is_committed_before_anything_happens() -> None:
+    """An application that is restarted more often than its schedule is due gets to its grid points all the same."""
+    called: list[int] = []
+    driver = TopologyTestDriver(topology(lambda c: c.schedule(10, WALL, called.append, name="mine") and None))
+    for _ in range(5):
+        driver.advance_wall_clock(7)
+        driver.crash()
+        driver.restore()
+    assert called == [14, 21, 35]
+    assert not driver.task.needs_commit

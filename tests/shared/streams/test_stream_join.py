@@ -105,15 +105,13 @@ def test_time_moved_by_hand_lets_them_go() -> None:
     """Without a record, time that is moved on forwards what is left over and forgets both sides."""
     driver = driver_of(JoinWindows.of(5), left=True)
     pipe(driver, ("left", "k", 0), ("right", "x", 0))
-    (operator,) = driver.task.operators()
-    operator.advance_time(5)
+    driver.task.advance_time(5)
     assert [len(store) for store in driver.task.stores.values()] == [1, 1]
-    operator.advance_time(6)
-    operator.advance_time(2)
-    driver.task.needs_commit = True
+    driver.task.advance_time(1)
+    driver.task.operators()[0].advance_time(2)
     driver.commit()
     assert out(driver) == [(("l0", None), 0)]
-    operator.advance_time(11)
+    driver.task.advance_time(5)
     assert [len(store) for store in driver.task.stores.values()] == [0, 0]
 
 
@@ -221,3 +219,13 @@ def test_equals_brute_force_over_crashes(
         pipe(driver, step)
     found, lates = model(windows, given_, left=left)
     assert (out(driver), late(driver)) == (found, lates)
+
+
+def test_a_left_record_without_a_key_goes_on_alone() -> None:
+    """In a left join it is forwarded at once with None; on the right, or in an inner join, it is skipped."""
+    driver = driver_of(JoinWindows.of(5), left=True)
+    pipe(driver, ("left", None, 7), ("right", None, 8))
+    assert (out(driver), driver.task.metrics.skipped_total) == ([(("l0", None), 7)], 1)
+    driver = driver_of(JoinWindows.of(5))
+    pipe(driver, ("left", None, 7))
+    assert (out(driver), driver.task.metrics.skipped_total) == ([], 1)

@@ -499,11 +499,13 @@ def test_a_firing_asks_for_a_commit(does: str) -> None:
     stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
     stream.process(Ticking, "s").to("ticks")
     task = task_of(builder.build())
-    assert not task.punctuate_wall_clock(9)
+    task.prepare_commit(0)
+    task.commit_succeeded()
+    assert (task.punctuate_wall_clock(9), task.needs_commit) == (False, False)
     assert task.punctuate_wall_clock(15)
     assert task.needs_commit
     progress = decode_progress(decode(task.prepare_commit(15).changelog[-1][1]).body)
-    assert progress.grids_ms == {"tick": 20}
+    assert progress.grids_ms == {"process-3/tick (wall_clock_time, every 10 ms)": 20}
 
 
 def test_a_firing_without_effect_is_not_done_again() -> None:

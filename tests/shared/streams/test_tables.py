@@ -55,11 +55,19 @@ def test_a_stream_looks_up_the_row_of_its_key(left: bool) -> None:
 
 def test_what_is_neither_key_nor_value_is_skipped() -> None:
     """A record without a key or value is looked up nowhere; a row without a key is none. All are counted."""
-    driver = driver_of(left=True)
+    driver = driver_of(left=False)
     driver.pipe("clicks", key=None, value=b"1")
     driver.pipe("clicks", key=b"k", value=None)
     driver.pipe("users", key=None, value=b'{"city":"Oslo"}')
     assert (out(driver), driver.task.metrics.skipped_total, len(driver.task.stores["users"])) == ([], 3, 0)
+
+
+def test_a_left_join_keeps_what_has_no_key() -> None:
+    """It has no row, so it is joined with None; without a value there is nothing to join."""
+    driver = driver_of(left=True)
+    driver.pipe("clicks", key=None, value=b"1")
+    driver.pipe("clicks", key=None, value=None)
+    assert (out(driver), driver.task.metrics.skipped_total) == ([{"value": 1, "city": None}], 1)
 
 
 def test_a_row_that_cannot_be_read_is_a_dead_letter() -> None:
