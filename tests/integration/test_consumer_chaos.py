@@ -40,9 +40,8 @@ STOPPED_S = 3
 CONCURRENCY = 16
 CLOCK_NS = 5_000_000
 """The broker's time-stamps are in ms of another clock of the same machine."""
-COMMIT_LAG_NS = 1_500_000_000
-"""How long before the loss of a partition a record may have been done and not be committed: a commit interval, and one
-commit under way on a busy machine."""
+COMMIT_LAG_NS = 3_000_000_000
+"""How long before a loss what was done may not be committed: a rebalance may wait a session or two for the dead."""
 NEVER_NS = 2**63
 
 
@@ -325,8 +324,8 @@ def judge(ownerships: list[Ownership], commits: dict[int, list[Commit]], sent: C
 
 
 def in_flight(ownerships: list[Ownership], commits: dict[int, list[Commit]]) -> int:
-    """What may be done twice, and no more: of each ownership that was lost, the calls that were running then, and those
-    that had ended too shortly before to have been committed, COMMIT_LAG_NS."""
+    """What may be done twice, and no more: of each ownership that was lost, the calls that were running then or begun
+    later, and those that had ended too shortly before to have been committed, COMMIT_LAG_NS."""
     total = 0
     for owned in ownerships:
         if owned.is_released:
@@ -341,6 +340,7 @@ def in_flight(ownerships: list[Ownership], commits: dict[int, list[Commit]]) -> 
             if call.started_ns <= owned.ended_ns and call.ended_ns > end_ns - COMMIT_LAG_NS
         }
         total += sum(not before or not before[-1].covers(offset) for offset in open_ones)
+        total += sum(call.started_ns > owned.ended_ns for call in owned.calls)  # it did not know yet
     return total
 
 
