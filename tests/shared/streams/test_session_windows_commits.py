@@ -1,16 +1,17 @@
-"""Sessions of real commits, truly out of order, against a plain reference.
+"""Sessions of commits, truly out of order, against a plain reference.
 
-`PENSTOCK_TEST_COMMITS` names a file of tab-separated commits (gzip): commit time and author time in seconds, author,
-repository, number of parents. Without it these tests are skipped. Commits are taken in the order in which they were
-made; event time is when they were authored.
+Commits are taken in the order in which they were made; event time is when they were authored, which may be years
+before, and for one of them is 2056. Those of the normal run are generated so; `PENSTOCK_TEST_COMMITS` names a file of
+real ones for the soak (gzip, tab-separated: commit time and author time in seconds, author, repository, parents).
 """
 
 from __future__ import annotations
 
 import gzip
 import os
+import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -24,13 +25,10 @@ from shared.testing.topology_test_driver import TopologyTestDriver
 FILE = os.environ.get("PENSTOCK_TEST_COMMITS")
 GAP_MS, GRACE_MS = 2 * 3_600_000, 24 * 3_600_000
 MAX_FUTURE_MS = 24 * 3_600_000
-BATCH_RECORDS = 2_000
-CRASH_AFTER = 100  # batches: a restore reads the whole changelog before it
-
-pytestmark = [
-    pytest.mark.soak,
-    pytest.mark.skipif(FILE is None, reason="PENSTOCK_TEST_COMMITS names no file"),
-]
+HOUR_MS, DAY_MS, YEAR_MS = 3_600_000, 24 * 3_600_000, 365 * 24 * 3_600_000
+FIRST_MS, FAR_AHEAD_MS = 1_400_000_000_000, 2_720_000_000_000  # 2014 and 2056
+BATCH_RECORDS, CRASH_AFTER = 2_000, 100  # batches: a restore reads the whole changelog before it
+GENERATED, GENERATED_BATCH_RECORDS, GENERATED_CRASH_AFTER = 6_000, 150, 12
 
 Commit = tuple[int, int, str, int]
 """Commit time and author time (ms), author, number of parents."""
@@ -44,7 +42,20 @@ class Value(msgspec.Struct):
     parents: int
 
 
+def generated(seed: int = 1) -> Iterator[Commit]:
+    """Commits of twenty authors, a third of them late by hours, days or years, and one ahead of its time."""
+    random_ = random.Random(seed)
+    now = FIRST_MS
+    for number in range(GENERATED):
+        now += random_.choice((60_000, 600_000, HOUR_MS))
+        late = random_.choices((0, 3 * HOUR_MS, 20 * DAY_MS, 6 * YEAR_MS), (69, 16, 13, 2))[0]
+        at = FAR_AHEAD_MS if number == GENERATED // 2 else now - random_.randint(0, late)
+        author = f"author-{min(int(random_.expovariate(0.3)), 19)}"
+        yield now, at, author, random_.choice((0, 1, 1, 1, 2))
+
+
 def commits() -> Iterator[Commit]:
+    """The file's."""
     assert FILE is not None
     with gzip.open(Path(FILE), "rt", encoding="utf-8") as lines:
         next(lines)
@@ -53,18 +64,18 @@ def commits() -> Iterator[Commit]:
             yield int(committed) * 1_000, int(authored) * 1_000, author, int(parents)
 
 
-def batches() -> Iterator[list[Commit]]:
-    rest = commits()
-    while batch := list(islice(rest, BATCH_RECORDS)):
+def batches(of: Iterable[Commit], records: int) -> Iterator[list[Commit]]:
+    rest = iter(of)
+    while batch := list(islice(rest, records)):
         yield batch
 
 
-def reference(max_future_ms: int | None) -> tuple[list[Session], int, int]:
+def reference(work: Iterable[list[Commit]], max_future_ms: int | None) -> tuple[list[Session], int, int]:
     """All sessions, late records and refused ones, by the rule of session windows over plain lists."""
     open_: dict[str, list[list[int]]] = defaultdict(list)
     sessions: list[Session] = []
     time, late, refused = -1, 0, 0
-    for batch in batches():
+    for batch in work:
         now = batch[-1][0]
         for _, at, author, parents in batch:
             if max_future_ms is not None and at > now + max_future_ms:
@@ -91,7 +102,9 @@ def reference(max_future_ms: int | None) -> tuple[list[Session], int, int]:
     return sorted(sessions), late, refused
 
 
-def streamed(max_future_ms: int | None) -> tuple[list[Session], int, int]:
+def streamed(
+    work: Iterable[list[Commit]], max_future_ms: int | None, crash_after: int
+) -> tuple[list[Session], int, int]:
     """The same of a task that takes them in batches, with one crash on the way."""
     builder = StreamsBuilder()
     windows = builder.stream("commits", Value).group_by_key().session_window(GAP_MS, GRACE_MS)
@@ -99,11 +112,11 @@ def streamed(max_future_ms: int | None) -> tuple[list[Session], int, int]:
     driver = TopologyTestDriver(builder.build(), commit_each=False, max_future_ms=max_future_ms)
     sessions: list[Session] = []
     late = refused = 0
-    for number, batch in enumerate(batches()):
+    for number, batch in enumerate(work):
         driver.clock.advance(batch[-1][0] - driver.clock.now_ms())
         driver.pipe_columns("commits", [(a.encode(), b'{"parents":%d}' % p, at) for _, at, a, p in batch])
         driver.commit()
-        if number == CRASH_AFTER:
+        if number == crash_after:
             driver.crash()
             driver.piped.clear()  # all of it is committed: the new owner has nothing to do again
             driver.restore()
@@ -119,12 +132,27 @@ def streamed(max_future_ms: int | None) -> tuple[list[Session], int, int]:
 
 @pytest.mark.parametrize("max_future_ms", [None, MAX_FUTURE_MS])
 def test_sessions_of_commits(max_future_ms: int | None) -> None:
-    """Sessions, sums and late records are the reference's.
+    """Sessions, sums and late records are the reference's, over a crash too.
 
     One commit is stamped thirty years ahead. As it is, it closes every session, and all that comes after it is late;
-    with `max_future_ms` it is a dead letter, and nearly nothing is lost by it.
+    with `max_future_ms` it alone is a dead letter, and what comes after it is as if it had not been.
     """
-    expected, late, refused = reference(max_future_ms)
-    assert streamed(max_future_ms) == (expected, late, refused)
+    work = list(batches(generated(), GENERATED_BATCH_RECORDS))
+    expected, late, refused = reference(work, max_future_ms)
+    assert streamed(work, max_future_ms, GENERATED_CRASH_AFTER) == (expected, late, refused)
+    if max_future_ms is None:
+        assert (late > GENERATED // 2, refused) == (True, 0)
+    else:
+        assert (GENERATED // 10 < late < GENERATED // 3, refused) == (True, 1)
+        assert all(end < FAR_AHEAD_MS for _, _, end, *_ in expected)
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(FILE is None, reason="PENSTOCK_TEST_COMMITS names no file")
+@pytest.mark.parametrize("max_future_ms", [None, MAX_FUTURE_MS])
+def test_sessions_of_real_commits(max_future_ms: int | None) -> None:
+    """The same of a file of real commits."""
+    expected, late, refused = reference(batches(commits(), BATCH_RECORDS), max_future_ms)
+    assert streamed(batches(commits(), BATCH_RECORDS), max_future_ms, CRASH_AFTER) == (expected, late, refused)
     if max_future_ms is not None:
         assert refused >= 1
