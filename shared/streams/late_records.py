@@ -71,3 +71,8 @@ def _bytes(value: Any) -> bytes | None:
         return msgspec.json.encode(value, enc_hook=repr)
     except (TypeError, ValueError, RecursionError):
         return repr(value).encode(errors="backslashreplace")
+
+
+def place_of(record: ConsumerRecord) -> str:
+    """Where a record stands, in words."""
+    return f"{record.topic}-{record.partition}@{record.offset}"

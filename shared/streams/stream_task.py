@@ -35,7 +35,8 @@ from shared.streams.changelog_format import Progress, StateCodec, encode_progres
 from shared.streams.column_path import COLUMNS_MIN, ColumnPath, column_paths
 from shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
 from shared.streams.idle_advance import IdleAdvances
-from shared.streams.late_records import forwarded_late_record, late_record
+from shared.streams.late_records import forwarded_late_record, late_record, place_of
+from shared.streams.origins import original, without_origin
 from shared.streams.processor import ProcessingFailed, Record, RecordMetadata
 from shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 from shared.streams.state.checkpoint import CommitPlace
@@ -99,25 +100,22 @@ class StreamTask:
         self.global_tables: Mapping[str, Lookup] = {}
         self._uncommitted = self._committing = False
         self.failed: ProcessingFailed | None = None
-        self.metrics = TaskMetrics(registry, partition)
-        self.local = local
+        self.metrics, self.local = TaskMetrics(registry, partition), local
         self.stores = topology.build_stores(local)
         self.codecs = {n: StateCodec(b.schema.state_columns()) for n, b in topology.stores.items()}
         self._all_stores = tuple(self.stores.values())
         self.record_metadata: RecordMetadata | None = None
         self.schedules, self.outputs, self.idle = TaskSchedules(), TaskOutputs(), IdleAdvances()
-        self._late = self._closing = self._taken = 0
+        self._late, self._closing, self._taken, self._prepared = 0, 0, 0, self.metrics.committed
         self.max_future_ms: int | None = None
-        self._prepared = self.metrics.committed
         self._source_record: ConsumerRecord | None = None
         self._handlers, self._refused = handlers, refused
-        self.check_states, self.record_bytes_max = check_states, record_bytes_max
+        self.check_states, self.record_bytes_max, self.columns_min = check_states, record_bytes_max, columns_min
         self.key_bytes_max = key_bytes_max or default_key_bytes_max(record_bytes_max)
-        self._wiring = Wiring(topology, record_bytes_max, self._output)
+        self._wiring = Wiring(topology, record_bytes_max, self._output, self.source_record)
         self._processors = self._wiring.processors
         self._routes = {s.topic: (s, self._wiring.forward_to(s.name)) for s in topology.sources()}
         self.schedule_refusal: str | None = NOT_INITIALIZED
-        self.columns_min = columns_min
         self._column_paths: dict[str, ColumnPath] = {}
 
     def __repr__(self) -> str:
@@ -193,17 +191,22 @@ class StreamTask:
         try:
             self.schedules.stream_time.may_punctuate(self.stream_time_ms)
         except Exception as e:
-            raise self._fail(f"a STREAM_TIME punctuation after {_place(last)}", e) from e
+            raise self._fail(f"a STREAM_TIME punctuation after {place_of(last)}", e) from e
 
     def in_hand(self, record: ConsumerRecord) -> None:
         """This record is what a processor is at now."""
         self._source_record = record
         self.record_metadata = RecordMetadata(record.topic, record.partition, record.offset)
 
+    def source_record(self) -> ConsumerRecord | None:
+        """The record in hand, if there is one; behind a repartition topic by its source record's place and key."""
+        record = self._source_record
+        return original(record) if record is not None and self._routes[record.topic][0].is_internal else record
+
     def spoilt(self, error: Exception) -> ProcessingFailed:
         """An error where a store had taken the record in hand: the task is unfit for any commit."""
         assert self._source_record is not None
-        return self._fail(f"{_place(self._source_record)}, which a store had taken,", error)
+        return self._fail(f"{place_of(self._source_record)}, which a store had taken,", error)
 
     def _process_one(self, source: SourceNode, forward: Callable[[Record], None], record: ConsumerRecord) -> None:
         self.in_hand(record)
@@ -219,7 +222,8 @@ class StreamTask:
             stage = STAGE_PROCESS
             if record.timestamp > self.stream_time_ms:  # only now: what cannot be decoded moves no time
                 self.stream_time_ms = record.timestamp
-            forward(Record(key, value, record.timestamp, record.headers))
+            headers = without_origin(record.headers) if source.is_internal else record.headers
+            forward(Record(key, value, record.timestamp, headers))
             if self._refused and at in self._refused:
                 stage = STAGE_PRODUCE
                 raise self._refused[at]
@@ -238,14 +242,14 @@ class StreamTask:
             stage = STAGE_PRODUCE
         handler, setting = self._handlers.of(stage, error)
         if handler == "fail":
-            raise self._wiring.failure(f"{_place(record)} ({setting} is fail)", error, source.name) from error
+            raise self._wiring.failure(f"{place_of(record)} ({setting} is fail)", error, source.name) from error
         if handler == "continue":
             self.count_skipped(f"{stage} error")
             return
         letter = DeadLetter.of(record, stage, error, 1, self.application)
         self._output(dead_letter_record(source.dead_letters, letter))
         self.metrics.dead_letter(record.topic, stage)
-        self.metrics.refused_at["dead_letters"] = _place(record)
+        self.metrics.refused_at["dead_letters"] = place_of(record)
 
     def _fail(self, what: str, error: Exception) -> ProcessingFailed:
         """The task holds half of something: it must not be committed, and takes nothing more."""
@@ -378,11 +382,11 @@ class StreamTask:
 
         That is the source record in hand; where there is none, in a punctuation or a commit, what was `forwarded`.
         """
-        record, said = self._source_record, (close_time_ms, operator_time_ms, store)
-        if record is not None:
-            self._output(late_record(record, self._routes[record.topic][0].late, *said))
+        said, record = (close_time_ms, operator_time_ms, store), self.source_record()
+        if self._source_record is not None and record is not None:
+            self._output(late_record(record, self._routes[self._source_record.topic][0].late, *said))
             self._late += 1
-            self.metrics.refused_at["late"] = _place(record)
+            self.metrics.refused_at["late"] = place_of(record)
             return
         source = self.topology.source_above(node)
         self._output(forwarded_late_record(forwarded, source.late, *said, self.record_bytes_max))
@@ -393,8 +397,4 @@ class StreamTask:
         """Count the record in hand, and others of its batch before it, as skipped."""
         self.metrics.skipped(reason, records)
         if self._source_record is not None:
-            self.metrics.refused_at["skipped"] = _place(self._source_record)
-
-
-def _place(record: ConsumerRecord) -> str:
-    return f"{record.topic}-{record.partition}@{record.offset}"
+            self.metrics.refused_at["skipped"] = place_of(self._source_record)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from shared.clients.connection import record_size
 from shared.common.errors import ConfigError, DataError, IllegalState, RecordTooLarge
-from shared.common.records import Columns, Int64Array, ProducerRecord
+from shared.common.records import Columns, ConsumerRecord, Int64Array, ProducerRecord
 from shared.streams.at_work import is_at_work
+from shared.streams.origins import origin_headers
 from shared.streams.processor import (
     INT64_MAX,
     ProcessingFailed,
@@ -41,16 +42,25 @@ if TYPE_CHECKING:
 Forward = Callable[[Record], None]
 Output = Callable[[ProducerRecord, WindowKey | None], None]
 """Takes a record for a topic, and the window whose result it is."""
+InHand = Callable[[], ConsumerRecord | None]
+"""Gives the source record in hand, if there is one."""
 
 
 class SinkWriter:
-    """Turns what reaches a sink into a record of its topic; RecordTooLarge where it has over `record_bytes_max`."""
+    """Turns what reaches a sink into a record of its topic; RecordTooLarge where it has over `record_bytes_max`.
 
-    def __init__(self, node: SinkNode, record_bytes_max: int, output: Output) -> None:
+    What goes into a repartition topic says where its source record stands.
+    """
+
+    def __init__(self, node: SinkNode, record_bytes_max: int, output: Output, in_hand: InHand = lambda: None) -> None:
         self._node, self._record_bytes_max, self._output = node, record_bytes_max, output
+        self._in_hand = in_hand if node.is_internal else None
 
     def process(self, record: Record) -> None:
         key, value = self._node.encode(record)
+        source = None if self._in_hand is None else self._in_hand()
+        if source is not None:
+            record = record._replace(headers=record.headers + origin_headers(source))
         size = record_size(key, value, list(record.headers))
         if size > self._record_bytes_max:
             topic, limit = self._node.topic, self._record_bytes_max
@@ -76,7 +86,9 @@ class SinkWriter:
 class Wiring:
     """The nodes of one task by name."""
 
-    def __init__(self, topology: Topology, record_bytes_max: int, output: Output) -> None:
+    def __init__(
+        self, topology: Topology, record_bytes_max: int, output: Output, in_hand: InHand = lambda: None
+    ) -> None:
         self.topology = topology
         self.processors: dict[str, Processor] = {}
         self._sinks: dict[str, SinkWriter] = {}
@@ -84,7 +96,7 @@ class Wiring:
             if isinstance(node, ProcessorNode):
                 self.processors[name] = node.supplier()
             elif isinstance(node, SinkNode):
-                self._sinks[name] = SinkWriter(node, record_bytes_max, output)
+                self._sinks[name] = SinkWriter(node, record_bytes_max, output, in_hand)
         self._names = {id(node): name for name, node in (self.processors | self._sinks).items()}
 
     def children(self, name: str) -> dict[str, Forward]:
