@@ -28,7 +28,7 @@ SEED = 1
 VALUE_BYTES = 100
 
 
-def clicks(count: int, seed: int = SEED) -> Iterator[RecordColumns]:
+def clicks(count: int, seed: int = SEED, topic: str = TOPIC) -> Iterator[RecordColumns]:
     """All records, in bulks."""
     random = np.random.default_rng(seed)
     weights = np.cumsum(1 / np.arange(1, KEYS + 1))
@@ -42,7 +42,7 @@ def clicks(count: int, seed: int = SEED) -> Iterator[RecordColumns]:
         took = random.integers(1, 1_500, size)
         names = [b"u%d" % key for key in keys.tolist()]
         values = [_value(name, ms, start + i) for i, (name, ms) in enumerate(zip(names, took.tolist(), strict=True))]
-        yield RecordColumns(TOPIC, names, values, times.tolist())
+        yield RecordColumns(topic, names, values, times.tolist())
 
 
 def _value(user: bytes, ms: int, number: int) -> bytes:
@@ -55,9 +55,9 @@ def _value(user: bytes, ms: int, number: int) -> bytes:
     return body + b',"agent":"' + b"x" * (VALUE_BYTES - len(body) - 12) + b'"}'
 
 
-async def fill(kafka: KafkaSettings, count: int) -> None:
+async def fill(kafka: KafkaSettings, count: int, topic: str = TOPIC) -> None:
     """Write the topic, which exists."""
     async with Producer(kafka, ProducerSettings(batch_size=65_536, linger_ms=20)) as producer:
-        for bulk in clicks(count):
+        for bulk in clicks(count, topic=topic):
             if (error := await (await producer.send_many(bulk)).first_error()) is not None:
                 raise error

@@ -8,7 +8,8 @@ runs from when the first task is restored to when all records are committed; CPU
 checked: every record is in a closed session, in a live one, or late.
 
 Besides: what a live session with count and mean takes of memory, with a million of them, and how long after its append
-a record's result can be read at 10,000 records a second (`_sessions_latency`).
+a record's result can be read at 10,000 records a second (`_sessions_latency`). With `--peers` Bytewax and Quix Streams
+run beside it on the same broker, where an environment has them (`_peers`).
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ import sys
 import tempfile
 import time
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from bench._peers import absent, available, race
+from bench._session_peers import PEERS
+from bench._session_peers import TOPIC as PEERS_TOPIC
 from bench._sessions_data import BULK, GAP_MS, GRACE_MS, PARTITIONS, TOPIC, fill
 from bench._sessions_latency import latency
 from bench._side_by_side import Figures, best_of, report
@@ -185,8 +190,19 @@ def bytes_per_session(count: int) -> float:
     return (after - before) / count
 
 
-async def run(count: int, rounds: int) -> tuple[dict[str, Figures], dict[str, Figures]]:
-    """Every contestant on one topic, `rounds` times in turns; and latencies by guarantee."""
+async def run_peers(kafka: KafkaSettings, python: str, names: Sequence[str], count: int) -> dict[str, Figures]:
+    """One round of each peer that `python` has, on a topic of their own."""
+    topics = (PEERS_TOPIC, *(f"results-{module}" for module in PEERS.values()))
+    async with Admin(kafka) as admin:
+        await admin.create_topics([event_time_topic(topic, PARTITIONS) for topic in topics])
+    await fill(kafka, count, PEERS_TOPIC)
+    return await race(python, names, kafka.bootstrap_servers, count)
+
+
+async def run(
+    count: int, rounds: int, peers: tuple[str, Sequence[str], int] | None = None
+) -> tuple[dict[str, Figures], dict[str, Figures]]:
+    """Every contestant on one topic, `rounds` times in turns; and latencies by guarantee. `peers`: see `run_peers`."""
     with tempfile.TemporaryDirectory() as folder:
         async with EmbeddedKafka(Path(folder)) as broker:
             kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
@@ -195,6 +211,8 @@ async def run(count: int, rounds: int) -> tuple[dict[str, Figures], dict[str, Fi
             await fill(kafka, count)
             arguments = ["--servers", broker.bootstrap_servers, "--records", str(count)]
             figures = await best_of("bench.sessions", CONTESTANTS, arguments, rounds)
+            if peers is not None:
+                figures |= await run_peers(kafka, *peers)
             guarantees: tuple[Guarantee, ...] = ("at_least_once", "exactly_once")
             return figures, {each: await latency(kafka, LATENCY_SECONDS, each) for each in guarantees}
 
@@ -205,6 +223,9 @@ def main() -> int:
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--peers", action="store_true", help="also Bytewax and Quix Streams, where they are installed")
+    parser.add_argument("--peers-python", metavar="PATH", default=sys.executable, help="the Python that has them")
+    parser.add_argument("--peer-records", type=int, default=200_000, help="how many records each of them gets")
     parser.add_argument("--one", choices=CONTESTANTS, help=argparse.SUPPRESS)
     parser.add_argument("--servers", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -212,7 +233,9 @@ def main() -> int:
         kafka = KafkaSettings(bootstrap_servers=given.servers)
         print(json.dumps(asyncio.run(contest(given.one, kafka, given.records))))
         return 0
-    figures, latencies = asyncio.run(run(given.records, given.rounds))
+    found = available(given.peers_python) if given.peers else []
+    peers = (given.peers_python, found, given.peer_records) if found else None
+    figures, latencies = asyncio.run(run(given.records, given.rounds, peers))
     size = bytes_per_session(SESSIONS)
     missed = size > SESSION_BYTES_MAX
     print(f"a live session of {SESSIONS:,}: {size:.0f} bytes (asked for: at most {SESSION_BYTES_MAX})")
@@ -222,6 +245,11 @@ def main() -> int:
     if given.json:
         print(json.dumps({"bytes_per_session": size, "latency": latencies}))
     title = f"{given.records:,} records, best of {given.rounds}"
+    if given.peers:
+        lines = absent(given.peers_python, found)
+        if found:
+            lines.append(f"peers: one round of {given.peer_records:,} records each")
+        print("\n".join(lines))
     return report(title, figures, WANTED, as_json=given.json) or int(missed)
 
 

@@ -1,0 +1,56 @@
+"""Peers beside the benchmark of sessions, in a Python that has them: theirs, and not a dependency of ours.
+
+What can be imported there is run (`_session_peers`), each in a process of its own; what cannot is said. They are slower
+by an order, so they get a topic of their own with fewer records of the same kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench._session_peers import PEERS
+from bench._side_by_side import Figures
+
+SCRIPT = Path(__file__).with_name("_session_peers.py")
+TIMEOUT_SECONDS = 600
+
+
+def available(python: str) -> list[str]:
+    """The peers that this Python can import, by name; none where it is no Python."""
+    try:
+        done = subprocess.run([python, str(SCRIPT), "--list"], capture_output=True, text=True, timeout=60, check=False)
+    except OSError as e:
+        print(f"peers: {python} cannot be run: {e.strerror}", file=sys.stderr)
+        return []
+    return [line for line in done.stdout.splitlines() if line in PEERS]
+
+
+def absent(python: str, found: Sequence[str]) -> list[str]:
+    """A line for each peer that is not there."""
+    return [
+        f"{name}: not measured, {python} has no {module} (pip install {module} into an environment of its own, and "
+        "name its Python with --peers-python)"
+        for name, module in PEERS.items()
+        if name not in found
+    ]
+
+
+async def race(python: str, names: Sequence[str], servers: str, records: int) -> dict[str, Figures]:
+    """One round of each; one that fails is said, and has no figures."""
+    figures: dict[str, Figures] = {}
+    for name in names:
+        child = [python, str(SCRIPT), "--one", name, "--servers", servers, "--records", str(records)]
+        try:
+            done = await asyncio.to_thread(
+                subprocess.run, child, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=True
+            )
+            figures[name] = json.loads(done.stdout.splitlines()[-1])
+        except (subprocess.SubprocessError, OSError, ValueError, IndexError) as e:
+            said = (getattr(e, "stderr", "") or str(e)).strip().splitlines()
+            print(f"{name}: not measured: {said[-1] if said else type(e).__name__}", file=sys.stderr)
+    return figures

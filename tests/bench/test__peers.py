@@ -1,0 +1,52 @@
+"""The peers of the benchmark of sessions: run where they are, and said to be absent where they are not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import _peers
+from bench._peers import absent, available, race
+from bench._session_peers import PEERS, Stopwatch
+
+NAME = "bytewax session count"
+
+
+def test_who_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """A Python lists what it can import; what is no Python has nothing, and is named."""
+    assert set(available(sys.executable)) <= set(PEERS)
+    assert available("/no/python") == []
+    assert "/no/python cannot be run" in capsys.readouterr().err
+
+
+def test_who_is_absent() -> None:
+    """Each peer that is not there has a line that says how to get it."""
+    (line,) = absent("/some/python", ["quix tumbling count"])
+    assert "/some/python has no bytewax (pip install bytewax" in line
+    assert absent("/some/python", list(PEERS)) == []
+
+
+async def test_a_peer_that_fails_has_no_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Figures are the last line of each; one that ends in an error is said with its last words."""
+    script = tmp_path / "peer.py"
+    script.write_text(
+        "import sys\nif sys.argv[2] != 'good': sys.exit('no broker there')\nprint('noise')\nprint('{\"x\": 1}')\n",
+        encoding="utf-8",
+    )
+    monkeypatch.setattr(_peers, "SCRIPT", script)
+    assert await race(sys.executable, ["good", NAME], "here:1", 5) == {"good": {"x": 1}}
+    assert f"{NAME}: not measured: no broker there" in capsys.readouterr().err
+
+
+def test_a_stopwatch_runs_from_the_first_record_to_the_last() -> None:
+    """Rates are of all records; where some did not come there are none."""
+    watch = Stopwatch(2)
+    watch.seen()
+    with pytest.raises(SystemExit, match="1 of 2 records did not come"):
+        watch.figures()
+    watch.seen()
+    assert watch.figures(to_last_record=True)["records_per_second"] > watch.figures()["records_per_second"] > 0
