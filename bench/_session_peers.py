@@ -94,24 +94,24 @@ def quix_tumbling(servers: str, records: int) -> dict[str, float]:
     from quixstreams import Application
 
     logging.disable(logging.WARNING)
-    folder = tempfile.mkdtemp(prefix="quix-")
     watch = Stopwatch(records)
-    application = Application(
-        broker_address=servers,
-        consumer_group=f"quix-{time.time_ns()}",
-        auto_offset_reset="earliest",
-        loglevel=None,
-        state_dir=folder,
-    )
-    source = application.topic(TOPIC, value_deserializer="json", key_deserializer="str")
-    results = application.topic("results-quixstreams", value_serializer="json", key_serializer="str")
 
     def seen(value: Any) -> None:
         watch.seen()
 
-    frame = application.dataframe(source).update(seen)
-    frame.tumbling_window(GAP, grace_ms=GRACE).count().final().to_topic(results)
-    application.run(timeout=IDLE_SECONDS)  # ends when nothing came for so long
+    with tempfile.TemporaryDirectory(prefix="quix-") as folder:
+        application = Application(
+            broker_address=servers,
+            consumer_group=f"quix-{time.time_ns()}",
+            auto_offset_reset="earliest",
+            loglevel=None,
+            state_dir=folder,
+        )
+        source = application.topic(TOPIC, value_deserializer="json", key_deserializer="str")
+        results = application.topic("results-quixstreams", value_serializer="json", key_serializer="str")
+        frame = application.dataframe(source).update(seen)
+        frame.tumbling_window(GAP, grace_ms=GRACE).count().final().to_topic(results)
+        application.run(timeout=IDLE_SECONDS)  # ends when nothing came for so long
     return watch.figures(to_last_record=True)
 
 
