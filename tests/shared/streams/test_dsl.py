@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.common.errors import ConfigError
+from shared.common.errors import ConfigError, SchemaMismatch
 from shared.common.serialization import json_deserializer
 from shared.streams.aggregations import Count, Mean, Sum
 from shared.streams.dsl import Stream, StreamsBuilder
 from shared.streams.processor import Processor, Record
 from shared.streams.result_encoders import encode_json, encode_updates
+from shared.streams.topology import Topology
 from shared.streams.windowed_aggregate import WindowKey, WindowResult
 from shared.testing.topology_test_driver import TopologyTestDriver
 
@@ -329,3 +330,24 @@ def test_a_store_has_a_name_of_its_own() -> None:
     assert list(builder.build().stores) == ["clicks-session", "clicks-tumbling"]
     with pytest.raises(ConfigError, match="needs a name of its own"):
         stream.group_by_key().tumbling_window(20).aggregate(n=Count()).on_close()
+
+
+def test_a_changed_aggregation_under_a_derived_name_is_refused() -> None:
+    """State that was written under a name that nobody gave is no more taken for another's than under a given one."""
+
+    def windows(aggregation: Count | Sum, *, filtered: bool) -> Topology:
+        builder = StreamsBuilder()
+        stream = builder.stream("clicks")
+        if filtered:
+            stream = stream.peek(lambda r: None)
+        stream.group_by_key().session_window(10).aggregate(n=aggregation).on_close().to("out")
+        return builder.build()
+
+    driver = TopologyTestDriver(windows(Count(), filtered=False))
+    driver.pipe("clicks", key=b"a", value=b"{}", timestamp=1)
+    driver.topology = windows(Count(), filtered=True)
+    driver.restore()
+    assert len(driver.store("clicks-session")) == 1
+    driver.topology = windows(Sum("ms"), filtered=True)
+    with pytest.raises(SchemaMismatch, match="clicks-session"):
+        driver.restore()
