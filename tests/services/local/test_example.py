@@ -68,7 +68,8 @@ def test_what_no_sample_fits_has_only_key_and_time() -> None:
 def test_the_type_is_that_of_the_source() -> None:
     """The topology says what a topic's values are decoded as; for a topic that it does not read nothing is known."""
     builder = StreamsBuilder()
-    builder.stream("orders", value=Order).group_by_key().session_window(1_000).aggregate("s", n=Count())
+    orders = builder.stream("orders", value=Order).group_by_key().session_window(1_000)
+    orders.aggregate("s", n=Count()).on_close().to("sums")
     topology = builder.build()
     assert source_type(topology, "orders") is Order
     assert source_type(topology, "others") is dict
