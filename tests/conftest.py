@@ -10,21 +10,28 @@ from typing import Any
 import pytest
 import structlog
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
 
+COMPACTOR = "tests/integration/compactor/"
 QUIETED = ("aiokafka", "httpx", "httpcore", "uvicorn.access", "py4j")
 """What a service's logging keeps quiet."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+class ByFile(LoadScopeScheduling):
     """Where processes share the tests, a file's stay together, and so do all of the compactor's, for one Spark."""
-    for item in items:
-        folder = item.path.parent
-        group = folder if folder.name == "compactor" and folder.parent.name == "integration" else item.path
-        item.add_marker(pytest.mark.xdist_group(str(group)))
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return COMPACTOR if file.startswith(COMPACTOR) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")
