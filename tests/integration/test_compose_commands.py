@@ -59,7 +59,7 @@ def pinned(lock: Path) -> dict[str, str]:
 
 
 def link(name: str, version: str, python: Path) -> None:
-    """Give another environment a distribution of this one, without the commands that would start this Python."""
+    """Give another environment a distribution of this one, file by file; commands start the other one's Python."""
     found = distribution(name)
     assert found.version == version, f"{name}: the two locks differ, or scripts/install was not run"
     here, there = Path(sys.prefix), python.parent.parent
@@ -67,11 +67,12 @@ def link(name: str, version: str, python: Path) -> None:
         path = Path(os.path.normpath(str(file.locate())))
         if path.suffix == ".pyc" or not path.is_file():
             continue
-        with path.open("rb") as f:
-            if path.parent.name == "bin" and f.readline().startswith(b"#!" + str(here).encode()):
-                continue
         target = there / path.relative_to(here)
         target.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent.name == "bin" and path.read_bytes().startswith(b"#!" + os.fsencode(here)):
+            target.write_bytes(b"\n".join([b"#!" + os.fsencode(python), *path.read_bytes().split(b"\n")[1:]]))
+            shutil.copymode(path, target)
+            continue
         try:
             os.link(path, target)
         except OSError:  # on another disk
