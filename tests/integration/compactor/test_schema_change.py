@@ -61,6 +61,7 @@ async def work(chain: Chain, build: Topology, number: int, lake: Path) -> int:
         return sum(owned.report.snapshot_windows for owned in worker.tasks().values())
 
 
+@pytest.mark.soak
 async def test_an_added_aggregation_is_migrated_and_a_removed_one_refused(
     kafka: EmbeddedKafka, topic_name: str, compact: Callable[..., Summary], tmp_path: Path
 ) -> None:
