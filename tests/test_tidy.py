@@ -138,6 +138,7 @@ NO_MODULE = {
     "tests/test_packaging.py": "the wheel",
     "tests/test_ci_run.py": ".ci/run",
     "tests/test_scripts_install.py": "scripts/install",
+    "tests/test_scripts_test.py": "scripts/test",
     "tests/shared/clients/connection/test_aiokafka_contract.py": "what we use of aiokafka, which is not ours",
 }
 

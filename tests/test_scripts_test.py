@@ -1,0 +1,95 @@
+"""The script that runs the tests, on a copy of it beside a project of a few tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+STEADY = "def test_steady():\n    pass\n"
+BROKEN = "def test_broken():\n    raise AssertionError('broken')\n"
+UNSTEADY = """
+from pathlib import Path
+
+def test_unsteady():
+    before = Path(__file__).with_suffix(".ran")
+    again = before.exists()
+    before.touch()
+    assert again
+"""
+SOAK = "import pytest\n\n@pytest.mark.soak\ndef test_long():\n    print('ran the long one')\n"
+
+
+def run(folder: Path, *arguments: str, **files: str) -> tuple[int, str]:
+    """Exit status and output of `scripts/test` for a project of these tests."""
+    for name in ("scripts", ".venv/bin", "tests"):
+        (folder / name).mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "test", folder / "scripts" / "test")
+    stand_ins = {"scripts/install": "#!/bin/sh\n", ".venv/bin/python": f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'}
+    for name, text in stand_ins.items():
+        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).chmod(0o755)
+    (folder / ".venv" / "java.env").touch()
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  soak: long\naddopts = -ra\n", encoding="utf-8")
+    for name, text in files.items():
+        (folder / "tests" / f"test_{name}.py").write_text(text, encoding="utf-8")
+    command = [str(folder / "scripts" / "test"), *arguments]
+    environment = {
+        **os.environ,
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTEST_PLUGINS": "xdist.plugin",
+    }  # starts sooner
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    return done.returncode, done.stdout
+
+
+def test_all_pass(tmp_path: Path) -> None:
+    """Where nothing fails nothing is run again, and long tests are left out."""
+    status, said = run(tmp_path, steady=STEADY, soak=SOAK)
+    assert status == 0, said
+    assert "1 passed" in said
+    assert "once more" not in said
+
+
+def test_what_passes_alone_is_named_as_unsteady(tmp_path: Path) -> None:
+    """A test that fails beside others and passes alone does not fail the run, and is named at its end."""
+    status, said = run(tmp_path, steady=STEADY, unsteady=UNSTEADY)
+    assert status == 0, said
+    assert said.rstrip().endswith("alone\ntests/test_unsteady.py::test_unsteady")
+
+
+def test_what_fails_again_has_failed(tmp_path: Path) -> None:
+    """One that fails both times fails the run, whatever else was only unsteady."""
+    status, said = run(tmp_path, broken=BROKEN, unsteady=UNSTEADY)
+    assert status == 1, said
+    assert "FAILED tests/test_broken.py::test_broken" in said.partition("== once more")[2]
+
+
+def test_many_failures_are_no_accident(tmp_path: Path) -> None:
+    """More failures than the limit are not tried again."""
+    one = UNSTEADY.replace("test_unsteady", "test_{0}").replace(".ran", ".{0}")
+    status, said = run(tmp_path, many="".join(one.format(number) for number in range(11)))
+    assert status == 1, said
+    assert "once more" not in said
+
+
+def test_pytest_that_cannot_run_fails_the_run(tmp_path: Path) -> None:
+    """A file that cannot be read as Python fails, with pytest's own exit status."""
+    status, said = run(tmp_path, steady=STEADY, unreadable="def test_(:\n")
+    assert status != 0, said
+    assert "== unsteady" not in said
+
+
+@pytest.mark.parametrize(("arguments", "status"), [(("--soak",), 0), (("tests/test_broken.py",), 1)])
+def test_a_selection_is_run_once(tmp_path: Path, arguments: tuple[str, ...], status: int) -> None:
+    """With arguments, and for the long ones, there is one run, and its exit status is the script's."""
+    seen, said = run(tmp_path, *arguments, broken=BROKEN, soak=SOAK)
+    assert seen == status, said
+    assert "once more" not in said
