@@ -96,6 +96,7 @@ class Batch:
         "producer_state",
         "removed",
         "retry_at_ms",
+        "run",
         "sent_ms",
         "splits",
         "state",
@@ -130,6 +131,8 @@ class Batch:
         self.error: PenstockError | None = None
         self.last_error: PenstockError | None = None
         self.future: asyncio.Future[None] | None = None
+        self.run: object = None
+        """The run of a bulk's appends that is going on, if it has filled this batch (places.py)."""
         self._builder: Any = new_batch_builder(batch_size, transactional)
         self._data: bytearray | None = None
         self._size = 0

@@ -9,6 +9,7 @@ from typing import Protocol
 from shared.clients.producer.accumulator import PartitionQueue
 from shared.clients.producer.batch import Batch
 from shared.clients.producer.delivery import Deliveries, Delivery, size_of
+from shared.clients.producer.places import Places, Run
 from shared.common.errors import BufferExhausted, PenstockError, TransactionAborted, UnknownTopicOrPartition
 from shared.common.records import ProducerRecord, RecordColumns
 
@@ -31,8 +32,7 @@ class Bulk:
     def __init__(self, records: Sequence[ProducerRecord], timestamp: int) -> None:
         self.records, self.timestamp = records, timestamp
         self._rest = iter(() if isinstance(records, RecordColumns) else records)
-        self._places: list[Batch | Exception] = []
-        self._indices: list[int] = []
+        self._places = Places()
         self._sizes: dict[int, tuple[int, int]] = {}
         self._ended: PenstockError | None = None
         self._unknown: dict[tuple[str, int | None], PenstockError] = {}
@@ -50,9 +50,17 @@ class Bulk:
     def fill(self, topics: Mapping[str, Topic]) -> ProducerRecord | None:
         """Append to open batches, up to the first record that needs more (a new batch, headers, a partition, metadata).
 
-        Gives that record, None at the end. The loop is flat: a call, a property or an object here is felt.
+        Gives that record, None at the end.
         """
-        places, indices, now_ms = self._places.append, self._indices.append, self.timestamp
+        run = self._places.begin()
+        try:
+            return self._fill(topics, run)
+        finally:
+            self._places.end()
+
+    def _fill(self, topics: Mapping[str, Topic], run: Run) -> ProducerRecord | None:
+        """The loop is flat: a call, a property or an object here is felt."""
+        places, now_ms = self._places.of.append, self.timestamp
         name: str | None = None
         by_key: dict[bytes, PartitionQueue] = {}
         topic: Topic | None = None
@@ -78,8 +86,9 @@ class Bulk:
                 if batch.append(index, timestamp, key, record.value, NO_HEADERS) is None:
                     return record
                 batch.count = index + 1
+                if batch.run is not run:
+                    batch.run, run[batch] = run, index
                 places(batch)
-                indices(index)
         except (TypeError, OverflowError, AttributeError):
             return record  # not bytes, or no record at all: the record's own way says so
         return None
@@ -104,7 +113,7 @@ class Bulk:
                 self._unknown[record.topic, None] = error
             elif record.partition is not None:  # a partitioner may choose another one for the next
                 self._unknown[record.topic, record.partition] = error
-        self._add(error, -1)
+        self._places.add(error, -1)
 
     def taken(self, delivery: Delivery) -> None:
         """The next record went its own way."""
@@ -113,15 +122,11 @@ class Bulk:
         sizes = delivery._key_size, delivery._value_size
         if sizes != (size_of(record.key), size_of(record.value)):
             self._sizes[at] = sizes
-        self._add(delivery._batch, delivery._index)
-
-    def _add(self, place: Batch | Exception, index: int) -> None:
-        self._places.append(place)
-        self._indices.append(index)
+        self._places.add(delivery._batch, delivery._index)
 
     def deliveries(self) -> Deliveries:
         """The fates of all."""
-        return Deliveries(self._places, self._indices, self.records, self.timestamp, self._sizes)
+        return Deliveries(self._places, self.records, self.timestamp, self._sizes, all_taken=not self.refusals)
 
 
 class ColumnBulk(Bulk):
@@ -133,24 +138,24 @@ class ColumnBulk(Bulk):
         timestamps = repeat(timestamp) if records.timestamps is None else records.timestamps
         self._fields = zip(records.keys, records.values, timestamps, strict=False)
 
-    def fill(self, topics: Mapping[str, Topic]) -> ProducerRecord | None:
+    def _fill(self, topics: Mapping[str, Topic], run: Run) -> ProducerRecord | None:
         columns = self._columns
         topic = topics.get(columns.topic)
         try:
             if topic is None:
                 next(self._fields, None)
             elif columns.partition is None:
-                self._fill_by_key(topic)
+                self._fill_by_key(topic, run)
             else:
                 queue = topic.queues.get(columns.partition)
-                self._fill_batch(None if queue is None else queue.open)
+                self._fill_batch(None if queue is None else queue.open, run)
         except (TypeError, OverflowError):
             pass  # not bytes: the record's own way says so
         at = len(self._places)  # where the loop stopped: at the one record that was looked at and not taken
         return columns[at] if at < len(columns) else None
 
-    def _fill_by_key(self, topic: Topic) -> None:
-        places, indices, by_key = self._places.append, self._indices.append, topic.by_key
+    def _fill_by_key(self, topic: Topic, run: Run) -> None:
+        places, by_key = self._places.of.append, topic.by_key
         for key, value, timestamp in self._fields:
             queue = topic.sticky_queue if key is None else by_key.get(key) or topic.for_key(key)
             if queue is None or (batch := queue.open) is None or type(timestamp) is not int or timestamp < 0:
@@ -159,10 +164,11 @@ class ColumnBulk(Bulk):
             if batch.append(index, timestamp, key, value, NO_HEADERS) is None:
                 return
             batch.count = index + 1
+            if batch.run is not run:
+                batch.run, run[batch] = run, index
             places(batch)
-            indices(index)
 
-    def _fill_batch(self, batch: Batch | None) -> None:
+    def _fill_batch(self, batch: Batch | None, run: Run) -> None:
         if batch is None:
             next(self._fields, None)
             return
@@ -179,8 +185,9 @@ class ColumnBulk(Bulk):
                 index += 1
         finally:
             batch.count = index
-            self._places += [batch] * (index - first)
-            self._indices += range(first, index)
+            if index > first:
+                run[batch] = first
+                self._places.of += [batch] * (index - first)
 
 
 def bulk_of(records: Iterable[ProducerRecord], timestamp: int) -> Bulk:

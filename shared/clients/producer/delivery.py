@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from shared.clients.producer.batch import Batch, BatchState, located
+from shared.clients.producer.places import Places
 from shared.common.errors import PenstockError
 from shared.common.records import ProducerRecord, RecordMetadata
 
@@ -74,22 +75,23 @@ class Deliveries:
     For bulk there is `first_error()`, which waits as long and makes no object a record.
     """
 
-    __slots__ = ("_all_taken", "_batches", "_indices", "_places", "_records", "_sizes", "_timestamp")
+    __slots__ = ("_all_taken", "_batches", "_places", "_records", "_sizes", "_timestamp")
 
     def __init__(
         self,
-        places: Sequence[Batch | Exception],
-        indices: Sequence[int],
+        places: Places,
         records: Sequence[ProducerRecord],
         timestamp: int,
         sizes: dict[int, tuple[int, int]],
+        *,
+        all_taken: bool,
     ) -> None:
-        """`timestamp` is that of records without one; `sizes` (key, value) are given where serializers changed them."""
-        self._places, self._indices, self._records = places, indices, records
+        """`timestamp` is that of records without one; `sizes` (key, value) are given where serializers changed them;
+        `all_taken` says that every record has a batch."""
+        self._places, self._records = places, records
         self._timestamp, self._sizes = timestamp, sizes
-        different = dict.fromkeys(places)
-        self._batches = [place for place in different if isinstance(place, Batch)]
-        self._all_taken = len(different) == len(self._batches)
+        self._batches = places.batches()
+        self._all_taken = all_taken
 
     def __len__(self) -> int:
         return len(self._places)
@@ -103,7 +105,7 @@ class Deliveries:
 
     def cancel(self) -> int:
         """Take back what is not under way; gives how many records that were."""
-        pairs = zip(self._places, self._indices, strict=True)
+        pairs = zip(self._places.of, self._places.indices(), strict=True)
         return sum(isinstance(place, Batch) and place.remove(index) for place, index in pairs)
 
     async def wait(self) -> None:
@@ -125,19 +127,21 @@ class Deliveries:
 
     def last(self) -> RecordMetadata | Exception:
         """The last record's fate, once all are known."""
-        return self._result(len(self) - 1, self._places[-1])
+        return self._result(len(self) - 1, self._places.of[-1], self._places.last_index())
 
     def __await__(self) -> Generator[Any, None, list[RecordMetadata | Exception]]:
         yield from self.wait().__await__()
         return self._results()
 
     def _results(self) -> list[RecordMetadata | Exception]:
-        return [self._result(i, place) for i, place in enumerate(self._places)]
+        places = self._places
+        pairs = zip(places.of, places.indices(), strict=True)
+        return [self._result(i, place, index) for i, (place, index) in enumerate(pairs)]
 
-    def _result(self, i: int, place: Batch | Exception) -> RecordMetadata | Exception:
+    def _result(self, i: int, place: Batch | Exception, index: int) -> RecordMetadata | Exception:
         if isinstance(place, Exception):
             return place
-        batch, index = located(place, self._indices[i])
+        batch, index = located(place, index)
         if index < 0:
             return batch.cancelled_error()
         if batch.error is not None:

@@ -9,6 +9,7 @@ import pytest
 from shared.clients.connection import COMPRESSION
 from shared.clients.producer.batch import NO_STATE, Batch, BatchState
 from shared.clients.producer.delivery import Deliveries, Delivery, fresh
+from shared.clients.producer.places import Places
 from shared.common.errors import DeliveryTimeout, RecordTooLarge, SendCancelled
 from shared.common.records import ProducerRecord, TopicPartition
 
@@ -26,9 +27,11 @@ def delivery_of(batch: Batch, index: int) -> Delivery:
 
 
 def deliveries_of(*places: tuple[Batch, int] | Exception) -> Deliveries:
-    batches = [place[0] if isinstance(place, tuple) else place for place in places]
-    indices = [place[1] if isinstance(place, tuple) else -1 for place in places]
-    return Deliveries(batches, indices, [ProducerRecord("t", b"v")] * len(places), 5, {})
+    where = Places()
+    for place in places:
+        where.add(*(place if isinstance(place, tuple) else (place, -1)))
+    all_taken = not any(isinstance(place, Exception) for place in places)
+    return Deliveries(where, [ProducerRecord("t", b"v")] * len(places), 5, {}, all_taken=all_taken)
 
 
 def drained(batch: Batch) -> Batch:

@@ -1,0 +1,75 @@
+"""Places: which batch and which index each record of a bulk got."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.clients.connection import COMPRESSION
+from shared.clients.producer.batch import Batch
+from shared.clients.producer.places import Places
+from shared.common.errors import RecordTooLarge
+from shared.common.records import TopicPartition
+
+BATCHES = 3
+steps = st.one_of(
+    st.lists(st.integers(0, BATCHES - 1), max_size=8),  # a run into these batches
+    st.integers(0, BATCHES - 1),  # one record by itself
+    st.just("refused"),
+    st.just("other"),  # somebody else appends between two runs
+)
+
+
+def batch_of(number: int) -> Batch:
+    return Batch(TopicPartition("t", number), 16_384, COMPRESSION["none"], False, 0)
+
+
+def fill(places: Places, batches: list[Batch], numbers: list[int]) -> list[tuple[Batch, int]]:
+    """A run, as the bulk does it; gives each record's batch and index."""
+    run, seen = places.begin(), []
+    for number in numbers:
+        batch = batches[number]
+        seen.append((batch, batch.count))
+        if batch.run is not run:
+            batch.run, run[batch] = run, batch.count
+        batch.count += 1
+        places.of.append(batch)
+    places.end()
+    return seen
+
+
+@given(st.lists(steps, min_size=1, max_size=12))
+def test_indices_are_those_of_the_appends(taken: list[list[int] | int | str]) -> None:
+    """Through runs, single records, refusals and other senders, every record has the index it was appended with."""
+    places, batches = Places(), [batch_of(number) for number in range(BATCHES)]
+    seen: list[tuple[object, int]] = []
+    for step in taken:
+        if isinstance(step, list):
+            seen += fill(places, batches, step)
+        elif isinstance(step, int):
+            seen.append((batches[step], batches[step].count))
+            places.add(batches[step], batches[step].count)
+            batches[step].count += 1
+        elif step == "refused":
+            error = RecordTooLarge("t")
+            seen.append((error, -1))
+            places.add(error, -1)
+        else:
+            batches[0].count += 1
+    assert list(zip(places.of, places.indices(), strict=True)) == seen
+    assert len(places) == len(seen)
+    if seen:
+        assert places.last_index() == seen[-1][1]
+    assert set(places.batches()) == {place for place, _ in seen if isinstance(place, Batch)}
+    assert all(batch.run is None for batch in batches)
+
+
+def test_a_run_that_took_nothing_leaves_nothing() -> None:
+    """An empty run is forgotten, and the batches are given once each, in the order of their first record."""
+    places, one, two = Places(), batch_of(1), batch_of(2)
+    places.begin()
+    places.end()
+    assert repr(places) == "<Places of 0 records in 0 runs>"
+    for batch, index in ((two, 0), (one, 0), (two, 1)):
+        places.add(batch, index)
+    assert places.batches() == [two, one]
