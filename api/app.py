@@ -43,13 +43,19 @@ def create_app(
             app.include_router(part)
     if straight is not None:
         app.add_middleware(FastPath, handle=straight)
-    app.add_middleware(Guard, auth_token=auth_token, credentials=credentials, local_hosts_only=local_hosts_only)
+    app.add_middleware(
+        Guard,
+        auth_token=auth_token,
+        credentials=credentials,
+        local_hosts_only=local_hosts_only,
+        cors_origins=cors_origins,
+    )
     if cors_origins:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(cors_origins),
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["Authorization", "Content-Type", "Idempotency-Key"],
+            allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+            allow_headers=["*"],  # a topic's key and time headers, and CloudEvents' ce-*, have names of their own
             expose_headers=["Retry-After", "Idempotency-Replayed"],
         )
     return app

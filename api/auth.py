@@ -1,8 +1,9 @@
 """The guard in front of every route: who may ask, how much a body may be, security headers, and the audit log.
 
 Without credentials the address is a loopback one; then the `Host` header must name this machine too, so that a web page
-cannot reach the service through a name of its own that points here (DNS rebinding). Whoever administers is written to
-the log with what was asked and what became of it, never with a secret.
+cannot reach the service through a name of its own that points here (DNS rebinding). With credentials or without, what
+changes anything is refused where a web page of another origin had the browser send it (`api.cross_site`). Whoever
+administers is written to the log with what was asked and what became of it, never with a secret.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.access import Access, Principal, scope_of
-from api.problem import ErrorKind, Problem
+from api.access import READING, Access, Principal, scope_of
+from api.cross_site import foreign_page
+from api.problem import UNEXPECTED, ErrorKind, Problem
 from api.settings import Credential, is_loopback
 from shared.common.log import get_logger
 
@@ -52,8 +54,10 @@ class Guard:
         credentials: Mapping[str, Credential] | None = None,
         local_hosts_only: bool = False,
         open_paths: Iterable[str] = OPEN_PATHS,
+        cors_origins: Iterable[str] = (),
     ) -> None:
         self._app = app
+        self._cors_origins = frozenset(cors_origins)
         self._access = Access(auth_token, credentials or {})
         self._local_hosts_only = local_hosts_only
         self._open_paths = frozenset(open_paths)
@@ -74,24 +78,35 @@ class Guard:
             await send(message)
 
         asks, problem = self._admit(method, path, headers)
-        if problem is None:
-            if asks.name:
-                scope["principal"] = asks.name
-            body = receive if needed == "ingest" else _Bounded(receive)
-            await self._app(scope, body, send_with_headers)
-        else:
-            response = problem.response_for(path)
-            if problem.kind.status == 401:
-                response.headers["WWW-Authenticate"] = self._challenge(headers)
-            await response(scope, receive, send_with_headers)
-        if needed == "admin":
-            client = scope["client"][0] if scope.get("client") else ""
-            log.info("audit", principal=asks.name, client=client, method=method, path=path, status=status)
+        try:
+            if problem is None:
+                if asks.name:
+                    scope["principal"] = asks.name
+                body = receive if needed == "ingest" else _Bounded(receive)
+                await self._app(scope, body, send_with_headers)
+            else:
+                response = problem.response_for(path)
+                if problem.kind.status == 401:
+                    response.headers["WWW-Authenticate"] = self._challenge(headers)
+                await response(scope, receive, send_with_headers)
+        except Exception as e:
+            if status:  # the answer has begun: only its breaking off tells
+                raise
+            log.error("request failed", path=path, error=type(e).__name__, exc_info=e)
+            failed = Problem(UNEXPECTED, "the service failed at this request; its log says why")
+            await failed.response_for(path)(scope, receive, send_with_headers)
+        finally:
+            if needed == "admin":
+                client = scope["client"][0] if scope.get("client") else ""
+                log.info("audit", principal=asks.name, client=client, method=method, path=path, status=status)
 
     def _admit(self, method: str, path: str, headers: Headers) -> tuple[Principal, Problem | None]:
         if self._local_hosts_only and not is_loopback(_host_name(headers.get("host", ""))):
             kind = ErrorKind(421, "WRONG_HOST", "Not this host")
             return NOBODY, Problem(kind, "without a token only requests to localhost are answered")
+        if method not in READING and (page := foreign_page(headers, self._cors_origins)):
+            kind = ErrorKind(403, "CROSS_SITE_REQUEST", "A request of another web page")
+            return NOBODY, Problem(kind, f"sent by a web page of {page}; cors_origins names the pages that may")
         if self._access.is_open or path in self._open_paths:
             return NOBODY, None
         found = self._access.principal(headers.get("authorization", ""))

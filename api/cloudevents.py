@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
@@ -54,12 +54,12 @@ def binary_event(headers: Iterable[tuple[str, str]]) -> BinaryEvent:
         if name == "content-type":
             content_type = value
         elif name.startswith(HTTP_PREFIX):
-            found[name.removeprefix(HTTP_PREFIX)] = unquote(value)
+            found[name.removeprefix(HTTP_PREFIX)] = _attribute(name, value)
     if len(found) > ATTRIBUTES_MAX:
         raise EventRefused(INVALID_CLOUDEVENT, f"more than {ATTRIBUTES_MAX} attributes")
     _check(found)
     own = tuple((KAFKA_PREFIX + name, value.encode()) for name, value in sorted(found.items()))
-    kept: Headers = (("content-type", content_type.encode()), *own) if content_type else own
+    kept: Headers = (("content-type", content_type.encode("latin-1")), *own) if content_type else own
     media_type = content_type.partition(";")[0].strip().lower()
     is_json = media_type in ("", "application/json") or media_type.endswith("+json")
     return BinaryEvent(kept, _beside(found), is_json)
@@ -103,6 +103,14 @@ class CloudEventParser:
             whole.positions += parsed.positions
             whole.records += [_with_value(record, value) for record in parsed.records]
         return whole
+
+
+def _attribute(name: str, value: str) -> str:
+    """A header's value, percent-decoded; each character stands for one byte that came."""
+    try:
+        return unquote_to_bytes(value.encode("latin-1")).decode()
+    except UnicodeDecodeError:
+        raise EventRefused(INVALID_CLOUDEVENT, f"the header {name} is not UTF-8") from None
 
 
 def _opaque(value: bytes, latest_ms: int) -> tuple[None, None]:

@@ -14,6 +14,7 @@ import msgspec
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
+from api.cross_site import is_simple
 from shared.connect.herder.errors import BadRequest
 from shared.connect.states import TargetState
 
@@ -30,8 +31,13 @@ INITIAL_STATES = {
 
 
 async def json_body(request: Request) -> Any:
-    """The body as JSON, whatever its content type; an empty one is an empty object."""
+    """The body as JSON; an empty one is an empty object.
+
+    Its content type may be missing, but not one of those that a browser lets any web page send (415).
+    """
     body = await request.body()
+    if body.strip() and is_simple(given := request.headers.get("content-type", "")):
+        raise HTTPException(415, f"Content-Type must be application/json, not {given[:60]}")
     if len(body) > BODY_BYTES_MAX:
         raise BadRequest(f"The body has {len(body)} bytes, {BODY_BYTES_MAX} at most")
     return _json(body) if body.strip() else {}

@@ -180,4 +180,5 @@ def _from_headers(
             timestamp_of(f"the header {own.time_header}", value, clock.now_ms() + settings.max_future_ms)
         except EventRefused as e:
             raise Problem(ErrorKind(400, e.error_code, "Wrong event time"), str(e)) from None
-    return None if key is None else key.encode(), time
+    # What a header holds is bytes; Starlette shows each as one character.
+    return None if key is None else key.encode("latin-1"), time

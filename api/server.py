@@ -90,6 +90,9 @@ class HttpServer:
             log_level="warning",  # we log the address and the shutdown ourselves
             access_log=False,
             server_header=False,
+            # Anybody on this machine could otherwise name any address as its own: in rates, and in the audit log.
+            proxy_headers=bool(self._settings.forwarded_allow_ips),
+            forwarded_allow_ips=list(self._settings.forwarded_allow_ips),
             lifespan="off",
             ws="none",
             backlog=BACKLOG,

@@ -154,6 +154,9 @@ class HttpSettings(Section):
     ssl_certfile: Path | None = Field(None, description="PEM file of the certificate; with it the address is https")
     ssl_keyfile: Path | None = Field(None, description="PEM file of its key, where it is not in the same file")
     ssl_key_password: SecretStr | None = None
+    forwarded_allow_ips: tuple[str, ...] = Field(
+        (), description="proxies whose X-Forwarded-For and -Proto are believed: addresses or networks"
+    )
 
     @model_validator(mode="after")
     def _tls_has_a_certificate(self) -> Self:

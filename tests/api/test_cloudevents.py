@@ -101,3 +101,12 @@ def test_what_is_no_event_is_refused_by_the_attribute(headers: dict[str, str], w
     """The attribute that is missing or wrong is named."""
     with pytest.raises(EventRefused, match=what):
         binary_event(headers.items())
+
+
+def test_attributes_in_headers_are_utf8_either_way() -> None:
+    """Percent-encoded or as bytes, a text is the same; what is no UTF-8 is refused and named."""
+    base = [("ce-specversion", "1.0"), ("ce-id", "7"), ("ce-source", "/s"), ("ce-type", "t")]
+    for subject in ("Zo%C3%AB", "Zoë".encode().decode("latin-1")):
+        assert dict(binary_event([*base, ("ce-subject", subject)]).headers)["ce_subject"] == "Zoë".encode()
+    with pytest.raises(EventRefused, match="ce-subject is not UTF-8"):
+        binary_event([*base, ("ce-subject", "%FF")])

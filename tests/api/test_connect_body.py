@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from fastapi import Request
+from starlette.exceptions import HTTPException
 
-from api.connect_body import config_of, create_request, json_list, patch_of, text_map
+from api.connect_body import config_of, create_request, json_body, json_list, patch_of, text_map
 from shared.connect.herder.errors import BadRequest
 from shared.connect.states import TargetState
 
@@ -69,3 +71,25 @@ def test_task_configs_are_an_array() -> None:
     for body in (b"{}", b"", b"\xff"):
         with pytest.raises(BadRequest):
             json_list(body)
+
+
+def _request(content_type: str, body: bytes) -> Request:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    headers = [(b"content-type", content_type.encode())] if content_type else []
+    return Request({"type": "http", "method": "POST", "path": "/connectors", "headers": headers}, receive)
+
+
+@pytest.mark.parametrize("content_type", ["", "application/json", "application/vnd.x+json", "text/json"])
+async def test_a_body_of_any_other_type_is_json(content_type: str) -> None:
+    """Kafka's clients say application/json; some say nothing."""
+    assert await json_body(_request(content_type, b'{"a":1}')) == {"a": 1}
+
+
+async def test_a_body_that_any_web_page_could_send_is_refused() -> None:
+    """415 for the browser's simple types; without a body there is nothing to refuse."""
+    with pytest.raises(HTTPException) as refused:
+        await json_body(_request("text/plain", b'{"a":1}'))
+    assert refused.value.status_code == 415
+    assert await json_body(_request("text/plain", b"")) == {}

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from shared.testing.manual_clock import ManualClock
 from tests.api.test_ingest import NDJSON, URL, Service
 
@@ -16,6 +18,15 @@ async def test_key_and_time_come_from_headers_where_the_event_has_none(producer:
     answer = await service.post(b"1\n2\n", NDJSON | {"X-Key": "ann", "X-Time": "1970-01-01T00:00:05Z"})
     assert answer.status_code == 200
     assert {(r.key, r.timestamp) for log in producer.logs["t"] for r in log} == {(b"ann", 5_000)}
+
+
+async def test_a_key_from_a_header_is_the_bytes_that_were_sent(producer: Any) -> None:
+    """What is not ASCII is stored once encoded, as an event's own key is."""
+    service = Service(producer, topics={"t": {"key_header": "X-Key"}})
+    request = service.client.build_request("POST", URL, content=b"1\n", headers=NDJSON)
+    request.headers = httpx.Headers([*request.headers.raw, (b"x-key", "Zoë".encode())])
+    assert (await service.client.send(request)).status_code == 200
+    assert [r.key for log in producer.logs["t"] for r in log] == ["Zoë".encode()]
 
 
 async def test_a_wrong_time_header_is_a_400_for_the_whole(producer: Any) -> None:

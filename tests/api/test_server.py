@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from api.app import create_app
 from api.server import HttpServer
@@ -141,3 +141,23 @@ async def test_a_server_at_a_unix_socket(tmp_path: Path) -> None:
     await server.stop(0)
     with pytest.raises(ConfigError, match="cannot listen on"):
         await HttpServer(server._app, HttpSettings(), unix_socket=tmp_path / "no" / "s.sock").start()
+
+
+@pytest.mark.parametrize(("trusted", "client"), [((), "127.0.0.1"), (("127.0.0.1",), "192.0.2.7")])
+async def test_a_clients_address_is_its_own_unless_a_proxy_is_trusted(trusted: tuple[str, ...], client: str) -> None:
+    """X-Forwarded-For counts for rates and the audit log only from the proxies that the settings name."""
+    router = APIRouter()
+
+    async def who(request: Request) -> str:
+        assert request.client is not None
+        return request.client.host
+
+    router.add_api_route("/client", who)
+    server = HttpServer(create_app(admin=router), HttpSettings(forwarded_allow_ips=trusted))
+    await server.start()
+    try:
+        async with httpx.AsyncClient(trust_env=False) as asking:
+            answer = await asking.get(f"{server.url}/client", headers={"X-Forwarded-For": "192.0.2.7"})
+        assert answer.json() == client
+    finally:
+        await server.stop(1_000)
