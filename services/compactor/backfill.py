@@ -32,7 +32,7 @@ from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import ConfigError
 from shared.common.records import ProducerRecord
 from shared.common.settings import KafkaSettings
-from shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings
+from shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings, TaskSettings
 from shared.streams.topics import prepare_topics
 from shared.streams.topology import Topology
 from shared.streams.topology_loading import load_topology
@@ -59,7 +59,9 @@ class Backfill(Fold):
         """Make the topics that are missing; ConfigError where the application has state already."""
         settings = self.settings
         streams = StreamsSettings(
-            application_id=settings.application, topic_wait_ms=settings.kafka_timeout_ms, **self._limits()
+            application_id=settings.application,
+            topic_wait_ms=settings.kafka_timeout_ms,
+            **settings.model_dump(include=set(TaskSettings.model_fields)),
         )
         if streams.changelog_topic != settings.changelog_topic:
             raise ConfigError(f"changelog: the aggregator's is {streams.changelog_topic}")
@@ -70,7 +72,8 @@ class Backfill(Fold):
         adopted = None if pending is None else _ends(pending.get("to_sources"))
         if pending is not None and adopted is None:
             raise ConfigError(f"{settings.tables} holds closed windows of a compaction that was not ended: finish it")
-        if adopted is not None:
+        if pending is not None and adopted is not None:
+            self.now_ms = int(pending.get("now_ms", self.now_ms))  # what was too far ahead then still is
             self.say("a backfill was begun and not ended: this one goes on up to where that meant to go")
         self.history = read_history(self.spark, settings, self.topology.source_topics(), adopted)
         self.say(f"order: {self.history.order}")
@@ -106,9 +109,9 @@ class Backfill(Fold):
         return {partition: progress._replace(covered_offset=0) for partition, progress in newest.items()}
 
     def note(self, after: Mapping[int, int]) -> dict[str, Any]:
-        """As a compaction's, with the source offsets at which this backfill ends."""
+        """As a compaction's, with the source offsets at which this backfill ends, and the moment it takes for now."""
         assert self.history is not None
-        return {**super().note(after), "to_sources": self.history.ends}
+        return {**super().note(after), "to_sources": self.history.ends, "now_ms": self.now_ms}
 
     def more(self) -> dict[str, Any]:
         """Where the aggregator goes on, the order that was taken, and what the tasks had for each topic."""
@@ -123,9 +126,6 @@ class Backfill(Fold):
         refused = {name for source in self.topology.sources() for name in (source.late, source.dead_letters)}
         return self.settings.outputs == "all" or (self.settings.outputs == "refused" and topic in refused)
 
-    def _limits(self) -> dict[str, Any]:
-        return {"max_request_size": self.settings.max_request_size, "key_bytes_max": self.settings.key_bytes_max}
-
     def _job(self, history: History) -> ReplayJob:
         settings = self.settings
         return ReplayJob(
@@ -134,7 +134,8 @@ class Backfill(Fold):
             str(Path.cwd()),
             settings.application,
             settings.processing_guarantee,
-            settings.processing_exception_handler,
+            settings.error_handlers,
+            settings.max_future_ms,
             settings.max_request_size,
             settings.key_bytes_max,
             settings.commit_records,

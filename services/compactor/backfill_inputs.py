@@ -11,17 +11,27 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import NamedTuple
 
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
-from pyspark.sql.types import BinaryType, IntegralType, StringType, TimestampType
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    DateType,
+    IntegralType,
+    NumericType,
+    StringType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from services.compactor.kafka import TopicOffsets, offsets_at, read_range, topic_offsets
 from services.compactor.replay import HEADERS_SQL, partitioned
-from services.compactor.settings import BackfillSettings
+from services.compactor.settings import BackfillSettings, TimeUnit
 from shared.common.errors import ConfigError
 from shared.streams.changelog_format import parse_places
 
@@ -30,6 +40,7 @@ RECORDS_SQL = (
     f"partition int, topic string, offset bigint, timestamp_ms bigint, key binary, value binary, {HEADERS_SQL}"
 )
 READER_DEFAULTS = {"csv": {"header": "true", "inferSchema": "true"}}
+MS_OF = {"s": Decimal(1000), "ms": Decimal(1), "us": Decimal("0.001"), "ns": Decimal("0.000001")}
 _PLACES = re.compile(r"\d+:\d+(,\d+:\d+)*")
 Ends = dict[str, dict[int, int]]
 
@@ -132,11 +143,16 @@ def file_records(
     metadata = F.col("_metadata")
     own = ("_path", "_block", "_row")
     order = [] if settings.order_column is None else ["_order"]
+    kind = rows.schema[settings.timestamp_column].dataType
+    at_ms = times(kind, F.col(settings.timestamp_column), settings.time_unit)
+    if at_ms is None:
+        said = f"{settings.timestamp_column!r} of {settings.files} is of type {kind.simpleString()}"
+        raise ConfigError(f"timestamp_column: {said}, which is neither a time nor a number nor text")
     records = rows.select(
         F.lit(0).alias("partition"),
         F.lit(topic).alias("topic"),
         F.lit(None).cast("bigint").alias("offset"),
-        _timestamp(rows, settings.timestamp_column).alias("timestamp_ms"),
+        at_ms.alias("timestamp_ms"),
         _bytes(rows, settings.key_column).alias("key"),
         _value(rows, settings.value_column).alias("value"),
         F.expr(f"CAST(NULL AS {HEADERS_SQL.partition(' ')[2]})").alias("headers"),
@@ -159,16 +175,28 @@ def _in_order(records: DataFrame, partitions: int, *order: str) -> DataFrame:
     return together.select(*COLUMNS)
 
 
-def _timestamp(rows: DataFrame, name: str) -> SparkColumn:
-    kind, column = rows.schema[name].dataType, F.col(name)
-    if isinstance(kind, IntegralType):
-        return column.cast("bigint")
-    if isinstance(kind, StringType):
-        column = F.to_timestamp(column)
-    elif not isinstance(kind, TimestampType):
-        column = column.cast("timestamp")
+def times(kind: DataType, column: SparkColumn, unit: TimeUnit) -> SparkColumn | None:
+    """A column of that type as ms since the epoch, -1 where a value is no time; None where the type is none of time.
+
+    Numbers, whole or not and also as text, count `unit`s since the epoch; a part of a ms is cut off. Any other text is
+    a time as ISO 8601, in UTC where it does not say otherwise.
+    """
+    if isinstance(kind, IntegralType) and unit == "ms":
+        ms = column.cast("bigint")
+    elif isinstance(kind, NumericType):
+        ms = _from_number(column, unit)
+    elif isinstance(kind, StringType):
+        ms = F.coalesce(_from_number(F.trim(column), unit), F.unix_millis(F.try_to_timestamp(column)))
+    elif isinstance(kind, DateType | TimestampType | TimestampNTZType):
+        ms = F.unix_millis(column.cast("timestamp"))
+    else:
+        return None
     # A row without a time is a record without one, which becomes a dead letter.
-    return F.coalesce(F.unix_millis(column), F.lit(-1))
+    return F.coalesce(ms, F.lit(-1))
+
+
+def _from_number(column: SparkColumn, unit: TimeUnit) -> SparkColumn:
+    return F.floor(column.try_cast("decimal(29,9)") * F.lit(MS_OF[unit])).try_cast("bigint")
 
 
 def _bytes(rows: DataFrame, name: str | None) -> SparkColumn:

@@ -22,8 +22,9 @@ from shared.clients.producer.partitioner import for_key
 from shared.common.errors import PenstockError
 from shared.common.records import Columns, ProducerRecord
 from shared.streams.changelog_format import Takeover, encode_takeover
-from shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
+from shared.streams.error_handlers import ErrorHandlers
 from shared.streams.stream_task import Guarantee, StreamTask
+from shared.streams.task_inputs import process_in_time
 from shared.streams.topology_loading import load_topology
 
 FIRST_OFFSET = -(2**50)
@@ -54,7 +55,8 @@ class ReplayJob(NamedTuple):
     folder: str
     application: str
     guarantee: Guarantee
-    handler: ExceptionHandler
+    handlers: ErrorHandlers
+    max_future_ms: int | None
     record_bytes_max: int
     key_bytes_max: int | None
     commit_records: int
@@ -75,10 +77,11 @@ class PartitionReplay:
             application=job.application,
             guarantee=job.guarantee,
             epoch=EPOCH,
-            handlers=ErrorHandlers(process=job.handler, produce=job.handler),
+            handlers=job.handlers,
             record_bytes_max=job.record_bytes_max,
             key_bytes_max=job.key_bytes_max,
         )
+        self._task.max_future_ms = job.max_future_ms
         self._task.source_ids = dict(job.source_ids)
         self._task.initialize(job.now_ms)
         self._next = FIRST_OFFSET
@@ -95,7 +98,7 @@ class PartitionReplay:
         while at < len(columns):
             room = self._job.commit_records - self._since_commit
             part = columns[at : at + room]
-            self._task.process(part, self._job.now_ms)
+            process_in_time(self._task, part, self._job.now_ms)
             at += len(part)
             self._since_commit += len(part)
             if self._since_commit >= self._job.commit_records:

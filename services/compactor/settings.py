@@ -9,10 +9,12 @@ from pydantic import Field
 
 from shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
 from shared.common.topic_names import changelog_topic
+from shared.streams.settings import TaskSettings
 from shared.streams.topology_loading import NAME_PATTERN
 
 DELTA_NAME = r"^[^\s,;{}()=/\\]+$"  # what a folder and a Delta column can both be called
 PLACE = r"^(earliest|latest|\d+:\d+(,\d+:\d+)*|\d+|\d{4}-\d\d-\d\d.*)$"
+TimeUnit = Literal["s", "ms", "us", "ns"]
 PLACES = "earliest, latest, partition:offset (comma-separated), a time as ISO 8601 (UTC) or as ms since the epoch"
 
 
@@ -88,8 +90,8 @@ class CompactSettings(UpkeepSettings):
     )
 
 
-class BackfillSettings(UpkeepSettings):
-    """`penstock backfill`: build an application's first state from history."""
+class BackfillSettings(UpkeepSettings, TaskSettings):
+    """`penstock backfill`: build an application's first state from history. What tasks go by is the aggregator's."""
 
     topology: Annotated[str, Field(pattern=NAME_PATTERN)] = Field(
         description="module:function that returns a shared.streams Topology: the aggregator's own"
@@ -102,7 +104,8 @@ class BackfillSettings(UpkeepSettings):
     reader_options: dict[str, str] = Field({}, description="of Spark's reader of `files`, such as header=false")
     topic: str | None = Field(None, description="source topic that `files` stand for; default: the only one")
     key_column: str | None = Field(None, description="of `files`: the record key; without it, records have none")
-    timestamp_column: str = Field("timestamp", min_length=1, description="of `files`: a timestamp, or ms since epoch")
+    timestamp_column: str = Field("timestamp", min_length=1, description="of `files`: a time, a number or text")
+    time_unit: TimeUnit = Field("ms", description="of `files`: what numbers in timestamp_column count since the epoch")
     value_column: str | None = Field(
         None, description="of `files`: the value as bytes or text; default: the whole row as a JSON object"
     )
@@ -115,10 +118,6 @@ class BackfillSettings(UpkeepSettings):
     outputs: Literal["none", "refused", "all"] = Field(
         "refused", description="what is written to its topic: late records and dead letters, results too, or nothing"
     )
-    processing_guarantee: Literal["exactly_once", "at_least_once"] = "exactly_once"
-    processing_exception_handler: Literal["dead_letter", "continue", "fail"] = "dead_letter"
-    max_request_size: Annotated[int, Field(gt=0)] = Field(1024 * 1024, description="as the aggregator has it")
-    key_bytes_max: Annotated[int, Field(gt=0)] | None = Field(None, description="as the aggregator has it")
     commit_records: Annotated[int, Field(gt=0)] = Field(
         100_000, description="source records between two commits of a task, which bound its memory"
     )

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from deltalake.schema import StructType
+from deltalake.schema import PrimitiveType, StructType
 
 from shared.common.errors import ConfigError, FatalError, RetriableError
 
@@ -26,6 +26,7 @@ PROGRESS_COLUMNS = ("partition", "changelog_offset", "epoch", "commit", "progres
 WINDOW_KEY = ("key", "start_ms", "end_ms")
 READ_ERRORS = (DeltaError, OSError, ValueError, RuntimeError, pa.ArrowException)
 """What deltalake raises: its own class, or whatever stands in Python for an error of Arrow, JSON or the storage."""
+TEMPORAL = ("date", "timestamp", "timestamp_ntz")
 HISTORY_VERSIONS_MAX = 20  # how far back the newest MERGE is looked for; only upkeep can lie between
 
 
@@ -144,8 +145,9 @@ def find_closed(
     reach: tuple[int, int],
     storage_options: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """A key's closed windows that touch `reach` (ms, both inclusive), all columns. Raises LakeUnavailable.
+    """A key's closed windows that touch `reach` (ms, both inclusive). Raises LakeUnavailable.
 
+    All columns but dates and timestamps: what they say is in ms too, and Python's own types end with the year 9999.
     Of a window that was corrected the row with the highest revision; none where that says it went into a wider one.
     """
     table = _open(table_uri(lake, application, "closed", store), None, storage_options)
@@ -154,7 +156,8 @@ def find_closed(
     text = f"X'{key.hex()}'" if isinstance(key, bytes) else _text(key)
     # The window's end is on its day, or on a later one than `reach` begins.
     day = f"day >= to_timestamp_millis({reach[0]})::date"
-    query = f"SELECT * FROM t WHERE {day} AND key = {text} AND {_touches(reach)}"
+    columns = ", ".join(_name(name) for name, field in _fields(table).items() if _type(field) not in TEMPORAL)
+    query = f"SELECT {columns} FROM t WHERE {day} AND key = {text} AND {_touches(reach)}"
     newest: dict[tuple[int, int, int], dict[str, Any]] = {}
     for row in (row for batch in _query(table, query) for row in batch.to_pylist()):
         window = (row["partition"], row["start_ms"], row["end_ms"])
@@ -248,6 +251,10 @@ def _count(table: DeltaTable, where: str) -> int:
 
 def _fields(table: DeltaTable) -> dict[str, Any]:
     return {field.name: field for field in table.schema().fields}
+
+
+def _type(field: Any) -> str | None:
+    return field.type.type if isinstance(field.type, PrimitiveType) else None
 
 
 def _require_columns(table: DeltaTable, wanted: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from shared.common.settings import PositiveMs, Section
 from shared.common.topic_names import changelog_topic, instances_topic
@@ -15,13 +15,53 @@ REFUSAL_BYTES_MAX = 16 * 1024
 """What a dead letter or a late record may be larger than the source record it holds."""
 
 
-class StreamsSettings(Section):
+class TaskSettings(BaseModel):
+    """What a task goes by, whoever runs it: the worker over a topic, or a backfill over history."""
+
+    processing_guarantee: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    deserialization_exception_handler: ExceptionHandler = Field(
+        "dead_letter", description="where a record cannot be decoded: dead letter, leave it out, or stop"
+    )
+    processing_exception_handler: ExceptionHandler = Field(
+        "dead_letter", description="where a node raises before a store took the record: dead letter, leave out, or stop"
+    )
+    production_exception_handler: ExceptionHandler = Field(
+        "dead_letter", description="where a result cannot be written, and no store took the record: the same"
+    )
+    max_future_ms: PositiveMs | None = Field(
+        86_400_000, description="a record further ahead of the clock cannot be decoded; unset: any may move time"
+    )
+    max_request_size: Annotated[int, Field(gt=0)] = Field(
+        1024 * 1024, description="bytes of a result or a changelog entry; the topic's max.message.bytes must fit"
+    )
+    key_bytes_max: Annotated[int, Field(gt=0)] | None = Field(
+        None, description="bytes of a windowed key, twice as JSON; more: dead letter; unset: max_request_size - 16 KiB"
+    )
+
+    @model_validator(mode="after")
+    def _key_fits(self) -> Self:
+        if self.key_bytes_max is not None and self.key_bytes_max >= self.max_request_size:
+            raise ValueError(
+                f"key_bytes_max={self.key_bytes_max} must be below max_request_size={self.max_request_size}"
+            )
+        return self
+
+    @property
+    def error_handlers(self) -> ErrorHandlers:
+        """The handlers of all stages."""
+        return ErrorHandlers(
+            self.deserialization_exception_handler,
+            self.processing_exception_handler,
+            self.production_exception_handler,
+        )
+
+
+class StreamsSettings(Section, TaskSettings):
     """Names are Kafka Streams', with underscores, where it has one."""
 
     application_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")] = Field(
         "penstock", description="names the consumer group, the changelog and the transactional ids"
     )
-    processing_guarantee: Literal["exactly_once", "at_least_once"] = "exactly_once"
     commit_interval_ms: PositiveMs = 100
     poll_ms: PositiveMs = Field(100, description="how long one turn waits for records")
     max_poll_records: Annotated[int, Field(gt=0)] = Field(50_000, description="records one turn takes at most")
@@ -52,26 +92,8 @@ class StreamsSettings(Section):
     restore_attempts_max: Annotated[int, Field(gt=0)] = Field(
         5, description="times in a row that a task's failed commit or restore is tried again before the worker fails"
     )
-    deserialization_exception_handler: ExceptionHandler = Field(
-        "dead_letter", description="where a record cannot be decoded: dead letter, leave it out, or stop"
-    )
-    processing_exception_handler: ExceptionHandler = Field(
-        "dead_letter", description="where a node raises before a store took the record: dead letter, leave out, or stop"
-    )
-    production_exception_handler: ExceptionHandler = Field(
-        "dead_letter", description="where a result cannot be written, and no store took the record: the same"
-    )
-    max_future_ms: PositiveMs | None = Field(
-        86_400_000, description="a record further ahead of the clock cannot be decoded; unset: any may move time"
-    )
     idle_advance_ms: PositiveMs | None = Field(
         None, description="a task whose topics are quiet for this long moves its time on by as much; unset: never"
-    )
-    max_request_size: Annotated[int, Field(gt=0)] = Field(
-        1024 * 1024, description="bytes of a result or a changelog entry; the topic's max.message.bytes must fit"
-    )
-    key_bytes_max: Annotated[int, Field(gt=0)] | None = Field(
-        None, description="bytes of a windowed key, twice as JSON; more: dead letter; unset: max_request_size - 16 KiB"
     )
     start_from_group_offsets: bool = Field(
         False, description="start with empty state at the group's offsets, where the changelog holds no progress"
@@ -108,15 +130,11 @@ class StreamsSettings(Section):
     lake_options: dict[str, str] = Field({}, description="object store options for the lake, as deltalake takes them")
 
     @model_validator(mode="after")
-    def _limits_fit(self) -> Self:
+    def _heartbeats_fit(self) -> Self:
         if self.heartbeat_interval_ms >= self.session_timeout_ms:
             raise ValueError(
                 f"heartbeat_interval_ms={self.heartbeat_interval_ms} must be below "
                 f"session_timeout_ms={self.session_timeout_ms}"
-            )
-        if self.key_bytes_max is not None and self.key_bytes_max >= self.max_request_size:
-            raise ValueError(
-                f"key_bytes_max={self.key_bytes_max} must be below max_request_size={self.max_request_size}"
             )
         return self
 
@@ -129,15 +147,6 @@ class StreamsSettings(Section):
     def instances_topic(self) -> str:
         """Where the application's instances say what they have."""
         return instances_topic(self.application_id)
-
-    @property
-    def error_handlers(self) -> ErrorHandlers:
-        """The handlers of all stages."""
-        return ErrorHandlers(
-            self.deserialization_exception_handler,
-            self.processing_exception_handler,
-            self.production_exception_handler,
-        )
 
     def skipped_changelog_offsets(self, partition: int) -> frozenset[int]:
         """The offsets of a changelog partition that `skip_changelog_records` names."""

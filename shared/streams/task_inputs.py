@@ -18,17 +18,13 @@ BUFFERED_RECORDS_MAX = 1_000  # a partition with more at hand is not fetched fro
 
 
 class TaskInputs:
-    """Hands a task its records; `max_task_idle_ms` as in `partition_group`.
-
-    A record that is more than `max_future_ms` ahead of the clock would close every window there is, and make all that
-    comes after it late: it is refused before it moves any time.
-    """
+    """Hands a task its records; `max_task_idle_ms` as in `partition_group`, `max_future_ms` as in `process_in_time`."""
 
     def __init__(
         self, task: StreamTask, topology: Topology, max_task_idle_ms: int = 0, max_future_ms: int | None = None
     ) -> None:
-        self._task, self._max_future_ms = task, max_future_ms
-        task.max_future_ms = max_future_ms  # a processor may give a record another time
+        self._task = task
+        task.max_future_ms = max_future_ms
         self.is_paused = False
         self._groups = []
         for names in topology.sub_topologies():
@@ -51,23 +47,7 @@ class TaskInputs:
         for group in self._groups:
             alone = len(group.queues) == 1
             while len(group) and (alone or group.is_ready(now_ms, lags)):
-                self._process(group.next_run(), now_ms)
-
-    def _process(self, columns: Columns, now_ms: int) -> None:
-        """Have a run processed, and what lies too far ahead of the clock refused."""
-        if self._max_future_ms is None or columns.timestamps.max() <= (limit_ms := now_ms + self._max_future_ms):
-            self._task.process(columns, now_ms)
-            return
-        start = 0
-        for at in np.flatnonzero(columns.timestamps > limit_ms).tolist():
-            if at > start:
-                self._task.process(columns[start:at], now_ms)
-            ahead_ms = int(columns.timestamps[at]) - now_ms
-            said = f"{columns.topic}: the record lies {ahead_ms} ms in the future; max_future_ms={self._max_future_ms}"
-            self._task.refuse(columns.record(at), DataError(said))
-            start = at + 1
-        if start < len(columns):
-            self._task.process(columns[start:], now_ms)
+                process_in_time(self._task, group.next_run(), now_ms)
 
     def is_full(self, topic: str) -> bool:
         """Whether so many of the topic's records are here that no more should be fetched."""
@@ -81,3 +61,25 @@ class TaskInputs:
         """Forget everything: the consumer goes back to the task's positions."""
         for group in self._groups:
             group.clear()
+
+
+def process_in_time(task: StreamTask, columns: Columns, now_ms: int) -> None:
+    """Have a run of one topic's records processed, and those refused that lie too far ahead of the clock.
+
+    A record that is more than the task's `max_future_ms` ahead would close every window there is, and make all that
+    comes after it late: it is refused before it moves any time. Raises what `StreamTask.process` raises.
+    """
+    limit = task.max_future_ms
+    if limit is None or columns.timestamps.max() <= now_ms + limit:
+        task.process(columns, now_ms)
+        return
+    start = 0
+    for at in np.flatnonzero(columns.timestamps > now_ms + limit).tolist():
+        if at > start:
+            task.process(columns[start:at], now_ms)
+        ahead_ms = int(columns.timestamps[at]) - now_ms
+        said = f"{columns.topic}: the record lies {ahead_ms} ms in the future; max_future_ms={limit}"
+        task.refuse(columns.record(at), DataError(said))
+        start = at + 1
+    if start < len(columns):
+        task.process(columns[start:], now_ms)

@@ -14,6 +14,7 @@ from services.compactor.replay import EPOCH, FAILED, FIRST_OFFSET, OUT, ReplayJo
 from shared.clients.producer.partitioner import for_key
 from shared.streams.changelog_format import FINAL, PROGRESS, TAKEOVER, decode, decode_progress
 from shared.streams.changelog_reader import Change, ChangelogReader
+from shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
 from shared.streams.topology_loading import load_topology
 from shared.testing.topology_test_driver import TopologyTestDriver
 
@@ -40,6 +41,7 @@ RECORDS = pa.schema(
         *(("key", pa.binary()), ("value", pa.binary()), ("headers", OUT.field("headers").type)),
     ]
 )
+NOW_MS, MAX_FUTURE_MS = 77, 1_000_000
 Row = tuple[int, int, bytes, int]
 """Partition, offset, key, timestamp."""
 
@@ -50,8 +52,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReplayJob]:
     (tmp_path / "replayed.py").write_text(MODULE)
     monkeypatch.setattr(sys, "path", list(sys.path))
     ends = {"in": {0: 90, 1: 91}}
-    where = ("replayed:build", {}, str(tmp_path), "app", "exactly_once", "dead_letter")
-    yield ReplayJob(*where, 1024, None, 4, ends, {"in": "the id"}, 77)  # type: ignore[arg-type]
+    where = ("replayed:build", {}, str(tmp_path), "app", "exactly_once", ErrorHandlers())
+    yield ReplayJob(*where, MAX_FUTURE_MS, 1024, None, 4, ends, {"in": "the id"}, NOW_MS)  # type: ignore[arg-type]
     sys.modules.pop("replayed", None)
 
 
@@ -67,6 +69,10 @@ def given(partition: int, number: int) -> list[Row]:
 
 def run(job: ReplayJob, *batches: pa.RecordBatch) -> list[dict[str, Any]]:
     return [row for out in replay(job)(iter(batches)) for row in out.to_pylist()]
+
+
+def dead_letters(found: list[dict[str, Any]]) -> list[dict[str, bytes]]:
+    return [{h["key"]: h["value"] for h in row["headers"]} for row in found if row["topic"] == "in-dlq"]
 
 
 def test_the_changelog_is_what_the_aggregator_would_have_written(job: ReplayJob) -> None:
@@ -122,9 +128,39 @@ def test_a_partition_without_records_is_handed_over(job: ReplayJob) -> None:
 
 def test_a_failing_node_names_the_record(job: ReplayJob) -> None:
     """What stops the task stops the job, with a mark by which the driver knows the message."""
-    stopped = job._replace(topology="replayed:failing", handler="fail")
+    stopped = job._replace(topology="replayed:failing", handlers=ErrorHandlers(process="fail"))
     with pytest.raises(ValueError, match=rf"{FAILED}: ProcessingFailed: .*in-0@0"):
         run(stopped, batch(given(0, 2)))
+
+
+@pytest.mark.parametrize("max_future_ms", [MAX_FUTURE_MS, None])
+def test_a_record_from_the_far_future_is_what_it_is_in_streaming(job: ReplayJob, max_future_ms: int | None) -> None:
+    """With `max_future_ms` it is a dead letter and closes nothing; without, all that comes after it is late."""
+    times = [10, NOW_MS + MAX_FUTURE_MS + 1, 20, 30, NOW_MS + MAX_FUTURE_MS, 40]
+    found = run(job._replace(max_future_ms=max_future_ms), batch([(0, i, b"a", at) for i, at in enumerate(times)]))
+    topology = load_topology(job.topology, {}, job.folder)
+    driver = TopologyTestDriver(topology, max_future_ms=max_future_ms, now_ms=NOW_MS)
+    for at in times:
+        driver.pipe("in", key=b"a", value=b'{"a":1}', timestamp=at)
+    topics = ("out", "in-late", "in-dlq")
+    numbers = [sum(row["topic"] == topic for row in found) for topic in topics]
+    assert numbers == [len(driver.read(topic)) for topic in topics]
+    assert numbers == ([1, 1, 1] if max_future_ms else [1, 3, 0])
+    places = [letter["penstock.dlq.offset"] for letter in dead_letters(found)]
+    assert places == ([b"1"] if max_future_ms else [])
+
+
+def test_what_cannot_be_decoded_is_as_its_handler_says(job: ReplayJob) -> None:
+    """A record without a time is a dead letter with its place, or left out, or stops the job, which names it."""
+    rows = batch([(0, 0, b"a", 10), (0, 1, b"a", -1), (0, 2, b"a", 20)])
+
+    def letters(handler: ExceptionHandler) -> list[dict[str, bytes]]:
+        return dead_letters(run(job._replace(handlers=ErrorHandlers(deserialize=handler)), rows))
+
+    assert [letter["penstock.dlq.offset"] for letter in letters("dead_letter")] == [b"1"]
+    assert letters("continue") == []
+    with pytest.raises(ValueError, match=r"in-0@1.*without a timestamp"):
+        letters("fail")
 
 
 def test_batches_are_cut_where_the_partition_changes() -> None:

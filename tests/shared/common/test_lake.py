@@ -137,3 +137,15 @@ def test_the_newest_revision_of_a_window_counts(tmp_path: Path) -> None:
     write_deltalake(str(tmp_path / "app" / "closed" / "s"), arrow, partition_by=["day"])
     found = lake.find_closed(str(tmp_path), "app", "s", "k", (0, 100))
     assert sorted((r["start_ms"], r["end_ms"], r["state"]["n"]) for r in found) == [(0, 10, 3), (20, 40, 4)]
+
+
+def test_windows_beyond_the_years_of_python_are_found(tmp_path: Path) -> None:
+    """A window in a year of five digits is read as any other."""
+    far_ms = 1_700_000_000_000_000
+    table: dict[str, Any] = {"start_ms": [far_ms], "end_ms": [far_ms], "revision": [0], "key": ["k"], "partition": [0]}
+    table["day"] = pa.array([far_ms // 86_400_000], pa.int32()).cast(pa.date32())
+    table["end"] = pa.array([far_ms * 1000], pa.timestamp("us", "UTC"))
+    table["state"] = pa.array([{"n": 1}], pa.struct([("n", pa.int64())]))
+    write_deltalake(str(tmp_path / "app" / "closed" / "s"), pa.table(table))
+    (row,) = lake.find_closed(str(tmp_path), "app", "s", "k", (0, far_ms))
+    assert (row["end_ms"], row["state"]) == (far_ms, {"n": 1})
