@@ -18,7 +18,7 @@ import json
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,9 +27,9 @@ from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import tables, upkeep
+from services.compactor import quarantine, tables, upkeep
 from services.compactor.bodies import final_rows, live_rows
-from services.compactor.changelog import Corrupt, Covered, Newest, Window, latest_per_window, read_window
+from services.compactor.changelog import Covered, Newest, Window, latest_per_window, read_window
 from services.compactor.failures import CompactionConflict, translated
 from services.compactor.kafka import TopicOffsets
 from services.compactor.settings import UpkeepSettings
@@ -37,7 +37,6 @@ from shared.streams.changelog_format import FINAL, Progress, decode_progress
 
 Say = Callable[[str], object]
 IDLE_RECORDS_MAX = 1_000  # of an idle partition's tail: what a restore reads beyond the snapshot for nothing
-QUARANTINE_SCHEMA = "topic string, partition int, offset bigint, key binary, value binary, reason string, run bigint"
 MERGE_KEY = ("partition", "row", "store", "key", "start_ms")
 
 
@@ -169,7 +168,7 @@ class Fold(ABC):
         tables.ensure_state(self.spark, self.state, window.layouts())
         after = before | {p: n.covered_offset for p, n in window.newest.items()}
         self.say(f"run {plan.run}: {total} entries in {len(window.newest)} partitions")
-        quarantine(self.spark, self.settings.tables, plan, window.corrupt)
+        quarantine.keep(self.spark, self.settings.tables, plan.offsets.topic, plan.run, window.corrupt)
         finals = self._append_finals(plan, window, window.entries, after)
         deleted = self._merge(plan, window, window.entries)
         live, version = _live_rows(self.spark, self.state), _version(self.spark, self.state)
@@ -316,16 +315,6 @@ class Fold(ABC):
 def known(covered: Mapping[int, Row]) -> dict[int, Covered]:
     """What the progress rows say of each partition, as the reader's rule needs it."""
     return {p: Covered(row.epoch, decode_progress(row.progress.encode()).stores) for p, row in covered.items()}
-
-
-def quarantine(spark: SparkSession, folder: str, plan: Plan, corrupt: Sequence[Corrupt]) -> None:
-    """Keep the records that a run leaves out, in the table `quarantine`; once, however often the run is begun."""
-    if not corrupt:
-        return
-    rows = [(plan.offsets.topic, *record, plan.run) for record in corrupt]
-    frame = spark.createDataFrame(rows, QUARANTINE_SCHEMA)
-    once = {"txnAppId": f"penstock-quarantine-{plan.offsets.topic}", "txnVersion": str(plan.run)}
-    frame.coalesce(1).write.format("delta").mode("append").options(**once).save(f"{folder}/quarantine")
 
 
 def moved(newest: Mapping[int, Newest], plan: Plan, entries: Mapping[int, int]) -> dict[int, Newest]:

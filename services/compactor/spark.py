@@ -54,7 +54,8 @@ SPARK_JARS = JarSet(
 # Most of a short job's time is the JVM compiling itself: stopping at the quick compiler halved the CPU time of a job
 # over 300,000 records. What is given as spark.driver.extraJavaOptions comes after it and so overrides it.
 LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=192m"
-ARROW_BATCH_ROWS = 50_000  # numpy's fixed costs vanish well below it; a batch stays within some ten megabytes
+ARROW_BATCH_ROWS = 50_000  # numpy's fixed costs vanish well below it
+ARROW_BATCH_BYTES = 16 * 1024 * 1024  # a worker needs a few times as much, however big states are
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 CLASS_PATH = "spark.driver.extraClassPath"
 _LOG4J = Path(__file__).with_name("log4j2.properties")
@@ -123,6 +124,7 @@ def configuration(settings: SparkSettings, work: str, tables: str = "", java: Ja
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(settings.shuffle_partitions),
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_BATCH_ROWS),
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BATCH_BYTES),
         "spark.sql.warehouse.dir": f"{work}/warehouse",
         "spark.databricks.delta.snapshotPartitions": "2",
         # VACUUM lists folders in as many tasks as this says; the default is 10,000, which takes half a minute.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -67,6 +70,32 @@ def test_a_state_of_another_length_is_refused(cut: int) -> None:
     for bad in (whole[:end], whole + b"!" * cut):
         with pytest.raises(ValueError, match="corrupt changelog record: log-3 at offset 11: "):
             list(run(iter([batch(b"L", [whole, bad])])))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.binary(max_size=9), st.binary(max_size=9)), max_size=9))
+def test_runs_of_bytes(parts: list[tuple[bytes, bytes]]) -> None:
+    """Runs are what lies at their places, however short they and what is between them are."""
+    text = b"".join(between + b"|" + run for between, run in parts)
+    lengths = np.array([len(run) for _, run in parts], np.int64)
+    ends = np.cumsum([len(between) + 1 + len(run) for between, run in parts], dtype=np.int64)
+    found = bodies.runs(np.frombuffer(text, np.uint8), ends - lengths, lengths)
+    assert found.to_pylist() == [run for _, run in parts]
+
+
+def test_decoding_takes_a_few_times_its_batch() -> None:
+    """Big states are decoded without a number for each of their bytes."""
+    blob = log.StateCodec([Column("blob", "binary")]).pack([bytes(4_000)])
+    values = batch(b"L", [log.encode_live(0, 1, 1, 2, 3, blob)] * 1_000).column("value")
+    at = bodies.ENVELOPE_BYTES + bodies.START_END_BYTES
+    tracemalloc.start()
+    try:
+        decoded = bodies.decode_states(values, at, (("blob", "binary"),))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert decoded["blob"].nbytes > 4_000_000
+    assert peak < 4 * 4_000_000
 
 
 def test_live_rows_keep_stores_apart() -> None:

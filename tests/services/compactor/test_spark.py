@@ -25,6 +25,7 @@ def test_given_settings_win_and_java_options_add_up(tmp_path: Path, monkeypatch:
     assert conf[spark.CLASS_PATH] == str(jars / "a.jar")
     assert "spark.jars" not in conf
     assert conf["spark.sql.shuffle.partitions"] == "9"
+    assert conf["spark.sql.execution.arrow.maxBytesPerBatch"] == str(spark.ARROW_BATCH_BYTES)
     assert conf[spark.JAVA_OPTIONS].endswith(f"{spark.LOCAL_JAVA_OPTIONS} -Xss4m")
     cluster = spark.configuration(SparkSettings(master="spark://m:7077"), "scratch")
     assert "spark.driver.host" not in cluster
