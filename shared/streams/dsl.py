@@ -92,7 +92,7 @@ class StreamsBuilder:
         store, row_type = name or topic, value if is_type(value) else dict
         self._add_table_store(store, row_type, key, topic)
         self._add(ProcessorNode(store, lambda: TableProcessor(store), (store,)), (source.name,))
-        return Table(Stream(self, store, Flow(source, row_type, key, origin=topic)), store)
+        return Table(Stream(self, store, Flow(source, row_type, key, origin=topic, has_deletions=True)), store)
 
     def global_table(
         self, topic: str, value: Any = dict, *, key: KeyType = "string", name: str | None = None

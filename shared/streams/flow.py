@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from shared.common.errors import ConfigError
 from shared.common.serialization import Deserializer, bytes_deserializer, json_deserializer, struct_deserializer
-from shared.streams.processor import Processor, Record
 from shared.streams.result_encoders import encode_json
 from shared.streams.topology import Encoder, KeyType, SourceNode
-
-EachFunction = Callable[[Record, Callable[[Record], None]], None]
-"""Takes a record and what forwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +18,7 @@ class Flow:
 
     `is_windowed` says that the keys are windows, `window_key` what those windows' own keys are. `mixed` names the types
     of the values where merged streams have different ones, `origin` the topic where the records entered the topology.
+    `has_deletions` says that a record without a value may tell of a window that was retracted or a row that is gone.
     """
 
     source: SourceNode
@@ -34,16 +30,7 @@ class Flow:
     window_key: KeyType = "string"
     mixed: tuple[str, ...] = ()
     origin: str = ""
-
-
-class Each(Processor):
-    """A processor without state: a function of the record and of what forwards."""
-
-    def __init__(self, each: EachFunction) -> None:
-        self._each = each
-
-    def process(self, record: Record) -> None:
-        self._each(record, self.context.forward)
+    has_deletions: bool = False
 
 
 def type_name(value: Any) -> str:

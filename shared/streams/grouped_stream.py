@@ -164,4 +164,5 @@ class WindowedTable:
         node = ProcessorNode(name, lambda: _operator(name, windows, bound, emit), (name,))
         builder._add(node, (stream._node,))
         encode = encode_json if emit == "on_close" else encode_updates
-        return stream._derived(name, WindowResult, encode, is_windowed=True, window_key=stream._flow.key)
+        key, deletes = stream._flow.key, emit == "on_update"
+        return stream._derived(name, WindowResult, encode, is_windowed=True, window_key=key, has_deletions=deletes)

@@ -84,7 +84,7 @@ def _join_global(stream: Stream, table: GlobalTable, joiner: Joiner, how: Joinin
         global_tables=(table.name,),
     )
     stream._builder._add(node, (stream._node,))
-    return stream._derived(node.name, how.value, encode_json)
+    return stream._derived(node.name, how.value, encode_json, has_deletions=False)
 
 
 def _join_table(stream: Stream, table: Table, joiner: Joiner, how: Joining) -> Stream:
@@ -92,7 +92,7 @@ def _join_table(stream: Stream, table: Table, joiner: Joiner, how: Joining) -> S
     supplier = lambda: TableJoin(table.store, joiner, left=how.left)  # noqa: E731
     node = ProcessorNode(stream._builder._name("join"), supplier, (table.store,))
     stream._builder._add(node, (stream._node,))
-    return stream._derived(node.name, how.value, encode_json)
+    return stream._derived(node.name, how.value, encode_json, has_deletions=False)
 
 
 def _join_streams(stream: Stream, other: Stream, joiner: Joiner, how: Joining) -> Stream:
@@ -109,7 +109,7 @@ def _join_streams(stream: Stream, other: Stream, joiner: Joiner, how: Joining) -
         sides.append(node.name)
     supplier = lambda: StreamJoin(stores, windows, joiner, left=how.left)  # noqa: E731
     builder._add(ProcessorNode(name, supplier, stores), tuple(sides))
-    return stream._derived(name, how.value, encode_json)
+    return stream._derived(name, how.value, encode_json, has_deletions=False)
 
 
 def _side(side: int) -> Callable[[], Processor]:

@@ -10,7 +10,8 @@ import msgspec
 
 from shared.common.errors import ConfigError
 from shared.common.topic_names import REPARTITION_SUFFIX
-from shared.streams.flow import Each, EachFunction, Flow, type_name
+from shared.streams.each import DropDeletions, Each, EachFunction, SameKey, Split, pass_on
+from shared.streams.flow import Flow, type_name
 from shared.streams.grouped_stream import GroupedStream
 from shared.streams.joining import GlobalTable, Joining, Table, join, repartitioned
 from shared.streams.processor import Processor, Record
@@ -123,7 +124,14 @@ class Stream:
             raise ConfigError("branch: at least one predicate is needed")
         for predicate in predicates:
             require_callable("branch: predicate", predicate)
-        return [self._branch(predicates[:i], predicate) for i, predicate in enumerate(predicates)]
+        names = [self._builder._name("branch") for _ in predicates]
+        split = ProcessorNode(
+            names[0].replace("branch", "split"), lambda: Split(tuple(zip(predicates, names, strict=True)))
+        )
+        self._builder._add(split, (self._node,))
+        for name in names:
+            self._builder._add(ProcessorNode(name, lambda: Each(pass_on), passes_all=True), (split.name,))
+        return [Stream(self._builder, name, self._flow) for name in names]
 
     def merge(self, other: Stream) -> Stream:
         """The records of both streams; ConfigError where one has text as keys and the other bytes.
@@ -134,7 +142,7 @@ class Stream:
         require_same_builder("merge", self._builder, other._builder)
         if self._flow.key != other._flow.key:
             raise ConfigError(f"merge: the keys of one are {self._flow.key}, those of the other {other._flow.key}")
-        node = ProcessorNode(self._builder._name("merge"), lambda: Each(lambda record, forward: forward(record)))
+        node = ProcessorNode(self._builder._name("merge"), lambda: Each(pass_on))
         self._builder._add(node, (self._node, other._node))
         own, its = self._flow, other._flow
         mixed = own.mixed + its.mixed
@@ -144,6 +152,7 @@ class Stream:
             own,
             is_rekeyed=own.is_rekeyed or its.is_rekeyed,
             is_windowed=own.is_windowed or its.is_windowed,
+            has_deletions=own.has_deletions or its.has_deletions,
             mixed=tuple(dict.fromkeys(mixed)),
         )
         return Stream(self._builder, node.name, flow)
@@ -154,28 +163,29 @@ class Stream:
         *stores: str,
         name: str | None = None,
         value: Any = dict,
-        changes_key: bool = False,
+        key: KeyType | None = None,
     ) -> Stream:
         """What a processor of your own forwards, with values of type `value`; it may use the stores named.
 
-        With `changes_key` its records go through a repartition topic before they are grouped, as after `key_by`.
+        It may give its records any key, text or bytes as `key` says (default: as they are). So they go through a
+        repartition topic before they are grouped or joined, as after `key_by`; `process_values` spares them that.
         """
-        require_callable("process: supplier, which makes a processor for each task,", supplier)
-        own = self._builder._topology
-        tables = tuple(store for store in stores if store in own.global_tables)
-        own_stores = tuple(store for store in stores if store not in tables)
-        node = ProcessorNode(name or self._builder._name("process"), supplier, own_stores, global_tables=tables)
-        self._builder._add(node, (self._node,))
-        was = self._flow
-        flow = replace(
-            was,
-            value=value,
-            is_rekeyed=was.is_rekeyed or changes_key,
-            is_windowed=False,  # the processor may have given them any key
-            mixed=(),
-            encode=encode_json,
-        )
-        return Stream(self._builder, node.name, flow)
+        if key is not None:
+            require_key_type("process: key", key)
+        node = self._processed("process", supplier, stores, name)
+        flow = replace(self._flow, value=value, key=key or self._flow.key, is_rekeyed=True, encode=encode_json)
+        return Stream(self._builder, node, replace(flow, is_windowed=False, mixed=()))
+
+    def process_values(
+        self, supplier: Callable[[], Processor], *stores: str, name: str | None = None, value: Any = dict
+    ) -> Stream:
+        """As `process`, by a processor that leaves the keys as they are: the records stay in their partition.
+
+        ConfigError ends the worker where it forwards another key than that of the record it processes. What it
+        forwards in a punctuation or a commit has the key of a record that came to it before; that is not checked.
+        """
+        node = self._processed("process_values", lambda: SameKey(supplier()), stores, name, supplier)
+        return Stream(self._builder, node, replace(self._flow, value=value, mixed=()))
 
     def join(
         self,
@@ -229,9 +239,18 @@ class Stream:
         return builder._repartitioned[topic]
 
     def group_by_key(self) -> GroupedStream:
-        """The stream grouped by the key its records have."""
+        """The stream grouped by the key its records have.
+
+        A record without a value that tells of a retracted window or a deleted row is no event to aggregate: it is
+        skipped, and counted.
+        """
         require_groupable("group_by_key", self._flow)
-        return GroupedStream(self._by_key())
+        keyed = self._by_key()
+        if not keyed._flow.has_deletions:
+            return GroupedStream(keyed)
+        node = ProcessorNode(self._builder._name("present"), DropDeletions)
+        self._builder._add(node, (keyed._node,))
+        return GroupedStream(Stream(self._builder, node.name, replace(keyed._flow, has_deletions=False)))
 
     def group_by(
         self, selector: Callable[[Record], Any], *, key: KeyType = "string", name: str | None = None
@@ -246,11 +265,24 @@ class Stream:
             self._builder._null_kept.add(self._node + REPARTITION_SUFFIX)
         return self.repartition()
 
+    def _processed(
+        self,
+        kind: str,
+        supplier: Callable[[], Processor],
+        stores: tuple[str, ...],
+        name: str | None,
+        given: object = None,
+    ) -> str:
+        require_callable(f"{kind}: supplier, which makes a processor for each task,", given or supplier)
+        own = self._builder._topology
+        tables = tuple(store for store in stores if store in own.global_tables)
+        own_stores = tuple(store for store in stores if store not in tables)
+        node = ProcessorNode(name or self._builder._name(kind), supplier, own_stores, global_tables=tables)
+        self._builder._add(node, (self._node,))
+        return node.name
+
     def _derived(self, node: str, value: Any, encode: Encoder, **changed: Any) -> Stream:
         return Stream(self._builder, node, replace(self._flow, value=value, encode=encode, mixed=(), **changed))
-
-    def _branch(self, earlier: tuple[Callable[[Record], bool], ...], own: Callable[[Record], bool]) -> Stream:
-        return self.filter(lambda record: not any(p(record) for p in earlier) and own(record))
 
     def _rekeyed(self, kind: str, each: EachFunction, value: Any, key: KeyType, name: str | None) -> Stream:
         require_key_type(f"{kind}: key", key)

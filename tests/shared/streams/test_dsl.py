@@ -88,6 +88,69 @@ def test_branch() -> None:
     assert [value for _, value in got] == [b'"small 1"', b'"small 2"', b'"even 4"']
 
 
+def test_branch_asks_each_predicate_once() -> None:
+    """A predicate that counts or samples sends a record one way: those before it are not asked again for later ones."""
+    asked: list[int] = []
+
+    def every_second(record: Record) -> bool:
+        asked.append(record.timestamp)
+        return len(asked) % 2 == 0
+
+    for columns_min in (1, 1_000):
+        asked.clear()
+        builder = StreamsBuilder()
+        first, rest = builder.stream("in").branch(every_second, lambda record: True)
+        first.to("first")
+        rest.group_by_key().session_window(1_000).aggregate("s", n=Count()).on_update().to("rest")
+        driver = TopologyTestDriver(builder.build(), columns_min=columns_min)
+        driver.pipe_columns("in", [(b"k", b"{}", at) for at in range(10)])
+        assert (asked, len(driver.read("first"))) == (list(range(10)), 5)
+        assert driver.read("rest")[-1].value == b'{"key":"k","start":0,"end":8,"n":5}'
+
+
+def test_process_values_keeps_the_key() -> None:
+    """A processor that forwards another key is refused with the way out; one that keeps it needs no topic between."""
+
+    class Doubling(Processor):
+        def process(self, record: Record) -> None:
+            self.context.forward(record._replace(value=2 * record.value))
+
+    class Rekeying(Processor):
+        def process(self, record: Record) -> None:
+            self.context.forward(record._replace(key="other"))
+
+    builder = StreamsBuilder()
+    doubled = builder.stream("in").process_values(Doubling, name="doubling")
+    doubled.group_by_key().session_window(10).aggregate("s", n=Count()).on_update().to("out")
+    assert builder.build().internal_topics() == []
+    driver = TopologyTestDriver(builder.build())
+    driver.pipe("in", key=b"k", value=b"7")
+    assert driver.read("out")[0].value == b'{"key":"k","start":0,"end":0,"n":1}'
+    other = StreamsBuilder()
+    other.stream("in").process_values(Rekeying).to("out")
+    with pytest.raises(ConfigError, match=r"forwards the key 'other' for a record with the key 'k'; process\(\)"):
+        TopologyTestDriver(other.build()).pipe("in", key=b"k", value=b"7")
+
+
+@pytest.mark.parametrize("deduplicate", [True, False])
+def test_retractions_are_not_aggregated(deduplicate: bool) -> None:
+    """Records without a value, of a retracted window or a deleted row, are skipped and counted before a grouping."""
+    builder = StreamsBuilder()
+    sessions = builder.stream("in").group_by_key().session_window(10, 100).aggregate("s", n=Count()).on_update()
+    by_all = sessions.key_by(lambda record: "all", name="all")
+    by_all.group_by_key().tumbling_window(1_000).aggregate("u", n=Count()).on_update().to("out")
+    rows = builder.table("rows").to_stream()
+    rows.group_by_key().tumbling_window(1_000).aggregate("t", n=Count()).on_update().to("changes")
+    driver = TopologyTestDriver(builder.build(), deduplicate_updates=deduplicate)
+    for at in (0, 20, 10):  # the third makes one session of two that were shown
+        driver.pipe("in", key=b"k", value=b"{}", timestamp=at)
+    assert [row.states[-1] for row in driver.store("u").rows()] == [3]
+    for value in (b"1", None):
+        driver.pipe("rows", key=b"k", value=value)
+    assert driver.read("changes")[-1].value == b'{"key":"k","start":0,"end":1000,"n":1}'
+    assert driver.metrics()["skipped_records"] == 3
+
+
 def test_merge() -> None:
     """The records of both streams go on, each in its own order."""
     builder = StreamsBuilder()
@@ -224,8 +287,8 @@ def upstream_of(build: Callable[[StreamsBuilder, Stream], Stream]) -> tuple[str,
         (lambda _, stream: stream.peek(print), ()),
         (lambda _, stream: stream.peek(print).filter(bool).peek(print), ("filter-3",)),
         (lambda _, stream: stream.map_values(lambda v: v).flat_map_values(list), ("map_values-2", "flat_map_values-3")),
-        (lambda _, stream: stream.branch(bool, bool)[1], ("filter-3",)),
-        (lambda _, stream: stream.process(Processor, name="mine"), ("mine",)),
+        (lambda _, stream: stream.branch(bool, bool)[1], ("split-2",)),
+        (lambda _, stream: stream.process_values(Processor, name="mine"), ("mine",)),
         (lambda builder, stream: stream.merge(builder.stream("other")), ("source-2", "merge-3")),
     ],
 )

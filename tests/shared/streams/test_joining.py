@@ -101,7 +101,7 @@ def test_one_topic_serves_all_that_comes_after_it() -> None:
 
 
 def test_map_and_flat_map_change_the_key() -> None:
-    """Records that `map`, `flat_map`, `group_by` or a processor that says so gave keys meet under them."""
+    """Records that `map`, `flat_map`, `group_by` or a processor gave keys meet under them."""
 
     class Swap(Processor):
         """Puts the value's user in the key's place."""
@@ -118,7 +118,7 @@ def test_map_and_flat_map_change_the_key() -> None:
         "map": stream.map(swap).group_by_key(),
         "flat_map": stream.flat_map(lambda record: [swap(record)] * 2).group_by_key(),
         "group_by": stream.group_by(lambda record: record.value["user"]),
-        "process": stream.process(Swap, changes_key=True).group_by_key(),
+        "process": stream.process(Swap).group_by_key(),
         "repartition": stream.map(swap).repartition().group_by_key(),
     }
     for name, one in grouped.items():

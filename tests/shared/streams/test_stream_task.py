@@ -22,7 +22,7 @@ from shared.streams.punctuation import PunctuationType
 from shared.streams.state.session_store import Session
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_progress import progress_of
-from shared.streams.topology import Topology
+from shared.streams.topology import ProcessorNode, Topology
 from shared.streams.windowed_aggregate import WindowedAggregate
 from shared.testing.topology_test_driver import TopologyTestDriver
 
@@ -361,7 +361,10 @@ def test_what_a_store_cannot_write_as_a_key_is_refused_before() -> None:
             self.context.forward(record._replace(key=(7, "\ud800", "k")[record.value]))
 
     builder, stream = plain()
-    stream.process(Keyed).group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    builder._topology.add(ProcessorNode("keyed", Keyed), stream._node)  # as `process`, but with no topic after it
+    Stream(builder, "keyed", stream._flow).group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to(
+        "out"
+    )
     task = task_of(builder.build())
     task.process(columns("in", (0, b"k", b"0", 0), (1, b"k", b"1", 0), (2, b"k", b"2", 0)), 0)
     letters = [parse_dead_letter(as_consumed(record)) for record in task.prepare_commit(0).outputs]

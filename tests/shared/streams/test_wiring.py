@@ -73,7 +73,7 @@ def windowed(kind: str, supplier: type[Processor] | None, **options: Any) -> Top
     """Windows of 10 ms over what a processor makes of the records."""
     builder = StreamsBuilder()
     stream = builder.stream("in")
-    stream = stream if supplier is None else stream.process(supplier)
+    stream = stream if supplier is None else stream.process_values(supplier)
     if kind == "join":
         stream.join(builder.stream("right"), lambda a, b: a, JoinWindows.of(10), name="s").to("out")
     else:
