@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from shared.clients.producer import Producer
 from shared.common.records import OffsetAndMetadata
 from shared.common.settings import KafkaSettings
 from shared.connect.connectors.postgres.sink import PostgresSinkConnector
-from shared.connect.connectors.postgres.source import PostgresSourceConnector
+from shared.connect.connectors.postgres.source import PostgresSourceConnector, PostgresSourceTask
 from shared.connect.states import ConnectorTaskId
 from tests.integration.connect.postgres import found, server
 from tests.shared.connect.harness import TP, Running, running
@@ -44,6 +44,24 @@ async def db(url: str) -> AsyncIterator[Any]:
         await connection.execute(f'DROP TABLE "{row["tablename"]}"')
     yield connection
     await connection.close()
+
+
+class NoOffsets:
+    """Nothing was read yet."""
+
+    async def offset(self, partition: Any) -> None:
+        return None
+
+    async def offsets(self, partitions: Any) -> list[None]:
+        return [None for _ in partitions]
+
+
+class Context:
+    """What a source task may ask, without a worker."""
+
+    configs: Mapping[str, str] = {}
+    offset_storage_reader = NoOffsets()
+    transaction_context = None
 
 
 async def produce(run: Running, *pairs: tuple[Any, Any]) -> None:
@@ -153,6 +171,45 @@ async def test_exactly_once_counts_each_record_once(url: str, db: Any) -> None:
         assert await rows_of(db, "SELECT count(*)::int FROM t") == [(101,)]
 
 
+async def test_a_topic_that_was_made_anew_is_not_left_out_in_silence(url: str, db: Any) -> None:
+    """Records below the offset that the database has are no repetition when reading begins there: the task says so."""
+    settings = {**UPSERT, "insert_mode": "insert", "pk_mode": "none", "exactly_once": "true", "connection_url": url}
+    async with running() as run:
+        await produce(run, *[(None, {"n": n}) for n in range(20)])
+        await run.run(PostgresSinkConnector, **settings)
+        await until_rows(run, db, "SELECT count(*)::int FROM t", [(20,)])
+    async with running() as run:  # another cluster, with a topic of that name
+        await produce(run, *[(None, {"n": n}) for n in range(5)])
+        await run.run(PostgresSinkConnector, consumer_override_auto_offset_reset="earliest", **settings)
+        await run.until(lambda: "failure" in run.listener.of(ConnectorTaskId("c", 0)))
+        assert "t-0 is read from offset 0, and the database has it up to 20" in run.listener.traces[0]
+
+
+async def test_a_batch_may_have_many_sets_of_columns(url: str, db: Any) -> None:
+    """Each set of columns needs a temporary table, of which there is a limit: beyond it a batch is cut."""
+    async with running() as run:
+        settings = {**UPSERT, "pk_mode": "record_value", "pk_fields": "id", "auto_evolve": "true"}
+        values = [{"id": n, **{f"f{bit}": n for bit in range(9) if n >> bit & 1}} for n in range(300)]
+        await produce(run, *[(None, value) for value in values])
+        await run.run(PostgresSinkConnector, connection_url=url, **settings)
+        await until_rows(run, db, "SELECT count(*)::int, sum(f0)::int FROM t", [(300, sum(range(1, 300, 2)))])
+        assert "failure" not in run.listener.of(ConnectorTaskId("c", 0))
+
+
+async def test_a_table_is_made_from_all_of_a_batch(url: str, db: Any) -> None:
+    """A null says nothing of its column's type, and a tombstone nothing of its table's columns."""
+    async with running() as run:
+        values = [{"a": None, "b": None, "c": 1}, {"a": 5, "b": None, "c": None}]
+        await produce(run, ({"id": 1}, None), *[({"id": n}, value) for n, value in enumerate(values)])
+        await run.run(PostgresSinkConnector, connection_url=url, delete_enabled="true", **UPSERT)
+        await until_rows(run, db, "SELECT id, a, c FROM t ORDER BY id", [(0, None, 1), (1, 5, None)])
+        query = "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = 't'"
+        assert sorted(await rows_of(db, query)) == [("a", "bigint"), ("c", "bigint"), ("id", "bigint")]
+        await produce(run, ({"id": 2}, {"b": 1}))
+        await run.until(lambda: run.listener.traces)
+        assert "table t has no column b, and auto.evolve is false" in run.listener.traces[0]
+
+
 async def test_a_lost_connection_is_made_again(url: str, db: Any) -> None:
     """A batch that failed with the connection is delivered once more, on a new one."""
     async with running() as run:
@@ -209,3 +266,58 @@ async def test_a_rising_number_or_a_query_is_enough(url: str, db: Any) -> None:
         assert [json.loads(record.value or b"")["id"] for record in run.cluster.records("t")] == list(range(2, 26, 2))
         await run.until(lambda: run.store.data)
         assert run.store.data == {b'["c",{"protocol":"1","query":"query"}]': b'{"incrementing":24}'}
+
+
+BY_TIME = {**PLAIN, "mode": "timestamp", "timestamp_column_name": "at", "table_whitelist": "src", "topic_prefix": ""}
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Europe/Berlin"])
+async def test_times_without_a_zone_are_utc_whatever_the_databases_zone(url: str, db: Any, zone: str) -> None:
+    """West of Greenwich no row is read twice, east of it none is left out."""
+    await db.execute(f"ALTER DATABASE postgres SET timezone = '{zone}'")
+    try:
+        await db.execute("CREATE TABLE src (id int, at timestamp); INSERT INTO src VALUES (1, '2024-01-01 12:00')")
+        async with running() as run:
+            run.cluster.create_topic("src")
+            await run.run(PostgresSourceConnector, connection_url=url, poll_interval_ms="5", **BY_TIME)
+
+            def read() -> list[int]:
+                return [json.loads(record.value or b"")["id"] for record in run.cluster.records("src")]
+
+            await run.until(lambda: read() == [1])
+            await db.execute("INSERT INTO src VALUES (2, '2024-01-01 12:30')")
+            await run.until(lambda: 2 in read())
+            await db.execute("INSERT INTO src VALUES (3, '2024-01-01 13:00')")
+            await run.until(lambda: 3 in read())
+            assert read() == [1, 2, 3]
+    finally:
+        await db.execute("ALTER DATABASE postgres RESET timezone")
+
+
+async def test_rows_of_one_moment_are_read_together(url: str, db: Any) -> None:
+    """By time alone a poll has a limit, and yet no row of the limit's moment is left for later, or left out."""
+    await db.execute("CREATE TABLE src (id int, at timestamptz)")
+    await db.execute("INSERT INTO src SELECT n, to_timestamp(n / 4) FROM generate_series(0, 19) n")
+    async with running() as run:
+        run.cluster.create_topic("src")
+        settings = {"connection_url": url, "batch_max_rows": "2", "poll_interval_ms": "5"}
+        await run.run(PostgresSourceConnector, **BY_TIME, **settings)
+        await run.until(lambda: len(run.cluster.records("src")) >= 20)
+        assert sorted(json.loads(record.value or b"")["id"] for record in run.cluster.records("src")) == list(range(20))
+        await run.until(lambda: b'"timestamp":4000' in b"".join(run.store.data.values()))
+
+
+async def test_a_table_is_read_whole_a_part_at_a_time(url: str, db: Any) -> None:
+    """`bulk` gives `batch.max.rows` rows a poll, from one cursor, and every row of every table each time."""
+    await db.execute("CREATE TABLE src AS SELECT n AS id FROM generate_series(1, 25) n; CREATE TABLE other (id int)")
+    await db.execute("INSERT INTO other VALUES (100)")
+    task = PostgresSourceTask()
+    settings = {"connection.url": url, "mode": "bulk", "table.whitelist": "src,other", "topic.prefix": ""}
+    task.initialize(Context())
+    await task.start({**settings, "batch.max.rows": "10", "poll.interval.ms": "1"})
+    try:
+        polls = [[record.value["id"] for record in await task.poll() or []] for _ in range(8)]
+        whole = [list(range(1, 11)), list(range(11, 21)), list(range(21, 26)), [100]]
+        assert polls == whole * 2
+    finally:
+        await task.stop()

@@ -2,6 +2,9 @@
 
 A transaction locks its partitions' rows and compares: where one says something else than this task left, another task
 has the partition by now. So a task that lost its place without knowing it can change nothing.
+
+What was written is left out when it comes again. But a task begins where the table says: a record from below that place
+is of another log, that of a topic that was deleted and made anew, and says so instead of being left out.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ class OffsetTable:
         self._table, self._connector = quoted(table), connector
         self._known: dict[TopicPartition, int] = {}
         self._written: dict[TopicPartition, int] = {}
+        self._begun: dict[TopicPartition, int] = {}
 
     def __repr__(self) -> str:
         return f"<OffsetTable of {self._connector}, {len(self._known)} partitions>"
@@ -44,11 +48,13 @@ class OffsetTable:
             self._known[tp] = await self._read(connection, tp, "")
             if self._known[tp] != NONE:
                 found[tp] = self._known[tp]
+            self._begun[tp] = self._known[tp]
         return found
 
     def close(self, partitions: Iterable[TopicPartition]) -> None:
         for tp in partitions:
             self._known.pop(tp, None)
+            self._begun.pop(tp, None)
 
     async def _read(self, connection: Any, tp: TopicPartition, lock: str) -> int:
         row = await connection.fetchrow(
@@ -61,13 +67,18 @@ class OffsetTable:
     async def advance(self, connection: Any, records: list[SinkRecord]) -> list[SinkRecord]:
         """Within a transaction: move on behind these; gives those that were not written before.
 
-        Raises ConnectError where another task has moved one of the partitions.
+        Raises ConnectError where another task has moved one of the partitions, or a topic was made anew.
         """
         ends: dict[TopicPartition, int] = {}
         for record in records:
             topic, partition, offset = record.original
             tp = TopicPartition(topic, partition)
             ends[tp] = max(ends.get(tp, NONE), offset + 1)
+            if offset < self._begun.get(tp, NONE):
+                raise ConnectError(
+                    f"{tp} is read from offset {offset}, and the database has it up to {self._begun[tp]}: was the "
+                    "topic deleted and made anew? Reset the connector's offsets to have its records written"
+                )
         for tp in sorted(ends):
             found = await self._read(connection, tp, "FOR UPDATE")
             if found != self._known.get(tp):

@@ -1,8 +1,12 @@
-"""Records as rows: which table, which columns, which key, and what is left of a batch when keys repeat."""
+"""Records as rows: which table, which columns, which key, and what is left of a batch when keys repeat.
+
+A column's type is its schema's, else that of the first value of the batch that is not null. A column that was never
+anything but null has no type: no table gets it, and a row is the same without it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,9 +50,19 @@ class Rows:
     table: str
     names: tuple[str, ...]
     key: tuple[str, ...]
-    types: dict[str, tuple[str, bool]]
+    types: dict[str, tuple[str | None, bool]]
+    """Each column's type, None where there were only nulls, and whether it must not be null."""
     rows: list[tuple[Any, ...]] = field(default_factory=list)
     deletes: bool = False
+
+    def with_columns(self, names: Collection[str]) -> Rows:
+        """The same rows, of these columns at most."""
+        if all(name in names for name in self.names):
+            return self
+        at = [i for i, name in enumerate(self.names) if name in names]
+        kept = tuple(self.names[i] for i in at)
+        rows = [tuple(row[i] for i in at) for row in self.rows]
+        return Rows(self.table, kept, self.key, {name: self.types[name] for name in kept}, rows, self.deletes)
 
     def latest(self) -> list[tuple[Any, ...]]:
         """The last row of each key: one statement may not change a row twice."""
@@ -73,12 +87,17 @@ class RowBuilder:
         """Groups of rows that go one after the other; DataError names the record that is no row."""
         groups: list[Rows] = []
         last: Rows | None = None
+        untyped: list[str] = []
         for record in records:
             names, key, row, is_delete = self._row(record)
             table = self._settings.table(record.topic)
             if last is None or last.names != names or last.table != table or last.deletes is not is_delete:
                 last = Rows(table, names, key, self._types(record, names), deletes=is_delete)
                 groups.append(last)
+                untyped = [name for name, (kind, _) in last.types.items() if kind is None]
+            elif untyped:
+                last.types.update(self._types(record, untyped))
+                untyped = [name for name in untyped if last.types[name][0] is None]
             last.rows.append(row)
         return groups
 
@@ -124,7 +143,7 @@ class RowBuilder:
             raise DataError(f"{_place(record)}: the {what} has no {', '.join(missing)}, of the primary key")
         return {name: given[name] for name in names}
 
-    def _types(self, record: SinkRecord, names: tuple[str, ...]) -> dict[str, tuple[str, bool]]:
+    def _types(self, record: SinkRecord, names: Iterable[str]) -> dict[str, tuple[str | None, bool]]:
         """Each column's type, and whether it must not be null: as its schema says, or as its value looks."""
         pk = self._settings.pk_fields or KAFKA_COLUMNS
         kafka = dict(zip(pk, KAFKA_TYPES, strict=False)) if self._settings.pk_mode == "kafka" else {}
@@ -139,6 +158,22 @@ class RowBuilder:
             kind = kafka.get(name) or type_of(schema, value)
             found[name] = (kind, schema is not None and not schema.optional)
         return found
+
+
+def columns_of(groups: Iterable[Rows]) -> dict[str, tuple[str, bool]]:
+    """What a table for all these rows must have: each column's type, and whether it must not be null.
+
+    >>> columns_of([Rows("t", ("a",), (), {"a": ("bigint", True), "b": (None, False)}),
+    ...             Rows("t", ("b",), (), {"b": ("text", True)})])
+    {'a': ('bigint', False), 'b': ('text', False)}
+    """
+    groups = list(groups)
+    found: dict[str, tuple[str, bool]] = {}
+    for group in groups:
+        for name, (kind, _) in group.types.items():
+            if kind is not None and name not in found:
+                found[name] = (kind, all(name in other.types and other.types[name][1] for other in groups))
+    return found
 
 
 def _field_schema(schema: Schema | None, name: str) -> Schema | None:

@@ -49,7 +49,10 @@ def _is_url(name: str, value: Any) -> None:
 
 
 async def connect(values: Mapping[str, Any]) -> Any:
-    """A connection; RetriableError where the database cannot be reached, ConnectError where it refuses."""
+    """A connection whose session is in UTC, whatever the database's zone: times without one are UTC.
+
+    Raises RetriableError where the database cannot be reached, ConnectError where it refuses.
+    """
     asyncpg = driver()
     match = URL.fullmatch(values["connection.url"])
     assert match is not None
@@ -61,6 +64,7 @@ async def connect(values: Mapping[str, Any]) -> Any:
             password=None if password is None else password.value,
             timeout=values["connection.timeout.ms"] / 1000,
             command_timeout=values["statement.timeout.ms"] / 1000,
+            server_settings={"timezone": "UTC"},
         )
     except Exception as e:
         raise translated(e) from e

@@ -17,7 +17,7 @@ from shared.connect.config_def import ConfigDef, Type, at_least, one_of
 from shared.connect.connector import Props, SinkConnector
 from shared.connect.connectors.postgres import sql
 from shared.connect.connectors.postgres.offsets import OffsetTable
-from shared.connect.connectors.postgres.rows import RowBuilder, Rows, RowSettings
+from shared.connect.connectors.postgres.rows import RowBuilder, Rows, RowSettings, columns_of
 from shared.connect.connectors.postgres.settings import (
     HIGH,
     LOW,
@@ -155,28 +155,41 @@ class PostgresSinkTask(SinkTask):
         return self._connection
 
     async def _write(self, records: list[SinkRecord]) -> None:
-        """All of them, and their offsets, in one transaction."""
+        """All of them, and their offsets, in one transaction; in more where they have too many sets of columns."""
         if not records:
             return
         connection = await self._connected()
         groups = self._builder.build(records)
-        for group in groups:
-            await self._have_table(connection, group)
-        for group in groups:
-            if self._settings.mode != "insert" or group.deletes:  # not within: a rollback would take it back
-                await self._have_staging(connection, group)
+        if len({(group.table, group.names) for group in groups if self._is_staged(group)}) > STAGINGS_MAX:
+            half = len(records) // 2
+            await self._write(records[:half])
+            await self._write(records[half:])
+            return
+        for table in dict.fromkeys(group.table for group in groups):
+            await self._have_table(connection, table, [group for group in groups if group.table == table])
+        groups = self._fitted(groups)
+        await self._have_stagings(connection, groups)  # not within: a rollback would take them back
         async with connection.transaction():
             if self._offsets is not None:
-                groups = self._builder.build(await self._offsets.advance(connection, records))
+                groups = self._fitted(self._builder.build(await self._offsets.advance(connection, records)))
             for group in groups:
                 await self._write_rows(connection, group)
         if self._offsets is not None:
             self._offsets.committed()
 
+    def _is_staged(self, group: Rows) -> bool:
+        return self._settings.mode != "insert" or group.deletes
+
+    def _fitted(self, groups: list[Rows]) -> list[Rows]:
+        """Without columns that are null and in no table, and deletes from tables that are not there yet."""
+        return [
+            group.with_columns(self._tables[group.table].columns) for group in groups if group.table in self._tables
+        ]
+
     async def _write_rows(self, connection: Any, group: Rows) -> None:
         table = self._tables[group.table]
         names = group.names
-        if self._settings.mode == "insert" and not group.deletes:
+        if not self._is_staged(group):
             await _copy(connection, table.name, names, _adapted(group.rows, names, table))
             return
         key_table = table if table.key == group.key else sql.Table(table.name, table.columns, group.key)
@@ -191,38 +204,42 @@ class PostgresSinkTask(SinkTask):
         await connection.execute(statement)
         await connection.execute(f"TRUNCATE {sql.quoted(staged)}")
 
-    async def _have_staging(self, connection: Any, group: Rows) -> None:
-        if (group.table, group.names) in self._stagings:
-            return
-        if len(self._stagings) >= STAGINGS_MAX:
-            for name in self._stagings.values():
-                await connection.execute(f"DROP TABLE {sql.quoted(name)}")
-            self._stagings.clear()
-        name = f"penstock_staged_{next(self._numbers)}"
-        table = self._tables[group.table]
-        await connection.execute(sql.staging(name, table, group.names))
-        self._stagings[group.table, group.names] = name
+    async def _have_stagings(self, connection: Any, groups: list[Rows]) -> None:
+        """A temporary table for each set of columns; those of other batches go where there would be too many."""
+        needed = {(group.table, group.names) for group in groups if self._is_staged(group)}
+        if len(self._stagings.keys() | needed) > STAGINGS_MAX:
+            for key in self._stagings.keys() - needed:
+                await connection.execute(f"DROP TABLE {sql.quoted(self._stagings.pop(key))}")
+        for table, names in sorted(needed - self._stagings.keys()):
+            name = f"penstock_staged_{next(self._numbers)}"
+            await connection.execute(sql.staging(name, self._tables[table], names))
+            self._stagings[table, names] = name
 
-    async def _have_table(self, connection: Any, group: Rows) -> None:
+    async def _have_table(self, connection: Any, name: str, groups: list[Rows]) -> None:
         """Know the table's columns; create it or add to it where that is wanted."""
-        table = self._tables.get(group.table)
-        if table is not None and all(name in table.columns for name in group.names):
+        wanted = columns_of(groups)
+        table = self._tables.get(name)
+        if table is not None and wanted.keys() <= table.columns.keys():
             return
-        table = await self._described(connection, group.table)
+        table = await self._described(connection, name)
         if table is None:
+            writes = [group for group in groups if not group.deletes]
+            if not writes:
+                return
             if not self._values["auto.create"]:
-                raise ConnectError(f"table {group.table} does not exist, and auto.create is false")
-            await self._ddl(connection, sql.create_table(group.table, group.types, group.key))
-        elif missing := {name: group.types[name][0] for name in group.names if name not in table.columns}:
+                raise ConnectError(f"table {name} does not exist, and auto.create is false")
+            if not (fields := columns_of(writes)):
+                raise DataError(f"table {name} cannot be made from records without a value that is not null")
+            await self._ddl(connection, sql.create_table(name, fields, writes[0].key))
+        elif missing := {one: kind for one, (kind, _) in wanted.items() if one not in table.columns}:
             if not self._values["auto.evolve"]:
-                names = ", ".join(missing)
-                raise ConnectError(f"table {group.table} has no column {names}, and auto.evolve is false")
-            await self._ddl(connection, sql.add_columns(group.table, missing))
-            self._stagings = {key: name for key, name in self._stagings.items() if key[0] != group.table}
-        found = await self._described(connection, group.table)
+                raise ConnectError(f"table {name} has no column {', '.join(missing)}, and auto.evolve is false")
+            await self._ddl(connection, sql.add_columns(name, missing))
+            self._stagings = {key: staged for key, staged in self._stagings.items() if key[0] != name}
+        found = await self._described(connection, name)
         if found is None:
-            raise RetriableError(f"table {group.table} is gone again")
-        self._tables[group.table] = found
+            raise RetriableError(f"table {name} is gone again")
+        self._tables[name] = found
 
     async def _ddl(self, connection: Any, statement: str) -> None:
         log.info("changing the database", statement=statement)

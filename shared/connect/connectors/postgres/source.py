@@ -2,7 +2,8 @@
 
 `incrementing` finds new rows, `timestamp` new and changed ones, `timestamp+incrementing` both, and rows with the same
 time apart. A row is only read once its time is `timestamp.delay.interval.ms` old, since a transaction that began
-earlier may still commit one that lies before. `bulk` reads everything each time.
+earlier may still commit one that lies before. Times without a zone are UTC. `bulk` reads everything each time, through
+a cursor.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from typing import Any
 
 from shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, at_least, one_of
 from shared.connect.connector import ExactlyOnceSupport, Props, SourceConnector
-from shared.connect.connectors.postgres import sql
+from shared.connect.connectors.postgres.reader import TableReader, aware
 from shared.connect.connectors.postgres.settings import HIGH, LOW, MEDIUM, connect, connection_config, translated
-from shared.connect.converters.json_schema import timestamp_ms
 from shared.connect.errors import ConfigError, ConnectError, RetriableError
 from shared.connect.record import SourceRecord
 from shared.connect.schema import (
@@ -67,98 +67,12 @@ def source_settings() -> ConfigDef:
                 group="Data", order=4)
         .define("poll.interval.ms", Type.INT, 5_000, HIGH, "How long to wait where nothing is new.", at_least(1),
                 group="Data", order=5)
-        .define("batch.max.rows", Type.INT, 2_000, LOW, "The most rows of one query.", at_least(1),
+        .define("batch.max.rows", Type.INT, 2_000, LOW,
+                "The most rows of one poll; by time alone, its last moment is whole.", at_least(1),
                 group="Data", order=6)
         .define("numeric.scale", Type.INT, 9, LOW, "Digits after the point of numeric columns.", at_least(0),
                 group="Data", order=7)
     )  # fmt: skip
-
-
-class TableReader:
-    """The queries of one part of the source, and how far it was read; sends nothing by itself."""
-
-    def __init__(self, values: Mapping[str, Any], table: str, query: str, offset: Mapping[str, Any] | None) -> None:
-        self.table, self._mode = table, values["mode"]
-        self._inc, self._stamps = values["incrementing.column.name"], values["timestamp.column.name"]
-        self._limit, self._delay_ms = values["batch.max.rows"], values["timestamp.delay.interval.ms"]
-        self._from = f"({query}) q" if query else sql.quoted(table)
-        self.partition = {"protocol": "1", **({"query": "query"} if query else {"table": table})}
-        offset = offset or {}
-        self.incrementing: int | None = offset.get("incrementing")
-        initial = values["timestamp.initial"]
-        self.timestamp: dt.datetime | None = _moment(offset.get("timestamp"), offset.get("timestamp_nanos"))
-        if self.timestamp is None and initial is not None:
-            self.timestamp = _moment(initial, None)
-
-    def __repr__(self) -> str:
-        return f"<TableReader {self.table}, {self.offset()}>"
-
-    @property
-    def stamp(self) -> str:
-        """The time of a row, as SQL."""
-        names = ",".join(sql.column(name) for name in self._stamps)
-        return f"coalesce({names})" if len(self._stamps) > 1 else names
-
-    def statement(self) -> tuple[str, list[Any]]:
-        """The next query with its parameters."""
-        if self._mode == "bulk":
-            return f"SELECT * FROM {self._from}", []
-        wheres: list[str] = []
-        orders: list[str] = []
-        arguments: list[Any] = []
-
-        def argument(value: Any, kind: str) -> str:
-            arguments.append(value)
-            return f"${len(arguments)}::{kind}"
-
-        inc = sql.column(self._inc) if "incrementing" in self._mode else ""
-        if "timestamp" in self._mode:
-            orders.append(self.stamp)
-            wheres.append(f"{self.stamp} < now() - {argument(self._delay_ms, 'bigint')} * interval '1 ms'")
-            if self.timestamp is not None:
-                last = argument(self.timestamp, "timestamptz")
-                beyond = f"{self.stamp} > {last}"
-                if inc and self.incrementing is not None:
-                    beyond += f" OR ({self.stamp} = {last} AND {inc} > {argument(self.incrementing, 'bigint')})"
-                wheres.append(f"({beyond})")
-        elif self.incrementing is not None:
-            wheres.append(f"{inc} > {argument(self.incrementing, 'bigint')}")
-        if inc:
-            orders.append(inc)
-        where = f" WHERE {' AND '.join(wheres)}" if wheres else ""
-        limit = f" LIMIT {self._limit}" if inc else ""  # by time alone a limit could cut rows of one moment apart
-        return f"SELECT * FROM {self._from}{where} ORDER BY {', '.join(orders)}{limit}", arguments
-
-    def read(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Note a row as read; gives the offset after it."""
-        if "incrementing" in self._mode:
-            value = row[self._inc]
-            if type(value) is not int:
-                raise ConnectError(f"{self.table}.{self._inc}: {value!r} is no whole number")
-            self.incrementing = value
-        if "timestamp" in self._mode:
-            self.timestamp = next(_aware(row[name]) for name in self._stamps if row[name] is not None)
-        return self.offset()
-
-    def offset(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        if self.incrementing is not None and "incrementing" in self._mode:
-            found["incrementing"] = self.incrementing
-        if self.timestamp is not None and "timestamp" in self._mode:
-            found["timestamp"] = timestamp_ms(self.timestamp)
-            found["timestamp_nanos"] = self.timestamp.microsecond * 1000
-        return found
-
-
-def _moment(ms: int | None, nanos: int | None) -> dt.datetime | None:
-    if ms is None:
-        return None
-    at = dt.datetime.fromtimestamp(ms // 1000, dt.UTC)
-    return at.replace(microsecond=(ms % 1000) * 1000 if nanos is None else nanos // 1000)
-
-
-def _aware(value: dt.datetime) -> dt.datetime:
-    return value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
 
 
 def schema_of(name: str, attributes: Sequence[Any], scale: int) -> Schema:
@@ -189,8 +103,30 @@ def value_of(schema: Schema, value: Any, scale: int) -> Any:
             return None  # Connect's Decimal knows no infinity
         return value.quantize(Decimal(1).scaleb(-scale))
     if isinstance(value, dt.datetime):
-        return _aware(value)
+        return aware(value)
     return str(value) if schema.type is SchemaType.STRING and not isinstance(value, str) else value
+
+
+class BulkRead:
+    """One reading of everything, a part of it at a time: a cursor, in a transaction that lasts as long as it."""
+
+    def __init__(self, transaction: Any, cursor: Any, attributes: Sequence[Any]) -> None:
+        self._transaction, self._cursor, self.attributes = transaction, cursor, attributes
+
+    @classmethod
+    async def begun(cls, connection: Any, statement: str) -> BulkRead:
+        transaction = connection.transaction(readonly=True)
+        await transaction.start()
+        prepared = await connection.prepare(statement)
+        return cls(transaction, await prepared.cursor(), prepared.get_attributes())
+
+    async def rows(self, most: int) -> Sequence[Any]:
+        """The next rows, fewer than `most` at the end."""
+        found: Sequence[Any] = await self._cursor.fetch(most)
+        return found
+
+    async def end(self) -> None:
+        await self._transaction.commit()
 
 
 class PostgresSourceTask(SourceTask):
@@ -208,6 +144,7 @@ class PostgresSourceTask(SourceTask):
             self._readers.append(TableReader(values, table, values["query"], await reader.offset(part.partition)))
         self._turn = 0
         self._idle = 0
+        self._bulk: BulkRead | None = None
 
     async def poll(self) -> list[SourceRecord] | None:
         if not self._readers:
@@ -217,38 +154,49 @@ class PostgresSourceTask(SourceTask):
             await asyncio.sleep(self._values["poll.interval.ms"] / 1000)
             self._idle = 0
         reader = self._readers[self._turn]
-        self._turn = (self._turn + 1) % len(self._readers)
         try:
-            records = await self._read(reader)
+            records, is_whole = await self._read(reader)
         except Exception as e:
             raise self._failure(e) from e
         self._retries_left = self._values["max.retries"]
-        is_whole = self._values["mode"] == "bulk" or not records
-        self._idle = self._idle + 1 if is_whole else 0
+        if is_whole:
+            self._turn = (self._turn + 1) % len(self._readers)
+            is_idle = self._values["mode"] == "bulk" or not records
+            self._idle = self._idle + 1 if is_idle else 0
         return records
 
-    async def _read(self, reader: TableReader) -> list[SourceRecord]:
+    async def _read(self, reader: TableReader) -> tuple[list[SourceRecord], bool]:
+        """The next rows of one part, and whether another part has its turn."""
         if self._connection is None or self._connection.is_closed():
             self._connection = await connect(self._values)
-        statement, arguments = reader.statement()
-        async with self._connection.transaction(readonly=True):
-            prepared = await self._connection.prepare(statement)
-            rows = await prepared.fetch(*arguments)
+        if self._values["mode"] == "bulk":
+            if self._bulk is None:
+                self._bulk = await BulkRead.begun(self._connection, reader.statement()[0])
+            rows, attributes = await self._bulk.rows(self._values["batch.max.rows"]), self._bulk.attributes
+            if is_whole := len(rows) < self._values["batch.max.rows"]:
+                bulk, self._bulk = self._bulk, None
+                await bulk.end()
+        else:
+            statement, arguments = reader.statement()
+            async with self._connection.transaction(readonly=True):
+                prepared = await self._connection.prepare(statement)
+                rows, attributes = await prepared.fetch(*arguments), prepared.get_attributes()
+            is_whole = True
+        return self._records(reader, rows, attributes), is_whole
+
+    def _records(self, reader: TableReader, rows: Sequence[Any], attributes: Sequence[Any]) -> list[SourceRecord]:
         scale = self._values["numeric.scale"]
-        schema = schema_of(reader.table or "query", prepared.get_attributes(), scale)
+        schema = schema_of(reader.table or "query", attributes, scale)
         key_schema, names = self._key_schema(schema)
         topic = self._values["topic.prefix"] + reader.table
-        records = []
-        for row in rows:
-            value = {f.name: value_of(f.schema, row[f.name], scale) for f in schema.fields}
-            key = {name: value[name] for name in names} if names else None
-            records.append(
-                SourceRecord(
-                    topic, None, key_schema, key, schema, value,
-                    source_partition=reader.partition, source_offset=reader.read(row),
-                )
-            )  # fmt: skip
-        return records
+        values = [{f.name: value_of(f.schema, row[f.name], scale) for f in schema.fields} for row in rows]
+        return [
+            SourceRecord(
+                topic, None, key_schema, {name: value[name] for name in names} if names else None, schema, value,
+                source_partition=reader.partition, source_offset=offset,
+            )
+            for value, offset in zip(values, reader.read(rows), strict=True)
+        ]  # fmt: skip
 
     def _key_schema(self, schema: Schema) -> tuple[Schema | None, list[str]]:
         names = self._values["key.columns"]
@@ -259,6 +207,7 @@ class PostgresSourceTask(SourceTask):
 
     def _failure(self, error: Exception) -> Exception:
         ours = translated(error)
+        self._bulk = None
         if self._connection is not None:
             connection, self._connection = self._connection, None
             if not connection.is_closed():

@@ -79,14 +79,14 @@ def columns(names: Iterable[str]) -> str:
     return ",".join(column(name) for name in names)
 
 
-def type_of(schema: Schema | None, value: Any) -> str:
-    """The column's type for a field; without a schema by what the value is."""
+def type_of(schema: Schema | None, value: Any) -> str | None:
+    """The column's type for a field; without a schema by what the value is, and None for a null."""
     if schema is not None:
         return _LOGICAL.get(schema.name or "", _TYPES[schema.type])
     for kind, name in _PLAIN:
         if isinstance(value, kind):
             return name
-    return "text" if value is None else "jsonb"
+    return None if value is None else "jsonb"
 
 
 def create_table(name: str, fields: Mapping[str, tuple[str, bool]], key: tuple[str, ...]) -> str:

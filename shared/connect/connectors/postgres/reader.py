@@ -1,0 +1,131 @@
+"""How far a part of a Postgres source was read: the next query, and the offset of each row that it gave.
+
+A row's offset is where reading goes on if that row is the last one that was stored. By a rising number each row is a
+place of its own. By time alone rows of one moment are no places: the offset moves to a moment with its last row, and a
+query gives all rows of a moment or none. Times without a zone are UTC; the connection's session must have it so.
+
+>>> values = {"mode": "timestamp", "incrementing.column.name": "", "timestamp.column.name": ["at"],
+...           "batch.max.rows": 100, "timestamp.delay.interval.ms": 0, "timestamp.initial": None}
+>>> reader = TableReader(values, "clicks", "", None)
+>>> noon = dt.datetime(2024, 1, 1, 12, tzinfo=dt.UTC)
+>>> [offset.get("timestamp") for offset in reader.read([{"at": noon}, {"at": noon}])]
+[None, 1704110400000]
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shared.connect.connectors.postgres import sql
+from shared.connect.converters.json_schema import timestamp_ms
+from shared.connect.errors import ConnectError
+
+
+class TableReader:
+    """The queries of one part of the source, and how far it was read; sends nothing by itself."""
+
+    def __init__(self, values: Mapping[str, Any], table: str, query: str, offset: Mapping[str, Any] | None) -> None:
+        self.table, self._mode = table, values["mode"]
+        self._inc, self._stamps = values["incrementing.column.name"], values["timestamp.column.name"]
+        self._limit, self._delay_ms = values["batch.max.rows"], values["timestamp.delay.interval.ms"]
+        self._from = f"({query}) q" if query else sql.quoted(table)
+        self.partition = {"protocol": "1", **({"query": "query"} if query else {"table": table})}
+        offset = offset or {}
+        self.incrementing: int | None = offset.get("incrementing")
+        initial = values["timestamp.initial"]
+        self.timestamp: dt.datetime | None = moment_of(offset.get("timestamp"), offset.get("timestamp_nanos"))
+        if self.timestamp is None and initial is not None:
+            self.timestamp = moment_of(initial, None)
+
+    def __repr__(self) -> str:
+        return f"<TableReader {self.table}, {self.offset()}>"
+
+    @property
+    def stamp(self) -> str:
+        """The time of a row, as SQL."""
+        names = ",".join(sql.column(name) for name in self._stamps)
+        return f"coalesce({names})" if len(self._stamps) > 1 else names
+
+    def statement(self) -> tuple[str, list[Any]]:
+        """The next query with its parameters."""
+        if self._mode == "bulk":
+            return f"SELECT * FROM {self._from}", []
+        wheres: list[str] = []
+        orders: list[str] = []
+        arguments: list[Any] = []
+
+        def argument(value: Any, kind: str) -> str:
+            arguments.append(value)
+            return f"${len(arguments)}::{kind}"
+
+        inc = sql.column(self._inc) if "incrementing" in self._mode else ""
+        if "timestamp" in self._mode:
+            orders.append(self.stamp)
+            wheres.append(f"{self.stamp} < now() - {argument(self._delay_ms, 'bigint')} * interval '1 ms'")
+            if self.timestamp is not None:
+                last = argument(self.timestamp, "timestamptz")
+                beyond = f"{self.stamp} > {last}"
+                if inc and self.incrementing is not None:
+                    beyond += f" OR ({self.stamp} = {last} AND {inc} > {argument(self.incrementing, 'bigint')})"
+                wheres.append(f"({beyond})")
+        elif self.incrementing is not None:
+            wheres.append(f"{inc} > {argument(self.incrementing, 'bigint')}")
+        if inc:
+            orders.append(inc)
+        where = f" WHERE {' AND '.join(wheres)}" if wheres else ""
+        # By time alone a mere limit could cut rows of one moment apart.
+        limit = f"FETCH FIRST {self._limit} ROWS {'ONLY' if inc else 'WITH TIES'}"
+        return f"SELECT * FROM {self._from}{where} ORDER BY {', '.join(orders)} {limit}", arguments
+
+    def read(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Note the rows of a query as read, all that it gave; gives the offset of each."""
+        if self._mode == "timestamp":
+            return self._read_moments(rows)
+        offsets = []
+        for row in rows:
+            if "incrementing" in self._mode:
+                value = row[self._inc]
+                if type(value) is not int:
+                    raise ConnectError(f"{self.table}.{self._inc}: {value!r} is no whole number")
+                self.incrementing = value
+            if "timestamp" in self._mode:
+                self.timestamp = self._moment(row)
+            offsets.append(self.offset())
+        return offsets
+
+    def _read_moments(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        moments = [self._moment(row) for row in rows]
+        offsets = []
+        for at, moment in enumerate(moments):
+            if moments[at + 1 : at + 2] != [moment]:
+                self.timestamp = moment
+            offsets.append(self.offset())
+        return offsets
+
+    def _moment(self, row: Mapping[str, Any]) -> dt.datetime:
+        return next(aware(row[name]) for name in self._stamps if row[name] is not None)
+
+    def offset(self) -> dict[str, Any]:
+        """Where reading goes on, as it is stored."""
+        found: dict[str, Any] = {}
+        if self.incrementing is not None and "incrementing" in self._mode:
+            found["incrementing"] = self.incrementing
+        if self.timestamp is not None and "timestamp" in self._mode:
+            found["timestamp"] = timestamp_ms(self.timestamp)
+            found["timestamp_nanos"] = self.timestamp.microsecond * 1000
+        return found
+
+
+def moment_of(ms: int | None, nanos: int | None) -> dt.datetime | None:
+    """A stored time: ms since the epoch, and the ns of its second where they are known."""
+    if ms is None:
+        return None
+    at = dt.datetime.fromtimestamp(ms // 1000, dt.UTC)
+    return at.replace(microsecond=(ms % 1000) * 1000 if nanos is None else nanos // 1000)
+
+
+def aware(value: dt.datetime) -> dt.datetime:
+    """A time with its zone: UTC where the column has none."""
+    return value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)

@@ -1,0 +1,44 @@
+"""Records as rows of tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shared.connect.connectors.postgres.rows import RowBuilder, Rows, RowSettings, columns_of
+from shared.connect.record import SinkRecord
+
+UPSERT = RowSettings(mode="upsert", pk_mode="record_key", pk_fields=("id",), deletes=True)
+
+
+def record(key: int, value: Any) -> SinkRecord:
+    return SinkRecord("t", 0, None, {"id": key}, None, value, kafka_offset=key)
+
+
+def build(*values: Any) -> list[Rows]:
+    return RowBuilder(UPSERT).build([record(at, value) for at, value in enumerate(values)])
+
+
+def test_rows_of_the_same_columns_go_together() -> None:
+    """Another set of columns, or a delete, begins another group; order is kept."""
+    groups = build({"a": 1}, {"a": 2}, {"b": 1}, None, {"a": 3})
+    assert [(group.names, group.rows, group.deletes) for group in groups] == [
+        (("id", "a"), [(0, 1), (1, 2)], False),
+        (("id", "b"), [(2, 1)], False),
+        (("id",), [(3,)], True),
+        (("id", "a"), [(4, 3)], False),
+    ]
+
+
+def test_a_column_has_the_type_of_its_first_value_that_is_not_null() -> None:
+    """A null has no type: a later record of the batch gives it, and without one there is no column."""
+    (group,) = build({"a": None, "b": None}, {"a": None, "b": 1.5}, {"a": None, "b": 2})
+    assert group.types == {"id": ("bigint", False), "a": (None, False), "b": ("double precision", False)}
+    assert columns_of([group]) == {"id": ("bigint", False), "b": ("double precision", False)}
+    assert group.with_columns({"id", "b"}).rows == [(0, None), (1, 1.5), (2, 2)]
+    assert group.with_columns({"id", "a", "b"}) is group
+
+
+def test_of_each_key_the_last_row_is_left() -> None:
+    """One statement may not change a row twice."""
+    rows = RowBuilder(UPSERT).build([record(1, {"a": 1}), record(2, {"a": 2}), record(1, {"a": 3})])
+    assert rows[0].latest() == [(1, 3), (2, 2)]
