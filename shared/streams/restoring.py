@@ -83,7 +83,8 @@ class Restoring:
     async def begin(self, consumer: Consumer) -> int:
         """Find where to read from, and go there: the log's end at this moment.
 
-        One that has read before goes on from there; OffsetOutOfRange where the log does not.
+        One that has read before goes on from there; OffsetOutOfRange where the log does not, or where it was deleted
+        while the snapshot before it was loaded, so that a newer one is to be. ChangelogHole where there is none.
         """
         consumer.assign([self.at])
         reader = self.reader
@@ -160,7 +161,15 @@ class Restoring:
             return self._kept.verified_offset
         covered = await self._load_snapshot()
         first = (await consumer.beginning_offsets([self.at]))[self.at]
-        return checked_start(self.at, covered, first, (await consumer.end_offsets([self.at]))[self.at])
+        end = (await consumer.end_offsets([self.at]))[self.at]
+        try:
+            return checked_start(self.at, covered, first, end)
+        except ChangelogHole as e:
+            newest = await self._newest_snapshot()
+            if (None if newest is None else newest[1].covered_offset) == covered:
+                raise
+            # While the snapshot was loaded two compactions ended, of which the second deleted what comes after it.
+            raise OffsetOutOfRange(f"{e}; there is a newer snapshot now") from e
 
     async def _go_on(self, consumer: Consumer) -> int:
         first = (await consumer.beginning_offsets([self.at]))[self.at]
@@ -190,16 +199,23 @@ class Restoring:
         self.report.local_windows = sum(map(len, task.stores.values()))
         return found
 
-    async def _load_snapshot(self) -> int | None:
-        """Load this partition's rows and return the offset from which the changelog goes on; None without snapshot."""
+    async def _newest_snapshot(self) -> tuple[int, lake.PartitionSnapshot] | None:
+        """The table's version, and how far it covers this partition; None where no snapshot does."""
         settings, own = self._settings, self.at.partition
         if settings.lake is None:
             return None
-        table, application, options = settings.lake, settings.application_id, settings.lake_options or None
-        found = await asyncio.to_thread(lake.read_snapshot, table, application, [own], options)
-        if found is None or own not in found.partitions:
+        where = settings.lake, settings.application_id, [own], settings.lake_options or None
+        found = await asyncio.to_thread(lake.read_snapshot, *where)
+        return None if found is None or own not in found.partitions else (found.version, found.partitions[own])
+
+    async def _load_snapshot(self) -> int | None:
+        """Load this partition's rows and return the offset from which the changelog goes on; None without snapshot."""
+        settings, own = self._settings, self.at.partition
+        if (found := await self._newest_snapshot()) is None:
             return None
-        snapshot = found.partitions[own]
+        version, snapshot = found
+        assert settings.lake is not None
+        table, application, options = settings.lake, settings.application_id, settings.lake_options or None
         if snapshot.topic_id not in (None, self.topic_id):
             raise ChangelogHole(
                 f"the snapshot was made from topic {self.at.topic} with id {snapshot.topic_id}, but its id is "
@@ -211,7 +227,7 @@ class Restoring:
         started = self._clock.monotonic_ms()
         for schema in progress.stores:
             columns = [column.name for column in schema.state_columns()]
-            batches = lake.read_windows(table, application, own, schema.name, found.version, columns, options)
+            batches = lake.read_windows(table, application, own, schema.name, version, columns, options)
             while (batch := await asyncio.to_thread(next, batches, None)) is not None:
                 restore_windows(self.task, schema, batch)
                 report.snapshot_windows += batch.num_rows
@@ -219,7 +235,7 @@ class Restoring:
                     local.write(None)
         report.snapshot_milliseconds = self._clock.monotonic_ms() - started
         self.reader.epoch, self.reader.progress = snapshot.epoch, progress
-        report.snapshot_version = found.version
+        report.snapshot_version = version
         return snapshot.covered_offset
 
     async def _fetch_topic_id(self) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from deltalake import write_deltalake
 
 from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin
+from shared.common import lake
 from shared.common.errors import ChangelogHole
 from shared.common.records import TopicPartition
 from shared.streams.aggregations import CountDistinct
@@ -66,17 +68,24 @@ async def partition_rows(chain: Chain, partition: int, topic_id: str) -> list[di
     return [*rows, progress | {"topic_id": topic_id, "run": 1}]
 
 
-async def write_snapshot(chain: Chain, lake: Path, topic_id: str | None = None) -> dict[int, tuple[int, int]]:
-    """A table `state` that covers the changelog to its end; by partition its live windows and the covered offset."""
+async def write_snapshot(
+    chain: Chain, folder: Path, topic_id: str | None = None, ahead: int = 0
+) -> dict[int, tuple[int, int]]:
+    """A table `state` that covers the changelog to its end, or says that it covers so many records more.
+
+    By partition its live windows and the covered offset.
+    """
     async with Admin(chain.kafka) as admin:
         described = await admin.describe_topics([f"{chain.topic}-changelog"])
     made_from = topic_id or described[f"{chain.topic}-changelog"].topic_id
     assert made_from is not None
     rows = {p: await partition_rows(chain, p, made_from) for p in range(chain.partitions)}
+    for own in rows.values():
+        own[-1]["changelog_offset"] += ahead
     schema = schema_of(topology(chain.topic, **BINARY).schemas()[0])
     empty: dict[str, Any] = dict.fromkeys(schema.names)
     table = pa.Table.from_pylist([empty | row for partition in rows.values() for row in partition], schema)
-    write_deltalake(str(lake / chain.topic / "state"), table, partition_by=["partition"])
+    write_deltalake(str(folder / chain.topic / "state"), table, partition_by=["partition"])
     return {p: (len(partition) - 1, partition[-1]["changelog_offset"]) for p, partition in rows.items()}
 
 
@@ -119,23 +128,53 @@ async def test_a_snapshot_and_the_changelogs_tail_are_the_whole_state(
 
 
 @pytest.mark.parametrize(
-    ("topic_id", "lost", "says"),
+    ("snapshot", "lost", "says"),
     [
-        ("AAAAAAAAAAAAAAAAAAAAAA", 0, r"made from topic \S+-changelog with id AAAAAAAAAAAAAAAAAAAAAA, but its id is"),
-        (None, 3, r"-changelog-0: offsets {0} to {2} are missing: the snapshot ends before them"),
+        ({"topic_id": "A" * 22}, 0, rf"made from topic \S+-changelog with id {'A' * 22}, but its id is"),
+        ({}, 3, r"-changelog-0: offsets {0} to {2} are missing: the snapshot ends before them"),
+        ({"ahead": 500}, 0, r"-changelog-0: the log ends at \d+, but the snapshot covers it up to {0}"),
     ],
-    ids=["another topic", "a gap after it"],
+    ids=["another topic", "a gap after it", "a log that lost its end"],
 )
 async def test_a_snapshot_that_does_not_fit_is_refused(
-    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, topic_id: str | None, lost: int, says: str
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, snapshot: dict[str, Any], lost: int, says: str
 ) -> None:
-    """A snapshot of another topic, or one that ends before the changelog begins, ends the worker, which says so."""
+    """A snapshot of another topic, or a log that begins after it or ends before it, ends the worker, which says so."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await work(chain, 100)
-        covered = await write_snapshot(chain, tmp_path, topic_id)
+        covered = await write_snapshot(chain, tmp_path, **snapshot)
         await work(chain, 100)
         end = covered[0][1]
-        await delete_head(chain, {0: end + lost})
+        if lost:
+            await delete_head(chain, {0: end + lost})
         with pytest.raises(ChangelogHole, match=says.format(end, end + 1, end + 2)):
             async with running(chain.worker(topology(topic_name, **BINARY), lake=str(tmp_path))) as loop:
                 await asyncio.wait_for(loop, WAIT_SECONDS)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["one is loaded", "there is none yet"])
+async def test_a_restore_that_lost_its_ground_goes_on_from_the_newer_snapshot(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    """Compactions that end while a snapshot is loaded, and delete what comes after it, cost a second look, no more."""
+    async with chain_of(kafka, topic_name, 1) as chain:
+        await work(chain, 100)
+        if first:
+            await write_snapshot(chain, tmp_path)
+        await work(chain, 100)
+        newer = await write_snapshot(chain, tmp_path / "newer")
+        read, looked, loop = lake.read_snapshot, list[int](), asyncio.get_running_loop()
+
+        def overtaken(*arguments: Any) -> lake.Snapshot | None:
+            found = read(*arguments)
+            looked.append(-1 if found is None else found.version)
+            if len(looked) == 1:
+                shutil.rmtree(tmp_path / topic_name, ignore_errors=True)
+                shutil.copytree(tmp_path / "newer" / topic_name, tmp_path / topic_name)
+                asyncio.run_coroutine_threadsafe(delete_head(chain, {0: newer[0][1]}), loop).result(WAIT_SECONDS)
+            return found
+
+        monkeypatch.setattr(lake, "read_snapshot", overtaken)
+        ((windows, _),) = (await work(chain, 50, lake=str(tmp_path))).values()
+        assert (windows, len(looked)) == (newer[0][0], 3)
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent, **BINARY)
