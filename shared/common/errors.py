@@ -14,9 +14,13 @@ class PenstockError(Exception):
 
     `maybe_written` says, of a record or request that failed with it, that Kafka may hold it all the same: to send it
     again may then store it twice. Who knows better sets it on the error.
+
+    `abortable` says, of an error that a transaction failed with, that the producer can go on once it has aborted, also
+    where the class is a FatalError: the principal may not use one topic or group, but it may use others.
     """
 
     maybe_written: bool = False
+    abortable: bool = False
 
 
 class RetriableError(PenstockError):
@@ -25,6 +29,8 @@ class RetriableError(PenstockError):
 
 class AbortableError(PenstockError):
     """The transaction cannot be committed; abort it, then the work may be done again."""
+
+    abortable = True
 
 
 class FatalError(PenstockError):
@@ -108,7 +114,8 @@ class AuthorizationFailed(FatalError):
 
 
 class ProducerFenced(FatalError):
-    """A newer producer with the same transactional id exists: this one must not write any more."""
+    """This producer must not write any more: a newer one with the same transactional id exists, or the coordinator
+    aborted a transaction that took longer than `transaction_timeout_ms`."""
 
 
 class OutOfOrderSequence(FatalError):
@@ -201,6 +208,10 @@ class UnstableOffsets(RetriableError):
 
 class InvalidTxnState(FatalError):
     """The broker's state of the transaction does not allow the request."""
+
+
+class InvalidProducerIdMapping(InvalidTxnState):
+    """The coordinator does not know the producer id under the transactional id (any more): it has expired."""
 
 
 class UnsupportedVersion(FatalError):

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar
 from aiokafka import errors as kafka
 from aiokafka.client import ConnectionGroup, CoordinationType
 
+from shared.clients.connection.backoff import BACKOFF_MAX_MS, Backoff
 from shared.clients.connection.errors import translate
 from shared.clients.connection.fetch import FetchRequest, FetchResponse
 from shared.clients.connection.frames import read_in_place
@@ -41,9 +42,6 @@ from shared.common.records import TopicPartition
 from shared.common.settings import KafkaSettings
 
 T = TypeVar("T")
-
-BACKOFF_MAX_MS = 1_000
-"""Retries of one call back off exponentially from `retry_backoff_ms` up to this."""
 
 UNKNOWN_TOPIC_GRACE_MS = 1_000
 """A topic that was just created may be unknown to a broker for a moment; after this it is taken to be missing."""
@@ -359,9 +357,14 @@ class Connection:
             self.forget_coordinator(kind, key)
             raise
 
-    async def retrying(self, call: Callable[[], Awaitable[T]], where: str, timeout_ms: float) -> T:
-        """`call` until it succeeds, fails for good, or the deadline passes (KafkaTimeout with the last reason)."""
-        backoff_ms = float(self.settings.retry_backoff_ms)
+    async def retrying(
+        self, call: Callable[[], Awaitable[T]], where: str, timeout_ms: float, *, soon: bool = False
+    ) -> T:
+        """`call` until it succeeds, fails for good, or the deadline passes (KafkaTimeout with the last reason).
+
+        `soon` says that it opens a transaction, so that the completion of the last one is waited for in short steps.
+        """
+        backoff = Backoff(self.settings.retry_backoff_ms, soon=soon)
         last: PenstockError | None = None
         started = SYSTEM_CLOCK.monotonic_ms()
         try:
@@ -376,8 +379,8 @@ class Connection:
                             raise
                         if isinstance(e, NotLeaderOrFollower | UnknownTopicOrPartition | BrokerNotAvailable):
                             await self.refresh_metadata()
-                    await asyncio.sleep(backoff_ms / 1000)
-                    backoff_ms = min(backoff_ms * 2, BACKOFF_MAX_MS)
+                        wait_ms = backoff.after(e)
+                    await asyncio.sleep(wait_ms / 1000)
         except TimeoutError:
             if isinstance(last, UnknownTopicOrPartition):
                 raise last from None

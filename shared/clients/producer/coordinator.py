@@ -1,4 +1,9 @@
-"""Requests to the coordinators of a transaction: each is retried within its deadline, fencing is fatal."""
+"""Requests to the coordinators of a transaction: each is retried within its deadline.
+
+What a refusal costs is said by its code and by the request. Being fenced, or not allowed the transactional id, ends the
+producer; a topic or group that the principal may not use, a member that is no longer its group's, an id that has
+expired cost the transaction alone: such an error is `abortable`, whatever its class.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +14,23 @@ from typing import Any, Literal, TypeVar
 from shared.clients.connection import Connection, error_for_code, wire
 from shared.clients.producer.sequences import SequenceLedger
 from shared.clients.producer.settings import ProducerSettings
-from shared.common.errors import CoordinatorNotAvailable
+from shared.clients.producer.transactions import fenced_by
+from shared.common.errors import AuthorizationFailed, CoordinatorNotAvailable, ProducerFenced
 from shared.common.log import get_logger
 from shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
 
 T = TypeVar("T")
 
 log = get_logger(__name__)
+
+TOPIC_AUTHORIZATION_FAILED = 29
+GROUP_AUTHORIZATION_FAILED = 30
+INVALID_PRODUCER_ID_MAPPING = 49
+OPERATION_NOT_ATTEMPTED = 55
+UNKNOWN_PRODUCER_ID = 59
+FENCED_INSTANCE_ID = 82
+EXPIRED = frozenset({INVALID_PRODUCER_ID_MAPPING, UNKNOWN_PRODUCER_ID})
+"""The coordinator has forgotten the producer: an abort asks it for a new id."""
 
 
 class TransactionCoordinator:
@@ -62,8 +77,8 @@ class TransactionCoordinator:
 
         await self._run(ask, where)
 
-    async def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
-        """Tell the coordinator which partitions the transaction writes to."""
+    async def add_partitions(self, partitions: Iterable[TopicPartition], *, first: bool = False) -> None:
+        """Tell the coordinator which partitions the transaction writes to; `first` where that opens it there."""
         where = f"transactional id {self._id}"
         topics: dict[str, list[int]] = defaultdict(list)
         for tp in partitions:
@@ -72,16 +87,27 @@ class TransactionCoordinator:
 
         async def ask() -> None:
             response = await self._connection.ask_coordinator("transaction", self._id, request, where)
-            for topic, rows in response.topics:
-                for partition, code in rows:
-                    self._check(code, "transaction", self._id, f"{where}, {TopicPartition(topic, partition)}")
+            refused = [
+                (TopicPartition(topic, at), code) for topic, rows in response.topics for at, code in rows if code
+            ]
+            # One partition's refusal leaves the others unattempted: those do not say why.
+            for tp, code in sorted(refused, key=lambda one: one[1] == OPERATION_NOT_ATTEMPTED):
+                self._check(code, "transaction", self._id, f"{where}, {tp}", EXPIRED | {TOPIC_AUTHORIZATION_FAILED})
 
-        await self._run(ask, where)
+        await self._run(ask, where, soon=first)
 
     async def add_offsets(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: GroupMetadata, *, known: bool
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        group: GroupMetadata,
+        *,
+        known: bool,
+        first: bool = False,
     ) -> None:
-        """Make a group's offsets part of the transaction, under the group's generation and member."""
+        """Make a group's offsets part of the transaction, under the group's generation and member.
+
+        `known` says that the coordinator knows of the group already, `first` that this opens the transaction there.
+        """
         member = f"member {group.member_id}, generation {group.generation_id}"
         where = f"transactional id {self._id}, group {group.group_id} ({member})"
         if not known:
@@ -89,9 +115,10 @@ class TransactionCoordinator:
 
             async def ask() -> None:
                 response = await self._connection.ask_coordinator("transaction", self._id, announce, where)
-                self._check(response.error_code, "transaction", self._id, where)
+                abortable = EXPIRED | {GROUP_AUTHORIZATION_FAILED}
+                self._check(response.error_code, "transaction", self._id, where, abortable)
 
-            await self._run(ask, where)
+            await self._run(ask, where, soon=first)
         topics: dict[str, list[Any]] = defaultdict(list)
         for tp, at in offsets.items():
             topics[tp.topic].append((tp.partition, at.offset, at.leader_epoch, at.metadata, {}))
@@ -108,10 +135,16 @@ class TransactionCoordinator:
         )
 
         async def commit() -> None:
-            response = await self._connection.ask_coordinator("group", group.group_id, request, where)
+            try:
+                response = await self._connection.ask_coordinator("group", group.group_id, request, where)
+            except AuthorizationFailed as e:  # of looking up the group's coordinator
+                e.abortable = True
+                raise
+            abortable = frozenset({GROUP_AUTHORIZATION_FAILED, FENCED_INSTANCE_ID})
             for topic, rows, _ in response.topics:
                 for partition, code, _ in rows:
-                    self._check(code, "group", group.group_id, f"{where}, {TopicPartition(topic, partition)}")
+                    at = f"{where}, {TopicPartition(topic, partition)}"
+                    self._check(code, "group", group.group_id, at, abortable)
 
         await self._run(commit, where)
 
@@ -122,19 +155,29 @@ class TransactionCoordinator:
 
         async def ask() -> None:
             response = await self._connection.ask_coordinator("transaction", self._id, request, where)
-            self._check(response.error_code, "transaction", self._id, where)
+            self._check(response.error_code, "transaction", self._id, where, EXPIRED)
 
         await self._run(ask, where)
 
     def _identity(self) -> tuple[str, int, int]:
         return self._id, self._ledger.producer_id, self._ledger.epoch
 
-    def _check(self, code: int, kind: Literal["group", "transaction"], key: str, where: str) -> None:
+    def _check(
+        self,
+        code: int,
+        kind: Literal["group", "transaction"],
+        key: str,
+        where: str,
+        abortable: frozenset[int] = frozenset(),
+    ) -> None:
         if code:
             error = error_for_code(code, where)
             if isinstance(error, CoordinatorNotAvailable):
                 self._connection.forget_coordinator(kind, key)
+            if isinstance(error, ProducerFenced):
+                error = error_for_code(code, where, fenced_by(self._settings.transaction_timeout_ms))
+            error.abortable |= code in abortable
             raise error
 
-    async def _run(self, call: Callable[[], Awaitable[T]], where: str) -> T:
-        return await self._connection.retrying(call, where, self._settings.max_block_ms)
+    async def _run(self, call: Callable[[], Awaitable[T]], where: str, *, soon: bool = False) -> T:
+        return await self._connection.retrying(call, where, self._settings.max_block_ms, soon=soon)

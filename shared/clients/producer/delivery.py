@@ -22,7 +22,7 @@ def fresh(error: PenstockError) -> PenstockError:
     """The error again, so that many waiters do not share one traceback."""
     again = type(error)(*error.args)
     again.__cause__ = error.__cause__
-    again.maybe_written = error.maybe_written
+    again.maybe_written, again.abortable = error.maybe_written, error.abortable
     return again
 
 

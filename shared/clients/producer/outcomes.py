@@ -18,12 +18,11 @@ from shared.clients.producer.buffer_memory import BufferMemory
 from shared.clients.producer.metrics import ProducerMetrics
 from shared.clients.producer.sequences import SequenceLedger
 from shared.clients.producer.settings import ProducerSettings
-from shared.clients.producer.transactions import Transaction, TxnState
+from shared.clients.producer.transactions import Transaction, TxnState, fenced_by, is_fatal
 from shared.common.errors import (
     BrokerNotAvailable,
     CorruptRecord,
     DeliveryTimeout,
-    FatalError,
     NotLeaderOrFollower,
     OutOfOrderSequence,
     PenstockError,
@@ -38,9 +37,11 @@ log = get_logger(__name__)
 
 STALE_METADATA = (NotLeaderOrFollower, UnknownTopicOrPartition, BrokerNotAvailable)
 MESSAGE_TOO_LARGE = 10
-ENDS_TRANSACTION_ALONE = frozenset({29, 45, 48, 59})
+FENCED = frozenset({47, 90})
+ENDS_TRANSACTION_ALONE = frozenset({29, 45, 47, 48, 49, 59})
 """Refusals after which the transaction must be aborted and the producer can go on: of the topic's authorization, and of
-sequence and transaction states that a new epoch puts right."""
+epochs, sequences and transaction states that a new epoch puts right. An old epoch (47) is also what a transaction has
+that the coordinator timed out; whether a newer producer exists turns out when the abort asks for the next epoch."""
 RETRY_BACKOFF_JITTER = 0.2
 
 
@@ -124,7 +125,10 @@ class Outcomes:
             self._acknowledged(batch, answer, now_ms)
             return
         batch.fate_unknown |= code in MAYBE_APPENDED
-        error = error_for_code(code, f"{batch.tp}", answer.detail or None)
+        detail = answer.detail or None
+        if code in FENCED and self._transaction is not None:
+            detail = fenced_by(self._settings.transaction_timeout_ms)
+        error = error_for_code(code, f"{batch.tp}", detail)
         if isinstance(error, STALE_METADATA):
             self.metadata_is_stale = True
         if self._is_over(batch):
@@ -179,7 +183,7 @@ class Outcomes:
         """The transaction cannot be committed any more: what it still has queued is dropped."""
         assert self._transaction is not None
         self._transaction.fail(error)
-        fatal = isinstance(error, FatalError)
+        fatal = is_fatal(error)
         where = f"transactional id {self._transaction.transactional_id}"
         self.fail_all(error if fatal else TransactionAborted(f"{where}: not sent, since {error}"), out=False)
 
@@ -251,10 +255,11 @@ class Outcomes:
             batch.last_error = error
             self._accumulator.reenqueue(batch, now_ms + self._backoff_ms(batch.attempts))
             return
+        error.abortable |= alone
         self.fail(batch, error)
         if self._transaction is not None:
             self._transaction.epoch_is_spent |= alone
-            self.fail_transaction(TransactionAborted(str(error)) if alone else error)
+            self.fail_transaction(error)
 
     def _given_up(self, batch: Batch) -> None:
         if self._transaction is not None:

@@ -285,7 +285,7 @@ class Sender:
     async def _add_partitions(self, partitions: set[TopicPartition]) -> None:
         assert self._transaction is not None
         try:
-            await self.coordinator.add_partitions(partitions)
+            await self.coordinator.add_partitions(partitions, first=self._transaction.is_empty)
             self._transaction.added |= partitions
         except PenstockError as e:
             self.fail_transaction(e)

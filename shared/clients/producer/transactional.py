@@ -18,8 +18,15 @@ from shared.clients.connection import Connection
 from shared.clients.producer.accumulator import RecordAccumulator
 from shared.clients.producer.sender import Sender
 from shared.clients.producer.settings import ProducerSettings
-from shared.clients.producer.transactions import Transaction, TxnState
-from shared.common.errors import FatalError, IllegalState, PenstockError, RetriableError, TransactionAborted
+from shared.clients.producer.transactions import Transaction, TxnState, is_fatal
+from shared.common.errors import (
+    IllegalState,
+    InvalidProducerIdMapping,
+    PenstockError,
+    ProducerFenced,
+    RetriableError,
+    TransactionAborted,
+)
 from shared.common.log import get_logger
 from shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
 
@@ -120,7 +127,12 @@ class TransactionalCalls:
         self._sender.fail_all(dropped, out=False)
         with self._noting(txn):
             if not txn.is_empty:
-                await self._sender.coordinator.end(commit=False)
+                try:
+                    await self._sender.coordinator.end(commit=False)
+                except (ProducerFenced, InvalidProducerIdMapping):
+                    # Where the coordinator has aborted it itself, after its timeout, it grants the next epoch, and
+                    # where it has forgotten the id, a new one; where somebody newer has the id it refuses.
+                    txn.epoch_is_spent = True
             if txn.epoch_is_spent:
                 # A lost batch may still be under way with sequence numbers that are used again: have it refused.
                 await self._sender.coordinator.init_producer_id(bump=True)
@@ -144,7 +156,7 @@ class TransactionalCalls:
                     await self.abort_transaction()
                 except PenstockError as also:
                     log.warning("abort failed", transactional_id=txn.transactional_id, reason=str(also))
-                    if isinstance(e, PenstockError) and isinstance(also, FatalError):
+                    if isinstance(e, PenstockError) and is_fatal(also):
                         raise also from e
                     e.add_note(f"the abort failed as well: {also}")
             raise
@@ -154,7 +166,8 @@ class TransactionalCalls:
     ) -> None:
         """Commit a consumer's offsets with the transaction, fenced by the group's generation and member.
 
-        Raises IllegalGeneration, UnknownMember (the transaction must be aborted), FencedInstanceId, ProducerFenced.
+        Raises IllegalGeneration, UnknownMember, FencedInstanceId, AuthorizationFailed (of the group): abort the
+        transaction, and the producer can go on. Raises ProducerFenced.
         """
         self._check_usable()
         txn = self._transactional()
@@ -162,9 +175,9 @@ class TransactionalCalls:
         if not offsets:
             return
         with self._noting(txn):
-            known = group.group_id in txn.groups
+            known, first = group.group_id in txn.groups, txn.is_empty
             txn.groups.add(group.group_id)
-            await self._sender.coordinator.add_offsets(offsets, group, known=known)
+            await self._sender.coordinator.add_offsets(offsets, group, known=known, first=first)
 
     async def _abort_on_close(self) -> None:
         txn = self._transactional()

@@ -6,7 +6,7 @@
     every state ─fatal─▶ FATAL_ERROR
 
 An error of a record or of an offset makes the transaction abortable: it can no longer be committed. Being fenced is
-fatal.
+fatal, and so is every FatalError that is not marked as `abortable`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,19 @@ TRANSITIONS: dict[TxnState, frozenset[TxnState]] = {
     TxnState.ABORTING: frozenset({TxnState.READY, TxnState.ABORTING}),
     TxnState.FATAL_ERROR: frozenset(),
 }
+
+
+def is_fatal(error: Exception) -> bool:
+    """Whether an error ends the producer, and not the transaction alone."""
+    return isinstance(error, FatalError) and not error.abortable
+
+
+def fenced_by(transaction_timeout_ms: int) -> str:
+    """What a broker may mean that refuses a producer's epoch."""
+    return (
+        "a newer producer with this transactional id exists, or the coordinator aborted a transaction that took longer "
+        f"than transaction_timeout_ms={transaction_timeout_ms}"
+    )
 
 
 class Transaction:
@@ -94,7 +107,7 @@ class Transaction:
         if self.state is TxnState.FATAL_ERROR:
             return
         was = self.state
-        if isinstance(error, FatalError):
+        if is_fatal(error):
             self.state, self.error = TxnState.FATAL_ERROR, error
         elif self.state in (TxnState.IN_TRANSACTION, TxnState.COMMITTING):
             self.state, self.error = TxnState.ABORTABLE_ERROR, error

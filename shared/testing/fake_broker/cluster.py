@@ -30,6 +30,8 @@ class FakeCluster:
 
     `configs` are broker configs (`configs.BROKER_CONFIGS` has those known, with Kafka's defaults), `users` names and
     passwords: with them every connection must authenticate with SASL PLAIN. With `ssl_context` the ports speak TLS.
+    `transaction_completion_ms` is how long the coordinator takes to write a transaction's markers after it has answered
+    EndTxn; until then the next transaction is refused with CONCURRENT_TRANSACTIONS, as by a real broker.
     Nodes have the ids 1, 2, ... A hook that raises, or a fault of the broker itself, is raised when the cluster closes.
     """
 
@@ -41,10 +43,11 @@ class FakeCluster:
         users: Mapping[str, str] | None = None,
         ssl_context: ssl.SSLContext | None = None,
         host: str = "127.0.0.1",
+        transaction_completion_ms: int = 0,
     ) -> None:
         if not 1 <= nodes <= NODES_MAX:
             raise ValueError(f"nodes: {nodes}; between 1 and {NODES_MAX}")
-        self._state = ClusterState(configs)
+        self._state = ClusterState(configs, transaction_completion_ms)
         self._controls: list[Control] = []
         self._servers: dict[int, NodeServer] = {}
         self._failures: list[BaseException] = []

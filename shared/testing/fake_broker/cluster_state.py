@@ -75,7 +75,7 @@ class Node:
 class ClusterState:
     """Nodes, topics, groups and transactions of one cluster."""
 
-    def __init__(self, configs: Mapping[str, str] | None = None) -> None:
+    def __init__(self, configs: Mapping[str, str] | None = None, transaction_completion_ms: int = 0) -> None:
         unknown = set(configs or ()) - set(BROKER_CONFIGS)
         if unknown:
             raise ValueError(f"not among the configs of the fake broker: {', '.join(sorted(unknown))}")
@@ -85,7 +85,7 @@ class ClusterState:
         self.topics: dict[str, Topic] = {}
         self.timers = Timers()
         self.groups = Groups(self)
-        self.transactions = Transactions(self)
+        self.transactions = Transactions(self, transaction_completion_ms)
 
     def __repr__(self) -> str:
         return f"ClusterState(nodes={list(self.nodes)}, alive={self.alive}, topics={list(self.topics)})"

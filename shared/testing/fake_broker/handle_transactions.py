@@ -64,7 +64,8 @@ def add_partitions_to_txn(state: ClusterState, request: Request) -> Answer:
         return ErrorCode.NONE
 
     if isinstance(known, Transaction) and not unknown:
-        state.transactions.add(known, request.now_ms, partitions=set(asked), groups=set())
+        code = state.transactions.add(known, request.now_ms, partitions=set(asked), groups=set())
+        known = known if code is ErrorCode.NONE else code
     return Message(topics=_codes(request, code_of))
 
 
@@ -86,8 +87,8 @@ def add_offsets_to_txn(state: ClusterState, request: Request) -> Answer:
     known = _transaction(state, request)
     if isinstance(known, ErrorCode):
         return Message(error_code=known)
-    state.transactions.add(known, request.now_ms, partitions=set(), groups={request.body.group_id})
-    return Message(error_code=ErrorCode.NONE)
+    code = state.transactions.add(known, request.now_ms, partitions=set(), groups={request.body.group_id})
+    return Message(error_code=code)
 
 
 def end_txn(state: ClusterState, request: Request) -> Answer:

@@ -1,10 +1,15 @@
 """Producer ids, and the transactions that coordinators keep.
 
-The life of a transaction, with what ends it (markers are written at once, so that there is no Prepare state to see):
+The life of a transaction, with what ends it:
 
     Empty, CompleteCommit, CompleteAbort --add partitions or offsets--> Ongoing
-    Ongoing --EndTxn--> CompleteCommit or CompleteAbort
-    Ongoing --InitProducerId of another, or the timeout--> CompleteAbort, under the next epoch: the producer is fenced
+    Ongoing --EndTxn--> PrepareCommit or PrepareAbort
+    Ongoing --InitProducerId of another, or the timeout--> PrepareAbort, under the next epoch: the producer is fenced
+    PrepareCommit --markers are written--> CompleteCommit, and PrepareAbort to CompleteAbort
+
+EndTxn is answered once the end is prepared. Writing the markers takes `completion_ms`, by default no time, so that
+nobody sees a Prepare state; for as long as it takes, whatever is asked about the transactional id is answered with
+CONCURRENT_TRANSACTIONS.
 
 A producer that was fenced by the timeout alone may ask for that epoch, and go on (KIP-588); one that was fenced by
 another may not.
@@ -34,17 +39,25 @@ class TransactionState(StrEnum):
 
     EMPTY = "Empty"
     ONGOING = "Ongoing"
+    PREPARE_COMMIT = "PrepareCommit"
+    PREPARE_ABORT = "PrepareAbort"
     COMPLETE_COMMIT = "CompleteCommit"
     COMPLETE_ABORT = "CompleteAbort"
 
 
 END: dict[tuple[TransactionState, bool], TransactionState] = {
-    (TransactionState.ONGOING, True): TransactionState.COMPLETE_COMMIT,
-    (TransactionState.ONGOING, False): TransactionState.COMPLETE_ABORT,
+    (TransactionState.ONGOING, True): TransactionState.PREPARE_COMMIT,
+    (TransactionState.ONGOING, False): TransactionState.PREPARE_ABORT,
     (TransactionState.COMPLETE_COMMIT, True): TransactionState.COMPLETE_COMMIT,
     (TransactionState.COMPLETE_ABORT, False): TransactionState.COMPLETE_ABORT,
 }
 """State and whether to commit, to the state after EndTxn; what is not here is INVALID_TXN_STATE."""
+
+PREPARED: dict[TransactionState, TransactionState] = {
+    TransactionState.PREPARE_COMMIT: TransactionState.COMPLETE_COMMIT,
+    TransactionState.PREPARE_ABORT: TransactionState.COMPLETE_ABORT,
+}
+"""What a prepared end becomes once its markers are written."""
 
 
 @dataclass
@@ -61,12 +74,19 @@ class Transaction:
     groups: set[str] = field(default_factory=set)
     timer: Timer | None = field(default=None, repr=False)
 
+    @property
+    def is_completing(self) -> bool:
+        """Whether its end is decided, and not yet written."""
+        return self.state in PREPARED
+
 
 class Transactions:
     """The producer ids and transactional ids of a cluster."""
 
-    def __init__(self, state: ClusterState) -> None:
+    def __init__(self, state: ClusterState, completion_ms: int = 0) -> None:
+        """`completion_ms` is how long it takes to write a transaction's markers."""
         self._state = state
+        self._completion_ms = completion_ms
         self._next_id = 1000
         self.known: dict[str, Transaction] = {}
         self._by_producer: dict[int, Transaction] = {}
@@ -94,11 +114,13 @@ class Transactions:
             expected = NO_PRODUCER
             known = Transaction(transactional_id, self.new_producer_id(), -1, timeout_ms)
             self.known[transactional_id] = self._by_producer[known.producer_id] = known
-        if expected != NO_PRODUCER:
-            if expected[0] != known.producer_id or expected[1] not in (known.producer_epoch, known.last_epoch):
-                return ErrorCode.PRODUCER_FENCED
-            if expected[1] == known.last_epoch >= 0:
-                return known.producer_id, known.producer_epoch  # the answer to the first try was lost
+        mine = expected[0] == known.producer_id and expected[1] in (known.producer_epoch, known.last_epoch)
+        if expected != NO_PRODUCER and not mine:
+            return ErrorCode.PRODUCER_FENCED
+        if known.is_completing:
+            return ErrorCode.CONCURRENT_TRANSACTIONS
+        if expected != NO_PRODUCER and expected[1] == known.last_epoch >= 0:
+            return known.producer_id, known.producer_epoch  # the answer to the first try was lost
         if known.state is TransactionState.ONGOING:
             self._abort_fenced(known, now_ms)
             return ErrorCode.CONCURRENT_TRANSACTIONS
@@ -132,8 +154,10 @@ class Transactions:
         is_in = known.state is TransactionState.ONGOING and tp in known.partitions
         return ErrorCode.NONE if is_in else ErrorCode.INVALID_TXN_STATE
 
-    def add(self, known: Transaction, now_ms: int, *, partitions: set[TopicPartition], groups: set[str]) -> None:
+    def add(self, known: Transaction, now_ms: int, *, partitions: set[TopicPartition], groups: set[str]) -> ErrorCode:
         """Put partitions and groups into the transaction, which begins with the first of them."""
+        if known.is_completing:
+            return ErrorCode.CONCURRENT_TRANSACTIONS
         if known.state is not TransactionState.ONGOING:
             known.state = TransactionState.ONGOING
             known.timer = self._state.timers.at(
@@ -141,15 +165,24 @@ class Transactions:
             )
         known.partitions |= partitions
         known.groups |= groups
+        return ErrorCode.NONE
 
     def end(self, known: Transaction, now_ms: int, *, committed: bool) -> ErrorCode:
         """End the transaction; asked for again, the same end is fine."""
+        if known.is_completing and committed is (known.state is TransactionState.PREPARE_COMMIT):
+            return ErrorCode.CONCURRENT_TRANSACTIONS
         target = END.get((known.state, committed))
         if target is None:
             return ErrorCode.INVALID_TXN_STATE
-        if known.state is TransactionState.ONGOING:
-            self._finish(known, now_ms, committed=committed)
         known.state = target
+        if not known.is_completing:
+            return ErrorCode.NONE
+        if known.timer is not None:
+            known.timer.cancel()
+        if self._completion_ms > 0:
+            self._state.timers.at(now_ms + self._completion_ms, lambda at_ms: self._finish(known, at_ms))
+        else:
+            self._finish(known, now_ms)
         return ErrorCode.NONE
 
     def _abort_fenced(self, known: Transaction, now_ms: int) -> None:
@@ -157,9 +190,9 @@ class Transactions:
         known.last_epoch, known.producer_epoch = known.producer_epoch, known.producer_epoch + 1
         self.end(known, now_ms, committed=False)
 
-    def _finish(self, known: Transaction, now_ms: int, *, committed: bool) -> None:
-        if known.timer is not None:
-            known.timer.cancel()
+    def _finish(self, known: Transaction, now_ms: int) -> None:
+        committed = known.state is TransactionState.PREPARE_COMMIT
+        known.state = PREPARED[known.state]
         for tp in sorted(known.partitions):
             partition = self._state.partition(tp)
             if partition is not None:

@@ -44,6 +44,7 @@ def open_transaction(**settings: object) -> tuple[Harness, Transaction]:
         (OUT_OF_ORDER, OutOfOrderSequence),
         (UNKNOWN_PRODUCER, OutOfOrderSequence),
         (INVALID_TXN_STATE, InvalidTxnState),
+        (OLD_EPOCH, ProducerFenced),
         (TOPIC_AUTHORIZATION, AuthorizationFailed),
     ],
 )
@@ -64,7 +65,7 @@ def test_refusals_that_cost_the_transaction_and_not_the_producer(code: int, erro
 
 @pytest.mark.parametrize(
     ("code", "error"),
-    [(OLD_EPOCH, ProducerFenced), (FENCED, ProducerFenced), (CLUSTER_AUTHORIZATION, AuthorizationFailed)],
+    [(FENCED, ProducerFenced), (CLUSTER_AUTHORIZATION, AuthorizationFailed)],
 )
 def test_refusals_that_end_the_producer(code: int, error: type[Exception]) -> None:
     """Being fenced, or not allowed to write at all, is everybody's error from then on."""

@@ -485,7 +485,7 @@ async def test_an_error_nobody_expected_while_a_partition_is_added() -> None:
         await producer.init_transactions()
         await producer.begin_transaction()
 
-        async def broken(partitions: object) -> None:
+        async def broken(partitions: object, *, first: bool) -> None:
             raise RuntimeError("nobody expected this")
 
         producer._sender.coordinator.add_partitions = broken  # type: ignore[method-assign]

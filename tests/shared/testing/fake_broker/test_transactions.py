@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from shared.common.records import TopicPartition
-from shared.testing.fake_broker.cluster_state import ClusterState
+from shared.testing.fake_broker.cluster_state import ClusterState, Node
 from shared.testing.fake_broker.codec import Message
 from shared.testing.fake_broker.protocol import Api, ErrorCode
-from shared.testing.fake_broker.transactions import END, EPOCH_MAX, TransactionState
+from shared.testing.fake_broker.transactions import END, EPOCH_MAX, PREPARED, TransactionState
 from tests.shared.testing.fake_broker.test_batches import built
 from tests.shared.testing.fake_broker.test_cluster_state import ask, cluster, produce
 
@@ -96,9 +96,42 @@ def test_epochs_come_to_an_end(state: ClusterState) -> None:
 def test_every_end_is_decided() -> None:
     """The table leads from an open transaction to both ends, and from an end to itself alone."""
     for (state, committed), target in END.items():
-        assert target is (TransactionState.COMPLETE_COMMIT if committed else TransactionState.COMPLETE_ABORT)
+        end = TransactionState.COMPLETE_COMMIT if committed else TransactionState.COMPLETE_ABORT
+        assert PREPARED.get(target, target) is end
         assert state in (TransactionState.ONGOING, target)
     assert len(END) == 4
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_an_end_takes_its_time(committed: bool) -> None:
+    """While the markers are being written, all that is asked about the id is to be asked again."""
+    state = ClusterState(transaction_completion_ms=50)
+    state.nodes[1] = Node(1, "localhost", 1)
+    state.create_topic("t", 1, 1, {})
+    identity = begun(state)
+    assert ask(state, Api.END_TXN, committed=committed, **identity).error_code == ErrorCode.NONE
+    log = state.topics["t"].partitions[0].log
+    topics = [Message(name="t", partitions=[0])]
+
+    def said() -> list[int]:
+        added = ask(state, Api.ADD_PARTITIONS_TO_TXN, now_ms=40, topics=topics, **identity)
+        return [
+            added.topics[0].partitions[0].error_code,
+            ask(state, Api.ADD_OFFSETS_TO_TXN, now_ms=40, group_id="g", **identity).error_code,
+            ask(state, Api.END_TXN, now_ms=40, committed=committed, **identity).error_code,
+            ask(state, Api.INIT_PRODUCER_ID, transactional_id="x", transaction_timeout_ms=1_000).error_code,
+        ]
+
+    assert said() == [ErrorCode.CONCURRENT_TRANSACTIONS] * 4
+    other = ask(state, Api.END_TXN, now_ms=40, committed=not committed, **identity)
+    assert other.error_code == ErrorCode.INVALID_TXN_STATE
+    assert (log.last_stable_offset, log.end_offset) == (0, 1)
+    state.timers.run(49)
+    assert log.end_offset == 1
+    state.timers.run(50)
+    assert (log.last_stable_offset, log.end_offset) == (2, 2)
+    assert len(log.readable(committed=True)) == committed
+    assert said() == [ErrorCode.NONE, ErrorCode.NONE, ErrorCode.NONE, ErrorCode.CONCURRENT_TRANSACTIONS]
 
 
 def test_a_producer_without_transactions_gets_an_id_of_its_own(state: ClusterState) -> None:
