@@ -2,6 +2,9 @@
 
 An application's version in the table's log is an offset; an append that finds there another one than its writer left
 belongs to a writer that lost its place, and changes nothing.
+
+A column keeps the type it was made with. A number goes into another type of number where it is the same number there;
+anything else that is of another type is refused, since Delta's own cast would cut 1.5 to 1.
 """
 
 from __future__ import annotations
@@ -9,10 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError, TableNotFoundError
 
-from shared.common.errors import FatalError, RetriableError
+from shared.common.errors import DataError, FatalError, RetriableError
+
+NO_VERSION = -1
+"""The version of an application that is to begin again: a table cannot forget one."""
 
 
 class WriterFenced(FatalError):
@@ -21,14 +28,30 @@ class WriterFenced(FatalError):
 
 def table_versions(uri: str, applications: list[str], options: Mapping[str, str]) -> dict[str, int]:
     """The version of each application that the table knows; none where there is no table. RetriableError."""
+    table = _table(uri, options)
+    found = {} if table is None else {name: table.transaction_version(name) for name in applications}
+    return {name: version for name, version in found.items() if version is not None and version != NO_VERSION}
+
+
+def set_versions(uri: str, versions: Mapping[str, int | None], options: Mapping[str, str]) -> None:
+    """Set versions by hand, None: none; nothing where there is no table. RetriableError."""
+    table = _table(uri, options)
+    if table is not None:
+        transactions = [Transaction(name, NO_VERSION if at is None else at) for name, at in versions.items()]
+        _write(uri, _schema(table).empty_table(), transactions, options, None)
+
+
+def _table(uri: str, options: Mapping[str, str]) -> DeltaTable | None:
     try:
-        table = DeltaTable(uri, storage_options=dict(options))
+        return DeltaTable(uri, storage_options=dict(options))
     except TableNotFoundError:
-        return {}
+        return None
     except (DeltaError, OSError) as e:
         raise RetriableError(f"{uri}: {e}") from e
-    found = {application: table.transaction_version(application) for application in applications}
-    return {application: version for application, version in found.items() if version is not None}
+
+
+def _schema(table: DeltaTable) -> Any:
+    return pa.schema(table.schema().to_arrow())
 
 
 def append_once(
@@ -41,13 +64,22 @@ def append_once(
     """Append an Arrow table and bring each application from one version to the next, all in one commit.
 
     New columns are added to the table. Raises WriterFenced where the table knows another version of one (None: none),
-    RetriableError where the store cannot be reached or another commit came first.
+    DataError where a column cannot be written as the table has it, RetriableError where the store cannot be reached or
+    another commit came first.
     """
     known = table_versions(uri, list(versions), options)
     for application, (before, _) in versions.items():
         if known.get(application) != before:
             raise WriterFenced(f"{uri}: {application} is at {known.get(application)}, and was left at {before}")
-    transactions = [Transaction(application, after) for application, (_, after) in versions.items()]
+    table = _table(uri, options)
+    if table is not None:
+        data = fitted(data, _schema(table))
+    _write(uri, data, [Transaction(name, after) for name, (_, after) in versions.items()], options, partition_by)
+
+
+def _write(
+    uri: str, data: Any, transactions: list[Transaction], options: Mapping[str, str], partition_by: list[str] | None
+) -> None:
     try:
         write_deltalake(
             uri,
@@ -58,5 +90,57 @@ def append_once(
             storage_options=dict(options),
             commit_properties=CommitProperties(app_transactions=transactions),
         )
+    except SchemaMismatchError as e:
+        raise DataError(f"{uri}: {e}") from e
     except (CommitFailedError, DeltaError, OSError) as e:
         raise RetriableError(f"{uri}: {e}") from e
+
+
+def fitted(data: Any, schema: Any) -> Any:
+    """The Arrow table with its columns as a table's schema has them; DataError names the one that cannot be so.
+
+    >>> fitted(pa.table({"n": [1.0], "new": ["x"]}), pa.schema([("n", pa.int64())])).schema.types
+    [DataType(int64), DataType(string)]
+    """
+    for at, field in enumerate(data.schema):
+        kept = schema.field(field.name).type if field.name in schema.names else field.type
+        if _is_number(field.type) and _is_number(kept) and field.type != kept:
+            try:
+                data = data.set_column(at, field.name, data.column(at).cast(kept))
+            except pa.ArrowInvalid as e:
+                raise DataError(f"column {field.name} is {kept}: {e}") from None
+        elif not _is_alike(field.type, kept):
+            raise DataError(f"column {field.name} is {kept}, and cannot have {field.type}")
+    return data
+
+
+def _is_number(kind: Any) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _is_alike(kind: Any, kept: Any) -> bool:
+    """Whether it is the same type, in whatever form; a struct may have other fields besides."""
+    types = pa.types
+    if types.is_struct(kind) and types.is_struct(kept):
+        both = {field.name for field in kind} & {field.name for field in kept}
+        return all(_is_alike(kind.field(name).type, kept.field(name).type) for name in both)
+    if types.is_map(kind) and types.is_map(kept):
+        return _is_alike(kind.key_type, kept.key_type) and _is_alike(kind.item_type, kept.item_type)
+    if _is_list(kind) and _is_list(kept):
+        return _is_alike(kind.value_type, kept.value_type)
+    for same in (_is_text, _is_bytes, types.is_timestamp):
+        if same(kind) and same(kept):
+            return True
+    return bool(kind == kept)
+
+
+def _is_list(kind: Any) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _is_text(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_bytes(kind: Any) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))

@@ -27,6 +27,10 @@ _TYPES = {
 _LOGICAL = {DATE: pa.date32(), TIME: pa.time64("us"), TIMESTAMP: pa.timestamp("us", tz="UTC")}
 
 
+class NothingInIt(DataError):
+    """The records have nothing but nulls, of which no table can be made."""
+
+
 def arrow_type(schema: Schema) -> Any:
     """The Arrow type of a schema."""
     if schema.name == DECIMAL:
@@ -65,5 +69,5 @@ def table_of(records: list[SinkRecord]) -> Any:
         raise DataError(f"the records are no table together: {e}") from e
     kept = [name for name in names if not pa.types.is_null(table.schema.field(name).type)]
     if not kept:
-        raise DataError("there is no column with anything in it")
+        raise NothingInIt("there is no column with anything in it")
     return table.select(kept)

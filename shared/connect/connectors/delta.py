@@ -1,7 +1,11 @@
 """The Delta sink: each record once, since a commit carries the offsets it brings the table to.
 
 Records are kept until there are `flush.size` of them or offsets are committed; then they are one append to the table.
-A task that begins reads on where the table is, whatever the group has committed.
+A task that begins reads on where the table is, whatever the group has committed; a record from below that place is of a
+topic that was made anew, and fails the task.
+
+What fails in passing makes the task read again. Anything else cannot get better by that, and the worker would go on and
+on: it is kept until the next `put`, which fails the task.
 """
 
 from __future__ import annotations
@@ -9,12 +13,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from shared.common.lake_append import append_once, table_versions
+from shared.common.lake_append import append_once, set_versions, table_versions
 from shared.common.records import TopicPartition
 from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least
 from shared.connect.connector import Props, SinkConnector
 from shared.connect.connectors.arrow_rows import row_of, table_of
-from shared.connect.errors import ConnectError, DataError
+from shared.connect.errors import ConnectError, DataError, RetriableError
 from shared.connect.record import SinkRecord
 from shared.connect.task import Offsets, SinkTask
 from shared.connect.worker_config import with_prefix
@@ -33,56 +37,102 @@ class DeltaSinkTask(SinkTask):
         self._name = props["name"]
         self._buffer: list[SinkRecord] = []
         self._versions: dict[TopicPartition, int | None] = {}
+        self._begun: dict[TopicPartition, int] = {}
+        self._failure: Exception | None = None
 
     def _application(self, tp: TopicPartition) -> str:
-        return f"{self._name}/{tp.topic}/{tp.partition}"
+        return application(self._name, tp)
 
     async def open(self, partitions: frozenset[TopicPartition]) -> None:
         names = {self._application(tp): tp for tp in partitions}
         found = await asyncio.to_thread(table_versions, self._uri, list(names), self._options)
-        for application, tp in names.items():
-            self._versions[tp] = found.get(application)
-            if application in found:
-                self.context.offset(tp, found[application])
+        for name, tp in names.items():
+            self._versions[tp] = found.get(name)
+            self._begun[tp] = found.get(name, 0)
+            if name in found:
+                self.context.offset(tp, found[name])
 
     async def close(self, partitions: frozenset[TopicPartition]) -> None:
         for tp in partitions:
             self._versions.pop(tp, None)
-        self._buffer = [record for record in self._buffer if _partition_of(record) not in partitions]
+            self._begun.pop(tp, None)
+        self._buffer = [record for record in self._buffer if _place(record)[0] not in partitions]
 
     async def put(self, records: list[SinkRecord]) -> None:
+        if self._failure is not None:
+            raise self._failure
         for record in records:
+            self._check_begun(record)
             try:
                 row_of(record)
             except DataError as e:
-                reporter = self.context.errant_record_reporter
-                if reporter is None:
-                    raise ConnectError(f"a record cannot be a row: {e}") from e
-                await reporter.report(record, e)
+                await self._refused(record, e)
                 continue
             self._buffer.append(record)
         if len(self._buffer) >= self._flush_size:
             self.context.request_commit()
 
+    def _check_begun(self, record: SinkRecord) -> None:
+        tp, offset = _place(record)
+        if offset < self._begun.get(tp, 0):
+            raise ConnectError(
+                f"{tp} is read from offset {offset}, and the table has it up to {self._begun[tp]}: was the topic "
+                "deleted and made anew? Reset the connector's offsets to have its records appended"
+            )
+
+    async def _refused(self, record: SinkRecord, error: DataError) -> None:
+        reporter = self.context.errant_record_reporter
+        if reporter is None:
+            raise ConnectError(f"a record cannot be a row: {error}") from error
+        await reporter.report(record, error)
+
     async def flush(self, offsets: Offsets) -> None:
-        """One append. Where it fails the task reads again from the offsets last committed: nothing is half there."""
-        records, self._buffer = self._buffer, []
-        fresh = [r for r in records if r.kafka_offset >= (self._versions.get(_partition_of(r)) or 0)]
-        if not fresh:
+        """One append of these partitions' records. Where that fails in passing they are read again: none is half there.
+
+        Those of other partitions are kept: their offsets are not to be moved now.
+        """
+        mine = [record for record in self._buffer if _place(record)[0] in offsets]
+        self._buffer = [record for record in self._buffer if _place(record)[0] not in offsets]
+        fresh = [record for record in mine if _place(record)[1] >= (self._versions.get(_place(record)[0]) or 0)]
+        try:
+            await self._append(fresh, {tp: offset.offset for tp, offset in offsets.items()})
+        except RetriableError:
+            raise
+        except Exception as e:
+            self._failure = e
+            raise
+
+    async def _append(self, records: list[SinkRecord], ends: Mapping[TopicPartition, int]) -> None:
+        """Append records and bring their partitions to these offsets; what is no row of the table is reported."""
+        if not records:
             return
-        ends = {tp: (before, offsets[tp].offset) for tp, before in self._versions.items() if tp in offsets}
-        moved = {tp: (before, after) for tp, (before, after) in ends.items() if after > (before or 0)}
+        moved = {tp: (at, ends[tp]) for tp, at in self._versions.items() if tp in ends and ends[tp] > (at or 0)}
         versions = {self._application(tp): pair for tp, pair in moved.items()}
-        await asyncio.to_thread(append_once, self._uri, table_of(fresh), versions, self._options, self._partition_by)
+        try:
+            rows = table_of(records)
+            await asyncio.to_thread(append_once, self._uri, rows, versions, self._options, self._partition_by)
+        except DataError as e:
+            if len(records) == 1 or self.context.errant_record_reporter is None:
+                await self._refused(records[0], e)
+                return
+            half = len(records) // 2  # find out which
+            await self._append(records[:half], {tp: at + 1 for tp, at in map(_place, records[:half])})
+            await self._append(records[half:], ends)
+            return
         self._versions.update({tp: after for tp, (_, after) in moved.items()})
 
     async def stop(self) -> None:
         """What was not appended is read again."""
 
 
-def _partition_of(record: SinkRecord) -> TopicPartition:
-    topic, partition, _ = record.original
-    return TopicPartition(topic, partition)
+def application(connector: str, tp: TopicPartition) -> str:
+    """A partition's name in the table's log."""
+    return f"{connector}/{tp.topic}/{tp.partition}"
+
+
+def _place(record: SinkRecord) -> tuple[TopicPartition, int]:
+    topic, partition, offset = record.original
+    return TopicPartition(topic, partition), offset
 
 
 class DeltaSinkConnector(SinkConnector):
@@ -104,3 +154,9 @@ class DeltaSinkConnector(SinkConnector):
 
     async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
         return [self._props for _ in range(max_tasks)]
+
+    async def alter_offsets(self, props: Props, offsets: Mapping[TopicPartition, int | None]) -> bool:
+        uri = DeltaSinkConnector.config().parse(props)["table.uri"]
+        versions = {application(props["name"], tp): offset for tp, offset in offsets.items()}
+        await asyncio.to_thread(set_versions, uri, versions, with_prefix(props, "storage."))
+        return True

@@ -3,7 +3,7 @@
 A file's name is its first record's offset and it is written whole, so that a task that begins again writes the same
 files again, with the same content: each record is in the files once. Only what is in a file is committed. With
 `rotate.interval.ms` a file may be closed earlier by time, which trades that for freshness: a crash can then leave two
-files that overlap.
+files that overlap. A record that cannot be in a file is reported and leaves a gap: its file has fewer.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ import pyarrow.parquet as pq
 from shared.common.records import OffsetAndMetadata, TopicPartition
 from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, one_of
 from shared.connect.connector import Props, SinkConnector
-from shared.connect.connectors.arrow_rows import table_of
+from shared.connect.connectors.arrow_rows import NothingInIt, table_of
 from shared.connect.converters.json_schema import value_to_json
-from shared.connect.errors import ConfigError, RetriableError
+from shared.connect.errors import ConfigError, ConnectError, DataError, RetriableError
 from shared.connect.record import SinkRecord
 from shared.connect.task import Offsets, SinkTask
 from shared.connect.worker_config import with_prefix
 
 HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
+NEVER_MS = float("inf")
 SUFFIX = {"parquet": ".parquet", "json": ".jsonl"}
 
 
@@ -59,50 +60,93 @@ class FilesSinkTask(SinkTask):
         )
         self._buffers: dict[TopicPartition, list[SinkRecord]] = {}
         self._since: dict[TopicPartition, float] = {}
+        self._taken: dict[TopicPartition, int] = {}
+        self._refused: dict[TopicPartition, set[int]] = {}
         self._written: dict[TopicPartition, int] = {}
 
     async def open(self, partitions: frozenset[TopicPartition]) -> None:
-        for tp in partitions:
-            self._buffers[tp] = []
+        self._forget(partitions)
 
     async def close(self, partitions: frozenset[TopicPartition]) -> None:
-        for tp in partitions:  # what is in no file yet is read again
-            for kept in (self._buffers, self._since, self._written):
+        self._forget(partitions)  # what is in no file yet is read again
+
+    def _forget(self, partitions: frozenset[TopicPartition]) -> None:
+        kept: dict[TopicPartition, Any]
+        for kept in (self._buffers, self._since, self._taken, self._refused, self._written):
+            for tp in partitions:
                 kept.pop(tp, None)
 
     async def put(self, records: list[SinkRecord]) -> None:
         for record in records:
-            topic, partition, _ = record.original
-            buffer = self._buffers.setdefault(TopicPartition(topic, partition), [])
-            # After a passing failure the same records come again, and some of them may be here already.
-            if not buffer or record.kafka_offset > buffer[-1].kafka_offset:
-                buffer.append(record)
+            topic, partition, offset = record.original
+            tp = TopicPartition(topic, partition)
+            # After a passing failure the same records come again: those that were taken are here or in a file.
+            if offset >= self._taken.get(tp, 0):
+                self._taken[tp] = offset + 1
+                self._buffers.setdefault(tp, []).append(record)
         size = self._values["flush.size"]
         for tp, buffer in self._buffers.items():
             while len(buffer) >= size:
                 await self._write(tp, size)
-            if buffer and self._is_due(tp):
+            if buffer and self._due_in_ms(tp) <= 0:
                 await self._write(tp, len(buffer))
+        due_in_ms = min((self._due_in_ms(tp) for tp, buffer in self._buffers.items() if buffer), default=NEVER_MS)
+        if due_in_ms < NEVER_MS:
+            self.context.timeout(max(1, int(due_in_ms)))  # else `put` would only come with the next record
 
-    def _is_due(self, tp: TopicPartition) -> bool:
+    def _due_in_ms(self, tp: TopicPartition) -> float:
+        """In how long a partition's file is to be closed, however small it is."""
         interval_ms, now = self._values["rotate.interval.ms"], time.monotonic()
-        return bool(interval_ms > 0 and now - self._since.setdefault(tp, now) >= interval_ms / 1000)
+        if interval_ms == 0:
+            return NEVER_MS
+        return float(interval_ms - (now - self._since.setdefault(tp, now)) * 1000)
 
     async def _write(self, tp: TopicPartition, count: int) -> None:
         buffer = self._buffers[tp]
-        records = buffer[:count]
-        first, last = records[0].kafka_offset, records[-1].kafka_offset
+        first, last = buffer[0].original[2], buffer[count - 1].original[2]
         name = f"{tp.topic}+{tp.partition}+{first:020d}{SUFFIX[self._values['format']]}"
         path = f"{self._root.rstrip('/')}/{tp.topic}/partition={tp.partition}/{name}"
-        data = await asyncio.to_thread(self._encoded, records)
+        data = await self._encode(tp, buffer[:count])
         try:
-            await asyncio.to_thread(self._store, path, data)
+            if data is not None:
+                await asyncio.to_thread(self._store, path, data)
         except OSError as e:
             self.context.timeout(self._values["retry.backoff.ms"])
             raise RetriableError(f"{path}: {e}") from e
         del buffer[:count]
-        self._since.pop(tp, None)
+        for kept in (self._since, self._refused):
+            kept.pop(tp, None)
         self._written[tp] = last + 1
+
+    async def _encode(self, tp: TopicPartition, records: list[SinkRecord]) -> bytes | None:
+        """A file of those that can be in it, reported are all others, once; None where none can."""
+        refused = self._refused.setdefault(tp, set())
+        while fit := [record for record in records if record.original[2] not in refused]:
+            try:
+                return await asyncio.to_thread(self._encoded, fit)
+            except DataError as e:
+                reporter = self.context.errant_record_reporter
+                if reporter is None:
+                    raise ConnectError(f"a record cannot be in a file: {e}") from e
+                unfit = fit if isinstance(e, NothingInIt) else [await asyncio.to_thread(self._first_unfit, fit)]
+                for record in unfit:
+                    refused.add(record.original[2])
+                    await reporter.report(record, e)
+        return None
+
+    def _first_unfit(self, records: list[SinkRecord]) -> SinkRecord:
+        """The record that makes a file of them impossible: all before it could be one."""
+        fine, unfit = 0, len(records)
+        while unfit - fine > 1:
+            middle = (fine + unfit) // 2
+            try:
+                self._encoded(records[:middle])
+                fine = middle
+            except NothingInIt:
+                fine = middle
+            except DataError:
+                unfit = middle
+        return records[unfit - 1]
 
     def _encoded(self, records: list[SinkRecord]) -> bytes:
         if self._values["format"] == "json":
@@ -123,8 +167,7 @@ class FilesSinkTask(SinkTask):
             self._system.move(beside, path)
 
     async def pre_commit(self, offsets: Offsets) -> Offsets:
-        written, self._written = self._written, {}
-        return {tp: OffsetAndMetadata(offset) for tp, offset in written.items() if tp in offsets}
+        return {tp: OffsetAndMetadata(offset) for tp, offset in self._written.items() if tp in offsets}
 
     async def stop(self) -> None:
         """Whatever is in no file yet is read again."""

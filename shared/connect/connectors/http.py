@@ -16,6 +16,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
+from shared.common.records import TopicPartition
 from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, one_of
 from shared.connect.config_types import invalid
 from shared.connect.connector import Props, SinkConnector, SourceConnector
@@ -104,20 +105,39 @@ class HttpSinkTask(SinkTask):
         self._values = HttpSinkConnector.config().parse(props)
         self._client = make_client(self._values)
         self._retries = Retries(self._values["max.retries"])
-        self._done = 0
+        # How far each partition was posted; apart by topic, since a transform may send records of one to several.
+        self._posted: dict[tuple[str, TopicPartition], int] = {}
+
+    async def open(self, partitions: frozenset[TopicPartition]) -> None:
+        self._forget(partitions)
+
+    async def close(self, partitions: frozenset[TopicPartition]) -> None:
+        self._forget(partitions)
+
+    def _forget(self, partitions: frozenset[TopicPartition]) -> None:
+        self._posted = {key: offset for key, offset in self._posted.items() if key[1] not in partitions}
 
     async def put(self, records: list[SinkRecord]) -> None:
         size = 1 if self._values["batch.format"] == "single" else self._values["batch.max.size"]
         by_topic: dict[str, list[SinkRecord]] = {}
         for record in records:
-            by_topic.setdefault(record.topic, []).append(record)
-        batches = [own[at : at + size] for own in by_topic.values() for at in range(0, len(own), size)]
-        # What was taken before a batch failed in passing is not sent again when all of them are delivered again.
-        for batch in batches[self._done :]:
-            await self._send(batch)
-            self._done += 1
-        self._done = 0
+            # What was taken before a batch failed in passing is not sent again when all of them are delivered again.
+            if not self._is_posted(record):
+                by_topic.setdefault(record.topic, []).append(record)
+        for own in by_topic.values():
+            for at in range(0, len(own), size):
+                await self._send(own[at : at + size])
+        self._posted.clear()
         self._retries.succeeded()
+
+    def _is_posted(self, record: SinkRecord) -> bool:
+        topic, partition, offset = record.original
+        return offset < self._posted.get((record.topic, TopicPartition(topic, partition)), 0)
+
+    def _note_posted(self, batch: list[SinkRecord]) -> None:
+        for record in batch:
+            topic, partition, offset = record.original
+            self._posted[record.topic, TopicPartition(topic, partition)] = offset + 1
 
     async def _send(self, batch: list[SinkRecord]) -> None:
         try:
@@ -138,6 +158,8 @@ class HttpSinkTask(SinkTask):
             raise self._retries.failed(f"HTTP {response.status_code}: {response.text[:200]}")
         if not response.is_success:
             await self._refused(batch, DataError(f"HTTP {response.status_code}: {response.text[:200]}"))
+        else:
+            self._note_posted(batch)
 
     async def _refused(self, batch: list[SinkRecord], error: DataError) -> None:
         reporter = self.context.errant_record_reporter
@@ -145,6 +167,7 @@ class HttpSinkTask(SinkTask):
             raise ConnectError(f"{len(batch)} records were refused: {error}") from error
         if len(batch) == 1:
             await reporter.report(batch[0], error)
+            self._note_posted(batch)
             return
         for record in batch:  # find out which
             await self._send([record])

@@ -12,8 +12,11 @@ from deltalake import DeltaTable
 
 from shared.clients.producer import Producer
 from shared.common.lake_append import WriterFenced, append_once, table_versions
+from shared.common.records import OffsetAndMetadata, TopicPartition
 from shared.common.settings import KafkaSettings
-from shared.connect.connectors.delta import DeltaSinkConnector
+from shared.connect.connectors.delta import DeltaSinkConnector, DeltaSinkTask
+from shared.connect.errors import ConnectError
+from tests.shared.connect.connectors.sink_context import A, B, Context, Reporter, record, records
 from tests.shared.connect.harness import Running, running
 
 JSON = {
@@ -61,3 +64,75 @@ def test_a_writer_that_lost_its_place_appends_nothing(tmp_path: Path) -> None:
     append_once(uri, data, {"a": (1, 2), "b": (None, 5)}, {})
     assert table_versions(uri, ["a", "b", "c"], {}) == {"a": 2, "b": 5}
     assert len(DeltaTable(uri).to_pyarrow_table()) == 2
+
+
+async def started(uri: Path, context: Context, *partitions: TopicPartition) -> DeltaSinkTask:
+    task = DeltaSinkTask()
+    task.initialize(context)
+    await task.start({"table.uri": str(uri), "name": "c"})
+    await task.open(frozenset(partitions))
+    return task
+
+
+def at(**offsets: int) -> dict[TopicPartition, OffsetAndMetadata]:
+    return {{"a": A, "b": B}[name]: OffsetAndMetadata(offset) for name, offset in offsets.items()}
+
+
+async def test_a_partition_that_leaves_takes_no_other_along(tmp_path: Path) -> None:
+    """Its rows and its offset are appended, those of the others later: after a crash none is there twice."""
+    task = await started(tmp_path, Context(), A, B)
+    await task.put([*records(A, 0, 3), *records(B, 0, 3)])
+    await task.pre_commit(at(a=3))
+    await task.close(frozenset({A}))
+    again = await started(tmp_path, context := Context(), A, B)  # the first one has crashed
+    assert context.rewinds == {A: 3}
+    await again.put(records(B, 0, 3))
+    await again.pre_commit(at(b=3))
+    assert rows(tmp_path) == [0, 0, 1, 1, 2, 2]
+
+
+async def test_what_is_no_row_of_the_table_is_reported_or_fails_the_task(tmp_path: Path) -> None:
+    """A value of another type than its column's is found among the others; without a reporter the task ends."""
+    batch = [*records(A, 0, 3), record(A, 3, {"n": "x"}), record(A, 4), record(A, 5, {"n": 1.5}), record(A, 6, None)]
+    task = await started(tmp_path / "t", Context(reporter := Reporter()), A)
+    await task.put(batch[:3])
+    await task.pre_commit(at(a=3))
+    await task.put(batch[3:])
+    await task.pre_commit(at(a=7))
+    assert rows(tmp_path / "t") == [0, 1, 2, 4]
+    assert sorted(offset for _, offset in reporter.reported) == [3, 5, 6]
+    assert table_versions(str(tmp_path / "t"), ["c/t/0"], {})["c/t/0"] >= 5
+    task = await started(tmp_path / "u", Context(), A)
+    await task.put(batch[:6])
+    with pytest.raises(ConnectError):
+        await task.pre_commit(at(a=6))
+    with pytest.raises(ConnectError, match="a record cannot be a row"):
+        await task.put([])
+
+
+async def test_a_task_that_lost_its_place_ends(tmp_path: Path) -> None:
+    """Where another has written on, reading again would not help: the next `put` fails the task."""
+    task = await started(tmp_path, Context(), A)
+    await task.put(records(A, 0, 3))
+    append_once(str(tmp_path), pa.table({"n": [9]}), {"c/t/0": (None, 10)}, {})
+    with pytest.raises(WriterFenced):
+        await task.pre_commit(at(a=3))
+    with pytest.raises(WriterFenced):
+        await task.put([])
+
+
+async def test_a_topic_made_anew_is_said_and_offsets_can_be_set(tmp_path: Path) -> None:
+    """Records from below where the table is are refused; once the offsets are reset they are appended."""
+    task = await started(tmp_path, Context(), A)
+    await task.put(records(A, 0, 3))
+    await task.pre_commit(at(a=3))
+    task = await started(tmp_path, Context(), A)
+    with pytest.raises(ConnectError, match="t-0 is read from offset 0, and the table has it up to 3"):
+        await task.put(records(A, 0, 2))
+    await DeltaSinkConnector().alter_offsets({"table.uri": str(tmp_path), "name": "c"}, {A: None, B: 7})
+    task = await started(tmp_path, context := Context(), A, B)
+    assert context.rewinds == {B: 7}
+    await task.put(records(A, 0, 2))
+    await task.pre_commit(at(a=2))
+    assert rows(tmp_path) == [0, 0, 1, 1, 2]
+    assert await DeltaSinkConnector().alter_offsets({"table.uri": str(tmp_path / "none"), "name": "c"}, {A: 1})

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
 
 from shared.clients.producer import Producer
-from shared.common.records import OffsetAndMetadata
+from shared.common.records import OffsetAndMetadata, TopicPartition
 from shared.common.settings import KafkaSettings
-from shared.connect.connectors.files import FilesSinkConnector
+from shared.connect.connectors.files import FilesSinkConnector, FilesSinkTask
+from shared.connect.errors import ConnectError, RetriableError
+from tests.shared.connect.connectors.sink_context import A, B, Context, Reporter, record, records
 from tests.shared.connect.harness import TP, Running, running
 
 JSON = {
@@ -51,11 +54,65 @@ async def test_files_are_whole_and_offsets_follow_them(tmp_path: Path) -> None:
 
 async def test_lines_and_time(tmp_path: Path) -> None:
     """JSON has a line a record; a smaller file is closed when its time is over; fsspec's URLs work."""
-    async with running() as run:
+    async with running(offset_flush_interval_ms="600000") as run:
         await produce(run, {"n": 1}, {"n": 2})
         url = f"file://{tmp_path}/deep"
         settings = {"url": url, "format": "json", "rotate_interval_ms": "20", "storage_auto__mkdir": "true", **JSON}
-        await run.run(FilesSinkConnector, **settings)
-        await run.until(lambda: run.cluster.committed("connect-c").get(TP) == OffsetAndMetadata(2))
+        id = await run.run(FilesSinkConnector, **settings)
+        await run.until(lambda: names(tmp_path))  # long before the next commit
+        await run.worker.stop_tasks([id])
+        assert run.cluster.committed("connect-c").get(TP) == OffsetAndMetadata(2)
         (name,) = names(tmp_path)
         assert (tmp_path / name).read_text() == '{"n":1}\n{"n":2}\n'
+
+
+async def started(folder: Path, context: Context, **settings: str) -> FilesSinkTask:
+    task = FilesSinkTask()
+    task.initialize(context)
+    await task.start({"url": str(folder), **settings})
+    await task.open(frozenset({A, B}))
+    return task
+
+
+def numbers(folder: Path, tp: TopicPartition) -> list[int]:
+    files = sorted((folder / tp.topic / f"partition={tp.partition}").iterdir())
+    return [json.loads(line)["n"] for file in files for line in file.read_text().splitlines()]
+
+
+async def test_what_comes_again_is_written_once(tmp_path: Path) -> None:
+    """One partition's file cannot be written: the records of another, which are in files, come again with the batch."""
+    task = await started(tmp_path, context := Context(), format="json", **{"flush.size": "10"})
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "partition=1").write_text("in the way")
+    await task.put(records(A, 0, 5))
+    batch = [*records(A, 5, 10), *records(B, 0, 10)]
+    with pytest.raises(RetriableError):
+        await task.put(batch)
+    (tmp_path / "t" / "partition=1").unlink()
+    await task.put(batch)
+    await task.put(records(A, 10, 25))
+    assert (numbers(tmp_path, A), numbers(tmp_path, B)) == (list(range(20)), list(range(10)))
+    assert context.timeouts == [3_000]
+    current = {A: OffsetAndMetadata(25), B: OffsetAndMetadata(10)}
+    written = {A: OffsetAndMetadata(20), B: OffsetAndMetadata(10)}
+    assert await task.pre_commit(current) == await task.pre_commit(current) == written
+    await task.close(frozenset({A}))
+    await task.open(frozenset({A}))  # back again, at the offset last committed
+    await task.put(records(A, 0, 10))
+    assert await task.pre_commit(current) == {A: OffsetAndMetadata(10), B: OffsetAndMetadata(10)}
+
+
+async def test_what_cannot_be_in_a_file_is_reported_once(tmp_path: Path) -> None:
+    """A tombstone and a value of another type leave the file without them; without a reporter the task fails."""
+    bad = [record(A, 2, None), record(A, 3, {"n": "x"}), record(A, 4, {"n": None})]
+    batch = [*records(A, 0, 2), *bad, record(A, 5)]
+    task = await started(tmp_path, Context(reporter := Reporter()), **{"flush.size": "6"})
+    await task.put(batch)
+    assert reporter.reported == [(A, 2), (A, 3)]
+    (name,) = names(tmp_path)
+    assert pq.read_table(tmp_path / name).column("n").to_pylist() == [0, 1, None, 5]
+    await task.put([record(A, 6 + at, None) for at in range(6)])
+    assert reporter.reported[2:] == [(A, 6 + at) for at in range(6)]
+    assert await task.pre_commit({A: OffsetAndMetadata(12)}) == {A: OffsetAndMetadata(12)}
+    with pytest.raises(ConnectError, match="a record cannot be in a file"):
+        await (await started(tmp_path, Context(), **{"flush.size": "6"})).put(batch)

@@ -10,8 +10,10 @@ import pytest
 from shared.clients.producer import Producer
 from shared.common.errors import DataError
 from shared.common.settings import KafkaSettings
-from shared.connect.connectors.http import HttpSinkConnector, HttpSourceConnector, pointed
+from shared.connect.connectors.http import HttpSinkConnector, HttpSinkTask, HttpSourceConnector, pointed
+from shared.connect.errors import RetriableError
 from tests.shared.connect.connectors.http_server import Answer, Request, serving
+from tests.shared.connect.connectors.sink_context import A, B, Context, records
 from tests.shared.connect.harness import Running, running
 
 JSON = {
@@ -67,6 +69,40 @@ async def test_passing_failures_are_tried_again() -> None:
         await run.until(lambda: "failure" in run.listener.of(id))
         assert "still failing after 2 retries: HTTP 500: no" in run.listener.traces[0]
         assert len(server.requests) == 3
+
+
+async def test_what_was_posted_is_told_apart_by_partition_and_offset() -> None:
+    """A partition that leaves between two deliveries of a batch takes nothing of another's along."""
+    refused = [b'"p":1']
+
+    def answer(request: Request) -> Answer:
+        return (503, {}, b"") if any(mark in request.body for mark in refused) else OK
+
+    async with serving(answer) as server:
+        task = HttpSinkTask()
+        task.initialize(Context())
+        await task.start({"http.url": server.url, "batch.max.size": "5"})
+        await task.open(frozenset({A, B}))
+        with pytest.raises(RetriableError):
+            await task.put([*records(A, 0, 5), *records(B, 0, 10)])
+        await task.close(frozenset({A}))
+        server.requests.clear()
+        refused[:] = [b'"n":8']
+        with pytest.raises(RetriableError):
+            await task.put(records(B, 0, 10))
+        refused.clear()
+        await task.put(records(B, 0, 10))
+        assert numbers(server.requests) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 5, 6, 7, 8, 9]
+        refused[:] = [b'"n":15']
+        with pytest.raises(RetriableError):
+            await task.put(records(B, 10, 20))
+        await task.close(frozenset({B}))
+        await task.open(frozenset({B}))  # it comes back, at the offset last committed
+        server.requests.clear()
+        refused.clear()
+        await task.put(records(B, 10, 20))
+        assert numbers(server.requests) == list(range(10, 20))
+        await task.stop()
 
 
 async def test_what_is_refused_is_a_dead_letter() -> None:

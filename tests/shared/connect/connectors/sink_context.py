@@ -1,0 +1,68 @@
+"""What a sink task may ask, without a worker: it notes what is asked and reported."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from shared.common.records import TopicPartition
+from shared.connect.record import SinkRecord
+
+A, B = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+class Reporter:
+    """Takes every report."""
+
+    def __init__(self) -> None:
+        self.reported: list[tuple[TopicPartition, int]] = []
+        self.errors: list[str] = []
+
+    def report(self, record: SinkRecord, error: Exception) -> asyncio.Future[None]:
+        topic, partition, offset = record.original
+        self.reported.append((TopicPartition(topic, partition), offset))
+        self.errors.append(str(error))
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+
+class Context:
+    """Notes timeouts, rewinds and requests to commit."""
+
+    configs: Mapping[str, str] = {}
+
+    def __init__(self, reporter: Reporter | None = None) -> None:
+        self.errant_record_reporter = reporter
+        self.timeouts: list[int] = []
+        self.rewinds: dict[TopicPartition, int] = {}
+        self.commit_requests = 0
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        return frozenset()
+
+    def offset(self, tp: TopicPartition, offset: int) -> None:
+        self.rewinds[tp] = offset
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        raise AssertionError("not asked for")
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        raise AssertionError("not asked for")
+
+    def timeout(self, timeout_ms: int) -> None:
+        self.timeouts.append(timeout_ms)
+
+    def request_commit(self) -> None:
+        self.commit_requests += 1
+
+
+def record(tp: TopicPartition, offset: int, value: Any = ...) -> SinkRecord:
+    """A record whose value says where it is, unless another is given."""
+    value = {"p": tp.partition, "n": offset} if value is ... else value
+    return SinkRecord(tp.topic, tp.partition, None, None, None, value, kafka_offset=offset)
+
+
+def records(tp: TopicPartition, first: int, end: int) -> list[SinkRecord]:
+    return [record(tp, offset) for offset in range(first, end)]
