@@ -135,7 +135,7 @@ class Aggregator:
             raise ConfigError(f"no store with windows {store!r}")
         reach = (str(EVER_MS[0] if from_ms is None else from_ms), str(EVER_MS[1] if to_ms is None else to_ms))
         where = (self._settings.kafka, streams.application_id, streams.lake, streams.lake_options)
-        query = Query(Asked(*where, store, key, *reach, FINDING_MS))
+        query = Query(Asked(*where, store, key, *reach, streams.skip_changelog_records, FINDING_MS))
         async with self._finding:
             _, found = await query.run()
         return {"windows": [one._asdict() for one in found], "position": query.position}

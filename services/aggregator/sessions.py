@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import datasketches
@@ -24,7 +25,7 @@ from shared.clients.admin import Admin
 from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.common import lake
 from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import ChangelogHole, ConfigError, KafkaTimeout, PenstockError
+from shared.common.errors import ChangelogHole, ConfigError, CorruptRecord, KafkaTimeout, PenstockError
 from shared.common.log import configure
 from shared.common.records import TopicPartition
 from shared.common.settings import KafkaSettings
@@ -37,8 +38,10 @@ from shared.streams.changelog_format import (
     StateCodec,
     StoreSchema,
     decode_progress,
+    parse_places,
+    way_out,
 )
-from shared.streams.changelog_reader import Change, ChangelogReader
+from shared.streams.changelog_reader import Change, ChangelogReader, CorruptEntry
 
 POLL_MS = 500
 PROGRAM = "penstock sessions"
@@ -55,38 +58,60 @@ class Found(NamedTuple):
     results: dict[str, Any]
 
 
+class Told(NamedTuple):
+    """A confirmed change of the key, as the tail has it: its state by columns, those it was written with."""
+
+    operation: bytes
+    store: str
+    key: bytes
+    start: int
+    end: int
+    state: dict[str, Any]
+
+
 class Tail(NamedTuple):
     """What a partition's changelog says past the snapshot: the key's confirmed changes, and the newest progress."""
 
-    changes: list[Change]
+    changes: list[Told]
     progress: Progress | None
+
+
+def told(change: Change) -> Told:
+    """A change with its state decoded as what it was written; CorruptRecord where that cannot be read."""
+    assert change.written_as is not None  # by a reader without a topology
+    state = {} if change.operation == DELETED else _codec(change.written_as)(change.state)
+    return Told(change.operation, change.store, change.key, change.start, change.end, state)
+
+
+@lru_cache
+def _codec(written: StoreSchema) -> Callable[[bytes], dict[str, Any]]:
+    columns = written.state_columns()
+    codec, names = StateCodec(columns), [column.name for column in columns]
+    return lambda state: dict(zip(names, codec.unpack(state), strict=True))
 
 
 def merge(
     partition: int,
     store: StoreSchema,
     live: Sequence[dict[str, Any]],
-    changes: Sequence[Change],
+    changes: Sequence[Told],
     reach: tuple[int, int],
 ) -> list[Found]:
     """A partition's open windows, and those that were closed past the snapshot.
 
     `live` are the snapshot's windows of the key; `changes` are the key's in the tail, in log order.
     """
-    columns = [c.name for c in store.state_columns()]
-    codec = StateCodec(store.state_columns())
     open_ = {row["start_ms"]: (row["end_ms"], row["state"]) for row in live if row["partition"] == partition}
     found = []
     for change in changes:
         if change.operation == DELETED:
             open_.pop(change.start, None)
             continue
-        state = dict(zip(columns, codec.unpack(change.state), strict=True))
         if change.operation == FINAL:
             open_.pop(change.start, None)
-            found.append(Found(partition, change.start, change.end, "closed", 0, results(store, state)))
+            found.append(Found(partition, change.start, change.end, "closed", 0, results(store, change.state)))
         else:
-            open_[change.start] = (change.end, state)
+            open_[change.start] = (change.end, change.state)
     closed = {(one.start_ms, one.end_ms) for one in found}  # a sliding window that was closed is kept for a while
     found += [
         Found(partition, start, end, "open", 0, results(store, state))
@@ -141,6 +166,8 @@ class Question(Protocol):
     @property
     def to(self) -> str: ...
     @property
+    def skip_changelog_records(self) -> str: ...
+    @property
     def kafka_timeout_ms(self) -> int: ...
 
 
@@ -155,6 +182,7 @@ class Asked(NamedTuple):
     key: str
     from_: str
     to: str
+    skip_changelog_records: str
     kafka_timeout_ms: int
 
 
@@ -169,7 +197,10 @@ class Query:
         self._options = settings.lake_options or None
 
     async def run(self) -> tuple[StoreSchema, list[Found]]:
-        """The store, and the key's windows in order of start. Raises ConfigError, ChangelogHole, LakeUnavailable."""
+        """The store, and the key's windows in order of start.
+
+        Raises ConfigError, ChangelogHole, CorruptRecord (naming topic, partition and offset) or LakeUnavailable.
+        """
         settings = self._settings
         reach = (time_ms(settings.from_), time_ms(settings.to))
         async with Admin(settings.kafka) as admin:
@@ -207,11 +238,16 @@ class Query:
         settings = ConsumerSettings(
             isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none", max_poll_records=None
         )
+        skipped = parse_places(self._settings.skip_changelog_records)
         key, tails, readers = self._settings.key, dict[int, Tail](), dict[int, ChangelogReader]()
         wanted = {key.encode(), _hex(key)}
         for p in partitions:
-            changes: list[Change] = []
-            readers[p] = ChangelogReader(_keeper(changes, wanted), epoch=covered[p].epoch if p in covered else 0)
+            changes: list[Told] = []
+            readers[p] = ChangelogReader(
+                _keeper(changes, wanted),
+                epoch=covered[p].epoch if p in covered else 0,
+                skip=frozenset(offset for own, offset in skipped if own == p),
+            )
             tails[p] = Tail(changes, None)
         places = {p: TopicPartition(self._topic, p) for p in partitions}
         async with Consumer(self._settings.kafka, settings) as consumer:
@@ -234,14 +270,22 @@ class Query:
                     )
                 for at, columns in (await consumer.poll(POLL_MS)).items():
                     for offset, k, value in zip(columns.offsets.tolist(), columns.keys, columns.values, strict=True):
-                        readers[at.partition].feed(offset, k, value)
+                        feed(readers[at.partition], at, offset, k, value)
         return {p: tail._replace(progress=readers[p].progress) for p, tail in tails.items()}
 
 
-def _keeper(changes: list[Change], keys: set[bytes | None]) -> Callable[[Change], None]:
+def feed(reader: ChangelogReader, at: TopicPartition, offset: int, key: bytes | None, value: bytes | None) -> None:
+    """Have a reader take a record; CorruptRecord says which one cannot be read, and what to do about it."""
+    try:
+        reader.feed(offset, key, value)
+    except CorruptEntry as e:
+        raise CorruptRecord(f"{at} at offset {e.offset}: {e.reason}. {way_out(at.partition, e.offset)}") from e
+
+
+def _keeper(changes: list[Told], keys: set[bytes | None]) -> Callable[[Change], None]:
     def keep(change: Change) -> None:
         if change.key in keys:
-            changes.append(change)
+            changes.append(told(change))
 
     return keep
 

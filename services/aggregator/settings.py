@@ -80,6 +80,11 @@ class SessionsSettings(CommandSettings):
         "1970-01-01", alias="from", description="windows that end before it are left out: ISO 8601 (UTC), or ms"
     )
     to: str = Field("9999-12-31", description="windows that begin after it are left out: ISO 8601 (UTC), or ms")
+    skip_changelog_records: str = Field(
+        "",
+        pattern=r"^(\d+:\d+(,\d+:\d+)*)?$",
+        description="partition:offset, comma-separated: corrupt changelog records to leave out",
+    )
     json_line: bool = Field(False, description="print one JSON object a window; --json is the same")
     kafka_timeout_ms: PositiveMs = Field(30_000, description="how long reading the changelog's tail may take")
 

@@ -21,7 +21,8 @@ ROWS = frozenset(("table", "join"))
 class Change(NamedTuple):
     """One confirmed change of a store: `operation` is LIVE, DELETED or FINAL; DELETED has no `end` and no `state`.
 
-    `written_as` is what the store was when the state was written, where it had fewer aggregations than it has now.
+    `written_as` is what the store was when the state was written, where it had fewer aggregations than it has now, and
+    always where the reader has no topology of its own.
     """
 
     operation: bytes
@@ -116,7 +117,7 @@ class ChangelogReader:
         confirmed = self._pending.pop(entry.commit, [])
         self._forget()
         stores = progress.stores
-        grown = self._stores is not None and any(
+        tells = self._stores is None or any(
             old.aggregations != new.aggregations for old, new in zip(stores, self._stores, strict=False)
         )
         for own, key, offset in confirmed:
@@ -124,7 +125,7 @@ class ChangelogReader:
                 if own.store >= len(stores):
                     raise CorruptRecord(f"an entry for store {own.store}; there are {len(stores)} stores")
                 change = _change(own, stores[own.store].name, key)
-                self._apply(change._replace(written_as=stores[own.store]) if grown else change)
+                self._apply(change._replace(written_as=stores[own.store]) if tells else change)
             except CorruptRecord as e:
                 raise CorruptEntry(offset, str(e)) from None
         self.entries_applied += len(confirmed)

@@ -5,14 +5,28 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
-from services.aggregator.sessions import Found, chosen, merge, results, show, time_ms
-from shared.common.errors import ConfigError
+from services.aggregator.sessions import Found, Told, chosen, feed, merge, results, show, time_ms, told
+from shared.common.errors import ConfigError, CorruptRecord
+from shared.common.records import TopicPartition
 from shared.streams.aggregations import Count, CountDistinct, Mean, Min
-from shared.streams.changelog_format import DELETED, FINAL, LIVE, AggregationSchema, Progress, StateCodec, StoreSchema
-from shared.streams.changelog_reader import Change
+from shared.streams.changelog_format import (
+    DELETED,
+    FINAL,
+    LIVE,
+    AggregationSchema,
+    Progress,
+    StateCodec,
+    StoreSchema,
+    Takeover,
+    encode_live,
+    encode_progress,
+    encode_takeover,
+)
+from shared.streams.changelog_reader import Change, ChangelogReader
 
 AGGREGATIONS: dict[str, Any] = {"n": Count(), "mean": Mean("x"), "least": Min("x"), "ids": CountDistinct("id")}
 SCHEMAS = tuple(AggregationSchema.of(name, a) for name, a in AGGREGATIONS.items())
@@ -32,9 +46,9 @@ def state(*records: dict[str, Any]) -> dict[str, Any]:
     return columns
 
 
-def change(operation: bytes, start: int, end: int = 0, *records: dict[str, Any]) -> Change:
+def change(operation: bytes, start: int, end: int = 0, *records: dict[str, Any]) -> Told:
     packed = StateCodec(STORE.state_columns()).pack(list(state(*records).values())) if records else b""
-    return Change(operation, "s", b"k", start, end, packed)
+    return told(Change(operation, "s", b"k", start, end, packed, STORE))
 
 
 ONE, TWO = {"x": 4.0, "id": "a"}, {"x": 8.0, "id": "b"}
@@ -66,6 +80,43 @@ def test_a_closed_window_that_is_kept_is_told_once() -> None:
     """A sliding window's live row after its final is no window of its own."""
     tail = [change(FINAL, 0, 5, ONE), change(LIVE, 0, 5, ONE)]
     assert [one.status for one in merge(0, STORE, [], tail, ALWAYS)] == ["closed"]
+
+
+def entries(store: StoreSchema, commit: int, live: bytes) -> list[tuple[bytes | None, bytes]]:
+    """A commit of one live window from 0 to 5 of this state, under this schema."""
+    progress = Progress("app", "exactly_once", {}, 5, {}, {}, (store,), 0)
+    return [(b"k", encode_live(0, 1, commit, 0, 5, live)), (None, encode_progress(1, commit, progress))]
+
+
+def test_a_tail_over_a_change_of_schema_is_read_as_it_was_written() -> None:
+    """Windows that were written before an aggregation was added have no result of it, those after it have."""
+    whole = list(state(ONE).values())
+    old = msgspec.structs.replace(STORE, aggregations=SCHEMAS[:1] + SCHEMAS[2:])
+    kept = [v for c, v in zip(STORE.state_columns(), whole, strict=True) if not c.name.startswith("mean_")]
+    log = [(None, encode_takeover(1, Takeover("app", "here", 0)))]
+    log += entries(old, 1, StateCodec(old.state_columns()).pack(kept))
+    seen: list[Told] = []
+    reader = ChangelogReader(lambda change: seen.append(told(change)))
+    for offset, (key, value) in enumerate(log):
+        reader.feed(offset, key, value)
+    (found,) = merge(0, STORE, [], seen, ALWAYS)
+    assert found.results == {"n": 1, "mean": None, "least": 4.0, "ids": 1}
+    for offset, (key, value) in enumerate(entries(STORE, 2, StateCodec(STORE.state_columns()).pack(whole)), len(log)):
+        reader.feed(offset, key, value)
+    (found,) = merge(0, STORE, [], seen, ALWAYS)
+    assert found.results == {"n": 1, "mean": 4.0, "least": 4.0, "ids": 1}
+
+
+def test_a_state_that_cannot_be_read_is_named() -> None:
+    """The error has topic, partition and offset of the record itself, not of the one that confirms it."""
+    at, seen = TopicPartition("app-changelog", 3), list[Told]()
+    reader = ChangelogReader(lambda change: seen.append(told(change)))
+    feed(reader, at, 70, None, encode_takeover(1, Takeover("app", "here", 0)))
+    entry, progress = entries(STORE, 1, b"short")
+    feed(reader, at, 71, *entry)
+    said = r"^app-changelog-3 at offset 71: a changelog state of 5 bytes .*skip_changelog_records=\"3:71\""
+    with pytest.raises(CorruptRecord, match=said):
+        feed(reader, at, 72, *progress)
 
 
 def test_the_store_is_the_only_one_or_named() -> None:
