@@ -17,6 +17,7 @@ from typing import NamedTuple
 from shared.clients.connection import compression_of
 from shared.clients.producer.batch import Batch, BatchState
 from shared.clients.producer.settings import ProducerSettings
+from shared.common.errors import SendCancelled
 from shared.common.records import TopicPartition
 
 OUT_PER_PARTITION_MAX = 5
@@ -108,6 +109,7 @@ class RecordAccumulator:
         self._active: dict[PartitionQueue, None] = {}
         self.incomplete: dict[Batch, None] = {}
         self.flushes = 0
+        self.on_taken_back: Callable[[SendCancelled], None] | None = None
         self._in_flight_max = settings.max_in_flight_requests_per_connection
         if settings.enable_idempotence:
             self._in_flight_max = min(self._in_flight_max, OUT_PER_PARTITION_MAX)
@@ -132,7 +134,7 @@ class RecordAccumulator:
     def open_batch(self, queue: PartitionQueue, memory: int, now_ms: int) -> Batch:
         """A new batch at the end of a queue, to be filled by whoever asked; it holds `memory` bytes of the buffer."""
         batch = Batch(queue.tp, self.batch_size, self._compression, self._transactional, now_ms)
-        batch.memory = memory
+        batch.memory, batch.on_taken_back = memory, self.on_taken_back
         queue.held += memory
         batch.order = (queue.batches, 0)
         queue.batches += 1

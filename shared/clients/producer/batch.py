@@ -91,6 +91,7 @@ class Batch:
         "log_append_time",
         "memory",
         "node",
+        "on_taken_back",
         "order",
         "parts",
         "producer_state",
@@ -118,6 +119,8 @@ class Batch:
         self.node = -1
         """Where it was sent to last."""
         self.callbacks: list[Callback] = []
+        self.on_taken_back: Callable[[SendCancelled], None] | None = None
+        """Who wants to hear that records were taken back, though not of each."""
         self.removed: list[int] = []
         self.parts: list[tuple[int, Batch]] = []
         self.producer_state = NO_STATE
@@ -151,7 +154,10 @@ class Batch:
         return int(self._builder.size()) if self._builder is not None else self._size
 
     def remove(self, index: int) -> bool:
-        """Take a record back; False where the batch is no longer open, or the record is gone already."""
+        """Take a record back; False where the batch is no longer open, or the record is gone already.
+
+        Whoever does that says so with `taken_back` once it is through.
+        """
         if self.state is not BatchState.OPEN or index in self.removed:
             return False
         insort(self.removed, index)
@@ -160,6 +166,11 @@ class Batch:
         for callback in gone:
             callback.tell(None, self.cancelled_error())
         return True
+
+    def taken_back(self) -> None:
+        """Records were removed: tell who wants to hear of it."""
+        if self.on_taken_back is not None:
+            self.on_taken_back(self.cancelled_error())
 
     def cancelled_error(self) -> SendCancelled:
         """What a record that was taken back ended in."""

@@ -1,7 +1,9 @@
 """What a send gives back: the fate of a record, or of many, to be awaited or not.
 
 Cancelling whoever waits takes the record back if it is not under way yet; afterwards only the wait ends, and the
-record's fate still reaches callbacks, interceptors and metrics.
+record's fate still reaches callbacks, interceptors and metrics. A transaction that a record was taken back from can
+only be aborted: the rest of it would be committed without that record. `asyncio.shield(delivery)` takes
+nothing back when it is cancelled.
 """
 
 from __future__ import annotations
@@ -44,8 +46,14 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         return index < 0 or batch.state is BatchState.DONE
 
     def cancel(self) -> bool:
-        """Take the record back; False where it is under way or done. Its fate is then SendCancelled."""
-        return self._batch.remove(self._index)
+        """Take the record back; False where it is under way or done. Its fate is then SendCancelled.
+
+        Its transaction can only be aborted from then on.
+        """
+        removed = self._batch.remove(self._index)
+        if removed:
+            self._batch.taken_back()
+        return removed
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         batch, index = self._batch, self._index
@@ -104,9 +112,12 @@ class Deliveries:
         return all(_is_done(batch) for batch in self._batches)
 
     def cancel(self) -> int:
-        """Take back what is not under way; gives how many records that were."""
+        """Take back what is not under way; gives how many records that were. Their transaction can only be aborted."""
         pairs = zip(self._places.of, self._places.indices(), strict=True)
-        return sum(isinstance(place, Batch) and place.remove(index) for place, index in pairs)
+        batches = [place for place, index in pairs if isinstance(place, Batch) and place.remove(index)]
+        if batches:
+            batches[0].taken_back()
+        return len(batches)
 
     async def wait(self) -> None:
         """Until the fate of all is known."""

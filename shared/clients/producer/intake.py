@@ -1,7 +1,7 @@
 """The way of a record that is not appended straight to an open batch: metadata, checks, partition, memory, a new batch.
 
-A record that is refused on it is counted, and makes an open transaction abortable, whether its error is raised (`send`)
-or is its result (`send_many`): a commit would leave it out without a word.
+A record that is refused on it, or whose `send` is cancelled, is counted and makes an open transaction abortable,
+whether its error is raised (`send`) or is its result (`send_many`): a commit would leave it out without a word.
 """
 
 from __future__ import annotations
@@ -145,9 +145,10 @@ class Intake:
                 self._interceptors.on_acknowledgement(None, e, record.headers)
             raise
         except asyncio.CancelledError:
+            cancelled = SendCancelled(f"topic {record.topic}: the send was cancelled")
             self._metrics.failed(record.topic, 1)
+            self._fail_transaction(cancelled)
             if told:
-                cancelled = SendCancelled(f"topic {record.topic}: the send was cancelled")
                 self._interceptors.on_acknowledgement(None, cancelled, record.headers)
             raise
 

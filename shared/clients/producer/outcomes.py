@@ -28,6 +28,7 @@ from shared.common.errors import (
     PenstockError,
     ProducerFenced,
     RetriableError,
+    SendCancelled,
     TransactionAborted,
     UnknownTopicOrPartition,
 )
@@ -66,6 +67,7 @@ class Outcomes:
         self._random = random.Random()  # noqa: S311 - spreads retries, protects nothing
         self.ledger = SequenceLedger()
         self.metadata_is_stale = False
+        accumulator.on_taken_back = None if transaction is None else self._taken_back
 
     def __repr__(self) -> str:
         return f"<Outcomes {self.ledger!r}>"
@@ -186,6 +188,12 @@ class Outcomes:
         fatal = is_fatal(error)
         where = f"transactional id {self._transaction.transactional_id}"
         self.fail_all(error if fatal else TransactionAborted(f"{where}: not sent, since {error}"), out=False)
+
+    def _taken_back(self, error: SendCancelled) -> None:
+        """Records were taken back: a commit would leave them out without a word."""
+        assert self._transaction is not None
+        if self._transaction.state in (TxnState.IN_TRANSACTION, TxnState.COMMITTING):
+            self.fail_transaction(error)
 
     def fail_all(self, error: PenstockError, *, out: bool) -> int:
         """End what is queued, and with `out` also what is in a request; gives how many batches."""

@@ -81,6 +81,8 @@ class Sender:
         self.coordinator = TransactionCoordinator(connection, settings, self.outcomes.ledger)
         self._nodes: dict[int, _Node] = defaultdict(_Node)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._producing: set[asyncio.Task[None]] = set()
+        """Those of the tasks that have a produce request out."""
         self._preparing: asyncio.Task[None] | None = None
         self._refresh_at_ms = 0
         self._scheduled = False
@@ -144,7 +146,9 @@ class Sender:
                 self.outcomes.emptied(batch)
             for node, batches in drained.requests.items():
                 self._nodes[node].requests += 1
-                self._spawn(self._produce(node, batches, self._request(batches, now_ms), now_ms))
+                task = self._spawn(self._produce(node, batches, self._request(batches, now_ms), now_ms))
+                self._producing.add(task)
+                task.add_done_callback(self._producing.discard)
             if not drained.requests and not drained.emptied:
                 break
         delay_ms = self._accumulator.delay_ms(now_ms, self.outcomes.waiting)
@@ -190,20 +194,24 @@ class Sender:
         """Until no produce request is out, and no partition is just being added; KafkaTimeout after `timeout_ms`."""
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                while self._tasks or self._preparing:
-                    await asyncio.wait([*self._tasks, *([self._preparing] if self._preparing else [])])
+                while waited_for := [*self._producing, *([self._preparing] if self._preparing else [])]:
+                    await asyncio.wait(waited_for)
         except TimeoutError:
-            raise KafkaTimeout(f"{self.requests} produce requests not answered after {timeout_ms:.0f} ms") from None
+            adding = ", partitions not added" if self._preparing else ""
+            raise KafkaTimeout(
+                f"{self.requests} produce requests not answered{adding} after {timeout_ms:.0f} ms"
+            ) from None
 
     async def until_prepared(self) -> None:
         """Until no partition is just being added to the transaction."""
         while self._preparing is not None:
             await asyncio.wait([self._preparing])
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _usable(self, node: int, now_ms: int) -> bool:
         known = self._nodes[node]

@@ -18,6 +18,7 @@ from shared.common.errors import (
     InvalidTxnState,
     KafkaTimeout,
     RecordTooLarge,
+    TransactionAborted,
 )
 from shared.common.records import ProducerRecord
 from shared.common.settings import KafkaSettings
@@ -25,6 +26,7 @@ from shared.testing.fake_broker import Api, Drop, ErrorCode, Fail, FakeCluster, 
 from tests.shared.clients.producer.clusters import producing
 
 PATIENCE_SECONDS = 30
+GONE = r"taken back|cancelled"
 
 
 async def test_a_second_close_waits_for_the_first() -> None:
@@ -82,6 +84,78 @@ async def test_an_abort_waits_so_long_and_no_longer() -> None:
             gate.set()
             await producer.abort_transaction()
         assert cluster.records("t") == []
+
+
+@pytest.mark.parametrize("max_block_ms", [60_000, 1_000])
+async def test_an_abort_does_not_wait_for_a_connect(max_block_ms: int) -> None:
+    """What was queued for a node that cannot be reached is dropped, and the transaction ended at once."""
+    async with FakeCluster(nodes=2) as cluster:
+        cluster.create_topic("t", partitions=2, replication_factor=1)
+        coordinator = cluster.coordinator("x")
+        away = 3 - coordinator
+        partition = next(number for number in (0, 1) if cluster.leader("t", number) == away)
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers.split(",")[coordinator - 1])
+        settings = ProducerSettings(linger_ms=0, transactional_id="x", max_block_ms=max_block_ms)
+        async with Producer(kafka, settings) as producer, asyncio.timeout(PATIENCE_SECONDS):
+            await producer.init_transactions()
+            await producer.partitions_for("t")
+            cluster.pause_node(away)
+            await cluster.close_connections(away)
+            await producer.begin_transaction()
+            delivery = await producer.send("t", b"v", partition=partition)
+            while not producer._sender._nodes[away].connecting:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0)
+            await producer.abort_transaction()
+            assert producer._sender._nodes[away].connecting, "still"
+            with pytest.raises(TransactionAborted):
+                await delivery
+            cluster.resume_node(away)
+            async with producer.transaction():
+                await producer.send("t", b"next", partition=partition)
+        assert [record.value for record in cluster.records("t")] == [b"next"]
+
+
+@pytest.mark.parametrize("how", ["delivery", "deliveries", "waiter", "send"])
+async def test_a_record_that_is_taken_back_costs_its_transaction(how: str) -> None:
+    """However it happens: a commit would leave the record out without a word."""
+    async with producing(transactional_id="x", linger_ms=60_000) as (cluster, producer):
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        kept = await producer.send("t", b"kept")
+        taken = await producer.send("t", b"taken")
+        if how == "delivery":
+            assert taken.cancel()
+        elif how == "deliveries":
+            many = await producer.send_many([ProducerRecord("t", b"%d" % i) for i in range(3)])
+            assert many.cancel() == 3
+        elif how == "waiter":
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(taken, 0.01)
+        else:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(producer.send("missing", b"v"), 0.01)
+        with pytest.raises(TransactionAborted, match=GONE):
+            await producer.send("t", b"more")
+        with pytest.raises(TransactionAborted):
+            await kept
+        with pytest.raises(TransactionAborted, match=GONE):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+        async with producer.transaction():
+            await producer.send("t", b"next")
+        assert [record.value for record in cluster.records("t")] == [b"next"]
+
+
+async def test_a_wait_that_takes_nothing_back() -> None:
+    """Behind a shield only the wait ends, and the transaction holds every record."""
+    async with producing(transactional_id="x", linger_ms=60_000) as (cluster, producer):
+        await producer.init_transactions()
+        async with producer.transaction():
+            delivery = await producer.send("t", b"v")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(delivery), 0.01)
+        assert (await delivery).offset == 0
+        assert [record.value for record in cluster.records("t")] == [b"v"]
 
 
 async def test_metadata_is_never_older_than_it_may_be() -> None:
