@@ -60,6 +60,11 @@ class Batch:
         return bool(self.attributes & CONTROL_MASK)
 
     @property
+    def append_time_ms(self) -> int:
+        """The time of all its records under LogAppendTime, else -1."""
+        return self.max_timestamp if self.attributes & TIMESTAMP_TYPE_MASK else -1
+
+    @property
     def last_sequence(self) -> int:
         return next_sequence(self.base_sequence, self.count - 1)
 

@@ -69,7 +69,7 @@ class PartitionLog:
 
     @property
     def last_stable_offset(self) -> int:
-        return min(self._open.values(), default=self.end_offset)
+        return max(self.start_offset, min(self._open.values(), default=self.end_offset))
 
     def in_transaction(self, producer_id: int) -> bool:
         """Whether a producer has written here in a transaction that has not ended."""
@@ -88,7 +88,7 @@ class PartitionLog:
             stamp(batch, append_time_ms)
         self._add(batch, leader_epoch)
         if batch.producer_id >= 0:
-            self.producers.appended(batch, append_time_ms)
+            self.producers.appended(batch)
             if batch.is_transactional:
                 self._open.setdefault(batch.producer_id, batch.base_offset)
         return Appended(batch.base_sequence, batch.last_sequence, batch.base_offset, append_time_ms)
@@ -142,11 +142,26 @@ class PartitionLog:
         return EpochEnd(earlier[-1].leader_epoch if earlier else epoch, end)
 
     def truncate(self, end: int) -> None:
-        """Lose the batches that hold records from an offset on."""
+        """Lose the batches that hold records from an offset on.
+
+        What is known of producers and transactions is what the rest of the log says: a lost batch that is sent again is
+        appended anew, and a transaction whose marker is lost is open again.
+        """
         kept = bisect_left(self._lasts, end)
         self.size_bytes -= sum(len(batch.data) for batch in self.batches[kept:])
         del self.batches[kept:], self._lasts[kept:]
         self.end_offset = self._lasts[-1] + 1 if self._lasts else self.start_offset
+        self._aborted = [one for one in self._aborted if one.last_offset < self.end_offset]
+        self._open = {producer: first for producer, first in self._open.items() if first < self.start_offset}
+        self.producers = ProducerStates()
+        for batch in self.batches:
+            if batch.is_control:
+                self._open.pop(batch.producer_id, None)
+                self.producers.fenced(batch.producer_id, batch.producer_epoch)
+            elif batch.producer_id >= 0:
+                self.producers.appended(batch)
+                if batch.is_transactional:
+                    self._open.setdefault(batch.producer_id, batch.base_offset)
 
     def bytes_from(self, offset: int, wanted: int, *, committed: bool) -> int:
         """How many bytes there are to fetch from `offset` on, counted until they are `wanted`."""
@@ -201,7 +216,7 @@ class PartitionLog:
         return found
 
     def delete_records(self, before: int) -> None:
-        """Let the log start at an offset between its start and its end; a producer without records is forgotten."""
+        """Let the log start at an offset between its start and its end; what is known of producers stays known."""
         self.start_offset = max(self.start_offset, before)
         gone = bisect_right(self._lasts, self.start_offset - 1)
         self.size_bytes -= sum(len(batch.data) for batch in self.batches[:gone])

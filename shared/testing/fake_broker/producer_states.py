@@ -2,7 +2,7 @@
 
 A producer numbers its records; the partition takes the batch that follows the last one, answers one of the last five
 again as it did then, and refuses everything else. A newer epoch starts at zero, an older one is fenced. Of a producer
-it does not know (its records may be deleted) a partition takes any number. An example, with batches of ten:
+it does not know (its records may be lost) a partition takes any number. An example, with batches of ten:
 
     sequence 0 -> appended;  10 -> appended;  10 again -> the first one's offset;  30 -> OUT_OF_ORDER_SEQUENCE_NUMBER
 """
@@ -61,18 +61,15 @@ class ProducerStates:
         expected = next_sequence(known.batches[-1].last_sequence) if known.batches else 0
         return ErrorCode.NONE if batch.base_sequence == expected else ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
-    def appended(self, batch: Batch, append_time_ms: int) -> None:
+    def appended(self, batch: Batch) -> None:
         """Remember a batch that has its offset."""
         known = self._of(batch.producer_id, batch.producer_epoch)
-        known.batches.append(Appended(batch.base_sequence, batch.last_sequence, batch.base_offset, append_time_ms))
+        at = batch.base_offset, batch.append_time_ms
+        known.batches.append(Appended(batch.base_sequence, batch.last_sequence, *at))
 
     def fenced(self, producer_id: int, epoch: int) -> None:
         """Remember an epoch that a transaction's marker brought."""
         self._of(producer_id, epoch)
-
-    def forget(self, producer_id: int) -> None:
-        """Know nothing of a producer, as after its records were deleted."""
-        self._known.pop(producer_id, None)
 
     def _of(self, producer_id: int, epoch: int) -> ProducerState:
         known = self._known.get(producer_id)

@@ -54,6 +54,51 @@ def test_what_is_lost() -> None:
     assert (log.end_offset, log.size_bytes) == (0, 0)
 
 
+def test_what_is_lost_is_not_known_any_more() -> None:
+    """A lost batch that comes again is appended, not taken for a repetition; the one before it still is one."""
+    log = PartitionLog()
+    first, second = [built(b"v", producer=(7, 0, sequence)) for sequence in (0, 1)]
+    for data in (first, second):
+        log.append(parse(data), 0, append_time_ms=50)
+    log.truncate(1)
+    assert log.append(parse(first), 0, append_time_ms=99) == Appended(0, 0, 0, 50)
+    assert log.append(parse(second), 0, append_time_ms=99) == Appended(1, 1, 1, 99)
+    assert log.end_offset == 2
+    log.truncate(0)
+    assert log.append(parse(second), 0) == Appended(1, 1, 0, -1), "of an unknown producer any number"
+
+
+def test_a_transaction_whose_end_is_lost() -> None:
+    """It is open again, not aborted; with its first record it is gone altogether."""
+    log = log_of(1)
+    transactional(log, 1, 0)
+    log.end_transaction(1, 0, 0, committed=False, now_ms=0)
+    transactional(log, 1, 2)
+    log.end_transaction(1, 1, 0, committed=True, now_ms=0)
+    log.truncate(6)
+    assert (log.last_stable_offset, log.end_offset) == (4, 6)
+    assert log.in_transaction(1)
+    assert log.producers.check(parse(built(b"v", producer=(1, 0, 4)))) is ErrorCode.NONE, "the marker's epoch is gone"
+    log.truncate(3)
+    assert (log.last_stable_offset, log.end_offset) == (1, 3)
+    assert log.fetch(0, MANY, committed=True).aborted == ()
+    log.truncate(1)
+    assert log.last_stable_offset == log.end_offset == 1
+    assert not log.in_transaction(1)
+
+
+def test_deleted_records_are_stable() -> None:
+    """A transaction that is open holds nothing back before the log's start, and its producer stays known."""
+    log = PartitionLog()
+    transactional(log, 1, 0)
+    log.delete_records(2)
+    assert log.last_stable_offset == log.start_offset == 2
+    assert log.append(parse(built(b"a", b"b", producer=(1, 0, 0))), 0) == Appended(0, 1, 0, -1)
+    transactional(log, 1, 2)
+    log.truncate(2)
+    assert log.in_transaction(1), "it began before the start"
+
+
 @given(st.lists(st.integers(1, 5), max_size=12), st.integers(0, 60), st.integers(0, 500))
 def test_a_fetch_gives_whole_batches(counts: list[int], offset: int, max_bytes: int) -> None:
     """What is fetched begins with the batch that holds the offset, and is one batch or no larger than the limit."""

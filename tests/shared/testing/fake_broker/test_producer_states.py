@@ -17,7 +17,7 @@ def of(sequence: int, *, epoch: int = 0, count: int = 2) -> Batch:
 
 def append(states: ProducerStates, batch: Batch, offset: int) -> None:
     assert states.check(batch) is ErrorCode.NONE
-    states.appended(place(batch, offset, 0), -1)
+    states.appended(place(batch, offset, 0))
 
 
 def test_the_last_five_are_remembered() -> None:
