@@ -47,7 +47,7 @@ class CompactionState(TypedDict, total=False):
     status: str
     """running, done or failed."""
     rows: int | None
-    """Rows that the run wrote."""
+    """Rows that the run wrote: live windows merged and deleted, closed ones appended."""
     progress: str
     """What the run said last of how far it is."""
     detail: str

@@ -41,7 +41,8 @@ class Backlog(NamedTuple):
 class BacklogWatch:
     """Measures while this instance is the one that compacts (`is_ours`), and keeps what it found last.
 
-    Where more bytes are in no snapshot than the settings allow, it calls `ask`, after each measurement anew.
+    Where more bytes are in no snapshot than the settings allow, it calls `ask`: once for each snapshot, and once more
+    for every so many bytes on top. What a compaction leaves (the tail of an idle partition) asks for no other one.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class BacklogWatch:
         self.last: Backlog | None = None
         self.ours_since_ms: int | None = None
         self._said = ""
+        self._asked_at: Backlog | None = None
         self._records = gauge(
             registry, "compaction_changelog_records", "Changelog records in no snapshot; NaN: not measured here."
         )
@@ -84,7 +86,12 @@ class BacklogWatch:
         self._records.set(math.nan if backlog is None else backlog.records)
         size, limit = (None if backlog is None else backlog.bytes), self._settings.compaction.changelog_bytes
         self._bytes.set(math.nan if size is None else size)
-        if size is not None and limit is not None and size >= limit:
+        if backlog is None or size is None or limit is None or size < limit:
+            return
+        asked = self._asked_at
+        since = asked.bytes if asked is not None and asked.snapshot_ms == backlog.snapshot_ms else 0
+        if size >= (since or 0) + limit:
+            self._asked_at = backlog
             self._ask(self._clock.now_ms())
 
     def newest_sign_ms(self) -> int | None:

@@ -1,9 +1,11 @@
 """Compaction, asked for by a wall-clock punctuator and run as a child process.
 
 The asyncio process never holds a JVM: a job is `penstock compact …`, started here, with its last line of output as
-its result. One at a time; a request that comes while one runs is not queued, the next grid point asks again. A failed
-job is tried again with back-off and never harms the aggregator. That compaction is off, fails or falls behind is said
-by metrics, by `/health` (which stays 200: a restart would mend nothing) and by one line in the log at start-up.
+its result. One at a time; a request that comes while one runs is not queued, the next grid point asks again, but a job
+that left records is followed by the next at once. A failed job is tried again with back-off and never harms the
+aggregator; one that was stopped for its time is given half as many records, so that no backlog is too large. That
+compaction is off, fails or falls behind is said by metrics, by `/health` (which stays 200: a restart would mend
+nothing) and by one line in the log at start-up.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ LINE_CHARACTERS_MAX = 300  # of a line of progress
 HISTORY_MAX = 20  # runs kept for REST and the dashboard
 BEHIND_INTERVALS = 3  # without a compaction that succeeded for so many intervals, the lake is behind
 
+WRITTEN = ("merged_rows", "deleted_rows", "finals")
+"""What a job says of the rows that it wrote."""
 OK = 0
 LOST_TO_ANOTHER = 3
 """`penstock compact` exits with this where another job committed first; nothing is wrong then."""
@@ -59,6 +63,7 @@ def command(settings: AggregatorSettings) -> list[str]:
     flags = [part for name, value in arguments.items() for part in (f"--{name}", value)]
     if streams.skip_changelog_records:
         flags += ["--skip-changelog-records", streams.skip_changelog_records]
+    flags += ["--run-records-max", str(compaction.run_records_max), "--runs-max", "1"]
     flags += ["--optimize-files-max", str(compaction.optimize_files_max)]
     if compaction.retention_hours is not None:
         flags += ["--retention-hours", str(compaction.retention_hours)]
@@ -110,6 +115,7 @@ class CompactionSupervisor:
         self._history: deque[CompactionState] = deque(maxlen=HISTORY_MAX)
         self.enabled = settings.compaction.enabled and settings.streams.lake is not None
         self._failures_in_a_row = 0
+        self._run_records_max = settings.compaction.run_records_max
         self._last_success_ms: int | None = None
         self._runs = counter(registry, "compaction_runs", "Compactions started.", "outcome")
         for outcome in ("done", "lost", "failed"):  # so that a rate is there before the first of its kind
@@ -118,7 +124,9 @@ class CompactionSupervisor:
         self._failing = gauge(registry, "compaction_failures_in_a_row", "Failed compactions since the last good one.")
         self._seconds = gauge(registry, "compaction_last_seconds", "Duration of the last successful compaction.")
         self._running = gauge(registry, "compaction_running", "1 while a job runs here.")
-        self._rows = gauge(registry, "compaction_last_rows", "Rows the last successful compaction wrote.")
+        self._rows = gauge(
+            registry, "compaction_last_rows", "Rows the last successful compaction merged, deleted or appended."
+        )
         self._entries = gauge(registry, "compaction_last_entries", "Changelog entries the last compaction read.")
         self._at = gauge(registry, "compaction_last_success_seconds", "When the last one succeeded, epoch seconds.")
 
@@ -204,9 +212,8 @@ class CompactionSupervisor:
         status: int | None = None
         out = err = b""
         try:
-            self._job = Job(
-                self._job_command(self._settings), environment(self._settings), STOP_TIMEOUT_MS, self._progressed
-            )
+            wanted = self._job_command(self._bounded())
+            self._job = Job(wanted, environment(self._settings), STOP_TIMEOUT_MS, self._progressed)
             self._running.set(1)
             async with asyncio.timeout(self._settings.compaction.timeout_ms / 1000):
                 status, out, err = await self._job.end()
@@ -214,6 +221,7 @@ class CompactionSupervisor:
                 err = b"the job could not be started: " + err
         except TimeoutError:
             await self._stop_job()
+            self._run_records_max = max(1, self._run_records_max // 2)
             err = f"stopped after {self._settings.compaction.timeout_ms} ms".encode()
         except OSError as e:
             err = f"the job could not be started: {e}".encode()
@@ -221,6 +229,12 @@ class CompactionSupervisor:
         self._running.set(0)
         state["seconds"] = (self._clock.monotonic_ms() - started) / 1000
         self._note(state, status, out, err)
+
+    def _bounded(self) -> AggregatorSettings:
+        """The settings with as many records a job as one manages within its timeout, as far as that is known."""
+        bounds = {"run_records_max": self._run_records_max}
+        compaction = self._settings.compaction.model_copy(update=bounds)
+        return self._settings.model_copy(update={"compaction": compaction})
 
     def _progressed(self, line: str) -> None:
         """Show how far the job is, as it says it."""
@@ -232,13 +246,15 @@ class CompactionSupervisor:
         if status == OK:
             result = _last_json(out)
             self._failures_in_a_row, self._last_success_ms = 0, self._clock.now_ms()
-            state |= {"status": "done", "rows": result.get("live_rows", 0) + result.get("finals", 0)}
+            state |= {"status": "done", "rows": sum(result.get(name, 0) for name in WRITTEN)}
             self._runs.labels(outcome="done").inc()
             self._seconds.set(state["seconds"] or 0)
             self._rows.set(state["rows"] or 0)
             self._entries.set(result.get("entries", 0))
             self._at.set(self._clock.now_ms() / 1000)
             log.info("compaction done", **result)
+            if result.get("records_left"):
+                self._asked.set()
         elif status == LOST_TO_ANOTHER:
             self._failures_in_a_row = 0
             state |= {"status": "done", "rows": 0, "detail": "another job was first"}

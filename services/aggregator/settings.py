@@ -25,6 +25,11 @@ class CompactionSettings(Section):
     )
     retry_backoff_ms: PositiveMs = Field(10_000, description="after a failed job; doubles up to the interval")
     timeout_ms: PositiveMs = Field(3_600_000, description="a job that runs longer is stopped and counts as failed")
+    run_records_max: Annotated[int, Field(gt=0)] = Field(
+        10_000_000,
+        description="changelog records that one job reads, the next one at once after it; after a job that was "
+        "stopped by its timeout half as many",
+    )
     spark_master: str = "local[*]"
     spark_memory: Annotated[str, Field(pattern=r"^\d+[mg]$")] = "1g"
     spark_conf: dict[str, str] = Field(default={}, description="passed on to Spark")

@@ -2,6 +2,8 @@
 
 Afterwards, where it is told to, it makes late records corrections (see `corrections`), and deletes changelog records:
 those that the snapshot before its own covers, never more.
+
+A run reads `run_records_max` records at most, so that a backlog of any size is made up for in runs that each count.
 """
 
 from __future__ import annotations
@@ -9,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from services.compactor import tables
-from services.compactor.changelog import Window, read_window
+from services.compactor.changelog import Newest, Window, read_window
 from services.compactor.corrections import Corrected, Corrections
 from services.compactor.fold import Fold, Plan, Say, Summary, known
 from services.compactor.kafka import TopicOffsets, delete_records, read_range, topic_offsets
 from services.compactor.settings import CompactSettings
-from shared.common.errors import ChangelogHole
+from shared.common.errors import ChangelogHole, PenstockError
 from shared.streams.changelog_format import parse_places
 
 
@@ -29,6 +33,7 @@ class Compaction(Fold):
     def __init__(self, spark: SparkSession, settings: CompactSettings, say: Say) -> None:
         super().__init__(spark, settings, say)
         self.corrected: Corrected | None = None
+        self.uncorrected: Exception | None = None
 
     def plan(self) -> Plan:
         """Where to read; raises ChangelogHole where the changelog does not go on where the tables end."""
@@ -40,7 +45,7 @@ class Compaction(Fold):
         start = {p: covered[p].changelog_offset if p in covered else 0 for p in offsets.earliest}
         require_no_hole(offsets, covered, start)
         pending = self.pending(run, covered)
-        end = dict(offsets.latest)
+        end = bounded(start, offsets.latest, settings.run_records_max)
         if pending is not None:
             self.say(f"run {run} was begun and not ended: it goes on up to where it meant to go")
             end = {p: int(pending["to_offsets"].get(str(p), start[p])) for p in end}
@@ -62,16 +67,36 @@ class Compaction(Fold):
             self.say(f"corrupt, kept in {settings.tables}/quarantine: {place}: {record.reason}")
         return window
 
+    def wider(self, plan: Plan, newest: Mapping[int, Newest]) -> Plan | None:
+        """Twice as much of each partition whose range ends before the commit does that is next; None where none does.
+
+        Without it a commit larger than the range would stop the partition for ever.
+        """
+        stuck = [p for p in plan.end if plan.is_cut(p) and plan.start[p] < plan.end[p] and p not in newest]
+        if not stuck or plan.adopted:
+            return None
+        self.say(f"no commit ends within the run's range of partitions {stuck}: they are read on")
+        further = {p: min(plan.offsets.latest[p], 2 * plan.end[p] - plan.start[p]) for p in stuck}
+        return plan._replace(end=plan.end | further)
+
     def more(self) -> dict[str, Any]:
         """What was done with late records, where that was asked for."""
         return {} if self.corrected is None else self.corrected._asdict()
 
     def after_merge(self, plan: Plan, summary: Summary) -> None:
-        """What is done once the run counts."""
-        if self.settings.with_late:
-            self.corrected = Corrections(self.spark, self.settings, self.say, self.job).run()
+        """What is done once the run counts. What late records end in is kept for the end: see `conclude`."""
+        if self.settings.with_late and not summary.records_left:
+            try:
+                self.corrected = Corrections(self.spark, self.settings, self.say, self.job).run()
+            except (PenstockError, Py4JJavaError, PySparkException) as e:
+                self.uncorrected = e
         if self.settings.delete_covered and summary.to_offsets != summary.from_offsets:
             self._delete_covered(plan)
+
+    def conclude(self, summary: Summary) -> None:
+        """Raise what the late records ended in: neither deletion nor upkeep waits for them."""
+        if self.uncorrected is not None:
+            raise self.uncorrected
 
     def _delete_covered(self, plan: Plan) -> None:
         """Delete what the snapshot before this one covers: who restores from that one still finds the rest."""
@@ -84,6 +109,22 @@ class Compaction(Fold):
             settings = self.settings
             delete_records(self.spark, settings.kafka, plan.offsets.topic, before, settings.kafka_timeout_ms)
             self.say(f"deleted changelog records of {len(before)} partitions, up to the snapshot before")
+
+
+def bounded(start: Mapping[int, int], latest: Mapping[int, int], records_max: int) -> dict[int, int]:
+    """Where to end, so that no more than `records_max` records (and one a partition) are read, shared out evenly.
+
+    >>> bounded({0: 0, 1: 5, 2: 0}, {0: 10, 1: 105, 2: 90}, 50)
+    {0: 10, 1: 25, 2: 20}
+    """
+    ends, room = {}, records_max
+    waiting = sorted(latest, key=lambda p: latest[p] - start[p])
+    for place, partition in enumerate(waiting):
+        share = max(1, room // (len(waiting) - place))
+        taken = min(share, max(0, latest[partition] - start[partition]))
+        ends[partition] = start[partition] + taken
+        room -= taken
+    return dict(sorted(ends.items()))
 
 
 def require_no_hole(offsets: TopicOffsets, covered: Mapping[int, Row], start: Mapping[int, int]) -> None:

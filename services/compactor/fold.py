@@ -41,24 +41,37 @@ MERGE_KEY = ("partition", "row", "store", "key", "start_ms")
 
 
 class Summary(NamedTuple):
-    """What a run did. Offsets are by changelog partition: `to_offsets` are the covered ones now."""
+    """What a run did. Offsets are by changelog partition: `to_offsets` are the covered ones now.
+
+    It wrote `merged_rows` live windows, took `deleted_rows` out and appended `finals`; `live_rows` are there now.
+    `records_left` of the changelog were there when it began, and are the next run's.
+    """
 
     run: int
     partitions: int
     entries: int
     live_rows: int
+    merged_rows: int
     deleted_rows: int
     finals: int
     from_offsets: dict[int, int]
     to_offsets: dict[int, int]
     state_version: int | None
     seconds: float
+    records_left: int = 0
     adopted: bool = False
     foreign_records: int = 0
     quarantined: int = 0
     optimized_partitions: int = 0
     vacuumed: bool = False
     expired_days: int = 0
+
+
+class Merged(NamedTuple):
+    """Rows that the MERGE wrote and took out, those of windows alone."""
+
+    written: int
+    deleted: int
 
 
 class Plan(NamedTuple):
@@ -70,6 +83,10 @@ class Plan(NamedTuple):
     start: dict[int, int]
     end: dict[int, int]
     adopted: bool
+
+    def is_cut(self, partition: int) -> bool:
+        """Whether the run ends before the partition does."""
+        return self.end[partition] < self.offsets.latest[partition]
 
 
 class Fold(ABC):
@@ -92,14 +109,10 @@ class Fold(ABC):
         """
         started = time.monotonic()
         try:
-            plan = self.plan()
-            records = self.records(plan).persist()
-            try:
-                summary = self._fold(plan, records)
-            finally:
-                records.unpersist()
+            plan, summary = self._fold(self.plan())
             self.after_merge(plan, summary)
             summary = self._look_after(summary)
+            self.conclude(summary)
         except (Py4JJavaError, PySparkException) as e:
             raise translated(e) from e
         return summary._replace(seconds=round(time.monotonic() - started, 3))
@@ -116,8 +129,16 @@ class Fold(ABC):
         """What the records say by the reader's rule."""
         return read_window(self.spark, plan.offsets.topic, records, known(plan.covered))
 
+    def wider(self, plan: Plan, newest: Mapping[int, Newest]) -> Plan | None:
+        """A plan that reads further, where this one's ranges end before what they would have to cover."""
+        return None
+
     def after_merge(self, plan: Plan, summary: Summary) -> None:
         """What is done once the run counts."""
+        return
+
+    def conclude(self, summary: Summary) -> None:
+        """What is done last, with the upkeep behind it: it may raise."""
         return
 
     def more(self) -> dict[str, Any]:
@@ -144,8 +165,19 @@ class Fold(ABC):
         names = {s.name for row in covered.values() for s in decode_progress(row.progress.encode()).stores}
         return sorted(names.union(upkeep.tables_below(self.spark, f"{self.settings.tables}/closed")))
 
-    def _fold(self, plan: Plan, records: DataFrame) -> Summary:
-        window = self.window(plan, records)
+    def _fold(self, plan: Plan) -> tuple[Plan, Summary]:
+        """Read, and write what was read; which plan that was in the end."""
+        records = self.records(plan).persist()
+        try:
+            window = self.window(plan, records)
+            wider = self.wider(plan, window.newest)
+            if wider is None:
+                return plan, self._fold_window(plan, window)
+        finally:
+            records.unpersist()
+        return self._fold(wider)
+
+    def _fold_window(self, plan: Plan, window: Window) -> Summary:
         entries = window.entries.persist()
         try:
             numbers = {row.partition: row["count"] for row in entries.groupBy("partition").count().collect()}
@@ -154,13 +186,16 @@ class Fold(ABC):
             summary = self._write(plan, window, sum(numbers.values())) if newest else self._nothing_new(plan)
         finally:
             entries.unpersist()
-        return summary._replace(foreign_records=window.foreign_records, quarantined=len(window.corrupt))
+        left = sum(plan.offsets.latest[p] - to for p, to in summary.to_offsets.items() if plan.is_cut(p))
+        return summary._replace(
+            records_left=left, foreign_records=window.foreign_records, quarantined=len(window.corrupt)
+        )
 
     def _nothing_new(self, plan: Plan) -> Summary:
         self.say("nothing new")
         live, version = _live_rows(self.spark, self.state), _version(self.spark, self.state)
         before = {p: int(plan.start[p]) for p in plan.start}
-        return Summary(plan.run - 1, len(before), 0, live, 0, 0, before, before, version, 0.0)
+        return Summary(plan.run - 1, len(before), 0, live, 0, 0, 0, before, before, version, 0.0)
 
     def _write(self, plan: Plan, window: Window, total: int) -> Summary:
         before = {p: int(plan.start[p]) for p in plan.start}
@@ -170,9 +205,10 @@ class Fold(ABC):
         self.say(f"run {plan.run}: {total} entries in {len(window.newest)} partitions")
         quarantine.keep(self.spark, self.settings.tables, plan.offsets.topic, plan.run, window.corrupt)
         finals = self._append_finals(plan, window, window.entries, after)
-        deleted = self._merge(plan, window, window.entries)
+        rows = self._merge(plan, window, window.entries)
         live, version = _live_rows(self.spark, self.state), _version(self.spark, self.state)
-        return Summary(plan.run, len(before), total, live, deleted, finals, before, after, version, 0.0, plan.adopted)
+        counts = (plan.run, len(before), total, live, rows.written, rows.deleted, finals)
+        return Summary(*counts, before, after, version, 0.0, adopted=plan.adopted)
 
     def _append_finals(self, plan: Plan, window: Window, entries: DataFrame, after: dict[int, int]) -> int:
         """Append each store's closed windows once; their number."""
@@ -206,8 +242,8 @@ class Fold(ABC):
     def _transaction(self, table: str) -> str:
         return f"penstock-compact-{self.settings.application}-{table}"
 
-    def _merge(self, plan: Plan, window: Window, entries: DataFrame) -> int:
-        """The one commit that makes the run count; how many rows it deleted."""
+    def _merge(self, plan: Plan, window: Window, entries: DataFrame) -> Merged:
+        """The one commit that makes the run count; the rows that it wrote and deleted."""
         layouts = window.layouts()
         latest = latest_per_window(entries)
         rows = latest.mapInArrow(
@@ -244,7 +280,10 @@ class Fold(ABC):
                 self.spark.conf.unset(name)
             source.unpersist()
         metrics = self._require_ours(self.state, plan)
-        return int(metrics.get("numTargetRowsDeleted", 0))
+        inserted, updated, deleted = (
+            int(metrics.get(f"numTargetRows{what}", 0)) for what in ("Inserted", "Updated", "Deleted")
+        )
+        return Merged(inserted + updated - len(window.newest), deleted)  # a progress row a partition is among them
 
     def _progress(self, newest: Mapping[int, Newest], plan: Plan) -> DataFrame:
         rows = [
@@ -318,11 +357,14 @@ def known(covered: Mapping[int, Row]) -> dict[int, Covered]:
 
 
 def moved(newest: Mapping[int, Newest], plan: Plan, entries: Mapping[int, int]) -> dict[int, Newest]:
-    """The partitions to write: those with entries, with progress beyond grids and the wall clock, or a long tail."""
+    """The partitions to write: those with entries, with progress beyond grids and the wall clock, or a long tail.
+
+    One of which the run reads only the beginning has a long tail however far the run goes.
+    """
 
     def has_moved(partition: int, new: Newest) -> bool:
         row = plan.covered.get(partition)
-        if row is None or entries.get(partition) or new.epoch != row.epoch:
+        if row is None or plan.is_cut(partition) or entries.get(partition) or new.epoch != row.epoch:
             return True
         tail = new.covered_offset - row.changelog_offset
         return tail > IDLE_RECORDS_MAX or _lasting(new.progress) != _lasting(decode_progress(row.progress.encode()))

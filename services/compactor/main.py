@@ -1,13 +1,15 @@
 """`penstock compact`, `penstock backfill` and `penstock audit`.
 
-Progress goes to standard error, the result to standard output. Exit statuses of `compact` and `backfill`: 0 done (also
-when there was nothing new), 1 refused or failed, 2 wrong settings, 3 another job compacted at the same time and won.
+Progress goes to standard error, the result to standard output (of `compact` a line a run). Exit statuses of `compact`
+and `backfill`: 0 done (also when there was nothing new), 1 refused or failed, 2 wrong settings, 3 another job compacted
+at the same time and won.
 Of `audit`: 0 no differences, 1 differences, 2 wrong settings, 3 it could not be carried out (also where nodes before
 the window make Spark's sessions say nothing about the stream's: the message names them).
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -26,7 +28,7 @@ AUDIT_OK, AUDIT_DIFFERENCES, AUDIT_FAILED = 0, 1, 3
 
 
 def compact_main(arguments: list[str]) -> int:
-    """Run one compaction; the exit status."""
+    """Compact in one run after the other until nothing is left, or `runs_max` times; the exit status."""
     try:
         settings = CompactSettings.load(arguments, program="penstock compact")
     except ConfigError as e:
@@ -34,7 +36,7 @@ def compact_main(arguments: list[str]) -> int:
     # Imported late: pyspark takes a second, which --help and a wrong setting need not wait for.
     from services.compactor.compact import Compaction
 
-    return _fold("compact", settings, lambda spark: Compaction(spark, settings, _say))
+    return _fold("compact", settings, lambda spark: Compaction(spark, settings, _say), settings.runs_max)
 
 
 def backfill_main(arguments: list[str]) -> int:
@@ -48,7 +50,7 @@ def backfill_main(arguments: list[str]) -> int:
     return _fold("backfill", settings, lambda spark: Backfill(spark, settings, _say))
 
 
-def _fold(name: str, settings: UpkeepSettings, make: Callable[[Any], Fold]) -> int:
+def _fold(name: str, settings: UpkeepSettings, make: Callable[[Any], Fold], runs_max: int = 1) -> int:
     configure(settings.log, name)
     from services.compactor.failures import CompactionConflict
     from services.compactor.spark import spark_session
@@ -57,15 +59,20 @@ def _fold(name: str, settings: UpkeepSettings, make: Callable[[Any], Fold]) -> i
         started = time.monotonic()
         with spark_session(settings.spark, f"penstock {name} {settings.application}", settings.tables) as spark:
             start_seconds = round(time.monotonic() - started, 3)
-            job = make(spark)
-            summary = job.run()
+            for run in itertools.count(1):
+                job = make(spark)
+                summary = job.run()
+                said = {**summary._asdict(), **job.more(), "spark_start_seconds": start_seconds}
+                print(json.dumps(said), flush=True)
+                if not summary.records_left or run == runs_max:
+                    break
+                _say(f"{summary.records_left} records are left")
     except CompactionConflict as e:
         return _say(str(e), CONFLICT)
     except ConfigError as e:
         return _say(str(e), WRONG_SETTINGS)
     except PenstockError as e:
         return _say(f"{type(e).__name__}: {e}", FAILED)
-    print(json.dumps({**summary._asdict(), **job.more(), "spark_start_seconds": start_seconds}), flush=True)
     return DONE
 
 

@@ -17,6 +17,8 @@ PLACE = r"^(earliest|latest|\d+:\d+(,\d+:\d+)*|\d+|\d{4}-\d\d-\d\d.*)$"
 TimeUnit = Literal["s", "ms", "us", "ns"]
 PLACES = "earliest, latest, partition:offset (comma-separated), a time as ISO 8601 (UTC) or as ms since the epoch"
 
+RUN_RECORDS_MAX = 10_000_000  # minutes of work for two cores, and a few GB of Spark's scratch space
+
 
 class SparkSettings(Section):
     """Where Spark runs, and with what."""
@@ -83,6 +85,12 @@ class CompactSettings(UpkeepSettings):
     )
     skip_corrupt: bool = Field(
         False, description="leave out corrupt changelog records, and keep them in the table `quarantine`"
+    )
+    run_records_max: Annotated[int, Field(gt=0)] = Field(
+        RUN_RECORDS_MAX, description="changelog records that one run reads; the next one goes on where it stops"
+    )
+    runs_max: Annotated[int, Field(ge=0)] = Field(
+        0, description="runs after each other that the command makes; 0: as many as there are records for"
     )
     with_late: bool = Field(False, description="merge late records into closed windows, as rows with a higher revision")
     delete_covered: bool = Field(

@@ -18,7 +18,7 @@ from services.aggregator.compaction import CompactionSupervisor
 from services.aggregator.settings import AggregatorSettings
 
 WAIT_SECONDS = 20.0
-DONE = 'print("noise"); print(\'{"live_rows": 4, "finals": 3, "deleted": 1, "entries": 9}\')'
+DONE = 'print("noise"); print(\'{"live_rows": 40, "merged_rows": 4, "finals": 3, "deleted_rows": 1, "entries": 9}\')'
 LOST = "import sys; sys.exit(3)"
 FAILED = 'import sys; print("trace", file=sys.stderr); print("the lake is gone", file=sys.stderr); sys.exit(1)'
 HANGING = """
@@ -41,12 +41,14 @@ class Jobs:
     def __init__(self, *scripts: str, **compaction: int) -> None:
         self._scripts = list(scripts)
         self.started = 0
+        self.records_max: list[int] = []
         self.registry = CollectorRegistry()
         self.supervisor = CompactionSupervisor(settings(**compaction), self.registry, job=self._command)
 
     def _command(self, given: AggregatorSettings) -> list[str]:
         script = self._scripts[min(self.started, len(self._scripts) - 1)]
         self.started += 1
+        self.records_max.append(given.compaction.run_records_max)
         return [sys.executable, "-c", script]
 
     def runs(self, outcome: str) -> float:
@@ -92,12 +94,23 @@ async def test_a_job_that_succeeds() -> None:
         supervisor.ask(0)
         await until(lambda: jobs.runs("done") == 1)
         (state,) = supervisor.describe()
-        assert (state["status"], state["rows"]) == ("done", 7)
+        assert (state["status"], state["rows"]) == ("done", 8)
         assert state["seconds"] is not None
         assert jobs.registry.get_sample_value("penstock_compaction_last_entries") == 9
         assert supervisor.health().facts["last_success_at_ms"] is not None
         await asyncio.sleep(0.2)
         assert jobs.started == 1
+
+
+async def test_a_job_that_left_records_is_followed_at_once() -> None:
+    """What one job was too small for, the next one does without being asked, until nothing is left."""
+    left = [f"print('{{\"records_left\": {number}}}')" for number in (20, 10, 0)]
+    jobs = Jobs(*left, DONE)
+    async with supervised(jobs) as supervisor:
+        supervisor.ask(0)
+        await until(lambda: jobs.runs("done") == 3)
+        await asyncio.sleep(0.3)
+        assert (jobs.started, jobs.runs("failed")) == (3, 0)
 
 
 async def test_how_far_a_job_is_can_be_seen(caplog: pytest.LogCaptureFixture) -> None:
@@ -172,10 +185,14 @@ async def test_requests_while_a_job_runs_are_not_queued(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("deaf", [False, True], ids=["willing", "deaf"])
 async def test_a_job_that_takes_too_long(tmp_path: Path, deaf: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job over its limit is stopped, by force if it does not listen, and counts as failed."""
+    """A job over its limit is stopped, by force if it does not listen, and counts as failed; the next has half of it.
+
+    Else a backlog that takes longer than the limit would be begun again and again.
+    """
     monkeypatch.setattr("services.aggregator.compaction.STOP_TIMEOUT_MS", 300)
     pid = tmp_path / "pid"
-    jobs = Jobs(HANGING.format(deaf=deaf, pid=str(pid)), timeout_ms=2_000, retry_backoff_ms=60_000)
+    hanging = HANGING.format(deaf=deaf, pid=str(pid))
+    jobs = Jobs(hanging, DONE, timeout_ms=2_000, retry_backoff_ms=2_000, run_records_max=100)
     async with supervised(jobs) as supervisor:
         supervisor.ask(0)
         await until(lambda: jobs.runs("failed") == 1)
@@ -184,6 +201,8 @@ async def test_a_job_that_takes_too_long(tmp_path: Path, deaf: bool, monkeypatch
         assert (health.ok, health.detail, health.facts["state"]) == (True, "stopped after 2000 ms", "failing")
         assert jobs.registry.get_sample_value("penstock_compaction_failures_in_a_row") == 1
         assert not lives(int(pid.read_text()))
+        await until(lambda: jobs.runs("done") == 1)
+        assert jobs.records_max == [100, 50]
 
 
 async def test_shutdown_stops_the_job(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from services.compactor import fold, upkeep
 from services.compactor.compact import Compaction
-from services.compactor.fold import Plan
+from services.compactor.fold import Merged, Plan
 from services.compactor.kafka import delete_records
 from services.compactor.settings import CompactSettings
 from services.compactor.spark import spark_session
@@ -55,7 +55,7 @@ class BeforeRead(Compaction):
 class DuringMerge(Compaction):
     """Killed once the MERGE has begun to write files, before it is committed."""
 
-    def _merge(self, *arguments: Any) -> int:
+    def _merge(self, *arguments: Any) -> Merged:
         before = files(self.state, "part-*.parquet")
         die_when(lambda: bool(files(self.state, "part-*.parquet") - before))
         return super()._merge(*arguments)

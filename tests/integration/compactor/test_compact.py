@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from services.aggregator.backlog import Backlog, measure
 from services.compactor import upkeep
 from services.compactor.compact import Compaction
 from services.compactor.failures import CompactionConflict
-from services.compactor.fold import Plan
+from services.compactor.fold import Merged, Plan
 from services.compactor.settings import CompactSettings
 from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin
@@ -139,7 +140,7 @@ def test_a_life_of_compactions(simulate: Any, topics: Any, job: Any, aggregation
 class Crashing(Compaction):
     """Ends after the finals were appended and before the state is merged."""
 
-    def _merge(self, *arguments: Any) -> int:
+    def _merge(self, *arguments: Any) -> Merged:
         raise KeyboardInterrupt
 
 
@@ -168,6 +169,25 @@ def test_crashed_and_overtaken_runs(simulate: Any, topics: Any, job: Any, tmp_pa
     assert closed_in_lake(tmp_path, simulation) == closed_before
     with pytest.raises(CompactionConflict):
         job(simulation, Overtaken).run()
+    assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)
+    assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation)
+
+
+def test_a_backlog_is_made_up_for_in_bounded_runs(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
+    """Runs that read little each leave what one does, say what they left, and read on where a commit is longer."""
+    simulation = simulate(1)
+    (task,) = simulation.tasks
+    simulation.feed(60, seed=6, commit_every=math.inf)  # one commit, of more entries than a run reads at first
+    task.commit()
+    longest = len(task.changelog)
+    simulation.feed(80, seed=7)
+    topics.write(simulation)
+    first = job(simulation, run_records_max=longest * 2 // 3).run()
+    assert first.records_left > 0
+    assert first.to_offsets[0] < len(task.changelog)
+    assert (first.merged_rows, first.deleted_rows) == (first.live_rows, 0)
+    second = job(simulation, run_records_max=first.records_left + 2).run()
+    assert (second.from_offsets, second.records_left) == (first.to_offsets, 0)
     assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)
     assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation)
 

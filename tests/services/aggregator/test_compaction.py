@@ -37,6 +37,7 @@ def test_the_job_understands_its_command_line() -> None:
         "--compaction.optimize-files-max=7",
         "--compaction.retention-hours=30",
         "--compaction.vacuum-every=5",
+        "--compaction.run-records-max=1234",
         "--compaction.closed-retention-days=90",
         '--streams.lake-options={"aws_endpoint_url": "http://s3", "timeout": "5s"}',
         "--kafka.bootstrap-servers=broker:1",
@@ -53,6 +54,7 @@ def test_the_job_understands_its_command_line() -> None:
     assert not job.delete_covered
     assert (job.optimize_files_max, job.retention_hours, job.vacuum_every) == (7, 30, 5)
     assert job.closed_retention_days == 90
+    assert (job.run_records_max, job.runs_max) == (1234, 1)
     assert environment(given)["AWS_ENDPOINT_URL"] == "http://s3"
     assert "TIMEOUT" not in environment(given)
     assert job.kafka == given.kafka
@@ -116,13 +118,26 @@ def test_that_compaction_is_off_is_said(flags: list[str], why: str, caplog: pyte
 def test_too_many_bytes_ask_for_a_compaction() -> None:
     """A measurement above the limit asks, one below or unknown does not; without a limit none does."""
     asked: list[int] = []
-    for flags, sizes in ((["--compaction.changelog-bytes=100"], (99, None, 100, 250)), ([], (10**12,))):
+    for flags, sizes in ((["--compaction.changelog-bytes=100"], (99, None, 100, 200)), ([], (10**12,))):
         registry, clock = CollectorRegistry(), ManualClock(7)
         watch = BacklogWatch(settings(*flags), registry, lambda: True, clock, asked.append)
         for size in sizes:
             watch.note(Backlog(1, None, size))
         assert registry.get_sample_value("penstock_compaction_changelog_bytes") == sizes[-1]
     assert asked == [7, 7]
+
+
+def test_what_a_compaction_leaves_asks_for_no_other_one() -> None:
+    """Bytes that a job does not cover ask once, and again with a new snapshot or as many bytes on top."""
+    asked: list[int] = []
+    clock = ManualClock(0)
+    given = settings("--compaction.changelog-bytes=100")
+    watch = BacklogWatch(given, CollectorRegistry(), lambda: True, clock, lambda now_ms: asked.append(clock.now_ms()))
+    measured = [(None, 150), (None, 180), (7, 120), (7, 120), (7, 219), (7, 220), (7, 300), (9, 50), (9, 100), (9, 101)]
+    for snapshot_ms, size in measured:
+        clock.advance(1)
+        watch.note(Backlog(1, snapshot_ms, size))
+    assert asked == [1, 3, 6, 9]
 
 
 def test_health_tells_the_state() -> None:

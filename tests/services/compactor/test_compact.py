@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from services.compactor.compact import require_no_hole
+from services.compactor.compact import bounded, require_no_hole
 from services.compactor.kafka import TopicOffsets
 from shared.common.errors import ChangelogHole
 
@@ -37,6 +39,23 @@ def test_a_hole_is_refused_by_its_offsets(earliest: int, latest: int, start: int
     """A changelog that starts too late, ends too early or is another one is refused, with what is missing."""
     with pytest.raises(ChangelogHole, match=said):
         require_no_hole(offsets(earliest, latest), {0: Covered(topic_id)}, {0: start})  # type: ignore[dict-item]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 50)), min_size=1, max_size=6), st.integers(1, 100))
+def test_a_run_is_bounded_and_leaves_nothing_it_has_room_for(ranges: list[tuple[int, int]], most: int) -> None:
+    """A run reads no more than it may, all of what is short, as much of one long partition as of the other."""
+    start = {p: first for p, (first, _) in enumerate(ranges)}
+    latest = {p: first + length for p, (first, length) in enumerate(ranges)}
+    ends = bounded(start, latest, most)
+    taken = {p: ends[p] - start[p] for p in start}
+    assert all(start[p] <= ends[p] <= latest[p] for p in start)
+    assert sum(taken.values()) <= max(most, len(ranges))
+    cut = [taken[p] for p in start if ends[p] < latest[p]]
+    if cut:
+        assert min(cut) >= 1
+        assert sum(taken.values()) >= most
+        assert max(cut) - min(cut) <= 1
+        assert max(taken.values()) <= max(cut)
 
 
 def test_a_partition_that_is_gone_is_refused() -> None:
