@@ -11,7 +11,8 @@ is late, and one at 16 is not, and joins [25, 25]:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -23,22 +24,31 @@ _ROW = (
 Assigned = tuple[int, int | None, int | None]
 
 
-def assign(records: list[tuple[int, int, int]], gap_ms: int) -> list[Assigned]:
-    """(offset, time, close time on arrival) in arrival order to (offset, start, end), None and None for a late one."""
-    sessions: list[tuple[int, int, list[int]]] = []
-    late: list[int] = []
-    for offset, time, close in records:
-        earliest_end = max(time - gap_ms, close)
-        found = [s for s in sessions if s[1] >= earliest_end and s[0] <= time + gap_ms]
-        start = min([time, *(s[0] for s in found)])
-        end = max([time, *(s[1] for s in found)])
+def assign(records: Sequence[tuple[int, int, int]], gap_ms: int) -> list[Assigned]:
+    """(offset, time, close time on arrival) in arrival order to (offset, start, end), None and None for a late one.
+
+    The close time never falls, so a session below it is never looked at again. The others are more than the gap apart,
+    which puts them in one order by start and by end: those in reach of a record lie together. Each record that is
+    taken heads the session that it makes; what it merges has it as parent. So n records take n log n steps.
+    """
+    starts, ends, heads, closed = list[int](), list[int](), list[int](), 0
+    parents: list[int | None] = [None] * len(records)
+    bounds: list[tuple[int, int] | None] = [None] * len(records)
+    for nth, (_, time, close) in enumerate(records):
+        closed = bisect_left(ends, close, closed)
+        first = bisect_left(ends, time - gap_ms, closed)
+        last = bisect_right(starts, time + gap_ms, first)
+        start, end = (min(time, starts[first]), max(time, ends[last - 1])) if first < last else (time, time)
         if end < close:
-            late.append(offset)
             continue
-        sessions = [s for s in sessions if s not in found]
-        sessions.append((start, end, [offset, *(o for s in found for o in s[2])]))
-    placed: list[Assigned] = [(offset, s[0], s[1]) for s in sessions for offset in s[2]]
-    return sorted([*placed, *((offset, None, None) for offset in late)])
+        for merged in heads[first:last]:
+            parents[merged] = nth
+        starts[first:last], ends[first:last], heads[first:last] = [start], [end], [nth]
+        bounds[nth] = (start, end)
+    for nth in reversed(range(len(records))):  # a parent comes after its children
+        if (parent := parents[nth]) is not None:
+            bounds[nth] = bounds[parent]
+    return sorted((offset, *(of or (None, None))) for (offset, _, _), of in zip(records, bounds, strict=True))
 
 
 def replay(gap_ms: int) -> Callable[[Iterator[Any]], Iterator[Any]]:

@@ -3,14 +3,53 @@
 from __future__ import annotations
 
 import itertools
+from time import process_time
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.compactor.sessions import assign, replay
+from services.compactor.sessions import Assigned, assign, replay
 
 GAP_MS = 10
+LONG_SECONDS_MAX = 20  # of CPU; a second is usual, and what grows with the square takes half an hour
+
+
+def by_the_rule(records: list[tuple[int, int, int]]) -> list[Assigned]:
+    """The rule as it is written: each record looks at every session that there is."""
+    sessions: list[tuple[int, int, list[int]]] = []
+    late: list[int] = []
+    for offset, time, close in records:
+        found = [s for s in sessions if s[1] >= max(time - GAP_MS, close) and s[0] <= time + GAP_MS]
+        start, end = min([time, *(s[0] for s in found)]), max([time, *(s[1] for s in found)])
+        if end < close:
+            late.append(offset)
+            continue
+        sessions = [s for s in sessions if s not in found]
+        sessions.append((start, end, [offset, *(o for s in found for o in s[2])]))
+    placed: list[Assigned] = [(offset, s[0], s[1]) for s in sessions for offset in s[2]]
+    return sorted([*placed, *((offset, None, None) for offset in late)])
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.lists(st.integers(0, 150), max_size=40), st.integers(0, 60))
+def test_every_record_is_where_the_rule_has_it(times: list[int], behind: int) -> None:
+    """Whatever the order, and however far time is ahead, records share sessions, start them and are late as it says."""
+    close = [highest - behind for highest in itertools.accumulate(times, max)]
+    records = list(zip(range(len(times)), times, close, strict=True))
+    assert assign(records, GAP_MS) == by_the_rule(records)
+
+
+@pytest.mark.parametrize("step", [1, -1, 7919])
+def test_a_long_session_takes_no_longer_a_record(step: int) -> None:
+    """A quarter of a million records of one session, in order, backwards and mixed, are placed in seconds."""
+    number = 250_000
+    times = [i * step % number * GAP_MS for i in range(number)]
+    begun = process_time()
+    placed = assign([(i, at, -(10**6)) for i, at in enumerate(times)], GAP_MS)
+    assert process_time() - begun < LONG_SECONDS_MAX
+    assert {(start, end) for _, start, end in placed} == {(0, (number - 1) * GAP_MS)}
 
 
 @settings(deadline=None)
