@@ -2,7 +2,8 @@
 
 The transactional id belongs to the task's number, so that a new instance fences the old one before it reads its
 offsets. A transaction begins with its first record; whatever goes wrong inside it fails the task, and the next instance
-begins again from the offsets of the last one that was committed.
+begins again from the offsets of the last one that was committed. Where the task itself says that one is to be aborted,
+its records are not written, but their offsets are, in a transaction of their own: they are not read again.
 """
 
 from __future__ import annotations
@@ -48,7 +49,6 @@ class ExactlyOnceSourceTask(SourceTaskShell):
         self._offsets_topic = store.topic
         self._boundary = boundary
         self._open = False
-        self._offsets: dict[Key, PartitionOffset] = {}
         self._records: list[tuple[SourceRecord, RecordMetadata | None]] = []
 
     async def _before_initialize(self) -> None:
@@ -64,13 +64,15 @@ class ExactlyOnceSourceTask(SourceTaskShell):
 
     async def _prepare_to_send(self, record: SourceRecord, produced: ProducerRecord) -> int:
         await self._begin()
-        self._note(record)
+        self._records.append((record, None))
         return len(self._records) - 1
 
-    def _note(self, record: SourceRecord) -> None:
-        offset = PartitionOffset(record.source_partition, record.source_offset)
-        self._offsets[key_of(record.source_partition)] = offset
-        self._records.append((record, None))
+    def _offsets(self) -> dict[Key, PartitionOffset]:
+        """The last offset of each part of the source."""
+        return {
+            key_of(record.source_partition): PartitionOffset(record.source_partition, record.source_offset)
+            for record, _ in self._records
+        }
 
     def _sent(self, record: SourceRecord, token: object, metadata: RecordMetadata) -> None:
         if isinstance(token, int) and token < len(self._records) and self._records[token][0] is record:
@@ -84,7 +86,7 @@ class ExactlyOnceSourceTask(SourceTaskShell):
         return False
 
     async def _dropped(self, record: SourceRecord) -> None:
-        self._note(record)
+        self._records.append((record, None))
         await self._end(self._boundary.after_record(record))
 
     def _not_sent(self, token: object) -> None:
@@ -99,19 +101,20 @@ class ExactlyOnceSourceTask(SourceTaskShell):
         await self._end(self._boundary.after_batch(self._clock.monotonic_ms()))
 
     async def _end(self, ending: Ending) -> None:
-        if ending is Ending.COMMIT:
-            await self._commit()
-        elif ending is Ending.ABORT:
+        if ending is Ending.ABORT:
             await self._abort()
+            self._records = [(record, None) for record, _ in self._records]
+        if ending is not Ending.NOT:
+            await self._commit()
 
     async def _commit(self) -> None:
         """Offsets into the transaction, then commit; nothing where there is nothing to say."""
-        if not self._offsets:
+        if not self._records:
             return
         await self._begin()
         started_ms = self._clock.monotonic_ms()
         await self.parts.reporters.flush()
-        for key, value in encoded(self.id.connector, self._offsets.values()).items():
+        for key, value in encoded(self.id.connector, self._offsets().values()).items():
             await self.producer.send(self._offsets_topic, value, key=key)
         await self.producer.commit_transaction()
         self._open = False
@@ -120,23 +123,23 @@ class ExactlyOnceSourceTask(SourceTaskShell):
         self.metrics.add("offset_commit_success_total")
         self.metrics.sized("transaction_size", len(self._records))
         told, self._records = self._records, []
-        self._offsets = {}
         for record, metadata in told:
             await self._call(self.task.commit_record(record, metadata))
         await self._call(self.task.commit())
 
     async def _abort(self) -> None:
-        """None of it is written, and the offsets stay where they were; the task goes on after it all the same."""
+        """None of it is written."""
         if self._open:
             await self.producer.abort_transaction()
             self._open = False
-        self._offsets, self._records = {}, []
         self.send_error = None
 
+    async def _before_pause(self) -> None:
+        """No transaction stays open for as long as a pause may last: the coordinator would end it."""
+        await self._end(self._boundary.at_end(is_whole=self.to_send is None))
+
     async def _last_commit(self, *, failed: bool) -> None:
-        """What is complete is committed, unless the task says itself where transactions end; the rest is aborted."""
-        complete = not failed and self.send_error is None and self.to_send is None
-        if complete and self._boundary.after_batch(1 << 62) is Ending.COMMIT:
-            await self._commit()
-        if self._open:
-            await self._abort()
+        """What was sent is committed, unless the task says itself where transactions end; the rest is aborted."""
+        if not failed and self.send_error is None:
+            await self._end(self._boundary.at_end(is_whole=self.to_send is None))
+        await self._abort()

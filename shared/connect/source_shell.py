@@ -150,7 +150,11 @@ class SourceTaskShell(WorkerTask):
         if not await self._send_polled():
             await self._until_changed(SEND_FAILED_BACKOFF_MS)
 
+    async def _before_pause(self) -> None:
+        """About to wait for as long as a pause lasts."""
+
     async def _pause(self) -> None:
+        await self._before_pause()
         if self.state.name != "PAUSED":
             self.moved(Event.PAUSED)
         while self.should_pause and not self.stopping:

@@ -31,6 +31,10 @@ class TransactionBoundary(Protocol):
         """Everything that a poll returned was sent or dropped."""
         ...
 
+    def at_end(self, *, is_whole: bool) -> Ending:
+        """The task pauses or stops; `is_whole`: nothing is left to send of what a poll returned."""
+        ...
+
 
 class PollBoundary:
     """One transaction for each batch."""
@@ -39,6 +43,9 @@ class PollBoundary:
         return Ending.NOT
 
     def after_batch(self, now_ms: int) -> Ending:
+        return Ending.COMMIT
+
+    def at_end(self, *, is_whole: bool) -> Ending:
         return Ending.COMMIT
 
 
@@ -55,6 +62,9 @@ class IntervalBoundary:
         if now_ms - self._last_ms < self._interval_ms:
             return Ending.NOT
         self._last_ms = now_ms
+        return Ending.COMMIT
+
+    def at_end(self, *, is_whole: bool) -> Ending:
         return Ending.COMMIT
 
 
@@ -87,6 +97,9 @@ class ConnectorBoundary:
     def after_batch(self, now_ms: int) -> Ending:
         ending, self._after_batch = self._after_batch, Ending.NOT
         return ending
+
+    def at_end(self, *, is_whole: bool) -> Ending:
+        return self.after_batch(0) if is_whole else Ending.NOT
 
 
 def boundary_of(kind: str, interval_ms: Callable[[], int], now_ms: int) -> TransactionBoundary:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -10,7 +11,13 @@ import msgspec
 from shared.common.records import Headers
 from shared.connect.config_def import ConfigDef, Importance, Type, at_least, one_of
 from shared.connect.converter import Converted, Converter, HeaderConverter
-from shared.connect.converters.json_schema import schema_from_json, schema_to_json, value_from_json, value_to_json
+from shared.connect.converters.json_schema import (
+    has_decimals,
+    schema_from_json,
+    schema_to_json,
+    value_from_json,
+    value_to_json,
+)
 from shared.connect.errors import DataError
 from shared.connect.schema import Schema
 
@@ -35,9 +42,11 @@ class JsonConverter(Converter, HeaderConverter):
     def __init__(self) -> None:
         self._enveloped, self._numeric, self._replace_null = True, False, True
         self._cache_size = 1000
-        self._read: dict[bytes, Schema | None] = {}
+        self._read: dict[bytes, tuple[Schema | None, bool]] = {}
         self._written: dict[Schema, bytes] = {}
         self._decode = msgspec.json.Decoder().decode
+        self._decode_exactly = msgspec.json.Decoder(float_hook=Decimal).decode
+        self._encode = msgspec.json.Encoder(decimal_format="number").encode
         self._decode_envelope = msgspec.json.Decoder(_Envelope).decode
 
     @classmethod
@@ -78,7 +87,7 @@ class JsonConverter(Converter, HeaderConverter):
             return None
         payload = value_to_json(schema, value, self._numeric, self._replace_null)
         try:
-            encoded = msgspec.json.encode(payload)
+            encoded = self._encode(payload)
         except (TypeError, ValueError, OverflowError) as e:
             raise DataError(f"Converting Kafka Connect data to byte[] failed due to serialization error: {e}") from e
         if not self._enveloped:
@@ -91,9 +100,9 @@ class JsonConverter(Converter, HeaderConverter):
         try:
             known = self._written.get(schema)
         except TypeError:  # a default that cannot be hashed
-            return msgspec.json.encode(schema_to_json(schema, self._numeric))
+            return self._encode(schema_to_json(schema, self._numeric))
         if known is None:
-            known = msgspec.json.encode(schema_to_json(schema, self._numeric))
+            known = self._encode(schema_to_json(schema, self._numeric))
             if len(self._written) < self._cache_size:
                 self._written[schema] = known
         return known
@@ -112,8 +121,9 @@ class JsonConverter(Converter, HeaderConverter):
             raise DataError(NOT_AN_ENVELOPE) from None
         except msgspec.DecodeError as e:
             raise DataError(NO_JSON) from e
-        schema = self._schema(bytes(envelope.schema))
-        return schema, value_from_json(schema, self._decode(envelope.payload), self._replace_null)
+        schema, exactly = self._schema(bytes(envelope.schema))
+        decode = self._decode_exactly if exactly else self._decode
+        return schema, value_from_json(schema, decode(envelope.payload), self._replace_null)
 
     def to_connect_values(self, topic: str, datas: Sequence[bytes | None]) -> tuple[Schema | None, list[Any]] | None:
         if self._enveloped:
@@ -124,13 +134,15 @@ class JsonConverter(Converter, HeaderConverter):
         except msgspec.DecodeError:
             return None
 
-    def _schema(self, raw: bytes) -> Schema | None:
+    def _schema(self, raw: bytes) -> tuple[Schema | None, bool]:
+        """The schema, and whether its values must be read without floats."""
         if raw in self._read:
             return self._read[raw]
-        schema = schema_from_json(self._decode(raw))
+        schema = schema_from_json(self._decode_exactly(raw))
+        found = schema, has_decimals(schema)
         if len(self._read) < self._cache_size:
-            self._read[raw] = schema
-        return schema
+            self._read[raw] = found
+        return found
 
     def from_connect_header(self, topic: str, name: str, schema: Schema | None, value: Any) -> bytes | None:
         return self.from_connect_data(topic, schema, value)

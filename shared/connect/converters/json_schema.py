@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import datetime as dt
 from collections.abc import Callable, Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
 from shared.connect.errors import DataError
@@ -30,6 +30,8 @@ from shared.connect.schema import (
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 EPOCH_DAY = dt.date(1970, 1, 1)
 DAY_MS = 86_400_000
+DECIMAL_DIGITS_MAX = 100_000
+"""Before or after the point: a short text such as 1E+999999999 would need all memory."""
 DEPTH_MAX = 200
 """Schemas nested deeper are refused."""
 _TYPES = {kind.value: kind for kind in SchemaType}
@@ -84,6 +86,14 @@ def _parts(kind: SchemaType, json: dict[str, Any], depth: int) -> dict[str, Any]
     return {"fields": tuple(fields)}
 
 
+def has_decimals(schema: Schema | None) -> bool:
+    """Whether a value of the schema can have decimals in it: numbers that a float would change."""
+    if schema is None:
+        return False
+    inner = (schema.key_schema, schema.value_schema, *(field.schema for field in schema.fields))
+    return schema.name == DECIMAL or any(map(has_decimals, inner))
+
+
 def _fields_of(schema: Schema) -> dict[str, Any]:
     return {name: getattr(schema, name) for name in schema.__dataclass_fields__}
 
@@ -113,7 +123,7 @@ def schema_to_json(schema: Schema | None, numeric_decimals: bool = False) -> dic
 
 
 def value_to_json(schema: Schema | None, value: Any, numeric_decimals: bool = False, replace_null: bool = True) -> Any:
-    """A value as JSON has it; DataError where it is not of its schema."""
+    """A value as JSON has it; DataError where it is not of its schema; `numeric_decimals` leaves decimals be."""
     if schema is None:
         return _plain(value)
     if value is None:
@@ -186,7 +196,7 @@ def value_from_json(schema: Schema | None, json: Any, replace_null: bool = True)
         return _map_from_json(schema, json, replace_null)
     if schema.type is SchemaType.BYTES and isinstance(json, str):
         return _base64(json)
-    if schema.type in (SchemaType.FLOAT32, SchemaType.FLOAT64) and type(json) is int:
+    if schema.type in (SchemaType.FLOAT32, SchemaType.FLOAT64) and type(json) in (int, Decimal):
         return float(json)
     schema.validate(json)
     return json
@@ -248,17 +258,19 @@ def timestamp_ms(value: dt.datetime) -> int:
 def _decimal_to_json(schema: Schema, value: Any, numeric: bool) -> Any:
     if not isinstance(value, Decimal):
         raise DataError(f"Invalid type for Decimal, expected Decimal but was {type(value).__name__}")
-    return float(value) if numeric else base64.b64encode(decimal_to_bytes(value, scale_of(schema))).decode()
+    if not value.is_finite():
+        raise DataError(f"{value} is no number")
+    return value if numeric else base64.b64encode(decimal_to_bytes(value, scale_of(schema))).decode()
 
 
 def _decimal_from_json(schema: Schema, json: Any) -> Decimal:
     if isinstance(json, str):
         return decimal_from_bytes(_base64(json), scale_of(schema))
-    if isinstance(json, int | float) and not isinstance(json, bool):
-        try:
-            return Decimal(str(json)).quantize(Decimal(1).scaleb(-scale_of(schema)))
-        except InvalidOperation:
-            raise DataError(f"Invalid Decimal: {json}") from None
+    if isinstance(json, int | float | Decimal) and not isinstance(json, bool):
+        number = Decimal(str(json)) if isinstance(json, float) else Decimal(json)
+        if abs(number.adjusted()) > DECIMAL_DIGITS_MAX:
+            raise DataError(f"Invalid Decimal: {number:.20} has too many digits")
+        return number
     raise DataError("Invalid type for Decimal, underlying representation should be numeric or bytes")
 
 

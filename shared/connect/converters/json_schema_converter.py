@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from shared.common.records import Headers
 from shared.connect.config_def import ConfigDef, Importance, Type, one_of
 from shared.connect.converter import Converted, Converter
+from shared.connect.converters.json_schema import has_decimals
 from shared.connect.converters.json_schema_documents import from_json, from_json_schema, to_json, to_json_schema
 from shared.connect.converters.registry import Registry, framed, parsed, registry_config, unframed
 from shared.connect.errors import DataError
@@ -27,9 +29,11 @@ class JsonSchemaConverter(Converter):
     def __init__(self) -> None:
         self._registry: Registry
         self._numeric = False
-        self._read: dict[int, Schema | None] = {}
+        self._read: dict[int, tuple[Schema | None, bool]] = {}
         self._written: dict[Schema, str] = {}
         self._decode = msgspec.json.Decoder().decode
+        self._decode_exactly = msgspec.json.Decoder(float_hook=Decimal).decode
+        self._encode = msgspec.json.Encoder(decimal_format="number").encode
 
     @classmethod
     def config(cls) -> ConfigDef:
@@ -55,7 +59,7 @@ class JsonSchemaConverter(Converter):
         id, _ = self._registry.to_write(topic, self._text(schema), schema.name)
         payload = to_json(schema, value, self._numeric)
         try:
-            return framed(id, msgspec.json.encode(payload))
+            return framed(id, self._encode(payload))
         except (TypeError, ValueError, OverflowError) as e:
             raise DataError(f"Converting Kafka Connect data to byte[] failed due to serialization error: {e}") from e
 
@@ -74,18 +78,20 @@ class JsonSchemaConverter(Converter):
         if data is None:
             return None, None
         id, encoded = unframed(data)
-        schema = self._schema(id)
+        schema, exactly = self._schema(id)
         try:
-            payload = self._decode(encoded)
+            payload = (self._decode_exactly if exactly else self._decode)(encoded)
         except msgspec.DecodeError as e:
             raise DataError(f"Failed to deserialize data for topic {topic} to JSON, schema {id}: {e}") from e
         return schema, from_json(schema, payload)
 
-    def _schema(self, id: int) -> Schema | None:
+    def _schema(self, id: int) -> tuple[Schema | None, bool]:
+        """The schema, and whether its values must be read without floats."""
         if id not in self._read:
             found = self._registry.schema(id)
             references = {name: json.loads(text) for name, text in found.references}
-            self._read[id] = from_json_schema(parsed(found), references)
+            schema = from_json_schema(parsed(found), references)
+            self._read[id] = schema, has_decimals(schema)
             if len(self._read) > self._registry.cache_size:
                 self._read.pop(next(iter(self._read)))
         return self._read[id]

@@ -38,7 +38,7 @@ async def test_records_and_offsets_are_one_transaction() -> None:
 
 
 async def test_the_task_says_where_transactions_end() -> None:
-    """Under `transaction.boundary=connector` nothing is committed before the task says so, and an abort undoes."""
+    """Nothing is committed before the task says so; what it aborts is not written, and not read again."""
     async with running(**ENABLED) as run:
         id = await started(run, transaction_boundary="connector")
         context = task().context.transaction_context
@@ -53,10 +53,30 @@ async def test_the_task_says_where_transactions_end() -> None:
         context.commit_transaction(kept)
         task().batches.put_nowait([aborted])
         task().batches.put_nowait([kept])
-        await run.until(lambda: task().commits == 2)
+        await run.until(lambda: task().commits == 3)
         assert values(run) == [b"a", b"d"]
-        assert values(run, "offsets") == [b'{"position":1}', b'{"position":4}']
+        assert values(run, "offsets") == [b'{"position":1}', b'{"position":3}', b'{"position":4}']
+        assert task().committed == [("a", True), ("b", False), ("c", False), ("d", True)]
+        context.abort_transaction()
+        task().batches.put_nowait([source_record("e", 5)])
+        await run.until(lambda: task().commits == 4)
+        task().batches.put_nowait([source_record("f", 6)])
+        await run.until(lambda: b"f" in [record.value for record in run.cluster.records("t", committed=False)])
         await run.worker.stop_tasks([id])
+        assert values(run) == [b"a", b"d"]
+        assert values(run, "offsets")[3:] == [b'{"position":5}']
+
+
+async def test_a_pause_leaves_no_transaction_open() -> None:
+    """Kafka ends a transaction that lasts for too long: what is sent is committed first, and after a resume by time."""
+    async with running(**ENABLED) as run:
+        id = await started(run, transaction_boundary="interval", transaction_boundary_interval_ms="600000")
+        task().batches.put_nowait([source_record("a", 1)])
+        await run.until(lambda: run.cluster.records("t", committed=False))
+        await run.worker.set_target_state("c", TargetState.PAUSED)
+        task().batches.put_nowait([])  # a poll under way ends before the pause begins
+        await run.until(lambda: "paused" in run.listener.of(id))
+        assert (values(run), values(run, "offsets")) == ([b"a"], [b'{"position":1}'])
 
 
 async def test_a_newer_instance_fences_the_older() -> None:

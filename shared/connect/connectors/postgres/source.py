@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
 from shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, at_least, one_of
@@ -32,6 +32,8 @@ from shared.connect.schema import (
 from shared.connect.task import SourceTask
 
 MODES = ("bulk", "incrementing", "timestamp", "timestamp+incrementing")
+DIGITS = Context(prec=150_000)
+"""As many as Postgres's numeric can have; Python's own 28 would refuse longer ones."""
 _TYPES = {
     "int2": SchemaType.INT16,
     "int4": SchemaType.INT32,
@@ -101,7 +103,7 @@ def value_of(schema: Schema, value: Any, scale: int) -> Any:
     if isinstance(value, Decimal):
         if not value.is_finite():
             return None  # Connect's Decimal knows no infinity
-        return value.quantize(Decimal(1).scaleb(-scale))
+        return value.quantize(Decimal(1).scaleb(-scale), context=DIGITS)
     if isinstance(value, dt.datetime):
         return aware(value)
     return str(value) if schema.type is SchemaType.STRING and not isinstance(value, str) else value

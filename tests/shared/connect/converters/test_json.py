@@ -114,11 +114,22 @@ def test_null_becomes_a_default() -> None:
 
 
 def test_decimals_may_be_numbers() -> None:
-    """`decimal.format=NUMERIC` writes them so; both forms are read."""
-    data = converter(decimal_format="numeric").from_connect_data("t", decimal_schema(2), Decimal("1.25"))
-    assert data is not None
-    assert json.loads(data)["payload"] == 1.25
-    assert converter().to_connect_data("t", data)[1] == Decimal("1.25")
+    """`decimal.format=NUMERIC` writes every digit of them; both forms are read, no float in between."""
+    numeric = converter(decimal_format="numeric")
+    for text in ("1.25", "12345678901234567.89", "-0.1", "0.30", "1E+3"):
+        data = numeric.from_connect_data("t", decimal_schema(2), Decimal(text))
+        assert data is not None
+        assert data.endswith(f'"payload":{text}}}'.encode())
+        assert str(converter().to_connect_data("t", data)[1]) == text
+    schema = Schema.struct(None, Field("d", decimal_schema(2)), Field("f", Schema(SchemaType.FLOAT64)))
+    value = {"d": Decimal("0.1"), "f": 0.1}
+    assert numeric.to_connect_data("t", numeric.from_connect_data("t", schema, value)) == (schema, value)
+    for bad in (b"1E+999999999", b"true", b'"x"'):
+        data = b'{"schema":' + numeric._schema_bytes(decimal_schema(2)) + b',"payload":' + bad + b"}"
+        with pytest.raises(DataError):
+            numeric.to_connect_data("t", data)
+    with pytest.raises(DataError, match="NaN is no number"):
+        numeric.from_connect_data("t", decimal_schema(2), Decimal("NaN"))
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=3))

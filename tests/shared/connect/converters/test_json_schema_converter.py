@@ -30,7 +30,7 @@ async def test_a_value_comes_back_with_its_schema() -> None:
     async with schema_registry() as registry:
         made = converter(registry, decimal_format="NUMERIC")
         data = await fetching(lambda: made.from_connect_data("users", USER, VALUE))
-        assert data == framed(1, b'{"id":1,"name":null,"due":1.5}')
+        assert data == framed(1, b'{"id":1,"name":null,"due":1.50}')
         assert await fetching(lambda: made.to_connect_data("users", data)) == (USER, VALUE)
         assert registry.schemas[1]["schemaType"] == "JSON"
         assert made.from_connect_data("users", None, None) is None
