@@ -85,7 +85,7 @@ class ColumnPath:
         self._values = BatchValues(source, store, task.key_bytes_max)
 
     def take(self, columns: Columns) -> None:
-        """Take a batch, in parts where it has to be cut."""
+        """Take a batch, in parts where it has to be cut; none of them is begun where there is no more time."""
         if not len(columns) or columns.timestamps.max() > INT64_MAX - self._operator.windows.patience_ms - 1:
             self._task.take_records(columns)
             return
@@ -100,12 +100,16 @@ class ColumnPath:
             if start == next_odd:
                 self._task.take_records(columns[start : start + 1])
                 start, next_odd = start + 1, next(odd, len(columns))
+                if not self._task.has_time():
+                    return
                 continue
             stop = self._until_due(columns.timestamps[start:next_odd]) + start
             if stop - start < self._task.columns_min:
                 self._task.take_records(columns[start:stop])
             else:
                 self._take_part(columns, values, start, stop)
+            if not self._task.has_time():
+                return
             start = stop
 
     def _until_due(self, timestamps: Int64Array) -> int:

@@ -10,11 +10,9 @@ from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.clients.consumer.assignors import Assignor
 from shared.common.records import Columns, TopicPartition
 from shared.common.settings import KafkaSettings
-from shared.streams.owned_task import OwnedTask
 from shared.streams.settings import StreamsSettings
-
-Ready = Mapping[int, OwnedTask]
-"""Tasks that are restored, by partition."""
+from shared.streams.turn_time import TurnTime
+from shared.streams.worker_tasks import Ready
 
 
 def make_consumer(
@@ -36,21 +34,30 @@ def make_consumer(
 
 
 def poll_ms(settings: StreamsSettings, owned: Ready, commit_due_ms: int) -> int:
-    """How long to wait for records: if there is something to commit, no longer than the time until then."""
+    """How long to wait for records: if there is something to commit, no longer than the time until then.
+
+    Not at all where records are at hand that the turn before had no time for.
+    """
+    if any(one.inputs is not None and one.inputs.is_cut for one in owned.values()):
+        return 0
     waits = any(one.task is not None and one.task.needs_commit for one in owned.values())
     return max(1, min(settings.poll_ms, commit_due_ms)) if waits else settings.poll_ms
 
 
-def give_out(batches: Mapping[TopicPartition, Columns], ready: Ready, consumer: Consumer, now_ms: int) -> None:
-    """Add each batch to its task's inputs, and have the tasks process what may be; then say what to fetch from."""
+def give_out(
+    batches: Mapping[TopicPartition, Columns], ready: Ready, consumer: Consumer, now_ms: int, time: TurnTime
+) -> None:
+    """Add each batch to its task's inputs, and have the tasks process what they have time for; then say what to fetch
+    from."""
     for at, columns in batches.items():
         if (owned := ready.get(at.partition)) is not None and owned.inputs is not None:
             owned.inputs.add(columns)
     assignment = consumer.assignment()
+    time.begin(sum(owned.inputs.waiting for owned in ready.values() if owned.inputs is not None))
     for partition, owned in ready.items():
         if owned.inputs is not None:
             own = [at for at in assignment if at.partition == partition]
-            owned.inputs.process(now_ms, {at.topic: consumer.known_lag(at) for at in own})
+            owned.inputs.process(now_ms, {at.topic: consumer.known_lag(at) for at in own}, time)
     regulate(ready, consumer)
 
 

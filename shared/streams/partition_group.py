@@ -53,17 +53,24 @@ class RecordQueue:
         """The timestamp of the next record; there must be one."""
         return int(self._columns[0].timestamps[0])
 
-    def take_until(self, limit_ms: int | None) -> Columns:
+    def take_until(self, limit_ms: int | None, records_max: int | None = None) -> Columns:
         """Take out the next records up to the first that is later than the limit; there must be one to take."""
         columns = self._columns.popleft()
+        at = len(columns) if records_max is None else min(len(columns), records_max)
         if limit_ms is not None:
-            later = np.flatnonzero(columns.timestamps > limit_ms)
+            later = np.flatnonzero(columns.timestamps[:at] > limit_ms)
             if len(later):
                 at = int(later[0])
-                self._columns.appendleft(columns[at:])
-                columns = columns[:at]
+        if at < len(columns):
+            self._columns.appendleft(columns[at:])
+            columns = columns[:at]
         self._length -= len(columns)
         return columns
+
+    def put_back(self, columns: Columns) -> None:
+        """Have the last of what was taken out be next again."""
+        self._columns.appendleft(columns)
+        self._length += len(columns)
 
     def clear(self) -> None:
         """Forget everything: the next records are those after a new position."""
@@ -102,14 +109,14 @@ class PartitionGroup:
         deadline_ms = self._deadlines_ms.setdefault(topic, now_ms + self._max_task_idle_ms)
         return now_ms >= deadline_ms
 
-    def next_run(self) -> Columns:
+    def next_run(self, records_max: int | None = None) -> Columns:
         """Take out the next record, and those of its partition that would be next after it. The group must be ready."""
         heads = [(queue.head_ms(), order, topic) for order, (topic, queue) in enumerate(self.queues.items()) if queue]
         (_, order, topic), *others = sorted(heads)
         if not others:
-            return self.queues[topic].take_until(None)
+            return self.queues[topic].take_until(None, records_max)
         limit_ms, other, _ = others[0]
-        return self.queues[topic].take_until(limit_ms if order < other else limit_ms - 1)
+        return self.queues[topic].take_until(limit_ms if order < other else limit_ms - 1, records_max)
 
     def clear(self) -> None:
         """Forget all records at hand."""

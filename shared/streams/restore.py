@@ -15,15 +15,22 @@ import pyarrow as pa
 from shared.common.errors import CorruptRecord
 from shared.streams.changelog_format import DELETED, FINAL, LIVE, Progress, StateCodec, StoreSchema
 from shared.streams.changelog_reader import Change, check_schema
+from shared.streams.idle_advance import IdleAdvances
 from shared.streams.state.column_load import load_many
 from shared.streams.state.column_store import ColumnSessionStore
 from shared.streams.stream_task import StreamTask
+from shared.streams.windowed_aggregate import NO_TIME
 
 
 def restore_progress(task: StreamTask, progress: Progress) -> None:
-    """Check the schema that the state was written under, and take up time, offsets and grids."""
+    """Check the schema that the state was written under, and take up time, offsets and grids; before `initialize`."""
     check_schema(progress.stores, task.topology.schemas())
-    task.restore_progress(progress)
+    task.stream_time_ms, task.sources = progress.stream_time_ms, dict(progress.sources)
+    task.source_ids = dict(progress.source_ids)
+    task.idle = IdleAdvances(progress.idle)
+    task.schedules.restored = dict(progress.grids_ms)
+    for operator in task.operators():
+        operator.stream_time_ms = progress.operator_times_ms.get(operator.store_name, NO_TIME)
 
 
 def restore_change(task: StreamTask, change: Change) -> None:

@@ -31,7 +31,7 @@ from shared.common.errors import ConfigError, DataError, FatalError, IllegalStat
 from shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from shared.common.serialization import string_deserializer
 from shared.streams.at_work import at_work
-from shared.streams.changelog_format import Progress, StateCodec, encode_progress
+from shared.streams.changelog_format import StateCodec, encode_progress
 from shared.streams.column_path import COLUMNS_MIN, ColumnPath, column_paths
 from shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
 from shared.streams.idle_advance import IdleAdvances
@@ -47,6 +47,7 @@ from shared.streams.task_outputs import TaskCommit, TaskOutputs
 from shared.streams.task_progress import progress_of
 from shared.streams.task_schedules import NOT_INITIALIZED, TaskSchedules
 from shared.streams.topology import ProcessorNode, SourceNode, Topology
+from shared.streams.turn_time import HasTime, always
 from shared.streams.window_limits import default_key_bytes_max
 from shared.streams.windowed_aggregate import NO_TIME, TimedProcessor, WindowKey
 from shared.streams.wiring import NodeContext, Wiring
@@ -108,6 +109,7 @@ class StreamTask:
         self.schedules, self.outputs, self.idle = TaskSchedules(), TaskOutputs(), IdleAdvances()
         self._late, self._closing, self._taken, self._prepared = 0, 0, 0, self.metrics.committed
         self.max_future_ms: int | None = None
+        self.has_time: HasTime = always
         self._source_record: ConsumerRecord | None = None
         self._handlers, self._refused = handlers, refused
         self.check_states, self.record_bytes_max, self.columns_min = check_states, record_bytes_max, columns_min
@@ -126,7 +128,7 @@ class StreamTask:
     # --- life ---
 
     def initialize(self, now_ms: int) -> None:
-        """Call the processors' `init`; after `restore_progress`, where there was something to restore."""
+        """Call the processors' `init`; after `restore.restore_progress`, where there was something to restore."""
         self.now_ms, self.schedule_refusal = now_ms, None
         for name, processor in self._processors.items():
             node = self.topology.nodes[name]
@@ -140,25 +142,16 @@ class StreamTask:
         for processor in self._processors.values():
             processor.close()
 
-    # --- restore ---
-
-    def restore_progress(self, progress: Progress) -> None:
-        """Take up time, offsets and grids from a progress record; before `initialize`."""
-        self.stream_time_ms, self.sources = progress.stream_time_ms, dict(progress.sources)
-        self.source_ids = dict(progress.source_ids)
-        self.idle = IdleAdvances(progress.idle)
-        self.schedules.restored = dict(progress.grids_ms)
-        for operator in self.operators():
-            operator.stream_time_ms = progress.operator_times_ms.get(operator.store_name, NO_TIME)
-
     # --- work ---
 
-    def process(self, columns: Columns, now_ms: int) -> None:
+    def process(self, columns: Columns, now_ms: int, has_time: HasTime = always) -> None:
         """Take consecutive records of one source partition. Those before the task's position are skipped.
+
+        At least one is taken; once `has_time` says no, the others are not: `sources` says how far it came.
 
         Raises ProcessingFailed that names node, topic, partition and offset; ConfigError and FatalError as they are.
         """
-        self.now_ms = now_ms
+        self.now_ms, self.has_time = now_ms, has_time
         position, self._taken = self.sources.get(columns.topic, -1), 0
         if len(columns) and columns.offsets[0] < position:
             columns = columns[int(np.searchsorted(columns.offsets, position)) :]
@@ -177,11 +170,13 @@ class StreamTask:
             self.metrics.processed(self._taken, self.stream_time_ms, sum(map(len, self.stores.values())))
 
     def take_records(self, columns: Columns) -> None:
-        """Take records one by one."""
+        """Take records one by one, as long as there is time."""
         source, forward = self._routes[columns.topic]
         for record in columns.records():
             self._process_one(source, forward, record)
             self.taken(record, 1)
+            if not self.has_time():
+                return
 
     def taken(self, last: ConsumerRecord, count: int) -> None:
         """Records up to this one are done: evaluate STREAM_TIME punctuation."""

@@ -24,7 +24,6 @@ from shared.common.errors import (
     ConfigError,
     DataError,
     FatalError,
-    IllegalState,
     OffsetOutOfRange,
     PenstockError,
     ProducerFenced,
@@ -44,11 +43,12 @@ from shared.streams.standby_assignor import assignor_of
 from shared.streams.standbys import Standbys
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_commits import Ended, Failure, SourceRefused, TaskCommits
-from shared.streams.task_inputs import TaskInputs
 from shared.streams.task_maker import TaskMaker
 from shared.streams.task_metrics import RestoreMetrics
 from shared.streams.topics import Prepared, prepare_topics
 from shared.streams.topology import Topology
+from shared.streams.turn_time import TurnTime
+from shared.streams.worker_tasks import WorkerTasks
 
 log = get_logger(__name__)
 
@@ -79,10 +79,11 @@ class StreamWorker(RebalanceListener):
         self._on_task = on_task or (lambda task: None)
         self._registry = registry or CollectorRegistry()
         self.instance = f"{socket.gethostname()}-{os.getpid()}"
-        self._owned: dict[int, OwnedTask] = {}
-        self._suspended: dict[int, OwnedTask] = {}
+        self._tasks = WorkerTasks()
+        self._owned, self._suspended = self._tasks.owned, self._tasks.suspended
         self._failures: dict[int, int] = {}
         self._fenced, self._revoked_in = False, NO_GENERATION
+        self._time = TurnTime(clock)
         self._lock = asyncio.Lock()
         self._commit_due_ms = clock.monotonic_ms() + settings.commit_interval_ms
         self._restores = RestoreMetrics(self._registry)
@@ -123,16 +124,16 @@ class StreamWorker(RebalanceListener):
             # Rebalances happen beside the poll, and one may have come and gone within it. Nothing is given out while
             # one goes on, and what is being restored is paused: so what came is for the tasks that run now, and none
             # of it may be left out, since the consumer's position is past it.
-            ready = {p: owned for p, owned in self._owned.items() if owned.task is not None and owned.restoring is None}
+            ready = self._tasks.ready()
             if self._commits.has_ended:
                 await self._after_commit(await self._commits.settle())
             await self._collect_restored()
             ready = {p: owned for p, owned in ready.items() if owned is self._owned.get(p) and owned.task is not None}
             now_ms = self._clock.now_ms() if now_ms is None else now_ms
-            give_out(batches, ready, self._consumer, now_ms)
+            give_out(batches, ready, self._consumer, now_ms, self._time)
             advance(ready, self._consumer)
             advance_idle(ready, self._consumer, now_ms)
-            for owned in self._running():
+            for owned in self._tasks.running():
                 assert owned.task is not None
                 if owned.inputs is not None and not owned.inputs.is_paused:
                     owned.task.punctuate_wall_clock(now_ms)
@@ -148,6 +149,8 @@ class StreamWorker(RebalanceListener):
     async def _poll(self) -> dict[TopicPartition, Columns]:
         try:
             wait_ms = poll_ms(self._settings, self._owned, self._commit_due_ms - self._clock.monotonic_ms())
+            if not wait_ms:
+                await self._commits.may_go_on()
             return await self._consumer.poll(wait_ms, self._settings.max_poll_records)
         except OffsetOutOfRange as e:
             log.warning("a position is out of range", reason=str(e))
@@ -178,11 +181,10 @@ class StreamWorker(RebalanceListener):
             await self._commits.last(last, self._owned, left_ms(COMMIT_SHARE))
             await self._consumer.close(left_ms(LEAVE_SHARE))
         finally:
-            everything = [*self._owned.values(), *self._suspended.values()]
             await self._tables.close()
-            await asyncio.gather(*(owned.close(left_ms() * 0.8) for owned in everything), return_exceptions=True)
-            self._owned.clear()
-            self._suspended.clear()
+            closing = (owned.close(left_ms() * 0.8) for owned in self._tasks.all())
+            await asyncio.gather(*closing, return_exceptions=True)
+            self._tasks.clear()
             await self._standbys.close()
             self._maker.shutdown()
             last.cancel()
@@ -191,7 +193,7 @@ class StreamWorker(RebalanceListener):
     async def _commit_to_leave(self) -> list[Failure]:
         async with self._lock:
             before = await self._commits.settle()
-            return before.failed + (await self._commits.commit(self._running(), self._consumer)).failed
+            return before.failed + (await self._commits.commit(self._tasks.running(), self._consumer)).failed
 
     # --- what others see ---
 
@@ -205,18 +207,13 @@ class StreamWorker(RebalanceListener):
         return dict(self._owned)
 
     def pause_task(self, partition: int) -> None:
-        """Have a task process and punctuate nothing until `resume_task`; IllegalState where it does not run here."""
-        self._inputs_of(partition).is_paused = True
+        """Have a partition's task process and punctuate nothing here until `resume_task`, also after a restore or a
+        rebalance in between; IllegalState where it does not run here."""
+        self._tasks.pause(partition, paused=True)
 
     def resume_task(self, partition: int) -> None:
         """Let a paused task go on."""
-        self._inputs_of(partition).is_paused = False
-
-    def _inputs_of(self, partition: int) -> TaskInputs:
-        owned = self._owned.get(partition)
-        if owned is None or owned.inputs is None:
-            raise IllegalState(f"the task of partition {partition} does not run here")
-        return owned.inputs
+        self._tasks.pause(partition, paused=False)
 
     def describe(self) -> dict[str, Any]:
         """The tasks as plain values, for REST and the dashboard."""
@@ -225,7 +222,7 @@ class StreamWorker(RebalanceListener):
             "instance": self.instance,
             "processing_guarantee": self._settings.processing_guarantee,
             "topology": self.topology.describe(),
-            "tasks": [owned.describe(partition) for partition, owned in sorted(self._owned.items())],
+            "tasks": self._tasks.describe(),
             "standbys": self._standbys.describe(),
         }
 
@@ -323,6 +320,7 @@ class StreamWorker(RebalanceListener):
         self._maker.start(task, self._tables.rows)
         self._on_task(task)
         owned.begin(task, self._settings)
+        self._tasks.begun(owned)
         owned.say_restored(self._restores)
 
     async def _collect_restored(self) -> None:
@@ -355,15 +353,12 @@ class StreamWorker(RebalanceListener):
 
     # --- committing ---
 
-    def _running(self) -> list[OwnedTask]:
-        return [owned for owned in self._owned.values() if owned.task is not None]
-
     async def _begin_commit(self) -> None:
         """Have what there is committed, beside the turns that follow; first the commit before has to have ended."""
         async with self._lock:
             await self._after_commit(await self._commits.settle())
             self._commit_due_ms = self._clock.monotonic_ms() + self._settings.commit_interval_ms
-            self._commits.begin(self._running(), self._consumer)
+            self._commits.begin(self._tasks.running(), self._consumer)
 
     async def _after_commit(self, ended: Ended) -> None:
         for owned, commit in ended.held:
@@ -393,7 +388,6 @@ class StreamWorker(RebalanceListener):
 
     async def _close_all(self) -> None:
         await self._commits.settle()
-        for owned in [*self._owned.values(), *self._suspended.values()]:
+        for owned in self._tasks.all():
             await owned.close()
-        self._owned.clear()
-        self._suspended.clear()
+        self._tasks.clear()

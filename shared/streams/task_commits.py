@@ -31,6 +31,10 @@ from shared.streams.window_limits import name_window
 
 log = get_logger(__name__)
 
+YIELD_MS = 1
+COMMIT_YIELD_MS = 10
+"""What a worker that has more to do than it has time for leaves the loop after each turn; a commit takes a few."""
+
 Failure = tuple[OwnedTask, BaseException]
 Prepared = tuple[OwnedTask, StreamTask, TaskCommit | Exception]
 """A task and what its commit is to write, or why that cannot be."""
@@ -82,6 +86,13 @@ class TaskCommits:
     def has_ended(self) -> bool:
         """Whether a commit that was begun has come to its end."""
         return self._under_way is not None and self._under_way.done()
+
+    async def may_go_on(self) -> None:
+        """Let the loop do what waits in it, and the commit that was begun, if there is one, get further."""
+        if self._under_way is None:
+            await asyncio.sleep(YIELD_MS / 1000)
+        else:
+            await asyncio.wait({self._under_way}, timeout=COMMIT_YIELD_MS / 1000)
 
     async def settle(self) -> Ended:
         """Wait for the commit that was begun, if there is one: what came of it."""

@@ -1,10 +1,13 @@
 """What was fetched for a task and not processed yet, by the parts of its topology.
 
 Each part (sub-topology) takes the records of its topics in the order of their timestamps, see `partition_group`. A
-part with one topic takes them as they come. While a task is paused everything stays here.
+part with one topic takes them as they come. While a task is paused everything stays here, and so does what a turn has
+no time for.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 
@@ -13,8 +16,10 @@ from shared.common.records import Columns
 from shared.streams.partition_group import Lags, PartitionGroup
 from shared.streams.stream_task import StreamTask
 from shared.streams.topology import SourceNode, Topology
+from shared.streams.turn_time import HasTime, RunLength, Share, TurnTime, always
 
-BUFFERED_RECORDS_MAX = 1_000  # a partition with more at hand is not fetched from
+BUFFERED_RECORDS_MAX = 1_000
+"""A partition with more at hand, and more than one run takes, is not fetched from."""
 
 
 class TaskInputs:
@@ -26,11 +31,15 @@ class TaskInputs:
         self._task = task
         task.max_future_ms = max_future_ms
         self.is_paused = False
-        self._groups = []
+        self.is_cut = False
+        """Whether there are records that could have been processed, had there been more time."""
+        self._groups: list[PartitionGroup] = []
+        self._lengths: list[RunLength] = []
         for names in topology.sub_topologies():
             nodes = [topology.nodes[name] for name in names]
             topics = [node.topic for node in nodes if isinstance(node, SourceNode)]
             self._groups.append(PartitionGroup(topics, max_task_idle_ms))
+            self._lengths.append(RunLength())
         self._group_of = {topic: group for group in self._groups for topic in group.queues}
 
     def __repr__(self) -> str:
@@ -40,18 +49,49 @@ class TaskInputs:
         """Take records that follow those that are here."""
         self._group_of[columns.topic].queues[columns.topic].add(columns)
 
-    def process(self, now_ms: int, lags: Lags) -> None:
-        """Have the task process what may be processed now; raises what `StreamTask.process` raises."""
+    @property
+    def waiting(self) -> int:
+        """How many parts have records here that are to be processed."""
+        return 0 if self.is_paused else sum(len(group) > 0 for group in self._groups)
+
+    def process(self, now_ms: int, lags: Lags, time: TurnTime | None = None) -> None:
+        """Have the task process what may be processed now; raises what `StreamTask.process` raises.
+
+        With a turn's `time` it ends when that is used up, and says so by `is_cut`.
+        """
+        self.is_cut = False
         if self.is_paused:
             return
-        for group in self._groups:
-            alone = len(group.queues) == 1
-            while len(group) and (alone or group.is_ready(now_ms, lags)):
-                process_in_time(self._task, group.next_run(), now_ms)
+        for group, length in zip(self._groups, self._lengths, strict=True):
+            is_ready = partial(self._is_ready, group, now_ms, lags)
+            if time is None:
+                while is_ready():
+                    process_in_time(self._task, group.next_run(), now_ms)
+            elif len(group):
+                share = time.share()
+                while is_ready():
+                    self._process_run(group, length, share, now_ms)
+                    if not share.is_left():
+                        self.is_cut |= is_ready()
+                        break
+
+    def _is_ready(self, group: PartitionGroup, now_ms: int, lags: Lags) -> bool:
+        return len(group) > 0 and (len(group.queues) == 1 or group.is_ready(now_ms, lags))
+
+    def _process_run(self, group: PartitionGroup, length: RunLength, share: Share, now_ms: int) -> None:
+        """Have as much processed at once as may fit into the share, and keep what did not."""
+        columns, before_ms = group.next_run(length.records_max), share.used_ms()
+        process_in_time(self._task, columns, now_ms, share.is_left)
+        done = int(np.searchsorted(columns.offsets, self._task.sources[columns.topic]))
+        length.took(done, share.used_ms() - before_ms, share.ms)
+        if done < len(columns):
+            group.queues[columns.topic].put_back(columns[done:])
 
     def is_full(self, topic: str) -> bool:
         """Whether so many of the topic's records are here that no more should be fetched."""
-        return self.is_paused or len(self._group_of[topic].queues[topic]) > BUFFERED_RECORDS_MAX
+        group = self._group_of[topic]
+        room = max(BUFFERED_RECORDS_MAX, self._lengths[self._groups.index(group)].records_max)
+        return self.is_paused or len(group.queues[topic]) > room
 
     def holds(self, topic: str) -> bool:
         """Whether records of the topic are here: the task's position is not the consumer's then."""
@@ -59,27 +99,31 @@ class TaskInputs:
 
     def clear(self) -> None:
         """Forget everything: the consumer goes back to the task's positions."""
+        self.is_cut = False
         for group in self._groups:
             group.clear()
 
 
-def process_in_time(task: StreamTask, columns: Columns, now_ms: int) -> None:
+def process_in_time(task: StreamTask, columns: Columns, now_ms: int, has_time: HasTime = always) -> None:
     """Have a run of one topic's records processed, and those refused that lie too far ahead of the clock.
 
     A record that is more than the task's `max_future_ms` ahead would close every window there is, and make all that
-    comes after it late: it is refused before it moves any time. Raises what `StreamTask.process` raises.
+    comes after it late: it is refused before it moves any time. Raises what `StreamTask.process` raises; `has_time` as
+    there.
     """
     limit = task.max_future_ms
     if limit is None or columns.timestamps.max() <= now_ms + limit:
-        task.process(columns, now_ms)
+        task.process(columns, now_ms, has_time)
         return
     start = 0
     for at in np.flatnonzero(columns.timestamps > now_ms + limit).tolist():
         if at > start:
-            task.process(columns[start:at], now_ms)
+            task.process(columns[start:at], now_ms, has_time)
+            if not has_time():
+                return
         ahead_ms = int(columns.timestamps[at]) - now_ms
         said = f"{columns.topic}: the record lies {ahead_ms} ms in the future; max_future_ms={limit}"
         task.refuse(columns.record(at), DataError(said))
         start = at + 1
     if start < len(columns):
-        task.process(columns[start:], now_ms)
+        task.process(columns[start:], now_ms, has_time)

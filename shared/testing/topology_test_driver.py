@@ -83,6 +83,7 @@ class TopologyTestDriver:
         self.global_tables = {name: GlobalTableRows(node) for name, node in topology.global_tables.items()}
         self.task: StreamTask
         self._inputs: TaskInputs
+        self._is_paused = False
         self.restore()
 
     def pipe(
@@ -201,16 +202,18 @@ class TopologyTestDriver:
         task.initialize(self.clock.now_ms())
         self.task, self._inputs = task, TaskInputs(task, self.topology, max_future_ms=self.max_future_ms)
         self._idle = None if self.idle_advance_ms is None else IdleAdvance(self.idle_advance_ms)
+        self._inputs.is_paused = self._is_paused
         if self.piped:
             self._take(self.piped)
 
     def pause(self) -> None:
-        """Have the task process and punctuate nothing until `resume`; what is piped meanwhile waits."""
-        self._inputs.is_paused = True
+        """Have the task process and punctuate nothing until `resume`, through `crash` and `restore`; what is piped
+        meanwhile waits."""
+        self._inputs.is_paused = self._is_paused = True
 
     def resume(self) -> None:
         """Go on, with what was piped meanwhile."""
-        self._inputs.is_paused = False
+        self._inputs.is_paused = self._is_paused = False
         self._take([])
 
     def _require_topic(self, topic: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 
 import msgspec
@@ -25,6 +26,7 @@ from tests.integration.test_stream_worker import Chain, chain_of, offline, runni
 USERS = ("ann", "bob", "cat")
 GRACE_MS = 10_000
 IDLE_ADVANCE_MS, WINDOW_MS = 150, 400
+SLOW_RECORDS, SLOW_RECORD_MS = 1_000, 1
 FETCH_SECONDS = 0.8
 CITIES = {"ann": "Oslo", "bob": "Rome", "cat": None}
 
@@ -211,6 +213,41 @@ async def test_a_worker_that_takes_too_long_lets_its_partitions_go(kafka: Embedd
             await slow.shutdown()
             await chain.wait_processed(other)
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+
+
+async def test_slow_records_hold_up_neither_heartbeats_nor_commits(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """However many records were fetched at once, a turn is short: the group keeps the member, and commits come."""
+    calls: list[float] = []
+
+    def slow(record: Record) -> bool:
+        calls.append(time.monotonic())
+        while time.monotonic() < calls[-1] + SLOW_RECORD_MS / 1000:
+            pass
+        return True
+
+    builder = StreamsBuilder()
+    windows = builder.stream(topic_name).filter(slow).group_by_key().session_window(WINDOW_MS)
+    windows.aggregate("s", n=Count()).on_close().to(f"{topic_name}-out")
+    turns: list[float] = []
+    committed: list[int] = []
+    async with chain_of(kafka, topic_name, partitions=1) as chain:
+        await chain.send(SLOW_RECORDS)
+        worker = chain.worker(builder.build())
+        await worker.startup()
+        try:
+            deadline = time.monotonic() + 60
+            while not committed or committed[-1] < SLOW_RECORDS:
+                began = time.monotonic()
+                await worker.run_once()
+                turns.append(time.monotonic() - began)
+                done = [owned.task.metrics.committed.records for owned in worker.tasks().values() if owned.task]
+                committed += done[:1]
+                assert time.monotonic() < deadline, (len(calls), committed[-1:])
+        finally:
+            await worker.shutdown()
+    assert len(calls) == SLOW_RECORDS, "none of them was taken again"
+    assert max(turns) < SLOW_RECORDS * SLOW_RECORD_MS / 1000 / 2
+    assert len(set(committed) - {0, SLOW_RECORDS}) > 1, "there were commits meanwhile"
 
 
 async def test_a_turn_at_a_time_of_ones_own(kafka: EmbeddedKafka, topic_name: str) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from shared.clients.consumer.dead_letters import parse_dead_letter
 from shared.common.errors import DataError
 from shared.common.records import Columns, ConsumerRecord, ProducerRecord
+from shared.streams.aggregations import Count
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.processor import Record
 from shared.streams.punctuation import PunctuationType
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_inputs import BUFFERED_RECORDS_MAX, TaskInputs
+from shared.streams.turn_time import PROCESSING_MS_MAX, RUN_RECORDS_FIRST, TurnTime
+from shared.testing.manual_clock import ManualClock
 
 
 def inputs_of(seen: list[tuple[str, int]], max_task_idle_ms: int = 0) -> tuple[TaskInputs, StreamTask]:
@@ -101,6 +106,87 @@ def test_a_record_too_far_in_the_future_moves_nothing() -> None:
     assert letters[0].message == "c: the record lies 101 ms in the future; max_future_ms=100"
     task.refuse(records("c", 1).record(0), DataError("again"))
     assert task.metrics.dead_letters_total == 3
+
+
+def slow_inputs(ms: int, seen: list[int], **named: Any) -> tuple[TaskInputs, TurnTime]:
+    """A task whose records take `ms` each; `seen` gets their timestamps."""
+    clock = ManualClock()
+
+    def see(record: Record) -> None:
+        seen.append(record.timestamp)
+        clock.advance(ms)
+
+    builder = StreamsBuilder()
+    builder.stream("a").peek(see)
+    builder.stream("b").peek(see)
+    task = StreamTask(builder.build(), 0, application="app")
+    task.initialize(0)
+    return TaskInputs(task, task.topology, **named), TurnTime(clock)
+
+
+def test_slow_records_take_no_more_than_the_turns_time() -> None:
+    """What a turn has no time for is kept, in order, and says that it waits; the next turns take it."""
+    seen: list[int] = []
+    inputs, time = slow_inputs(10, seen)
+    inputs.add(records("a", *range(25)))
+    turns = []
+    while inputs.holds("a"):
+        time.begin(inputs.waiting)
+        inputs.process(0, {}, time)
+        turns.append((len(seen), inputs.is_cut))
+    assert turns == [(10, True), (20, True), (25, False)]
+    assert seen == list(range(25))
+
+
+def test_a_part_with_slow_records_leaves_the_others_their_time() -> None:
+    """Each part takes a record in every turn, however slow the one before it is."""
+    seen: list[int] = []
+    inputs, time = slow_inputs(PROCESSING_MS_MAX, seen)
+    inputs.add(records("a", *range(5)))
+    inputs.add(records("b", *range(100, 105)))
+    time.begin(inputs.waiting)
+    inputs.process(0, {}, time)
+    assert (seen, inputs.is_cut) == ([0, 100], True)
+    inputs.clear()
+    assert not inputs.is_cut
+
+
+def test_a_cut_run_may_have_records_from_the_future() -> None:
+    """What lies behind the cut is neither processed nor refused yet."""
+    seen: list[int] = []
+    inputs, time = slow_inputs(PROCESSING_MS_MAX, seen, max_future_ms=100)
+    inputs.add(records("a", 5, 9_999, 6))
+    turns = []
+    for _ in range(2):
+        time.begin(inputs.waiting)
+        inputs.process(0, {}, time)
+        turns.append((list(seen), inputs.is_cut))
+    assert turns == [([5], True), ([5, 6], False)]
+
+
+def test_batches_of_columns_are_cut_to_what_there_is_time_for() -> None:
+    """A source whose records are taken as columns is handed shorter runs once they have been slow, and loses none."""
+    clock, runs = ManualClock(), []
+
+    def decode(topic: str, value: bytes | None) -> Any:
+        clock.advance(1)
+        return {}
+
+    builder = StreamsBuilder()
+    stream = builder.stream("in", value=decode)
+    stream.group_by_key().session_window(10_000).aggregate("s", n=Count()).on_close().to("out")
+    task = StreamTask(builder.build(), 0, application="app")
+    task.initialize(0)
+    inputs, time = TaskInputs(task, task.topology), TurnTime(clock)
+    inputs.add(Columns.of([ConsumerRecord("in", 0, i, i, b"k", b"{}") for i in range(3_000)]))
+    while inputs.holds("in"):
+        began_ms, before = clock.monotonic_ms(), task.sources.get("in", 0)
+        time.begin(inputs.waiting)
+        inputs.process(0, {}, time)
+        runs.append((task.sources["in"] - before, clock.monotonic_ms() - began_ms))
+    assert runs[0] == (RUN_RECORDS_FIRST, RUN_RECORDS_FIRST)
+    assert {took for _, took in runs[1:]} == {PROCESSING_MS_MAX}
+    assert [window.states for window in task.stores["s"].rows()] == [[3_000]]
 
 
 def test_punctuation_goes_by_the_time_of_all_topics() -> None:

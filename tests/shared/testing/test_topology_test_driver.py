@@ -109,3 +109,17 @@ def test_a_topic_that_no_source_reads() -> None:
         driver.pipe("inn", value=b"{}")
     with pytest.raises(ConfigError, match="inn"):
         driver.pipe_columns("inn", [])
+
+
+def test_a_paused_task_stays_so_over_a_crash() -> None:
+    """Pausing is the user's word: the task that takes over is paused as well, until it is resumed."""
+    builder = StreamsBuilder()
+    builder.stream("in").to("out")
+    driver = TopologyTestDriver(builder.build())
+    driver.pause()
+    driver.crash()
+    driver.restore()
+    driver.pipe("in", key=b"k", value=b"{}", timestamp=1)
+    assert driver.metrics()["records"] == 0
+    driver.resume()
+    assert driver.metrics()["records"] == 1
