@@ -2,11 +2,12 @@
 
 The body is read whole (up to `max_body_bytes`) before anything is sent; then its events, and the key where there is
 one, are written in one transaction. What is committed is what is answered. A key is remembered with the answer that was
-given: the same request again gets that answer again, and nothing is stored a second time.
+given: the same request again gets that answer again, and nothing is stored a second time. A request is the same where
+its topic, its body and what its headers say of the records are; a key is its sender's own, in one topic.
 
->>> first = idempotency_key('"order-7"', "orders", b"[1]", atomic=False)
->>> again = idempotency_key("order-7", "orders", b"[1]", atomic=False)
->>> other = idempotency_key("order-7", "orders", b"[2]", atomic=False)
+>>> first = idempotency_key('"order-7"', "orders", b"[1]", [], atomic=False, principal="ann")
+>>> again = idempotency_key("order-7", "orders", b"[1]", [], atomic=False, principal="ann")
+>>> other = idempotency_key("order-7", "orders", b"[1]", [("x-key", "b")], atomic=False, principal="ann")
 >>> first == again, first.digest == other.digest, first == other
 (True, True, False)
 """
@@ -14,8 +15,10 @@ given: the same request again gets that answer again, and nothing is stored a se
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from api.problem import ErrorKind, Problem
 from api.tally import Outcome
@@ -29,7 +32,7 @@ REUSED = ErrorKind(422, "IDEMPOTENCY_KEY_REUSED", "The key belongs to another re
 
 
 class KeyReused(DataError):
-    """The Idempotency-Key was used for a request with another body."""
+    """The Idempotency-Key was used for a request with another body, or other headers that make its records."""
 
 
 class IdempotencyKey(NamedTuple):
@@ -69,7 +72,21 @@ class Transactor(Protocol):
         ...
 
 
-def idempotency_key(text: str, topic: str, body: bytes, *, atomic: bool) -> IdempotencyKey:
+def told_by_headers(
+    headers: Iterable[tuple[str, str]], key_header: str | None, time_header: str | None
+) -> list[tuple[str, str]]:
+    """What of a request's headers (by lower-case name) makes its records, in one order.
+
+    >>> told_by_headers([("host", "a"), ("x-key", "ann"), ("ce-id", "7")], "X-Key", None)
+    [('ce-id', '7'), ('x-key', 'ann')]
+    """
+    named = {"content-type", (key_header or "").lower(), (time_header or "").lower()}
+    return sorted((name, value) for name, value in headers if name in named or name.startswith("ce-"))
+
+
+def idempotency_key(
+    text: str, topic: str, body: bytes, telling: Sequence[tuple[str, str]], *, atomic: bool, principal: str
+) -> IdempotencyKey:
     """The key of a request; Problem (400) where the header is empty or too long."""
     name = text.strip()
     if len(name) > 1 and name[0] == name[-1] == '"':
@@ -77,5 +94,7 @@ def idempotency_key(text: str, topic: str, body: bytes, *, atomic: bool) -> Idem
     if not 0 < len(name) <= KEY_CHARACTERS_MAX:
         kind = ErrorKind(400, "INVALID_IDEMPOTENCY_KEY", "Wrong Idempotency-Key")
         raise Problem(kind, f"an Idempotency-Key has 1 to {KEY_CHARACTERS_MAX} characters")
-    digest = hashlib.sha256(f"{topic}\0{name}".encode()).digest()
-    return IdempotencyKey(digest, hashlib.sha256(b"%d\0" % atomic + body).digest())
+    request = hashlib.sha256(msgspec.json.encode([atomic, topic, telling]))
+    request.update(body)
+    digest = hashlib.sha256(msgspec.json.encode([principal, topic, name])).digest()
+    return IdempotencyKey(digest, request.digest())

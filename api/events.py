@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, Protocol
 
@@ -20,7 +21,7 @@ from api import cloudevents
 from api.body import BodyReader, BodyStalled, ServiceLeaving, too_long
 from api.cloudevents import BATCH_TYPE, STRUCTURED_TYPE, CloudEventParser
 from api.event import EventRefused, Read, timestamp_of
-from api.ndjson import EventParser, NdjsonReader, Parsed, array_elements
+from api.ndjson import EventParser, NdjsonReader, Parsed, TooManyEvents, array_elements
 from api.problem import ErrorKind, Problem
 from api.settings import IngestSettings
 from shared.common.clock import Clock
@@ -56,14 +57,18 @@ class Lines:
         self.position = 1
 
     async def next(self) -> Parsed | None:
-        if self._reader is None:
+        reader = self._reader
+        if reader is None:
             return None
-        chunk = await self._body.next()
-        now_ms = self._clock.now_ms()
-        parsed = self._reader.close(now_ms) if chunk is None else self._reader.feed(chunk, now_ms)
-        self.position = self._reader.next_line
-        if chunk is None:
-            self._reader = None
+        if reader.behind:
+            await asyncio.sleep(0)
+            parsed = reader.more(self._clock.now_ms())
+        elif (chunk := await self._body.next()) is None:
+            parsed, self._reader = reader.close(self._clock.now_ms()), None
+        else:
+            parsed = reader.feed(chunk, self._clock.now_ms())
+            self._body.seen(ended=reader.ended, unfinished=reader.unfinished)
+        self.position = reader.next_line
         return parsed
 
 
@@ -85,7 +90,10 @@ class Whole:
         except EventRefused as e:
             place = "" if e.column is None else f" at line {e.line}, column {e.column}"
             extra = {} if e.column is None else {"line": e.line, "column": e.column}
-            raise Problem(ErrorKind(400, e.error_code, "Not a JSON array"), f"{e}{place}", extra) from None
+            kind = ErrorKind(400, e.error_code, "Not a JSON array")
+            if isinstance(e, TooManyEvents):
+                kind = ErrorKind(413, e.error_code, "Too many events")
+            raise Problem(kind, f"{e}{place}", extra) from None
         return self
 
     async def next(self) -> Parsed | None:
@@ -93,6 +101,8 @@ class Whole:
         first, values = next(self._batches, (0, None))
         if values is None:
             return None
+        if first:
+            await asyncio.sleep(0)
         self.position = first + len(values)
         return self._parse(values, first, self._clock.now_ms())
 
@@ -115,7 +125,7 @@ async def open_events(
         return iter([(0, [whole if len(whole) <= most else None])])
 
     def elements(whole: bytes) -> Iterator[tuple[int, list[bytes | None]]]:
-        return array_elements(whole, most)
+        return array_elements(whole, most, settings.max_body_events)
 
     def plain(values: Sequence[bytes | None], first: int, now_ms: int) -> Parsed:
         return parser.parse(values, first, now_ms)

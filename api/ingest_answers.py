@@ -78,7 +78,8 @@ def problem_of(tally: Tally) -> Problem:
     status, retry_after_s = tally.status, tally.retry_after_s
     title = UNKNOWN_TITLE if tally.unknown_count else NOTHING_TITLE
     if not tally.errors:
-        kind, detail = ErrorKind(status, "NOTHING_READ", title, retry_after_s), tally.stop_reason
+        code = "BODY_STALLED" if status == 408 else "NOTHING_READ"
+        kind, detail = ErrorKind(status, code, title, retry_after_s), tally.stop_reason
     else:
         first = min(tally.errors, key=lambda e: (e.status != status, e.position))
         kind, detail = ErrorKind(status, first.error_code, title, retry_after_s), _about(tally, first)

@@ -65,8 +65,7 @@ class IngestRequest:
 
     async def take(self, parsed: Parsed) -> bool:
         """Send the records of one batch; False where the rest of the request is not worth reading."""
-        keep = self._within_errors(parsed)
-        self.tally.refused(parsed.errors)
+        keep = self.refuse(parsed)
         if parsed.records:
             self._next_position = parsed.positions[-1] + 1
             await self._send(parsed.records, parsed.positions)
@@ -86,7 +85,7 @@ class IngestRequest:
 
     async def take_unacknowledged(self, parsed: Parsed) -> int:
         """Hand the records over and promise nothing; how many. BufferExhausted where there is no room for them."""
-        self.tally.refused(parsed.errors)
+        self.refuse(parsed)
         if not parsed.records:
             return 0
         if not self._producer.has_room():
@@ -107,8 +106,16 @@ class IngestRequest:
     def _most_in_flight(self) -> int:
         return self._settings.max_in_flight_records
 
+    def refuse(self, parsed: Parsed) -> bool:
+        """Count a batch's errors; False where there are too many.
+
+        The batch is then cut before the error that is one too many, so that errors stay bounded and all is said.
+        """
+        keep = self._within_errors(parsed)
+        self.tally.refused(parsed.errors)
+        return keep
+
     def _within_errors(self, parsed: Parsed) -> bool:
-        """Cut a batch behind the error that is one too many, so that the errors stay bounded and all is said."""
         room = self._max_errors - len(self.tally.errors)
         if len(parsed.errors) <= room:
             return True

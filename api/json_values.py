@@ -32,6 +32,11 @@ class ObjectSplitter:
     def __repr__(self) -> str:
         return f"ObjectSplitter({len(self._rest)} bytes, depth={self._depth})"
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether an object has begun that is not complete."""
+        return self._depth > 0
+
     def feed(self, chunk: bytes) -> list[bytes]:
         """The objects that this chunk completes."""
         self._rest += chunk

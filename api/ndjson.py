@@ -25,6 +25,8 @@ from api.settings import IngestSettings
 from shared.common.records import Headers, ProducerRecord
 
 BLANK = b" \t\r"
+LINES_MAX = 2_000
+"""Lines that are parsed at once: between them others get on, and errors are counted."""
 
 _decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
@@ -39,6 +41,11 @@ class LineSplitter:
 
     def __repr__(self) -> str:
         return f"LineSplitter(rest={len(self._rest)} bytes, skipping={self._skipping})"
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a line has begun that is not complete."""
+        return bool(self._rest) or self._skipping
 
     def feed(self, chunk: bytes) -> list[bytes | None]:
         """The lines that this chunk completes."""
@@ -171,21 +178,47 @@ class EventParser:
 
 
 class NdjsonReader:
-    """The body of one NDJSON request: chunks in, records and errors out."""
+    """The body of one NDJSON request: chunks in, records and errors out, `LINES_MAX` lines at a time."""
 
-    def __init__(self, parser: EventParser, max_line_bytes: int) -> None:
+    def __init__(self, parser: EventParser, max_line_bytes: int, lines_max: int = LINES_MAX) -> None:
         self._parser = parser
         self._lines = LineSplitter(max_line_bytes)
+        self._lines_max = lines_max
+        self._waiting: list[bytes | None] = []
+        self.ended = 0
+        """Lines that the last chunk completed."""
         self.next_line = 1
         """The number of the line that comes next."""
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether a line has begun whose end did not come yet."""
+        return self._lines.unfinished
+
+    @property
+    def behind(self) -> bool:
+        """Whether lines came that were not parsed yet: `more` is due before another chunk."""
+        return bool(self._waiting)
+
     def feed(self, chunk: bytes, now_ms: int) -> Parsed:
-        """What the chunk completes; positions are 1-based line numbers."""
-        return self._parse(self._lines.feed(chunk), now_ms)
+        """The first lines that the chunk completes; positions are 1-based line numbers."""
+        assert not self._waiting, "more() comes first"
+        lines = self._lines.feed(chunk)
+        self.ended = len(lines)
+        return self._parse(self._first_of(lines), now_ms)
+
+    def more(self, now_ms: int) -> Parsed:
+        """The next lines of the last chunk."""
+        return self._parse(self._first_of(self._waiting), now_ms)
 
     def close(self, now_ms: int) -> Parsed:
         """The last line, where it has no line end."""
+        assert not self._waiting, "more() comes first"
         return self._parse(self._lines.close(), now_ms)
+
+    def _first_of(self, lines: list[bytes | None]) -> list[bytes | None]:
+        self._waiting = lines[self._lines_max :]
+        return lines[: self._lines_max] if self._waiting else lines
 
     def _parse(self, lines: list[bytes | None], now_ms: int) -> Parsed:
         parsed = self._parser.parse(lines, self.next_line, now_ms)
@@ -193,18 +226,30 @@ class NdjsonReader:
         return parsed
 
 
-def array_elements(body: bytes, max_element_bytes: int, batch: int = 1_000) -> Iterator[tuple[int, list[bytes | None]]]:
+class TooManyEvents(EventRefused):
+    """A body that is read whole has more events than `max_body_events`."""
+
+    def __init__(self, max_body_events: int) -> None:
+        said = f"the body has more than max_body_events={max_body_events} events; NDJSON has no such limit"
+        super().__init__("TOO_MANY_EVENTS", said)
+
+
+def array_elements(
+    body: bytes, max_element_bytes: int, max_elements: int, batch: int = 1_000
+) -> Iterator[tuple[int, list[bytes | None]]]:
     """The elements of a JSON array as their own bytes, as (0-based index of the first, at most `batch` of them).
 
-    Raises EventRefused, before the first is given out, where the body is not an array.
+    Raises EventRefused, before the first is given out, where the body is not an array, or one of too many elements.
     """
     try:
-        elements = iter(_decode_elements(body))
+        elements = _decode_elements(body)
     except msgspec.ValidationError:
         raise EventRefused("NOT_AN_ARRAY", "the body must be a JSON array of events") from None
     except (ValueError, RecursionError) as e:
         raise explain_malformed(body, e) from None
-    return _batches(elements, max_element_bytes, batch)
+    if len(elements) > max_elements:
+        raise TooManyEvents(max_elements)
+    return _batches(iter(elements), max_element_bytes, batch)
 
 
 def _batches(

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
-from api.event import EventRefused
+from fastapi import Request
+
+from api.body import BodyReader
+from api.event import EventRefused, RecordError
+from api.events import whole_body
 from api.ingest import Ingest
 from api.ingest_request import IngestProducer
-from api.problem import kind_of_record
+from api.ndjson import TooManyEvents
+from api.problem import UNEXPECTED, ErrorKind, Problem, kind_of_record
 from api.settings import IngestSettings
 from api.tally import Outcome
 from shared.common.errors import DataError, KafkaTimeout, PenstockError, RetriableError, UnknownTopicOrPartition
@@ -28,11 +34,36 @@ class RestProducer:
         """The latest event time that is taken now."""
         return self._ingest.latest_ms()
 
+    def working_for(self, topic: str, client: str) -> AbstractContextManager[None]:
+        """See `Ingest.working_for`."""
+        return self._ingest.working_for(topic, client)
+
+    def still_working_for(self, client: str) -> AbstractContextManager[None]:
+        """See `Admission.still_working_for`."""
+        return self._ingest.admission.still_working_for(client)
+
+    def body(self, request: Request) -> BodyReader:
+        """The request's body, within the same limits as an event's."""
+        return self._ingest.admission.body(request)
+
+    async def whole(self, request: Request) -> tuple[bytes, BodyReader]:
+        """The whole body; Problem where it is too long, too slow, or the service leaves."""
+        body = self.body(request)
+        return await whole_body(request, body, self.settings.max_body_bytes), body
+
+    def check_count(self, records: int) -> None:
+        """Problem (413) for more records than a body that is read whole may have."""
+        if records > self.settings.max_body_events:
+            too_many = TooManyEvents(self.settings.max_body_events)
+            raise Problem(ErrorKind(413, too_many.error_code, "Too many records"), str(too_many))
+
+    def answered(self, topic: str, status: int, body: BodyReader) -> None:
+        """Count a request that was answered."""
+        self._ingest.metrics.answered(topic, status, body.since_last_byte_s)
+
     async def check(self, topic: str, client: str) -> list[int]:
         """The topic's partitions; raises what ingest would where the topic or the client may not."""
-        self._ingest.refuse_while_leaving()
-        self._ingest.check_rate(client)
-        await self._ingest.check_topic(topic)
+        await self._ingest.admission.check(topic, client)
         return list(await self._producer.partitions_for(topic))
 
     def read(self, record: ProducerRecord, latest_ms: int) -> ProducerRecord:
@@ -46,7 +77,7 @@ class RestProducer:
         return ProducerRecord(record.topic, record.value, key, record.headers, record.partition, timestamp)
 
     async def send(
-        self, given: Sequence[ProducerRecord | str], partitions: Sequence[int], client: str
+        self, topic: str, given: Sequence[ProducerRecord | str], partitions: Sequence[int], client: str
     ) -> list[Outcome]:
         """Each record's place or error, in order; a text is the error of a record that could not be decoded."""
         outcomes: list[Outcome | None] = [None] * len(given)
@@ -66,10 +97,21 @@ class RestProducer:
         for i, outcome in zip(places, await self._sent(records), strict=True):
             outcomes[i] = outcome
         done = [outcome for outcome in outcomes if outcome is not None]
-        if records:
-            stored = sum(isinstance(outcome, RecordMetadata) for outcome in done)
-            self._ingest.count(records[0].topic, stored, client)
+        self._count(topic, done, client)
         return done
+
+    def _count(self, topic: str, outcomes: Sequence[Outcome], client: str) -> None:
+        stored, metrics = 0, self._ingest.metrics
+        for i, outcome in enumerate(outcomes):
+            if isinstance(outcome, RecordMetadata):
+                stored += 1
+                continue
+            kind = kind_of_record(outcome)
+            unknown = kind.status == 504 or kind is UNEXPECTED
+            said = RecordError(i, kind.status, kind.error_code, "", outcome="unknown" if unknown else "not_stored")
+            metrics.failed_record(topic, said)
+        metrics.stored(topic, stored)
+        self._ingest.admission.pay(client, stored)
 
     async def _sent(self, records: list[ProducerRecord]) -> Sequence[Outcome]:
         if not records:
@@ -97,6 +139,17 @@ def error_code_of(error: BaseException) -> int:
     if kind.status < 500:
         return 422 if isinstance(error, DataError) and kind.status == 400 else kind.status
     return RETRIABLE if isinstance(error, RetriableError) or kind.retry_after_s is not None else NON_RETRIABLE
+
+
+def status_of(error: BaseException) -> tuple[int, dict[str, str]]:
+    """The status and headers of an answer that is about this one error alone.
+
+    >>> status_of(UnknownTopicOrPartition()), status_of(DataError()), status_of(KafkaTimeout())
+    ((404, {}), (422, {}), (504, {'Retry-After': '5'}))
+    """
+    kind, code = kind_of_record(error), error_code_of(error)
+    status = kind.status if kind.status >= 500 else code if code < 1_000 else code // 100
+    return status, {} if kind.retry_after_s is None else {"Retry-After": str(kind.retry_after_s)}
 
 
 def message_of(error: BaseException) -> str:

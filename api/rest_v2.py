@@ -13,9 +13,8 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from api.admin import AdminClient
-from api.body import BodyReader, Drain
+from api.admission import client_of
 from api.event import EventRefused
-from api.events import whole_body
 from api.problem import ErrorKind, Problem
 from api.rest_produce import RETRIABLE, RestProducer, error_code_of, message_of
 from api.rest_records import v2_records
@@ -49,11 +48,13 @@ def v2_produce_router(producer: RestProducer) -> APIRouter:
 
     @router.post("/topics/{topic}", summary="REST Proxy v2: produce", **described)
     async def produce(topic: str, request: Request) -> Response:
-        return await _produce(producer, topic, None, request)
+        with producer.working_for(topic, client_of(request)):
+            return await _produce(producer, topic, None, request)
 
     @router.post("/topics/{topic}/partitions/{partition}", summary="REST Proxy v2: produce to a partition", **described)
     async def produce_to(topic: str, partition: int, request: Request) -> Response:
-        return await _produce(producer, topic, partition, request)
+        with producer.working_for(topic, client_of(request)):
+            return await _produce(producer, topic, partition, request)
 
     return router
 
@@ -64,18 +65,19 @@ async def _produce(producer: RestProducer, topic: str, partition: int | None, re
     if embedded is None:
         said = "Content-Type must be application/vnd.kafka.json.v2+json or application/vnd.kafka.binary.v2+json"
         raise Problem(ErrorKind(415, "UNSUPPORTED_MEDIA_TYPE", "Unsupported media type"), said)
-    client = request.scope.get("principal") or (request.client.host if request.client else "")
+    client = client_of(request)
     partitions = await producer.check(topic, client)
     if partition is not None and partition not in partitions:
         raise Problem(ErrorKind(404, "UNKNOWN_PARTITION", "Partition not found"), "Partition not found.")
-    reader = BodyReader(request.receive, Drain(), producer.settings.body_timeout_ms)
-    body = await whole_body(request, reader, producer.settings.max_body_bytes)
+    body, reader = await producer.whole(request)
     form: Literal["json", "binary"] = "json" if embedded[1] == "json" else "binary"
     try:
         records = v2_records(body, topic, form, partition)
     except EventRefused as e:
         raise Problem(ErrorKind(422, "INVALID_REQUEST", "Wrong request"), str(e)) from None
-    outcomes = await producer.send(records, partitions, client)
+    producer.check_count(len(records))
+    outcomes = await producer.send(topic, records, partitions, client)
+    producer.answered(topic, 200, reader)
     return v2_answer({"offsets": [_row(o) for o in outcomes], "key_schema_id": None, "value_schema_id": None})
 
 

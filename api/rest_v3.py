@@ -1,7 +1,8 @@
 """Confluent REST Proxy v3: clusters, topics and partitions in its shapes, produce as a stream, and records:batch.
 
 A produce request is a stream of JSON objects, and its answer a stream of delivery reports in the same order, each with
-an `error_code` of its own (200: stored). A single record with a length gets its own status where it failed.
+an `error_code` of its own (200: stored). A single record with a length gets its own status where it failed, and
+`Retry-After` where the same request may succeed later.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from fastapi import APIRouter, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from api.admin import AdminClient
-from api.body import BodyReader, BodyStalled, ClientGone, Drain, ServiceLeaving
+from api.admission import client_of
+from api.body import BodyReader, BodyStalled, ClientGone, ServiceLeaving
 from api.event import EventRefused
-from api.events import whole_body
+from api.ingest import CLIENT_CLOSED_REQUEST
 from api.json_values import NotAnObject, ObjectSplitter
 from api.problem import ErrorKind, Problem, json_response
-from api.rest_produce import RestProducer, error_code_of, message_of
+from api.rest_produce import RestProducer, error_code_of, message_of, status_of
 from api.rest_records import Decoded, entry_id, report, v3_entries, v3_entry, v3_record
 from api.rest_v3_shapes import link, partition_row, resource, rows_of, topic_row
 from api.tally import Outcome
@@ -29,7 +31,10 @@ from shared.common.records import ProducerRecord, RecordMetadata
 ENTRIES_MAX = 1_000
 """Entries of one records:batch."""
 IN_FLIGHT_MAX = 64
-"""Chunks of a stream whose records are not acknowledged yet."""
+"""Parts of a stream whose records are not acknowledged yet."""
+OBJECTS_AT_ONCE = 1_000
+"""Objects of one such part."""
+NO_RECORD = "the body holds no record"
 
 RECORD_EXAMPLE = {
     "key": {"type": "STRING", "data": "ann"},
@@ -63,25 +68,33 @@ class DeliveryReports(Response):
         headers = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         queue: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(IN_FLIGHT_MAX)
-        writer = asyncio.ensure_future(self._write(queue, send))
-        try:
-            await self._read(queue)
-            await queue.put(None)
-            await writer
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except (ClientGone, TimeoutError):
-            pass
-        finally:
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
+        writer, status = asyncio.ensure_future(self._write(queue, send)), CLIENT_CLOSED_REQUEST
+        with self._producer.still_working_for(self._client):
+            try:
+                await self._read(queue)
+                await queue.put(None)
+                await writer
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                status = 200
+            except (ClientGone, TimeoutError):
+                pass
+            finally:
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
+                self._producer.answered(self._topic, status, self._body)
 
     async def _read(self, queue: asyncio.Queue[asyncio.Task[bytes] | None]) -> None:
-        splitter = ObjectSplitter(self._producer.settings.max_line_bytes)
+        splitter, count = ObjectSplitter(self._producer.settings.max_line_bytes), 0
         try:
             while (chunk := await self._body.next()) is not None:
-                if objects := splitter.feed(chunk):
-                    await queue.put(asyncio.ensure_future(self.reports_of(objects)))
+                objects = splitter.feed(chunk)
+                self._body.seen(ended=len(objects), unfinished=splitter.unfinished)
+                count += len(objects)
+                for at in range(0, len(objects), OBJECTS_AT_ONCE):
+                    await queue.put(asyncio.ensure_future(self._reports_of(objects[at : at + OBJECTS_AT_ONCE])))
             splitter.close()
+            if not count:
+                raise NotAnObject(NO_RECORD)
         except (NotAnObject, BodyStalled, ServiceLeaving) as e:
             code = 400 if isinstance(e, NotAnObject) else 408 if isinstance(e, BodyStalled) else 503
             await queue.put(asyncio.ensure_future(_last_words({"error_code": code, "message": str(e)})))
@@ -92,8 +105,11 @@ class DeliveryReports(Response):
             async with asyncio.timeout(self._producer.settings.body_timeout_ms / 1000):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
 
-    async def reports_of(self, objects: list[bytes]) -> bytes:
-        """The reports of whole objects, a line each."""
+    async def _reports_of(self, objects: list[bytes]) -> bytes:
+        return as_lines((await self.sent(objects))[0])
+
+    async def sent(self, objects: list[bytes]) -> tuple[list[dict[str, Any]], list[Outcome]]:
+        """The reports of whole objects, and what became of each."""
         latest_ms = self._producer.latest_ms()
         decoded: list[Decoded | EventRefused] = []
         for one in objects:
@@ -101,9 +117,14 @@ class DeliveryReports(Response):
                 decoded.append(v3_record(one, self._topic, latest_ms))
             except EventRefused as e:
                 decoded.append(e)
-        outcomes = await send_decoded(self._producer, decoded, self._partitions, self._client)
+        outcomes = await send_decoded(self._producer, self._topic, decoded, self._partitions, self._client)
         rows = [row_of(self._cluster_id, one, outcome) for one, outcome in zip(decoded, outcomes, strict=True)]
-        return b"".join(msgspec.json.encode(row) + b"\r\n" for row in rows)
+        return rows, outcomes
+
+
+def as_lines(rows: list[dict[str, Any]]) -> bytes:
+    """Reports as the answer has them: a line each."""
+    return b"".join(msgspec.json.encode(row) + b"\r\n" for row in rows)
 
 
 async def _last_words(row: dict[str, Any]) -> bytes:
@@ -111,11 +132,11 @@ async def _last_words(row: dict[str, Any]) -> bytes:
 
 
 async def send_decoded(
-    producer: RestProducer, decoded: list[Decoded | EventRefused], partitions: list[int], client: str
+    producer: RestProducer, topic: str, decoded: list[Decoded | EventRefused], partitions: list[int], client: str
 ) -> list[Outcome]:
     """The outcome of each; that of one that could not be decoded is its error."""
     given: list[ProducerRecord | str] = [str(d) if isinstance(d, EventRefused) else d.record for d in decoded]
-    return await producer.send(given, partitions, client)
+    return await producer.send(topic, given, partitions, client)
 
 
 def row_of(cluster_id: str, decoded: Decoded | EventRefused, outcome: Outcome) -> dict[str, Any]:
@@ -133,44 +154,51 @@ def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
 
     @router.post(path, summary="REST Proxy v3: produce", openapi_extra={"requestBody": RECORD_BODY})
     async def produce(cluster_id: str, topic: str, request: Request) -> Response:
-        await check_cluster(admin, cluster_id)
-        body = BodyReader(request.receive, Drain(), producer.settings.body_timeout_ms)
-        reports = await DeliveryReports(body, producer, topic, cluster_id, _client(request)).prepare()
-        if "content-length" not in request.headers:
-            return reports
-        return await _known_length(producer, reports, request, body, topic, cluster_id)
+        client = client_of(request)
+        with producer.working_for(topic, client):
+            await check_cluster(admin, cluster_id)
+            body = producer.body(request)
+            reports = await DeliveryReports(body, producer, topic, cluster_id, client).prepare()
+            if "content-length" not in request.headers:
+                return reports
+            return await _known_length(producer, reports, request, topic)
 
     @router.post(f"{path}:batch", summary="REST Proxy v3: produce a batch", openapi_extra={"requestBody": BATCH_BODY})
     async def batch(cluster_id: str, topic: str, request: Request) -> Response:
-        await check_cluster(admin, cluster_id)
-        partitions = await producer.check(topic, _client(request))
-        reader = BodyReader(request.receive, Drain(), producer.settings.body_timeout_ms)
-        body = await whole_body(request, reader, producer.settings.max_body_bytes)
-        try:
-            entries = v3_entries(body, ENTRIES_MAX)
-        except EventRefused as e:
-            raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), str(e)) from None
-        return await _batch(producer, entries, topic, cluster_id, partitions, _client(request))
+        client = client_of(request)
+        with producer.working_for(topic, client):
+            await check_cluster(admin, cluster_id)
+            partitions = await producer.check(topic, client)
+            body, reader = await producer.whole(request)
+            try:
+                entries = v3_entries(body, ENTRIES_MAX)
+            except EventRefused as e:
+                raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), str(e)) from None
+            answer = await _batch(producer, entries, topic, cluster_id, partitions, client)
+            producer.answered(topic, answer.status_code, reader)
+            return answer
 
     return router
 
 
-async def _known_length(
-    producer: RestProducer, reports: DeliveryReports, request: Request, body: BodyReader, topic: str, cluster_id: str
-) -> Response:
+async def _known_length(producer: RestProducer, reports: DeliveryReports, request: Request, topic: str) -> Response:
     """A request whose end is known: where it is one record that failed, the failure is the answer's status."""
-    whole = await whole_body(request, body, producer.settings.max_body_bytes)
+    whole, reader = await producer.whole(request)
     try:
         splitter = ObjectSplitter(producer.settings.max_line_bytes)
         objects = splitter.feed(whole)
         splitter.close()
+        if not objects:
+            raise NotAnObject(NO_RECORD)
     except NotAnObject as e:
         raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), str(e)) from None
-    answer = await reports.reports_of(objects)
-    status = 200
-    if len(objects) == 1 and (code := msgspec.json.decode(answer)["error_code"]) != 200:
-        status = code if code < 1_000 else code // 100
-    return Response(answer, status, media_type="application/json")
+    producer.check_count(len(objects))
+    rows, outcomes = await reports.sent(objects)
+    status, headers = 200, dict[str, str]()
+    if len(outcomes) == 1 and isinstance(outcomes[0], BaseException):
+        status, headers = status_of(outcomes[0])
+    producer.answered(topic, status, reader)
+    return Response(as_lines(rows), status, headers, "application/json")
 
 
 async def _batch(
@@ -189,7 +217,7 @@ async def _batch(
     rows = [
         {"id": name} | row_of(cluster_id, one, outcome)
         for name, one, outcome in zip(
-            ids, decoded, await send_decoded(producer, decoded, partitions, client), strict=True
+            ids, decoded, await send_decoded(producer, topic, decoded, partitions, client), strict=True
         )
     ]
     successes = [row for row in rows if row["error_code"] == 200]
@@ -205,10 +233,6 @@ async def check_cluster(admin: AdminClient, cluster_id: str) -> str:
     if cluster_id != found:
         raise Problem(ErrorKind(404, "UNKNOWN_CLUSTER", "No such cluster"), f"Cluster {cluster_id} cannot be found.")
     return found
-
-
-def _client(request: Request) -> str:
-    return str(request.scope.get("principal") or (request.client.host if request.client else ""))
 
 
 def v3_metadata_router(admin: AdminClient) -> APIRouter:

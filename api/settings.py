@@ -62,7 +62,12 @@ class IngestSettings(Section):
     max_offsets: PositiveCount = Field(100_000, description="offsets in one answer to ?offsets=true")
     max_future_ms: PositiveMs = Field(HOUR_MS, description="how far ahead of the clock an event time may be")
     ack_timeout_ms: PositiveMs = Field(30_000, description="how long a record may wait for its acknowledgement")
-    body_timeout_ms: PositiveMs = Field(30_000, description="how long a client may pause within a body")
+    body_timeout_ms: PositiveMs = Field(
+        30_000, description="how long a client may pause within a body, and take for a line of NDJSON"
+    )
+    whole_body_timeout_ms: PositiveMs = Field(60_000, description="how long a body that is read whole may take to come")
+    max_body_events: PositiveCount = Field(100_000, description="events of a body that is read whole; then 413")
+    max_concurrent_requests: PositiveCount = Field(1_000, description="of one client at a time; then 429")
     max_requests_per_second: PositiveCount | None = Field(None, description="of one client; default: no limit")
     max_records_per_second: PositiveCount | None = Field(None, description="of one client; default: no limit")
     atomic_producers: PositiveCount = Field(4, description="transactions of ?atomic=true that may run at once")

@@ -41,6 +41,7 @@ class Tally:
         self.last_offsets: dict[int, int] = {}
         self.stopped_at: int | None = None
         self.stop_reason = ""
+        self._stop_status = 503
         self._max_errors = max_errors
         self._max_offsets = max_offsets
         self._offsets: list[dict[str, int]] = []
@@ -99,10 +100,13 @@ class Tally:
         totals = {"stored": self.stored_count, "not_stored": failed - self.unknown_count, "unknown": self.unknown_count}
         return totals | self._stopped()
 
-    def stop(self, position: int, reason: str) -> None:
-        """Say that nothing from `position` on was looked at; the first stop counts."""
+    def stop(self, position: int, reason: str, status: int = 503) -> None:
+        """Say that nothing from `position` on was looked at; the first stop counts.
+
+        `status` is the answer's where nothing before it says another.
+        """
         if self.stopped_at is None:
-            self.stopped_at, self.stop_reason = position, reason
+            self.stopped_at, self.stop_reason, self._stop_status = position, reason, status
 
     @property
     def must_stop(self) -> str:
@@ -127,7 +131,7 @@ class Tally:
                 return status
         if len(statuses) == 1:
             return statuses.pop()
-        return 400 if statuses else 503
+        return 400 if statuses else self._stop_status
 
     @property
     def retry_after_s(self) -> int | None:

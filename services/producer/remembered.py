@@ -64,7 +64,8 @@ class RememberedKeys:
         if entry is None or entry.at_ms + self._ttl_ms <= now_ms:
             return None
         if entry.fingerprint != key.fingerprint:
-            raise KeyReused("the Idempotency-Key was used for a request with another body")
+            said = "the Idempotency-Key was used for a request with another body, or other headers that make its records"
+            raise KeyReused(said)
         return entry.answer
 
     def check_room(self, now_ms: int) -> None:

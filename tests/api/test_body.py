@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from api.body import BodyReader, BodyStalled, ClientGone, Drain, ServiceLeaving
+from api.body import PART_BYTES, BodyReader, BodyStalled, ClientGone, Drain, ServiceLeaving
 from api.problem import Problem
 
 
@@ -72,3 +72,45 @@ async def test_draining_reaches_bodies_that_are_read_later() -> None:
     assert await BodyReader(receiving(part(b"a")), drain, 60_000).next() == b"a"
     with pytest.raises(ServiceLeaving):
         await BodyReader(receiving(), drain, 60_000).next()
+
+
+def dripping(one: bytes, every_s: float = 0.004) -> Any:
+    """A client that sends the same few bytes again and again, for ever."""
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(every_s)
+        return part(one)
+
+    return receive
+
+
+async def test_a_line_that_never_ends_is_a_stall() -> None:
+    """Bytes that come now and then do not make its time longer; a line that ends does."""
+    reader = BodyReader(dripping(b"x"), Drain(), 30)
+
+    async def read() -> None:
+        while await reader.next():
+            reader.seen(ended=0, unfinished=True)
+
+    with pytest.raises(BodyStalled, match="did not end within body_timeout_ms=30"):
+        await read()
+    lines = BodyReader(dripping(b"x\n", 0.02), Drain(), 400)
+    for _ in range(30):
+        await lines.next()
+        lines.seen(ended=1, unfinished=True)
+
+
+async def test_a_whole_body_has_a_deadline_of_its_own() -> None:
+    """However steadily its bytes come."""
+    with pytest.raises(BodyStalled, match="whole_body_timeout_ms=40"):
+        await BodyReader(dripping(b"x"), Drain(), 30_000, whole_timeout_ms=40).all(1_000_000)
+
+
+@pytest.mark.parametrize("size", [0, 1, PART_BYTES, PART_BYTES + 1, 3 * PART_BYTES])
+async def test_a_body_that_was_read_comes_in_parts(size: int) -> None:
+    """All of it, none longer than PART_BYTES."""
+    reader, parts = BodyReader.of(bytes(size)), []
+    while (chunk := await reader.next()) is not None:
+        parts.append(chunk)
+    assert sum(map(len, parts)) == size
+    assert max(map(len, parts)) <= PART_BYTES

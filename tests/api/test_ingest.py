@@ -299,6 +299,36 @@ async def test_a_stalled_body_is_answered(producer: Any) -> None:
     assert stalled.status_code == 408
 
 
+async def test_a_body_that_stalls_before_its_first_whole_line_is_408(producer: Any) -> None:
+    """The client was too slow, not Kafka; the slow bytes in between do not help it."""
+
+    async def drip() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x"
+            await asyncio.sleep(0.005)
+
+    answer = await Service(producer, body_timeout_ms=40).post(drip())
+    assert (answer.status_code, answer.json()["error_code"]) == (408, "BODY_STALLED")
+    whole = await Service(producer, whole_body_timeout_ms=40).post(drip(), JSON)
+    assert (whole.status_code, whole.json()["error_code"]) == (408, "BODY_STALLED")
+    assert producer.batches == []
+
+
+async def test_latency_begins_at_the_last_byte(producer: Any) -> None:
+    """A client that takes its time is not Kafka's slowness."""
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"1\n"
+        await asyncio.sleep(0.5)
+        yield b"2\n"
+
+    service = Service(producer)
+    assert (await service.post(slow())).status_code == 200
+    seconds = service.registry.get_sample_value("penstock_ingest_request_seconds_sum", {"topic": "t"})
+    assert seconds is not None
+    assert seconds < 0.4
+
+
 async def test_leaving_answers_open_bodies_and_refuses_new_ones(producer: Any) -> None:
     """A body that does not end within the grace is answered for what was stored; a new request gets 503."""
     never, started = asyncio.Event(), asyncio.Event()

@@ -93,14 +93,14 @@ def test_a_line_without_end_is_not_kept() -> None:
 @given(st.lists(st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=4), max_size=25))
 def test_array_elements_are_their_own_bytes(values: list[object]) -> None:
     """The batches hold every element once, in order, and each decodes to itself."""
-    batches = list(array_elements(msgspec.json.encode(values), 1_000_000, batch=4))
+    batches = list(array_elements(msgspec.json.encode(values), 1_000_000, 1_000_000, batch=4))
     assert [first for first, _ in batches] == list(range(0, len(values), 4))
     assert [msgspec.json.decode(e) for _, part in batches for e in part if e is not None] == values
 
 
 def test_an_element_over_the_limit_fails_alone() -> None:
     """A long element stands as None at its index."""
-    assert list(array_elements(b'[1,"xxxxxxxx",2]', 5)) == [(0, [b"1", None, b"2"])]
+    assert list(array_elements(b'[1,"xxxxxxxx",2]', 5, 10)) == [(0, [b"1", None, b"2"])]
 
 
 @pytest.mark.parametrize(
@@ -117,6 +117,6 @@ def test_a_body_that_is_no_array_is_refused_as_a_whole(
 ) -> None:
     """Nothing of a malformed array is given out; line and column are named."""
     with pytest.raises(EventRefused) as e:
-        array_elements(body, 100)
+        array_elements(body, 100, 100)
     assert e.value.error_code == code
     assert (e.value.line, e.value.column) == place

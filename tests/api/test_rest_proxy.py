@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -17,7 +18,7 @@ from api.rest_produce import RestProducer
 from api.rest_proxy import metadata_routers, produce_routers
 from api.settings import IngestSettings
 from shared.clients.admin import MemberDescription
-from shared.common.errors import BrokerNotAvailable
+from shared.common.errors import BrokerNotAvailable, KafkaTimeout, PenstockError
 from tests.api.test_admin import F0, MemoryAdmin
 
 V2_JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
@@ -26,13 +27,24 @@ V3 = "/v3/clusters/c-1/topics/t/records"
 GROUP = "/v3/clusters/c-1/consumer-groups/banks"
 
 
+SETTINGS = IngestSettings.model_validate({"topics": {"closed": {"allowed": False}}})
+
+
 @pytest.fixture
-async def client(producer: Any) -> AsyncIterator[httpx.AsyncClient]:
-    settings = IngestSettings.model_validate({"topics": {"closed": {"allowed": False}}})
-    ingest = Ingest(producer, settings, CollectorRegistry())
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def ingest(producer: Any, registry: CollectorRegistry) -> Ingest:
+    return Ingest(producer, SETTINGS, registry)
+
+
+@pytest.fixture
+async def client(producer: Any, ingest: Ingest) -> AsyncIterator[httpx.AsyncClient]:
     admin = MemoryAdmin()
     admin.members = [MemberDescription("m-1", "client", "/host", None, frozenset({F0}))]
-    rest = [*produce_routers(RestProducer(ingest, producer, settings), admin), *metadata_routers(admin)]
+    rest = [*produce_routers(RestProducer(ingest, producer, SETTINGS), admin), *metadata_routers(admin)]
     transport = httpx.ASGITransport(create_app(rest_proxy=rest))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
@@ -187,3 +199,60 @@ async def test_v3_groups_and_lag(client: httpx.AsyncClient) -> None:
     assert (summary["kind"], summary["max_lag"], summary["total_lag"]) == ("KafkaConsumerGroupLagSummary", 6, 12)
     assert summary["max_lag_consumer_id"] == "m-1"
     assert (await client.get(GROUP.replace("banks", "none"))).status_code == 404
+
+
+@pytest.mark.parametrize("error", [BrokerNotAvailable("no broker"), KafkaTimeout("late")])
+async def test_v3_says_of_a_single_record_that_kafka_failed(
+    client: httpx.AsyncClient, producer: Any, error: PenstockError
+) -> None:
+    """503 or 504 with Retry-After, never a 500."""
+    producer.fail_all = error
+    answer = await client.post(V3, json={"value": {"type": "JSON", "data": 1}})
+    assert answer.status_code == (504 if isinstance(error, KafkaTimeout) else 503)
+    assert int(answer.headers["retry-after"]) > 0
+    assert answer.json()["error_code"] == 50003
+
+
+async def test_v3_wants_a_record(client: httpx.AsyncClient) -> None:
+    """An empty body is a 400, with a length as without."""
+    answer = await client.post(V3, content=b" ")
+    assert (answer.status_code, answer.json()["error_code"]) == (400, 400)
+
+    async def nothing() -> AsyncIterator[bytes]:
+        yield b""
+
+    streamed = await client.post(V3, content=nothing())
+    assert streamed.json() == {"error_code": 400, "message": "the body holds no record"}
+
+
+@pytest.mark.parametrize("path", ["/topics/t", V3, V3 + ":batch"])
+async def test_rest_proxys_bodies_end_with_the_service(client: httpx.AsyncClient, ingest: Ingest, path: str) -> None:
+    """A body that still comes when the service leaves is answered by the same deadline as an event's."""
+    never, started = asyncio.Event(), asyncio.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"{"
+        started.set()
+        await never.wait()
+
+    posting = asyncio.ensure_future(client.post(path, content=endless(), headers=V2_JSON))
+    await started.wait()
+    ingest.drain(grace_ms=20)
+    answer = await posting
+    said = answer.json()["error_code"]
+    assert (answer.status_code, said) in ((503, 50003), (200, 503))
+    assert ingest.active == 0
+
+
+async def test_rest_proxys_requests_are_counted(client: httpx.AsyncClient, registry: CollectorRegistry) -> None:
+    """Answers, stored and refused records, and refused requests, as for events."""
+    rows = [{"value": b64(b"1")}, {"value": "%%"}]
+    assert (await client.post("/topics/t", json={"records": rows}, headers=V2_BINARY)).status_code == 200
+    assert (await client.post("/topics/t", content=b"{", headers=V2_JSON)).status_code == 422
+    read = registry.get_sample_value
+    assert read("penstock_ingest_requests_total", {"topic": "t", "status": "200"}) == 1
+    assert read("penstock_ingest_requests_total", {"topic": "t", "status": "422"}) == 1
+    assert read("penstock_ingest_stored_records_total", {"topic": "t"}) == 1
+    refused = {"topic": "t", "error_code": "INVALID_RECORD"}
+    assert read("penstock_ingest_refused_records_total", refused) == 1
+    assert read("penstock_ingest_request_seconds_count", {"topic": "t"}) == 1

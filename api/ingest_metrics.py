@@ -1,0 +1,51 @@
+"""What ingest counts: requests, records and refusals, by whichever way they came."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from api.event import RecordError
+from api.problem import ErrorKind
+from shared.common import metrics
+
+
+class IngestMetrics:
+    """See the module."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = metrics.counter(registry, "ingest_requests", "Requests answered.", "topic", "status")
+        self._refusals = metrics.counter(
+            registry, "ingest_refused_requests", "Requests of which nothing was looked at, by reason.", "error_code"
+        )
+        self._stored = metrics.counter(registry, "ingest_stored_records", "Records acknowledged by Kafka.", "topic")
+        self._refused = metrics.counter(
+            registry, "ingest_refused_records", "Events not stored, by reason.", "topic", "error_code"
+        )
+        self._unknown = metrics.counter(
+            registry,
+            "ingest_unknown_records",
+            "Events that may or may not be stored, by reason.",
+            "topic",
+            "error_code",
+        )
+        self._seconds = metrics.histogram(registry, "ingest_request_seconds", "Last byte to answer.", "topic")
+
+    def answered(self, topic: str, status: int, seconds: float | None = None) -> None:
+        """A request was answered, `seconds` after the last byte of it."""
+        self._requests.labels(topic, status).inc()
+        if seconds is not None:
+            self._seconds.labels(topic).observe(seconds)
+
+    def stored(self, topic: str, records: int) -> None:
+        """Kafka acknowledged so many records."""
+        self._stored.labels(topic).inc(records)
+
+    def refused_request(self, topic: str, kind: ErrorKind) -> None:
+        """The whole of a request was refused; the topic is empty where nobody knows such a one."""
+        self._requests.labels(topic, kind.status).inc()
+        self._refusals.labels(kind.error_code).inc()
+
+    def failed_record(self, topic: str, error: RecordError) -> None:
+        """One event was not stored, or may not have been."""
+        counter = self._unknown if error.outcome == "unknown" else self._refused
+        counter.labels(topic, error.error_code).inc()
