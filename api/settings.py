@@ -77,6 +77,7 @@ class IngestSettings(Section):
     idempotency_partitions: PositiveCount = Field(8, description="of that topic, where it is made")
     idempotency_ttl_ms: PositiveMs = Field(24 * HOUR_MS, description="how long an Idempotency-Key is remembered")
     max_idempotency_keys: PositiveCount = Field(100_000, description="remembered at once, a partition; then 429")
+    max_idempotency_bytes: PositiveCount = Field(33_554_432, description="memory for them, a partition; then 429")
 
     def for_topic(self, topic: str) -> TopicSettings:
         """The settings of a topic, or the default ones."""

@@ -42,7 +42,9 @@ class KeyPartition:
         self.number = number
         self._kafka, self._admin, self._open_owner = kafka, admin, open_owner
         self._tp = TopicPartition(settings.idempotency_topic, number)
-        self._keys = RememberedKeys(settings.idempotency_ttl_ms, settings.max_idempotency_keys)
+        self._keys = RememberedKeys(
+            settings.idempotency_ttl_ms, settings.max_idempotency_keys, settings.max_idempotency_bytes
+        )
         self._lock = asyncio.Lock()
         self._producer: Producer | None = None
         self._read_to = 0

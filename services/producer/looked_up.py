@@ -2,7 +2,7 @@
 
 A Producer waits up to `max_block_ms` for a topic that is not there, in case it is just being created, and keeps asking
 meanwhile. A client of HTTP is better served by a quick 404, so a topic's first use is looked up through the admin
-client; afterwards the producer's own metadata is used.
+client, and so is one every few seconds, since a topic may be deleted; between them the producer's own metadata is used.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ from collections.abc import Iterable, Sequence
 
 from shared.clients.admin import Admin
 from shared.clients.producer import Deliveries, Producer
+from shared.common.clock import SYSTEM_CLOCK, Clock
 from shared.common.records import ProducerRecord
 
 LOOKUP_TIMEOUT_MS = 5_000
+LOOKUP_EVERY_MS = 5_000
+TOPICS_MAX = 10_000
+"""Topics that are remembered; beyond it all are looked up anew."""
 ROOM_BYTES_MIN = 1_048_576
 """Free bytes of the producer's buffer under which it counts as full for records that nobody waits for."""
 
@@ -21,19 +25,29 @@ ROOM_BYTES_MIN = 1_048_576
 class LookedUpProducer:
     """Implements `api.ingest_request.IngestProducer` over a Producer and an Admin."""
 
-    def __init__(self, producer: Producer, admin: Admin) -> None:
+    def __init__(self, producer: Producer, admin: Admin, clock: Clock = SYSTEM_CLOCK) -> None:
         self._producer = producer
         self._admin = admin
-        self._seen: set[str] = set()
+        self._clock = clock
+        self._seen_ms: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return f"LookedUpProducer({len(self._seen)} topics seen, {self._producer!r})"
+        return f"LookedUpProducer({len(self._seen_ms)} topics seen, {self._producer!r})"
 
     async def partitions_for(self, topic: str) -> Sequence[int]:
         """The topic's partitions; UnknownTopicOrPartition after about a second where there is none."""
-        if topic not in self._seen:
-            await self._admin.describe_topics([topic], timeout_ms=LOOKUP_TIMEOUT_MS)
-            self._seen.add(topic)
+        seen_ms, now_ms = self._seen_ms.get(topic), self._clock.monotonic_ms()
+        if seen_ms is None or now_ms - seen_ms >= LOOKUP_EVERY_MS:
+            if len(self._seen_ms) >= TOPICS_MAX:
+                self._seen_ms.clear()
+            if seen_ms is not None:
+                self._seen_ms[topic] = now_ms  # requests that come meanwhile do not look it up as well
+            try:
+                await self._admin.describe_topics([topic], timeout_ms=LOOKUP_TIMEOUT_MS)
+            except BaseException:
+                self._seen_ms.pop(topic, None)
+                raise
+            self._seen_ms[topic] = now_ms
         return await self._producer.partitions_for(topic)
 
     async def send_many(self, records: Iterable[ProducerRecord]) -> Deliveries:

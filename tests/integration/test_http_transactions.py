@@ -58,6 +58,7 @@ async def test_atomic_is_all_or_nothing(kafka: EmbeddedKafka, topic_name: str) -
 async def test_a_key_is_stored_once_whoever_answers(kafka: EmbeddedKafka, topic_name: str) -> None:
     """The same request again gets the same answer, from the same service, from another, and from one started anew."""
     await create(kafka.bootstrap_servers, event_time_topic(topic_name, 1))
+    await create(kafka.bootstrap_servers, event_time_topic(f"{topic_name}-many", 3))
     ingest = {"idempotency_topic": f"keys-{uuid.uuid4().hex[:8]}", "idempotency_partitions": 1}
     headers = NDJSON | {"Idempotency-Key": "order-7"}
     url = f"/v1/topics/{topic_name}/events"
@@ -65,13 +66,19 @@ async def test_a_key_is_stored_once_whoever_answers(kafka: EmbeddedKafka, topic_
         first = await one.post(url, content=b"1\noops\n2\n", headers=headers)
         again = await one.post(url, content=b"1\noops\n2\n", headers=headers)
         other = await one.post(url, content=b"3\n", headers=headers)
+        many = f"/v1/topics/{topic_name}-many/events?offsets=true"
+        placed = await one.post(many, content=b"1\n" * 30_000, headers=headers)
         async with serving(kafka.bootstrap_servers, ingest=ingest) as (_, two):
             elsewhere = await two.post(url, content=b"1\noops\n2\n", headers=headers)
             taken = await two.post(url, content=b"4\n", headers=NDJSON | {"Idempotency-Key": "order-8"})
             # The first one has lost the partition: it takes it back, and knows what the other has stored.
             back = await one.post(url, content=b"5\n", headers=NDJSON | {"Idempotency-Key": "order-9"})
             known = await one.post(url, content=b"4\n", headers=NDJSON | {"Idempotency-Key": "order-8"})
+            placed_again = await one.post(many, content=b"1\n" * 30_000, headers=headers)
     assert (first.status_code, first.json()["stored"]) == (207, 2)
+    assert (placed.status_code, len(placed.json()["offsets"])) == (200, 30_000)
+    assert len(placed.content) > 1_048_576  # more than a record holds
+    assert (placed_again.headers.get("idempotency-replayed"), placed_again.content) == ("true", placed.content)
     assert "idempotency-replayed" not in first.headers
     for answer in (again, elsewhere):
         assert (answer.status_code, answer.json()) == (207, first.json())

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from services.producer.looked_up import LookedUpProducer
+from services.producer.looked_up import LOOKUP_EVERY_MS, LookedUpProducer
 from shared.common.errors import UnknownTopicOrPartition
+from shared.testing.manual_clock import ManualClock
 
 
 class Admin:
@@ -49,11 +50,21 @@ async def test_an_unknown_topic_never_reaches_the_producer() -> None:
     assert await looked_up.partitions_for("t") == [0, 1]
 
 
-async def test_a_known_topic_is_looked_up_once() -> None:
-    """Afterwards the producer's metadata is enough."""
-    admin, producer = Admin("t"), Producer()
-    looked_up = LookedUpProducer(producer, admin)  # type: ignore[arg-type]
+async def test_a_known_topic_is_looked_up_now_and_then() -> None:
+    """Between the look-ups the producer's metadata is enough; one that was deleted is found to be gone."""
+    admin, producer, clock = Admin("t"), Producer(), ManualClock()
+    looked_up = LookedUpProducer(producer, admin, clock)  # type: ignore[arg-type]
     for _ in range(3):
         await looked_up.partitions_for("t")
     assert admin.asked == ["t"]
     assert producer.asked == ["t"] * 3
+    clock.advance(LOOKUP_EVERY_MS)
+    for _ in range(2):
+        await looked_up.partitions_for("t")
+    assert admin.asked == ["t"] * 2
+    admin.topics.clear()
+    clock.advance(LOOKUP_EVERY_MS)
+    for _ in range(2):
+        with pytest.raises(UnknownTopicOrPartition):
+            await looked_up.partitions_for("t")
+    assert producer.asked == ["t"] * 5

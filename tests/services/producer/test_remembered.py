@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from api.atomic import IdempotencyKey, KeyReused, Remembered
@@ -14,15 +16,18 @@ F, G = b"f" * 32, b"g" * 32
 def test_a_record_gives_back_what_was_written() -> None:
     """Fingerprint, answer and time survive; what is not ours is refused."""
     entry = decode(encode(F, Remembered(207, b'{"stored":1}'), 1_700_000_000_000))
-    assert entry == (F, Remembered(207, b'{"stored":1}'), 1_700_000_000_000)
-    for value in (b"", b"\x02" + b"x" * 60, encode(F, Remembered(200, b""), 0)[:-1]):
+    assert (entry.fingerprint, entry.at_ms) == (F, 1_700_000_000_000)
+    assert entry.answer == Remembered(207, b'{"stored":1}')
+    for value in (b"", b"\x01" + b"x" * 60):
         with pytest.raises(DataError):
             decode(value)
+    with pytest.raises(DataError, match="cannot be read"):
+        _ = decode(encode(F, Remembered(200, b"{}"), 0)[:-1]).answer
 
 
 def test_a_key_stands_for_one_request() -> None:
     """The same request gets the answer, another one KeyReused, and after its time the key is free."""
-    keys = RememberedKeys(1_000, 10)
+    keys = RememberedKeys(1_000, 10, 10_000)
     keys.put(b"k", encode(F, Remembered(200, b"1"), 0))
     assert keys.get(IdempotencyKey(b"k", F), 999) == (200, b"1")
     with pytest.raises(KeyReused):
@@ -33,7 +38,7 @@ def test_a_key_stands_for_one_request() -> None:
 
 def test_a_full_table_refuses_and_forgets_nothing() -> None:
     """What was promised is kept: new keys wait until old ones have had their time."""
-    keys = RememberedKeys(1_000, 2)
+    keys = RememberedKeys(1_000, 2, 10_000)
     for i, digest in enumerate((b"a", b"b")):
         keys.check_room(0)
         keys.put(digest, encode(F, Remembered(200, b""), i))
@@ -41,3 +46,19 @@ def test_a_full_table_refuses_and_forgets_nothing() -> None:
         keys.check_room(999)
     assert keys.get(IdempotencyKey(b"a", F), 999) is not None
     keys.check_room(1_000)
+
+
+def test_the_tables_memory_has_a_limit() -> None:
+    """Long answers fill it before many keys do; what is forgotten or replaced gives its room back."""
+    keys = RememberedKeys(1_000, 100, max_bytes=5_000)
+    noise = random.Random(7).randbytes(3_000).hex().encode()
+    keys.put(b"a", encode(F, Remembered(200, noise), 0))
+    keys.put(b"a", encode(F, Remembered(200, noise), 0))
+    keys.check_room(0)
+    keys.put(b"b", encode(F, Remembered(200, noise), 500))
+    with pytest.raises(BufferExhausted, match="max_idempotency_bytes=5000"):
+        keys.check_room(999)
+    keys.check_room(1_000)
+    assert keys.get(IdempotencyKey(b"b", F), 1_499) == (200, noise)
+    assert keys.get(IdempotencyKey(b"b", F), 1_500) is None
+    assert keys.size_bytes == 0
