@@ -75,6 +75,13 @@ class HeldProducer(MemoryProducer):
         return [self._append(record) for record in taken]
 
 
+async def after(seconds: float) -> None:
+    """A client that takes its time between two parts of a body."""
+    passed = asyncio.Event()
+    asyncio.get_running_loop().call_later(seconds, passed.set)
+    await passed.wait()
+
+
 @pytest.fixture
 def producer() -> MemoryProducer:
     """A producer that acknowledges at once."""

@@ -9,6 +9,7 @@ import pytest
 
 from api.body import PART_BYTES, BodyReader, BodyStalled, ClientGone, Drain, ServiceLeaving
 from api.problem import Problem
+from tests.api.conftest import after
 
 
 def receiving(*messages: dict[str, Any]) -> Any:
@@ -78,7 +79,7 @@ def dripping(one: bytes, every_s: float = 0.004) -> Any:
     """A client that sends the same few bytes again and again, for ever."""
 
     async def receive() -> dict[str, Any]:
-        await asyncio.sleep(every_s)
+        await after(every_s)
         return part(one)
 
     return receive

@@ -16,6 +16,7 @@ from api.ingest import Ingest
 from api.settings import IngestSettings
 from shared.common import errors
 from shared.common.clock import SYSTEM_CLOCK, Clock
+from tests.api.conftest import after
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
 JSON = {"Content-Type": "application/json"}
@@ -305,7 +306,7 @@ async def test_a_body_that_stalls_before_its_first_whole_line_is_408(producer: A
     async def drip() -> AsyncIterator[bytes]:
         while True:
             yield b"x"
-            await asyncio.sleep(0.005)
+            await after(0.005)
 
     answer = await Service(producer, body_timeout_ms=40).post(drip())
     assert (answer.status_code, answer.json()["error_code"]) == (408, "BODY_STALLED")
@@ -319,7 +320,7 @@ async def test_latency_begins_at_the_last_byte(producer: Any) -> None:
 
     async def slow() -> AsyncIterator[bytes]:
         yield b"1\n"
-        await asyncio.sleep(0.5)
+        await after(0.5)
         yield b"2\n"
 
     service = Service(producer)
