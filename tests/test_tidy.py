@@ -45,6 +45,7 @@ EDGES = {
     "shared/clients/producer/sender.py": "sends batches",
     "shared/clients/producer/transactional.py": "the public transactions: what it offers is awaited",
     "shared/clients/consumer/committer.py": "sends commits",
+    "shared/clients/consumer/committing.py": "the public consumer's commits: what they offer is awaited",
     "shared/clients/consumer/consumer.py": "the public consumer: what it offers is awaited",
     "shared/clients/consumer/fetching.py": "opens and closes the consumer's connection",
     "shared/clients/consumer/reader.py": "sends fetches and lookups",

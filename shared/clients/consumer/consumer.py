@@ -20,39 +20,45 @@ it; what commits by itself (`commit_strategy`, revocation, close) leaves it out,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from asyncio import current_task
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, Self
 
 from prometheus_client import CollectorRegistry
 
 from shared.clients.consumer.assignors import Assignor
-from shared.clients.consumer.committer import Committer, OnCommit
+from shared.clients.consumer.committer import Committer
+from shared.clients.consumer.committing import Committing
 from shared.clients.consumer.decoding import Decoding, Undecodable
 from shared.clients.consumer.fetching import Fetching
 from shared.clients.consumer.listener import RebalanceListener
 from shared.clients.consumer.membership import Membership
 from shared.clients.consumer.metrics import ConsumerMetrics
-from shared.clients.consumer.offsets import OffsetLookups, checked_offset, checked_offsets
+from shared.clients.consumer.offsets import checked_offset
 from shared.clients.consumer.settings import ConsumerSettings
 from shared.clients.consumer.subscribing import LEAVE_TIME_MS, UNKNOWN_TOPIC_REFRESH_MS
 from shared.clients.consumer.unread import Taken
 from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import CommitFailed, IllegalState, PenstockError, RebalanceInProgress
+from shared.common.errors import IllegalState, PenstockError
 from shared.common.log import get_logger
-from shared.common.records import Columns, ConsumerRecord, GroupMetadata, OffsetAndMetadata, TopicPartition
+from shared.common.records import Columns, ConsumerRecord, GroupMetadata, TopicPartition
 from shared.common.serialization import Deserializer, bytes_deserializer
 from shared.common.settings import KafkaSettings
 
 log = get_logger(__name__)
 
 ITERATION_TIMEOUT_MS = 1_000
-
+ITERATION_LOOK_RECORDS = 10
+ITERATION_YIELD_MS = 5
+"""An iteration whose body never awaits lets the event loop run so often, for heartbeats, joins and fetches; it looks at
+the clock every so many records."""
 
 _Subscription = tuple[Sequence[str] | re.Pattern[str], RebalanceListener | None]
 
 
-class Consumer(OffsetLookups):
+class Consumer(Committing):
     """Reads records; use it from one event loop, in `async with`."""
 
     def __init__(
@@ -87,7 +93,10 @@ class Consumer(OffsetLookups):
         self._membership = Membership(self._fetching, self._committer, settings, self._metrics)
         self._state = "new"
         self._wanted: _Subscription | list[TopicPartition] | None = None
-        self._next_commit_ms = 0
+        self._positions = self._membership.positions
+        self._is_polling = False
+        self._iterating: asyncio.Task[object] | None = None
+        self._since_look = self._yielded_ms = 0
 
     def __repr__(self) -> str:
         return f"<Consumer {self._state}, client {self._fetching.client_id}, group {self._settings.group_id}>"
@@ -96,7 +105,9 @@ class Consumer(OffsetLookups):
         """Connect; BrokerNotAvailable with the address within `request_timeout_ms`, AuthenticationFailed at once."""
         if self._state != "new":
             raise IllegalState(f"the consumer is {self._state}; make a new one")
-        await self._fetching.start(lambda tps: self._committer.fetch(tps, self._settings.commit_timeout_ms))
+        await self._fetching.start(
+            lambda tps: self._committer.fetch(tps, self._settings.commit_timeout_ms), self._positions.moved
+        )
         self._state = "open"
         self._next_commit_ms = SYSTEM_CLOCK.monotonic_ms() + self._settings.auto_commit_interval_ms
         if isinstance(self._wanted, list):
@@ -142,8 +153,8 @@ class Consumer(OffsetLookups):
         self._check_open()
         self._fetching.assign(partitions)
         self._committer.keep(partitions)
-        self._membership.forget_except(partitions)
-        self._membership.unread.keep(())
+        self._positions.forget_except(partitions)
+        self._positions.unread.keep(())
 
     def assignment(self) -> frozenset[TopicPartition]:
         """The partitions read now."""
@@ -162,22 +173,25 @@ class Consumer(OffsetLookups):
         """
         taken = await self._poll(timeout_ms, max_records)
         positions = {tp: each.position for tp, each in taken.items()}
-        self._membership.returned(positions, {tp: each.columns.leader_epoch for tp, each in taken.items()})
+        self._positions.returned(positions, {tp: each.columns.leader_epoch for tp, each in taken.items()})
         return {tp: each.columns for tp, each in taken.items()}
 
     async def _poll(self, timeout_ms: float, max_records: int | None) -> dict[TopicPartition, Taken]:
         self._check_open()
+        if self._is_polling:
+            raise IllegalState("another task is in poll, or waits for the next record: a consumer is one task's")
         if max_records is not None and max_records < 1:
             raise ValueError(f"poll: max_records={max_records} must be above 0")
         if not self._fetching.is_subscribed:
             raise IllegalState("poll needs a subscription or assigned partitions")
         limit = self._settings.max_poll_records if max_records is None else max_records
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_ms
-        self._membership.processed()
-        await self._check_in_time(self._settings.commit_strategy != "none" and bool(self._membership.uncommitted()))
-        with self._fetching.polling():
+        self._positions.processed()
+        await self._check_in_time(self._settings.commit_strategy != "none" and bool(self._positions.uncommitted()))
+        with self._fetching.polling(), self._until_polled():
             self._membership.raise_pending()
             await self._commit_as_configured()
+            await asyncio.sleep(0)  # heartbeats, joins and fetches go on, also where records are always at hand
             while True:
                 self._check_open()
                 self._membership.raise_pending()
@@ -193,46 +207,36 @@ class Consumer(OffsetLookups):
 
     def __aiter__(self) -> Self:
         """Records one by one; one counts as processed when the next is asked for. Raises what `poll` raises; another
-        `async for` then goes on where this one ended."""
+        `async for` then goes on where this one ended. IllegalState where two tasks iterate at once."""
+        self._iterating = None
         return self
 
     async def __anext__(self) -> ConsumerRecord:
         self._check_open()
-        membership = self._membership
-        membership.processed()
-        while membership.rebalancing or (found := membership.unread.next(self._fetching.paused())) is None:
-            membership.unread.add(await self._poll(ITERATION_TIMEOUT_MS, None))
+        if (task := current_task()) is not self._iterating:
+            self._begin_iterating(task)
+        self._since_look += 1
+        if self._since_look >= ITERATION_LOOK_RECORDS:
+            await self._let_others_run()
+        positions, unread = self._positions, self._positions.unread
+        positions.processed()
+        while self._membership.rebalancing or (found := unread.next(self._fetching.paused())) is None:
+            positions.taken(await self._poll(ITERATION_TIMEOUT_MS, None))
         record, position, epoch = found
-        tp = record.topic_partition
-        membership.returned({tp: position}, {tp: epoch}, one_by_one=True)
+        positions.returned_one(record.topic_partition, position, epoch)
         return record
 
-    async def commit(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, timeout_ms: float | None = None
-    ) -> None:
-        """Commit `offsets` (each the next to read), by default everything polled, and wait.
+    async def _let_others_run(self) -> None:
+        self._since_look, now_ms = 0, SYSTEM_CLOCK.monotonic_ms()
+        if now_ms - self._yielded_ms >= ITERATION_YIELD_MS:
+            self._yielded_ms = now_ms
+            await asyncio.sleep(0)
 
-        Pending asynchronous commits go first or with it, also where there is nothing else to commit. Raises
-        IllegalGeneration, UnknownMember, RebalanceInProgress, FencedInstanceId, KafkaTimeout after `timeout_ms`
-        (default `commit_timeout_ms`), IllegalState without a group, ValueError and TypeError for what is no offset.
-        """
-        wanted = self._offsets(offsets)
-        await self._check_in_time(True)
-        await self._committer.commit(wanted, self._settings.commit_timeout_ms if timeout_ms is None else timeout_ms)
-
-    def commit_async(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, callback: OnCommit | None = None
-    ) -> None:
-        """Commit `offsets`, by default everything polled, beside the caller.
-
-        Passing failures are retried while no newer offset covers them. `callback(offsets, error)` is called once on the
-        event loop: None when these offsets or newer ones are committed.
-        """
-        wanted = self._offsets(offsets)
-        if wanted:
-            self._committer.commit_async(wanted, callback)
-        elif callback is not None:
-            asyncio.get_running_loop().call_soon(callback, wanted, None)
+    def _begin_iterating(self, task: asyncio.Task[object] | None) -> None:
+        """Another task's turn: the one before must not be at work on a record any more."""
+        if self._iterating is not None and not self._iterating.done():
+            raise IllegalState("another task iterates over this consumer: the record it works on would count as done")
+        self._iterating = task
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
         """Read on from `offset`, also in the `async for` under way; IllegalState where the partition is not assigned,
@@ -240,7 +244,7 @@ class Consumer(OffsetLookups):
         self._check_open()
         checked_offset(tp, offset)
         self._fetching.seek(tp, offset)
-        self._membership.sought(tp, offset)
+        self._positions.sought(tp, offset)
 
     async def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Read on from the first record of these, by default of all assigned partitions."""
@@ -295,8 +299,16 @@ class Consumer(OffsetLookups):
             raise IllegalState("no group_id is set")
         return GroupMetadata(self._settings.group_id, *self._membership.identity, self._settings.group_instance_id)
 
+    @contextlib.contextmanager
+    def _until_polled(self) -> Iterator[None]:
+        self._is_polling = True
+        try:
+            yield
+        finally:
+            self._is_polling = False
+
     async def _take(self, limit: int | None) -> dict[TopicPartition, Taken]:
-        if unread := self._membership.unread.take(limit, self._fetching.paused()):
+        if unread := self._positions.unread.take(limit, self._fetching.paused()):
             return unread
         try:
             taken = self._fetching.take(limit)
@@ -335,47 +347,17 @@ class Consumer(OffsetLookups):
     async def _reset(self, partitions: tuple[TopicPartition, ...], to: Literal["earliest", "latest"]) -> None:
         self._check_open()
         wanted = partitions or tuple(self.assignment())
-        self._membership.unread.drop(wanted)
+        self._positions.unread.drop(wanted)
         self._fetching.reset(wanted, to)
         for tp in wanted:
-            self._membership.sought(tp, await self.position(tp))
-
-    async def _commit_as_configured(self) -> None:
-        strategy = self._settings.commit_strategy
-        offsets = self._membership.uncommitted()
-        if strategy == "none" or not offsets:
-            return
-        if strategy == "sync":
-            losses = self._membership.losses
-            try:
-                await self._committer.commit(offsets, self._settings.commit_timeout_ms)
-            except (RebalanceInProgress, CommitFailed) as e:
-                if not self._membership.will_go_on(e, losses):
-                    raise
-                return  # it goes on under the new generation, or with the partition's next owner
-        elif strategy == "auto" and SYSTEM_CLOCK.monotonic_ms() < self._next_commit_ms:
-            return
-        else:
-            self._next_commit_ms = SYSTEM_CLOCK.monotonic_ms() + self._settings.auto_commit_interval_ms
-            self._committer.commit_async(offsets)
-        self._membership.registered(offsets)
-
-    def _offsets(
-        self, given: Mapping[TopicPartition, OffsetAndMetadata | int] | None
-    ) -> dict[TopicPartition, OffsetAndMetadata]:
-        self._check_open()
-        if self._settings.group_id is None:
-            raise IllegalState("commit needs a group_id")
-        if given is None:
-            return self._membership.polled()
-        return checked_offsets(given)
+            self._positions.sought(tp, await self.position(tp))
 
     async def _close(self, timeout_ms: float | None, *, processed: bool) -> None:
         if self._state != "open":
             self._state = "closed"
             return
-        if processed and not self._membership.is_one_by_one:
-            self._membership.processed()
+        if processed and not self._positions.is_one_by_one:
+            self._positions.processed()
         started_ms = SYSTEM_CLOCK.monotonic_ms()
         # What is last, telling the group, has a share of its own.
         work_ms = None if timeout_ms is None else max(0.0, timeout_ms - LEAVE_TIME_MS)
@@ -386,12 +368,6 @@ class Consumer(OffsetLookups):
             self._state = "closed"
             waited_ms = SYSTEM_CLOCK.monotonic_ms() - started_ms
             await self._fetching.close(None if timeout_ms is None else max(0.0, timeout_ms - waited_ms))
-
-    async def _check_in_time(self, has_offsets: bool) -> None:
-        if await self._fetching.leave_if_overdue():
-            self._membership.begin_anew()
-            if has_offsets:
-                raise CommitFailed(f"{self._who()}: not committed: {self._fetching.gone_because}")
 
     def _check_open(self) -> None:
         if self._state != "open":

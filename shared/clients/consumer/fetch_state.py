@@ -47,6 +47,19 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """A position that changed without a record handed out: it went over offsets that hold none, or the reset policy
+    found it (with a `reason`), in place of `left` (None: there was none). One that `drifts` would be found
+    further on when it is looked for again."""
+
+    position: int
+    epoch: int = NO_EPOCH
+    left: int | None = None
+    reason: str = ""
+    drifts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """What is to be done now, whether metadata must be refreshed, and when to ask again (None: when something came)."""
 
@@ -69,6 +82,7 @@ class PartitionState:
         "high_watermark",
         "is_paused",
         "last_stable_offset",
+        "left",
         "pieces",
         "position",
         "position_epoch",
@@ -91,9 +105,16 @@ class PartitionState:
         """Another position, with the leader epoch of what was read before it, or None and how to find it (by the
         group's commit without a policy)."""
         self.position, self.reset, self.position_epoch = position, reset, epoch
+        self.left: tuple[int | None, str] = None, ""  # what a reset takes the place of, and why
         self.error: PenstockError | None = None
         self.retry_ms = self.backoff_ms = 0.0
         self.forget_pieces()
+
+    def give_up(self, policy: ResetPolicy, reason: str) -> None:
+        """The position is not in the log: another one is to be found."""
+        left = self.position
+        self.go_to(None, policy)
+        self.left = left, reason
 
     def forget_pieces(self) -> None:
         """What is buffered or asked for is of no use any more."""

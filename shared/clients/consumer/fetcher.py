@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from shared.clients.connection import FetchedPartition, FetchResponse, Piece, error_for_code
-from shared.clients.consumer.fetch_state import Fetch, FetchLimits, Lookup, PartitionState, Work
+from shared.clients.consumer.fetch_state import Fetch, FetchLimits, Lookup, Move, PartitionState, Work
 from shared.clients.consumer.reset_policy import ResetPolicy
 from shared.common.errors import (
     CorruptRecord,
@@ -53,6 +53,7 @@ class Fetcher:
         self._ready: dict[TopicPartition, None] = {}  # with pieces or an error, in the order of handing out
         self._in_flight: dict[int, int] = {}  # by node, the bytes that may come
         self._stale = False
+        self._moves: dict[TopicPartition, Move] = {}
 
     def __repr__(self) -> str:
         return f"<Fetcher {self._partitions}, in flight {self._in_flight}>"
@@ -70,13 +71,10 @@ class Fetcher:
     def assignment(self) -> frozenset[TopicPartition]:
         return frozenset(self._partitions)
 
-    def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Go on from `offset`."""
-        self._go_to(tp, offset, None)
-
-    def reset(self, tp: TopicPartition, policy: ResetPolicy) -> None:
-        """Go on from where the policy says; the position is None until that is known."""
-        self._go_to(tp, None, policy)
+    def seek(self, tp: TopicPartition, to: int | ResetPolicy) -> None:
+        """Go on from an offset, or from where a policy leads: the position is None until that is known."""
+        self._of(tp).go_to(*((None, to) if isinstance(to, ResetPolicy) else (to, None)))
+        self._ready.pop(tp, None)
 
     def pause(self, tp: TopicPartition) -> None:
         """Hand out nothing of it."""
@@ -205,10 +203,14 @@ class Fetcher:
     def placed(self, lookup: Lookup, offsets: Mapping[TopicPartition, int]) -> None:
         """The offsets that the policies led to; -1 (no record is as late as wanted) leads to the end."""
         for tp, state in self._answered(lookup):
+            left, reason = state.left
             if (offset := offsets.get(tp, -1)) >= 0:
                 state.go_to(offset, None)
+                drifts = lookup.wanted[tp] != EARLIEST
+                self._moves[tp] = Move(offset, left=left, reason=reason, drifts=drifts)
             else:
                 state.go_to(None, LATEST)
+                state.left = left, reason
 
     def failed(self, request: Fetch | Lookup, error: PenstockError, now_ms: float) -> None:
         """No answer: the broker may be gone, and its partitions elsewhere. What is passing is tried again, the rest is
@@ -253,8 +255,11 @@ class Fetcher:
             reason = f"records from offset {end_offset} on were read that are not in the log any more"
             self._fail(tp, state, LogTruncation(f"{tp} at offset {position}: {reason}"))
         else:
-            is_shorter = high_watermark < position
-            state.go_to(None if is_shorter else end_offset, self._policy if is_shorter else None)
+            if high_watermark < position:
+                state.give_up(self._policy, "the log ends before it")
+            else:
+                state.go_to(end_offset, None)
+                self._moves[tp] = Move(end_offset, left=position, reason="the log was truncated")
             self._ready.pop(tp, None)
 
     def _arrived(self, tp: TopicPartition, state: PartitionState, answer: FetchedPartition) -> None:
@@ -281,7 +286,7 @@ class Fetcher:
             if self._policy.is_none:
                 self._fail(tp, state, error)
             else:
-                state.go_to(None, self._policy)
+                state.give_up(self._policy, "out of range")
         elif isinstance(error, CorruptRecord):
             self._fail(tp, state, CorruptRecord(f"{tp} at offset {offset}: the broker cannot read a batch"))
         else:
@@ -312,6 +317,7 @@ class Fetcher:
             if state.is_paused:
                 continue
             bytes_left -= state.buffered_bytes
+            before = state.position
             columns = self._take_from(state, left)
             del self._ready[tp]
             bytes_left += state.buffered_bytes
@@ -322,9 +328,16 @@ class Fetcher:
                 left = None if left is None else left - len(columns)
                 if left == 0 or bytes_left <= 0:
                     break
+            elif state.position is not None and state.position != before:  # markers, or what was aborted
+                self._moves[tp] = Move(state.position, state.position_epoch)
         if not taken:
             self._raise_error()
         return taken
+
+    def moves(self) -> dict[TopicPartition, Move]:
+        """The positions that changed without a record handed out, each told once."""
+        moves, self._moves = self._moves, {}
+        return moves
 
     def _take_from(self, state: PartitionState, limit: int | None) -> Columns | None:
         while state.pieces:
@@ -363,10 +376,6 @@ class Fetcher:
             raise IllegalState(f"{tp}: not assigned")
         return state
 
-    def _go_to(self, tp: TopicPartition, position: int | None, reset: ResetPolicy | None) -> None:
-        self._of(tp).go_to(position, reset)
-        self._ready.pop(tp, None)
-
     def _answered(self, request: Fetch | Lookup) -> list[tuple[TopicPartition, PartitionState]]:
         """The partitions for which the request was still the open question; it is open no more."""
         if isinstance(request, Fetch):
@@ -381,7 +390,7 @@ class Fetcher:
         if self._policy.is_none:
             self._fail(tp, state, NoOffsetForPartition(f"{tp}: no committed offset"))
         else:
-            state.reset = self._policy
+            state.reset, state.left = self._policy, (None, "no committed offset")
 
     def _fail(self, tp: TopicPartition, state: PartitionState, error: PenstockError) -> None:
         state.error = error

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from shared.clients.consumer.fetch_state import FetchLimits
+from shared.clients.consumer.fetch_state import FetchLimits, Move
 from shared.clients.consumer.fetcher import EARLIEST, LATEST, Fetcher
 from shared.clients.consumer.metrics import ConsumerMetrics
 from shared.clients.consumer.reader import FetchCommitted, Reader
@@ -40,8 +40,10 @@ class Fetching(Subscribing):
         )
         self._reader = Reader(self.connection, self._fetcher, SYSTEM_CLOCK, metrics)
 
-    async def start(self, fetch_committed: FetchCommitted) -> None:
-        """Connect; `fetch_committed` finds the offsets to start from."""
+    async def start(self, fetch_committed: FetchCommitted, on_move: Callable[[TopicPartition, Move], None]) -> None:
+        """Connect; `fetch_committed` finds the offsets to start from, `on_move` is told of positions that change
+        without a record taken."""
+        self._reader.on_move = on_move
         await self.open(self._reader.waiters)
         self._reader.open(fetch_committed)
 

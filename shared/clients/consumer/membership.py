@@ -1,24 +1,21 @@
-"""What a rebalance does to a consumer, and which positions may be committed at any moment.
+"""What a rebalance does to a consumer: who is told, what is committed before, and what is forgotten.
 
-Positions go through three hands: what the current poll returned (`_returned`: the user may be working on it), what
-polls before it returned (`_processed`), and what of that was handed to the committer (`_registered`). A revocation runs
-beside the user's code, so it commits `_processed` and no more. In an `async for` each record is returned by itself; the
-rest of its batch is `unread`, and nobody's position has passed it.
+A revocation runs beside the user's code, so it commits what polls before the current one returned, and no more
+(`positions.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable
 
-from shared.clients.connection import NO_EPOCH
 from shared.clients.consumer.committer import Committer
 from shared.clients.consumer.fetching import Fetching
 from shared.clients.consumer.listener import RebalanceListener
 from shared.clients.consumer.metrics import ConsumerMetrics
+from shared.clients.consumer.positions import Positions
 from shared.clients.consumer.settings import ConsumerSettings
-from shared.clients.consumer.unread import Unread
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import (
     CommitFailed,
@@ -31,7 +28,7 @@ from shared.common.errors import (
     UnknownMember,
 )
 from shared.common.log import get_logger
-from shared.common.records import OffsetAndMetadata, TopicPartition
+from shared.common.records import TopicPartition
 
 log = get_logger(__name__)
 
@@ -39,7 +36,7 @@ NO_GENERATION = -1
 
 
 class Membership:
-    """The listener's calls around a rebalance, and the positions."""
+    """The listener's calls around a rebalance, and the positions that go with the partitions."""
 
     def __init__(
         self, fetching: Fetching, committer: Committer, settings: ConsumerSettings, metrics: ConsumerMetrics
@@ -55,60 +52,7 @@ class Membership:
         self._losses = 0
         self._errors: deque[BaseException] = deque()
         self._settled = asyncio.Event()
-        self._returned: dict[TopicPartition, int] = {}
-        self._processed: dict[TopicPartition, int] = {}
-        self._registered: dict[TopicPartition, int] = {}
-        self._epochs: dict[TopicPartition, int] = {}
-        self.unread = Unread()
-        self.is_one_by_one = False
-        """Whether what was returned last is one record, of an iteration."""
-
-    def returned(
-        self,
-        positions: Mapping[TopicPartition, int],
-        epochs: Mapping[TopicPartition, int] = {},
-        *,
-        one_by_one: bool = False,
-    ) -> None:
-        """A poll or an iteration returned records up to these positions, the last of them of these leader epochs."""
-        self._returned.update(positions)
-        self._epochs.update(epochs)
-        self.is_one_by_one = one_by_one
-
-    def processed(self) -> None:
-        """The next poll or record asked for (or close) says that what was returned so far is done."""
-        self._processed.update(self._returned)
-        self._returned.clear()
-
-    def uncommitted(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The processed positions that were not handed to the committer yet."""
-        return self._with_epochs({tp: p for tp, p in self._processed.items() if self._registered.get(tp) != p})
-
-    def registered(self, offsets: Iterable[TopicPartition]) -> None:
-        """The committer has them."""
-        self._registered.update({tp: self._processed[tp] for tp in offsets if tp in self._processed})
-
-    def polled(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The positions after everything that was returned, for a commit that the user asks for."""
-        return self._with_epochs({**self._processed, **self._returned})
-
-    def _with_epochs(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndMetadata]:
-        return {tp: OffsetAndMetadata(p, "", self._epochs.get(tp, NO_EPOCH)) for tp, p in positions.items()}
-
-    def sought(self, tp: TopicPartition, offset: int) -> None:
-        """The user's own position: what was read before says nothing any more."""
-        self.unread.drop([tp])
-        self._returned.pop(tp, None)
-        self._epochs.pop(tp, None)
-        self._processed[tp] = offset
-
-    def forget_except(self, partitions: Iterable[TopicPartition]) -> None:
-        """Only these are read now."""
-        kept = set(partitions)
-        self.unread.keep(kept)
-        for positions in (self._returned, self._processed, self._registered, self._epochs):
-            for tp in [tp for tp in positions if tp not in kept]:
-                del positions[tp]
+        self.positions = Positions()
 
     def raise_pending(self) -> None:
         """Raise what a listener raised since the last poll."""
@@ -129,28 +73,29 @@ class Membership:
     def begin_anew(self) -> None:
         """The place in the group was just given up: poll gives nothing before there is a new one, nor is anything of
         before committed."""
-        self.forget_except(())
+        self.positions.forget_except(())
         self._committer.keep(())
         self.rebalancing = True
         self._settled.clear()
 
     @property
-    def losses(self) -> int:
-        """How often partitions were lost so far."""
-        return self._losses
+    def standing(self) -> tuple[int, int]:
+        """How often partitions were lost so far, and the generation whose work is done now."""
+        return self._losses, self.identity[0]
 
-    def will_go_on(self, error: PenstockError, losses: int) -> bool:
-        """Whether a commit failed for an ordinary rebalance alone: `losses` are those before it was tried.
+    def will_go_on(self, error: PenstockError, standing: tuple[int, int]) -> bool:
+        """Whether a commit failed for an ordinary rebalance alone: `standing` is of before it was tried.
 
         Then nothing is lost by it. Of partitions that are kept it is made under the new generation; others have been
         given back, and their next owner goes on from what was committed.
         """
+        losses, generation = standing
         if isinstance(error, RebalanceInProgress):
             return True
         if self._losses != losses or isinstance(error, UnknownMember | FencedInstanceId):
             return False
         if isinstance(error, IllegalGeneration):
-            return self._fetching.is_joining or self._fetching.generation > self.identity[0]
+            return self._fetching.is_joining or self._fetching.generation > generation
         return isinstance(error, CommitFailed)  # taken away, and not lost
 
     async def on_revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
@@ -162,7 +107,7 @@ class Membership:
         if lost or self._fetching.is_cooperative:
             # From here on another may commit them, so that nothing may be left which would go out later.
             kept = self._fetching.assignment() - partitions
-            self.forget_except(kept)
+            self.positions.forget_except(kept)
             self._committer.keep(kept)
         if lost:
             await self._give_back(partitions, lost=True, limit_ms=self._settings.rebalance_timeout_ms)
@@ -176,7 +121,7 @@ class Membership:
         self._owned = partitions
         self._committer.keep(partitions)
         # What is new is read from its committed offset, so positions of an earlier generation say nothing any more.
-        self.forget_except(partitions - added)
+        self.positions.forget_except(partitions - added)
         log.info(
             "assigned",
             group_id=self._settings.group_id,
@@ -230,9 +175,9 @@ class Membership:
             if listener is not None and partitions:
                 await self._call(listener.on_partitions_lost(partitions), "on_partitions_lost", limit_ms)
             return
-        if self._settings.commit_strategy != "none" and (offsets := self.uncommitted()):
+        if self._settings.commit_strategy != "none" and (offsets := self.positions.uncommitted()):
             self._committer.commit_async(offsets)
-            self.registered(offsets)
+            self.positions.registered(offsets)
         if listener is not None and partitions and self._fetching.topics():
             await self._call(listener.on_partitions_revoked(partitions), "on_partitions_revoked", limit_ms)
         if self._settings.group_id is not None:

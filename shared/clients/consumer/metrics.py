@@ -33,6 +33,12 @@ class ConsumerMetrics:
         ).labels(group=group)
         commits = counter(registry, "consumer_commits", "Offset commits, by result.", "group", "result")
         self._ok, self._failed = commits.labels(group=group, result="ok"), commits.labels(group=group, result="failed")
+        self._resets = counter(
+            registry, "consumer_position_resets", "Positions that the log did not hold.", "group", "topic"
+        )
+        self._skipped = counter(
+            registry, "consumer_offsets_skipped", "Offsets passed over by position resets.", "group", "topic"
+        )
         self._latency = histogram(registry, "consumer_commit_latency_seconds", "Offset commits that succeeded.")
         self._rebalances = counter(registry, "consumer_rebalances", "Assignments received.", "group").labels(
             group=group
@@ -62,6 +68,11 @@ class ConsumerMetrics:
 
     def fetch_failed(self) -> None:
         self._fetches_failed.inc()
+
+    def position_reset(self, topic: str, by: int) -> None:
+        """A position that the log did not hold was replaced by one so many offsets further."""
+        self._resets.labels(group=self._group, topic=topic).inc()
+        self._skipped.labels(group=self._group, topic=topic).inc(max(0, by))
 
     def buffered(self, size: int) -> None:
         self._buffered.set(size)

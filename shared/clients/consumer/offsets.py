@@ -41,7 +41,7 @@ class OffsetLookups:
         Raises at once what keeps the position from being known: NoOffsetForPartition under `auto_offset_reset=none`.
         """
         self._check_open()
-        if (unread := self._membership.unread.position(tp)) is not None:
+        if (unread := self._membership.positions.unread.position(tp)) is not None:
             return unread
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + self._fetching.settings.request_timeout_ms
         while (position := self._fetching.position(tp)) is None:
@@ -59,7 +59,7 @@ class OffsetLookups:
         self._check_open()
         if tp not in self._fetching.assignment():
             return None
-        unread = self._membership.unread.position(tp)
+        unread = self._membership.positions.unread.position(tp)
         return self._fetching.position(tp) if unread is None else unread
 
     def known_lag(self, tp: TopicPartition) -> int | None:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
 from shared.clients.connection import Connection, FetchRequest, list_offsets
-from shared.clients.consumer.fetch_state import BACKOFF_MAX_MS, Fetch, Lookup
+from shared.clients.consumer.fetch_state import BACKOFF_MAX_MS, Fetch, Lookup, Move
 from shared.clients.consumer.fetcher import Fetcher
 from shared.clients.consumer.metrics import ConsumerMetrics
 from shared.clients.consumer.reset_policy import ResetPolicy
@@ -45,6 +45,8 @@ class Reader:
         self._broken: BaseException | None = None
         self._is_open = False
         self.waiters: set[asyncio.Future[None]] = set()
+        self.on_move: Callable[[TopicPartition, Move], None] | None = None
+        """Told of a position that changed without a record taken."""
 
     def __repr__(self) -> str:
         return f"<Reader {self.fetcher}, {len(self._tasks)} tasks>"
@@ -82,7 +84,7 @@ class Reader:
     def reset(self, partitions: Iterable[TopicPartition], policy: ResetPolicy) -> None:
         """Go on from where the policy says; the positions are None until they are known."""
         for tp in partitions:
-            self.fetcher.reset(tp, policy)
+            self.fetcher.seek(tp, policy)
         self.pump()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
@@ -102,6 +104,7 @@ class Reader:
         try:
             return self.fetcher.take(max_records)
         finally:
+            self._tell_moves()
             self.pump()
 
     async def wait_for_data(self, timeout_ms: float) -> None:
@@ -165,6 +168,7 @@ class Reader:
             now_ms = self._clock.monotonic_ms()
             for tp, node in self.fetcher.received(fetch, response, now_ms).items():
                 self._connection.leader_moved(tp, node)
+            self._tell_moves()
             if self._metrics is not None:
                 size = sum(len(answer.records) for answer in response.answers.values())
                 self._metrics.fetched(now_ms - started_ms, size)
@@ -183,9 +187,26 @@ class Reader:
                 level = "read_committed" if self.fetcher.read_committed else "read_uncommitted"
                 limit_ms = self._connection.settings.request_timeout_ms
                 self.fetcher.placed(lookup, await list_offsets(self._connection, specs, level, limit_ms))
+                self._tell_moves()
         except PenstockError as e:
             self.fetcher.failed(lookup, e, self._clock.monotonic_ms())
         self.pump()
+
+    def _tell_moves(self) -> None:
+        for tp, move in self.fetcher.moves().items():
+            if move.reason:
+                self._say_reset(tp, move)
+            if self.on_move is not None:
+                self.on_move(tp, move)
+
+    def _say_reset(self, tp: TopicPartition, move: Move) -> None:
+        fields = {"client_id": self._connection.client_id, "partition": str(tp), "reason": move.reason}
+        if move.left is None:
+            log.info("position found", **fields, to=move.position)
+            return
+        log.warning("position reset", **fields, left=move.left, to=move.position)
+        if self._metrics is not None:
+            self._metrics.position_reset(tp.topic, move.position - move.left)
 
     async def _refresh(self) -> None:
         """Fetch the metadata; the longer leaders are missing, the longer the waits between two refreshes."""

@@ -1,0 +1,124 @@
+"""Which positions may be committed at any moment, by themselves or on request.
+
+A position goes through three hands: what the current poll returned (`_returned`: the user may be working on it), what
+polls before it returned (`_processed`), and what of that was handed to the committer, by the commit strategy or by the
+user (`_registered`). What commits by itself takes `_processed` and no more, and never goes below what was registered.
+In an `async for` each record is returned by itself; the rest of its batch is `unread`, and nobody's position has passed
+it. A position that the reset policy found, or that moved over offsets without a record, counts like one that was read.
+
+>>> clicks = TopicPartition("clicks", 0)
+>>> positions = Positions()
+>>> positions.returned({clicks: 3})
+>>> positions.processed()
+>>> positions.returned({clicks: 6})
+>>> positions.uncommitted()[clicks].offset, positions.polled()[clicks].offset
+(3, 6)
+>>> positions.registered(positions.polled())  # the user commits
+>>> positions.uncommitted()
+{}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from shared.clients.connection import NO_EPOCH
+from shared.clients.consumer.fetch_state import Move
+from shared.clients.consumer.unread import Taken, Unread
+from shared.common.records import OffsetAndMetadata, TopicPartition
+
+_At = tuple[int, int]  # a position, and the leader epoch of the record before it
+
+
+class Positions:
+    """Of one consumer; those of partitions that are not read any more are to be forgotten (`forget_except`)."""
+
+    def __init__(self) -> None:
+        self._returned: dict[TopicPartition, _At] = {}
+        self._processed: dict[TopicPartition, _At] = {}
+        self._registered: dict[TopicPartition, int] = {}
+        self.unread = Unread()
+        self.is_one_by_one = False
+        """Whether what was returned last is one record, of an iteration."""
+        self.has_drifting = False
+        """Whether a position was found from the end, or by a time, and not handed to the committer yet: a member that
+        dies before it is committed leaves its successor to the policy, which then leads past what came meanwhile."""
+
+    def __repr__(self) -> str:
+        return f"<Positions returned {self._returned}, processed {self._processed}, registered {self._registered}>"
+
+    def returned(self, positions: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int] = {}) -> None:
+        """A poll returned records up to these positions, the last of them of these leader epochs."""
+        for tp, position in positions.items():
+            self._note_return(tp, position)
+            self._returned[tp] = position, epochs.get(tp, NO_EPOCH)
+        self.is_one_by_one = False
+
+    def taken(self, taken: Mapping[TopicPartition, Taken]) -> None:
+        """Records to be returned one by one."""
+        for tp, each in taken.items():
+            self._note_return(tp, each.columns.offsets.item(0) + 1)
+        self.unread.add(taken)
+
+    def returned_one(self, tp: TopicPartition, position: int, epoch: int) -> None:
+        """An iteration returned one of the records that were taken."""
+        self._returned[tp] = position, epoch
+        self.is_one_by_one = True
+
+    def moved(self, tp: TopicPartition, move: Move) -> None:
+        """The position went on without a record handed out, or was found by the reset policy.
+
+        What is unread lies before it, so that this one counts when that has been returned.
+        """
+        if self.unread.position(tp) is not None:
+            return
+        self._note_return(tp, move.position)
+        self.has_drifting |= move.drifts
+        if move.left is not None:
+            self._registered.pop(tp, None)
+        hand = self._returned if tp in self._returned else self._processed
+        hand[tp] = move.position, move.epoch
+
+    def processed(self) -> None:
+        """The next poll or record asked for (or close) says that what was returned so far is done."""
+        self._processed.update(self._returned)
+        self._returned.clear()
+
+    def uncommitted(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The processed positions above what was handed to the committer."""
+        registered = self._registered
+        return {
+            tp: OffsetAndMetadata(position, "", epoch)
+            for tp, (position, epoch) in self._processed.items()
+            if position > registered.get(tp, -1)
+        }
+
+    def registered(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """The committer has them: what commits by itself stays above."""
+        self._registered.update({tp: at.offset for tp, at in offsets.items()})
+        self.has_drifting = False
+
+    def polled(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The positions after everything that was returned, for a commit that the user asks for."""
+        return {tp: OffsetAndMetadata(p, "", epoch) for tp, (p, epoch) in (self._processed | self._returned).items()}
+
+    def sought(self, tp: TopicPartition, offset: int) -> None:
+        """The user's own position: what was read and committed before says nothing any more."""
+        self.unread.drop([tp])
+        self._returned.pop(tp, None)
+        self._registered.pop(tp, None)
+        self._processed[tp] = offset, NO_EPOCH
+
+    def forget_except(self, partitions: Iterable[TopicPartition]) -> None:
+        """Only these are read now."""
+        kept = set(partitions)
+        self.unread.keep(kept)
+        for hand in (self._returned, self._processed, self._registered):
+            for tp in [tp for tp in hand if tp not in kept]:
+                del hand[tp]
+
+    def _note_return(self, tp: TopicPartition, position: int) -> None:
+        """A log that was cut, or made anew, is read from further down: so it is committed from there."""
+        before = self._returned.get(tp) or self._processed.get(tp)
+        if before is not None and position < before[0]:
+            self._registered.pop(tp, None)

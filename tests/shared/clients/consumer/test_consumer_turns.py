@@ -1,0 +1,139 @@
+"""A consumer leaves the event loop its turns, however fast records are at hand, and is one task's at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
+from shared.clients.producer import Producer
+from shared.common.errors import IllegalState
+from shared.common.records import ProducerRecord, TopicPartition
+from shared.common.settings import KafkaSettings
+from shared.testing.fake_broker import Api, FakeCluster, Request
+
+A = TopicPartition("t", 0)
+RECORDS = 2_000
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[FakeCluster]:
+    async with FakeCluster(configs={"group.min.session.timeout.ms": "10"}) as cluster:
+        cluster.create_topic("t")
+        async with Producer(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as producer:
+            records = [ProducerRecord("t", b"%d" % i, partition=0) for i in range(RECORDS)]
+            assert await (await producer.send_many(records)).first_error() is None
+        yield cluster
+
+
+@asynccontextmanager
+async def opened(cluster: FakeCluster, **given: object) -> AsyncIterator[Consumer]:
+    kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=2_000, retry_backoff_ms=5)
+    settings = {"group_id": "g", "auto_offset_reset": "earliest", "heartbeat_interval_ms": 20, "fetch_max_wait_ms": 20}
+    async with asyncio.timeout(20), Consumer(kafka, ConsumerSettings.model_validate({**settings, **given})) as consumer:
+        yield consumer
+
+
+def work(seconds: float) -> None:
+    """As code does that never awaits."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+@pytest.mark.parametrize("way", ["poll", "async for"])
+async def test_heartbeats_go_out_while_records_are_at_hand(cluster: FakeCluster, way: str) -> None:
+    """Code that works without awaiting, in pieces shorter than a session, keeps its place in the group."""
+    lost: list[frozenset[TopicPartition]] = []
+
+    class Listener(RebalanceListener):
+        async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
+            lost.append(partitions)
+
+    async with opened(cluster, max_poll_records=10, session_timeout_ms=400) as consumer:
+        consumer.subscribe(["t"], Listener())
+        while not consumer.assignment() or not consumer.known_lag(A):
+            await consumer.poll(20, 1)
+        heartbeats: list[Request] = []
+        cluster.control(Api.HEARTBEAT, heartbeats.append)
+        seen = 0
+        if way == "poll":
+            while seen < 1_500:
+                seen += sum(map(len, (await consumer.poll(20)).values()))
+                work(0.005)
+        else:
+            async for _ in consumer:
+                seen += 1
+                work(0.0005)
+                if seen == 1_500:
+                    break
+        assert len(heartbeats) > 5
+        assert not lost
+
+
+async def test_polls_without_time_join_the_group(cluster: FakeCluster) -> None:
+    """Who polls with a timeout of 0 in a loop gets records as well."""
+    async with opened(cluster) as consumer:
+        consumer.subscribe(["t"])
+        while not await consumer.poll(0):
+            pass
+
+
+async def test_a_poll_beside_another_is_refused(cluster: FakeCluster) -> None:
+    """The second would count as processed what the first is about to return; the first goes on."""
+    async with opened(cluster) as consumer:
+        consumer.subscribe(["t"])
+        first = asyncio.create_task(consumer.poll(10_000))
+        await asyncio.sleep(0)
+        with pytest.raises(IllegalState, match="another task is in poll"):
+            await consumer.poll(0)
+        with pytest.raises(IllegalState, match="another task is in poll"):
+            await anext(consumer)
+        assert await first
+        assert await consumer.poll(1_000)
+
+
+async def test_iterations_of_two_tasks_are_refused(cluster: FakeCluster) -> None:
+    """The record that one task works on would count as processed when the other asks for the next."""
+    async with opened(cluster) as consumer:
+        consumer.subscribe(["t"])
+        busy = asyncio.Event()
+
+        async def iterate() -> None:
+            async for _ in consumer:
+                busy.set()
+                await asyncio.sleep(0)
+
+        first = asyncio.create_task(iterate())
+        await busy.wait()
+        second = asyncio.create_task(iterate())
+        done, left = await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+        (refused,) = done
+        with pytest.raises(IllegalState, match="another task"):
+            await refused
+        for task in left:
+            task.cancel()
+
+
+async def test_an_iteration_may_go_on_in_another_task(cluster: FakeCluster) -> None:
+    """Where the one before has ended its loop, or is over: also one task for each record."""
+    async with opened(cluster) as consumer:
+        consumer.subscribe(["t"])
+        offsets = []
+        async for record in consumer:
+            offsets.append(record.offset)
+            break
+
+        async def iterate() -> None:
+            async for record in consumer:
+                offsets.append(record.offset)
+                break
+
+        await asyncio.create_task(iterate())
+        records = aiter(consumer)
+        offsets += [(await asyncio.wait_for(anext(records), 10)).offset for _ in range(2)]
+        assert offsets == [0, 1, 2, 3]
