@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -23,7 +24,7 @@ from shared.common.command_line import run_app
 from shared.common.errors import GroupNotEmpty, GroupNotFound
 from shared.common.lake import table_uri
 from shared.common.settings import CommandSettings, KafkaSettings
-from shared.common.topic_names import REPARTITION_SUFFIX, changelog_topic, instances_topic
+from shared.common.topic_names import CHANGELOG_SUFFIX, changelog_topic, instances_topic, is_repartition_topic
 from shared.streams.settings import StreamsSettings
 
 PROGRAM = "penstock streams"
@@ -39,7 +40,8 @@ class ResetSettings(CommandSettings):
 class ResetPlan(NamedTuple):
     """What goes: the committed offsets by topic and partition, topics, and the snapshot's folder.
 
-    `by_hand` is a snapshot at a URI, which has to be removed with the store's own tools.
+    `by_hand` is a snapshot at a URI, which has to be removed with the store's own tools. `unsure` are topics that stay,
+    since by their names they may be another application's: each with that application.
     """
 
     application: str
@@ -47,6 +49,7 @@ class ResetPlan(NamedTuple):
     topics: list[str]
     snapshot: str | None
     by_hand: str | None
+    unsure: dict[str, str]
 
     @property
     def is_empty(self) -> bool:
@@ -66,10 +69,38 @@ async def plan_reset(admin: Admin, settings: StreamsSettings) -> ResetPlan:
         raise GroupNotEmpty(f"application {application} is running: stop {'; '.join(map(str, members))}")
     known = await admin.list_topics()
     always = (changelog_topic(application), instances_topic(application))
-    own = [name for name in known if name in always or _is_repartition(name, application)]
+    repartition, unsure = repartition_topics(known, application, {at.topic for at in offsets})
+    own = [name for name in known if name in always or name in repartition]
     snapshot, by_hand = _snapshot(settings)
     committed = {str(at): to.offset for at, to in sorted(offsets.items())}
-    return ResetPlan(application, committed, own, snapshot, by_hand)
+    return ResetPlan(application, committed, own, snapshot, by_hand, unsure)
+
+
+def repartition_topics(
+    known: Iterable[str], application: str, committed: Collection[str]
+) -> tuple[list[str], dict[str, str]]:
+    """The application's own topics between its parts; and those that may as well be the named application's.
+
+    The name of an application may begin with another's, and a topic's name does not say where the application's ends.
+    A topic that the group has committed offsets of (`committed`) is its own. Another is so unless there is an
+    application, known by its changelog, that may have named it too.
+
+    >>> topics = ["shop-changelog", "shop-by-user-repartition", "shop-eu-changelog", "shop-eu-by-user-repartition"]
+    >>> repartition_topics(topics, "shop", ())
+    (['shop-by-user-repartition'], {'shop-eu-by-user-repartition': 'shop-eu'})
+    """
+    topics = list(known)
+    others = [name.removesuffix(CHANGELOG_SUFFIX) for name in topics if name.endswith(CHANGELOG_SUFFIX)]
+    own, unsure = [], {}
+    for topic in topics:
+        if not is_repartition_topic(topic, application):
+            continue
+        claims = [other for other in others if other != application and is_repartition_topic(topic, other)]
+        if topic in committed or not claims:
+            own.append(topic)
+        else:
+            unsure[topic] = max(claims, key=len)
+    return own, unsure
 
 
 def _snapshot(settings: StreamsSettings) -> tuple[str | None, str | None]:
@@ -78,10 +109,6 @@ def _snapshot(settings: StreamsSettings) -> tuple[str | None, str | None]:
     if "://" in root:
         return None, root
     return (root, None) if root and Path(root).is_dir() else (None, None)
-
-
-def _is_repartition(topic: str, application: str) -> bool:
-    return topic.startswith(f"{application}-") and topic.endswith(REPARTITION_SUFFIX)
 
 
 async def carry_out(admin: Admin, plan: ResetPlan) -> None:
@@ -96,15 +123,16 @@ async def carry_out(admin: Admin, plan: ResetPlan) -> None:
 
 def lines_of(plan: ResetPlan) -> list[str]:
     """The plan in words."""
+    unsure = [f"topic {topic} stays: it may be application {other}'s" for topic, other in plan.unsure.items()]
     if plan.is_empty:
-        return [f"application {plan.application}: there is nothing to forget"]
+        return [f"application {plan.application}: there is nothing to forget", *unsure]
     lines = [f"topic {topic}: its records" for topic in plan.topics]
     if plan.snapshot is not None:
         lines.append(f"snapshot {plan.snapshot}: open windows and closed ones")
     lines += [f"offset of {at}: {offset}" for at, offset in plan.offsets.items()]
     if plan.by_hand is not None:
         lines.append(f"to be removed by hand, before the next start: everything below {plan.by_hand}")
-    return lines
+    return lines + unsure
 
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="A streams application as a whole.")

@@ -50,6 +50,15 @@ def instances_topic(application: str) -> str:
     return application + INSTANCES_SUFFIX
 
 
+def is_repartition_topic(topic: str, application: str) -> bool:
+    """Whether a topic is named as one between two parts of an application's topology is.
+
+    >>> is_repartition_topic("shop-by-user-repartition", "shop"), is_repartition_topic("shop-changelog", "shop")
+    (True, False)
+    """
+    return topic.startswith(f"{application}-") and topic.endswith(REPARTITION_SUFFIX)
+
+
 def late_topic(topic: str) -> str:
     """Where a source topic's late records go, unless its stream says otherwise."""
     return topic + LATE_SUFFIX

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from shared.common.errors import CorruptRecord, SchemaMismatch
+from shared.common.topic_names import REPARTITION_SUFFIX
 from shared.streams import changelog_format as fmt
 from shared.streams.changelog_format import Entry, Progress, StoreSchema
 
@@ -148,6 +149,12 @@ def _change(entry: Entry, store: str, key: bytes) -> Change:
     return Change(fmt.DELETED, store, key, start)
 
 
+RENAMED = (
+    "give it the name that it had, and its topic stays the one that it was. Otherwise run the topology as it was until "
+    "all is read, or forget everything with `penstock streams reset`."
+)
+
+
 def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> None:
     """SchemaMismatch, naming the difference, where state that was written under `stored` cannot be read under `own`.
 
@@ -160,9 +167,9 @@ def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) 
         fixed = ("name", "kind", "key", "source", "size_ms", "advance_ms")
         for what in (*fixed, "grace_ms") if new.kind == "sliding" else fixed:
             if getattr(old, what) != getattr(new, what):
-                raise SchemaMismatch(
-                    f"store {number}: {what} was {getattr(old, what)!r}, is now {getattr(new, what)!r}"
-                )
+                said = f"store {number}: {what} was {getattr(old, what)!r}, is now {getattr(new, what)!r}"
+                is_renamed = what == "source" and old.source.endswith(REPARTITION_SUFFIX)
+                raise SchemaMismatch(f"{said}. If a key_by has no name: {RENAMED}" if is_renamed else said)
         if changed := changed_aggregations(old, new):
             raise SchemaMismatch(f"store {old.name!r}: the aggregations changed: {', '.join(changed)}")
     if len(stored) != len(own):

@@ -7,15 +7,19 @@ Kafka's do unless they are told otherwise, goes on as if nothing had happened; h
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
-from shared.common.errors import ChangelogHole, SourceOffsetsMissing, SourceTopicChanged
+from shared.common.errors import ChangelogHole, SchemaMismatch, SourceOffsetsMissing, SourceTopicChanged
 from shared.common.records import TopicPartition
+from shared.common.topic_names import REPARTITION_SUFFIX, is_repartition_topic
+from shared.streams.changelog_reader import RENAMED
 
 OnMissing = Literal["fail", "skip"]
 START_AFRESH = (
     "The state goes with the old topic's records. To start afresh, give the application another application_id, or "
-    "stop all its instances and delete its group's offsets, its changelog topic and its tables in the lake."
+    "stop all its instances and run `penstock streams reset`: it forgets the group's offsets, the changelog, the "
+    "repartition topics and the tables in the lake."
 )
 
 
@@ -49,6 +53,26 @@ def position_of(
             "set streams.start_from_group_offsets to go on at them."
         )
     return committed if known is None else known
+
+
+def left_topics(sources: Mapping[str, int], read: Collection[str], application: str) -> list[str]:
+    """The application's own topics of which there is a position, and which its topology does not read any more.
+
+    >>> left_topics({"clicks": 7, "app-key_by-2-repartition": 5}, ["clicks", "app-key_by-3-repartition"], "app")
+    ['app-key_by-2-repartition']
+    """
+    return sorted(topic for topic in sources.keys() - set(read) if is_repartition_topic(topic, application))
+
+
+def refuse_unread(at: TopicPartition, position: int, read: Collection[str], application: str) -> None:
+    """Raise SchemaMismatch: a topic that the topology has left holds records from `position` on."""
+    now = sorted(topic for topic in read if is_repartition_topic(topic, application))
+    name = at.topic.removeprefix(f"{application}-").removesuffix(REPARTITION_SUFFIX)
+    raise SchemaMismatch(
+        f"{at} holds records from offset {position} on that were not read, and the topology does not read it any more; "
+        f"its own topics are {', '.join(now) or 'none'}. A key_by without a name is named after its place: {RENAMED} "
+        f"Here that is name={name!r}."
+    )
 
 
 def start_of(

@@ -7,22 +7,26 @@ from collections.abc import Iterable, Mapping
 from prometheus_client import CollectorRegistry
 
 from shared.clients.admin import Admin
-from shared.clients.consumer import Consumer
+from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.common.log import get_logger
 from shared.common.metrics import counter
 from shared.common.records import TopicPartition
 from shared.common.settings import KafkaSettings
 from shared.streams.settings import StreamsSettings
-from shared.streams.source_offsets import Held, position_of, start_of
+from shared.streams.source_offsets import Held, left_topics, position_of, refuse_unread, start_of
 from shared.streams.stream_task import StreamTask
 
 log = get_logger(__name__)
 
 LOOKUP_TIMEOUT_MS = 10_000  # the other partitions may wait for it
+UNREAD_POLL_MS = 500
 
 
 class SourcePositions:
-    """Where tasks read on. Its methods raise ChangelogHole, SourceTopicChanged and SourceOffsetsMissing."""
+    """Where tasks read on.
+
+    Its methods raise ChangelogHole, SourceTopicChanged and SourceOffsetsMissing; `find` SchemaMismatch too.
+    """
 
     def __init__(self, kafka: KafkaSettings, settings: StreamsSettings, registry: CollectorRegistry) -> None:
         self._kafka, self._settings = kafka, settings
@@ -52,10 +56,41 @@ class SourcePositions:
                 from_group=self._settings.start_from_group_offsets,
             )
         await self._put(task, consumer, found)
+        await self._leave(task)
 
     async def check(self, task: StreamTask, consumer: Consumer, partitions: Iterable[TopicPartition]) -> None:
         """Hold a running task's positions against what the partitions hold now; move those that may be moved."""
         await self._put(task, consumer, {at: task.sources.get(at.topic) for at in partitions})
+
+    async def _leave(self, task: StreamTask) -> None:
+        """Let go of the application's own topics that the topology left; SchemaMismatch where they hold something."""
+        application, read = self._settings.application_id, task.topology.source_topics()
+        left = left_topics(task.sources, read, application)
+        if not left:
+            return
+        async with Admin(self._kafka, timeout_ms=LOOKUP_TIMEOUT_MS) as admin:
+            known = await admin.list_topics()
+        for topic in left:
+            at, position = TopicPartition(topic, task.partition), task.sources[topic]
+            if topic in known and await self._holds_more(at, position):
+                refuse_unread(at, position, read, application)
+            log.info("a topic that the topology does not read any more was read to its end", topic_partition=str(at))
+            del task.sources[topic]
+            task.source_ids.pop(topic, None)
+            task.needs_commit = True
+
+    async def _holds_more(self, at: TopicPartition, position: int) -> bool:
+        """Whether there is a record at the position or after it; the marks of transactions are none."""
+        settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none")
+        async with Consumer(self._kafka, settings) as consumer:
+            consumer.assign([at])
+            first, end = await consumer.beginning_offsets([at]), await consumer.end_offsets([at])
+            if first[at] < end[at] > position:
+                consumer.seek(at, max(position, first[at]))
+                while await consumer.position(at) < end[at]:
+                    if await consumer.poll(UNREAD_POLL_MS):
+                        return True
+        return False
 
     async def _put(self, task: StreamTask, consumer: Consumer, positions: Mapping[TopicPartition, int | None]) -> None:
         for at, held in (await self._held(consumer, positions)).items():

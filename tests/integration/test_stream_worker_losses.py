@@ -17,15 +17,18 @@ from shared.common.errors import (
     ConfigError,
     CorruptRecord,
     DataError,
+    SchemaMismatch,
     SourceOffsetsMissing,
     SourceTopicChanged,
 )
 from shared.common.records import GroupMetadata, ProducerRecord, TopicPartition
 from shared.common.settings import LogSettings
 from shared.streams.changelog_format import PROGRESS, decode, encode_live
+from shared.streams.dsl import StreamsBuilder
 from shared.streams.stream_worker import StreamWorker
 from shared.streams.task_outputs import TaskCommit
 from shared.streams.topics import CHANGELOG_CONFIGS
+from shared.streams.topology import Topology
 from tests.integration.test_stream_worker import (
     WAIT_SECONDS,
     Chain,
@@ -275,3 +278,46 @@ async def test_the_marks_of_transactions_are_no_missing_records(kafka: EmbeddedK
                 return any(owned.task is not None for owned in worker.tasks().values())
 
             await until(restored)
+
+
+# --- the application's own topics ---
+
+
+async def test_what_a_topic_with_another_name_still_holds_is_refused(
+    kafka: EmbeddedKafka, topic_name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A key_by without a name gets another topic when a node comes before it: not before the old one is read."""
+
+    def build(*, filtered: bool) -> Topology:
+        builder = StreamsBuilder()
+        stream = builder.stream(topic_name)
+        if filtered:
+            stream = stream.filter(lambda record: True)
+        stream.key_by(lambda record: str(record.value["id"] % 3)).repartition().to(f"{topic_name}-out")
+        return builder.build()
+
+    log.configure(LogSettings(format="json"), "test")
+    old = f"{topic_name}-key_by-2-repartition"
+    async with chain_of(kafka, topic_name, 1) as chain:
+        await chain.send(100)
+        worker = chain.worker(build(filtered=False), commit_interval_ms=60_000)
+        async with running(worker):
+
+            async def all_taken() -> bool:
+                return [o.task.sources.get(topic_name) for o in worker.tasks().values() if o.task] == [100]
+
+            await until(all_taken)
+        with pytest.raises(
+            SchemaMismatch, match=f"{old}-0 holds records from offset 0 on that were not read.*key_by-2"
+        ):
+            await fails(chain.worker(build(filtered=True)))
+        for filtered, number in ((False, 100), (True, 200)):
+
+            async def all_written(number: int = number) -> bool:
+                return len(await chain.values("out")) == number
+
+            async with running(chain.worker(build(filtered=filtered))):
+                if filtered:
+                    await chain.send(100)
+                await until(all_written)
+    assert "was read to its end" in capsys.readouterr().err

@@ -54,8 +54,29 @@ async def test_it_is_said_first_and_done_then(
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["executed"] for one in said] == [False, True, False]
     plan = {"application": "app", "offsets": {"app-0": 0}, "topics": OWN, "snapshot": str(tmp_path / "app")}
-    assert said[0] == {**plan, "by_hand": None, "executed": False}
-    assert said[2] == {**plan, "offsets": {}, "topics": [], "snapshot": None, "by_hand": None, "executed": False}
+    rest = {"by_hand": None, "unsure": {}, "executed": False}
+    assert said[0] == {**plan, **rest}
+    assert said[2] == {**plan, "offsets": {}, "topics": [], "snapshot": None, **rest}
+
+
+async def test_an_application_whose_name_begins_with_anothers(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of two applications of which one's name begins with the other's, each is reset without the other's topics."""
+    of_app, of_eu = "app-by-user-repartition", "app-eu-by-user-repartition"
+    offsets = {TopicPartition("clicks", 0): 3}
+    async with FakeCluster() as cluster, Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        topics = ("clicks", "app-changelog", of_app, "app-eu-changelog", of_eu)
+        await admin.create_topics([NewTopic(name, 1, 1) for name in topics])
+        await admin.alter_group_offsets("app", {**offsets, TopicPartition(of_app, 0): 2})
+        await admin.alter_group_offsets("app-eu", {**offsets, TopicPartition(of_eu, 0): 2})
+        assert await asyncio.to_thread(main, arguments(cluster, "--execute")) == 0
+        assert set(await admin.list_topics()) == {"clicks", "app-eu-changelog", of_eu}
+        await admin.create_topics([NewTopic("app-changelog", 1, 1)])
+        of_the_other = ["app-eu" if part == "app" else part for part in arguments(cluster, "--execute")]
+        assert await asyncio.to_thread(main, of_the_other) == 0
+        assert set(await admin.list_topics()) == {"clicks", "app-changelog"}
+    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (first["topics"], first["unsure"]) == ([of_app, "app-changelog"], {of_eu: "app-eu"})
+    assert (second["topics"], second["unsure"]) == ([of_eu, "app-eu-changelog"], {})
 
 
 async def test_a_running_application_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,14 +94,17 @@ async def test_a_running_application_is_refused(tmp_path: Path, capsys: pytest.C
 
 def test_the_plan_in_words() -> None:
     """Each thing that goes has a line; a snapshot at a URI has to be removed by hand, and that is said."""
-    plan = ResetPlan("app", {"t-0": 7}, ["app-changelog"], None, "s3://lake/app")
+    plan = ResetPlan("app", {"t-0": 7}, ["app-changelog"], None, "s3://lake/app", {"app-x-y-repartition": "app-x"})
     assert lines_of(plan) == [
         "topic app-changelog: its records",
         "offset of t-0: 7",
         "to be removed by hand, before the next start: everything below s3://lake/app",
+        "topic app-x-y-repartition stays: it may be application app-x's",
     ]
-    assert lines_of(ResetPlan("app", {}, [], "/lake/app", None)) == ["snapshot /lake/app: open windows and closed ones"]
-    assert lines_of(ResetPlan("app", {}, [], None, None)) == ["application app: there is nothing to forget"]
+    assert lines_of(ResetPlan("app", {}, [], "/lake/app", None, {})) == [
+        "snapshot /lake/app: open windows and closed ones"
+    ]
+    assert lines_of(ResetPlan("app", {}, [], None, None, {})) == ["application app: there is nothing to forget"]
 
 
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:

@@ -282,6 +282,13 @@ def test_windows_may_get_aggregations() -> None:
         assert [change.written_as for change in got.changes] == [written_as]
 
 
+def test_a_source_that_another_name_was_made_for_is_told_with_the_remedy() -> None:
+    """Where the source was a repartition topic, the message says that a name keeps it, and how to forget its state."""
+    stored = changed(source="app-key_by-2-repartition")
+    with pytest.raises(SchemaMismatch, match=r"give it the name that it had, .* or .* with `penstock streams reset`"):
+        check_schema((stored,), (changed(source="app-key_by-3-repartition"),))
+
+
 @pytest.mark.parametrize(
     ("own", "said"),
     [

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.errors import ChangelogHole, SourceOffsetsMissing, SourceTopicChanged
+from shared.common.errors import ChangelogHole, SchemaMismatch, SourceOffsetsMissing, SourceTopicChanged
 from shared.common.records import TopicPartition
-from shared.streams.source_offsets import Held, OnMissing, Start, position_of, start_of
+from shared.streams.source_offsets import Held, OnMissing, Start, left_topics, position_of, refuse_unread, start_of
 
 AT = TopicPartition("flights", 3)
 ID, OTHER = "2ia3basOR-KblWWPsTuLbw", "AAAAAAAAAAAAAAAAAAAAAA"
@@ -82,3 +82,21 @@ def test_a_position_past_the_end_is_refused(on_missing: OnMissing) -> None:
     """A topic that ends before the position lost what was read, or is another one whose id was not recorded."""
     with pytest.raises(SourceTopicChanged, match=r"flights-3: the position is 91, but the partition ends at 90"):
         start_of(AT, 91, None, Held(ID, 0, 90), on_missing)
+
+
+def test_own_topics_that_the_topology_left() -> None:
+    """Of all positions it is those of the application's own topics that nobody reads any more; sources may go."""
+    sources = {"app-key_by-2-repartition": 5, "app-by-user-repartition": 7, "clicks": 1, "other-x-repartition": 9}
+    assert left_topics(sources, ["app-by-user-repartition"], "app") == ["app-key_by-2-repartition"]
+
+
+def test_unread_records_of_a_topic_with_another_name_are_refused() -> None:
+    """The message has the place, what the topology reads now, and the name that keeps the topic."""
+    at = TopicPartition("app-key_by-2-repartition", 3)
+    with pytest.raises(SchemaMismatch) as refused:
+        refuse_unread(at, 5, ["clicks", "app-key_by-3-repartition"], "app")
+    said = str(refused.value)
+    assert "app-key_by-2-repartition-3 holds records from offset 5 on that were not read" in said
+    assert "its own topics are app-key_by-3-repartition." in said
+    assert "name='key_by-2'" in said
+    assert "penstock streams reset" in said
