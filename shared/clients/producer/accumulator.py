@@ -54,7 +54,8 @@ class PartitionQueue:
         self.open: Batch | None = None
         self.out: list[Batch] = []
         self.ready_since_ms: int | None = None
-        self.unreachable = False
+        self.unreachable = ""
+        """Why its first batch, which is due, cannot go."""
         self.batches = self.batches_at_ack = self.held = 0
 
     def __repr__(self) -> str:
@@ -120,11 +121,17 @@ class RecordAccumulator:
         return f"<RecordAccumulator {queued} batches queued, {out} out>"
 
     def queue(self, tp: TopicPartition) -> PartitionQueue:
-        """A partition's queue, the same one for as long as the producer lives."""
+        """A partition's queue, the same one until `drop`."""
         queue = self._queues.get(tp)
         if queue is None:
             queue = self._queues[tp] = PartitionQueue(tp, self._in_flight_max)
         return queue
+
+    def drop(self, topic: str) -> None:
+        """Forget the queues of a topic that is gone, as far as they are empty."""
+        for tp, queue in list(self._queues.items()):
+            if tp.topic == topic and not queue.held and not queue.queued and not queue.out:
+                del self._queues[tp]
 
     @property
     def partitions(self) -> int:
@@ -133,6 +140,7 @@ class RecordAccumulator:
 
     def open_batch(self, queue: PartitionQueue, memory: int, now_ms: int) -> Batch:
         """A new batch at the end of a queue, to be filled by whoever asked; it holds `memory` bytes of the buffer."""
+        queue = self.queue(queue.tp)  # whoever asked may have waited, and the topic been dropped meanwhile
         batch = Batch(queue.tp, self.batch_size, self._compression, self._transactional, now_ms)
         batch.memory, batch.on_taken_back = memory, self.on_taken_back
         queue.held += memory
@@ -174,8 +182,8 @@ class RecordAccumulator:
 
         `usable` says which nodes take another request, `reachable` which take any, `may_send` which partitions. One
         node's batches share a request up to `max_request_size`; partitions take turns in being first, so that the bound
-        starves none. The batches given are marked as out. The first retry does not wait for its backoff where another
-        node leads by now.
+        starves none. The batches given are marked as out. A retry does not wait for its backoff where a node leads by
+        now that has not had the batch yet; of nodes that point at each other each is asked once.
         """
         requests: dict[int, list[Batch]] = {}
         sizes: dict[int, int] = {}
@@ -195,7 +203,9 @@ class RecordAccumulator:
             if queue.ready_since_ms is None:
                 queue.ready_since_ms = now_ms
             node = node_for(queue.tp)
-            queue.unreachable = node is None or not reachable(node)
+            queue.unreachable = (
+                "no leader" if node is None else "" if reachable(node) else f"node {node} was not reached"
+            )
             if node is None:
                 leaderless.add(queue.tp.topic)
                 continue
@@ -203,7 +213,9 @@ class RecordAccumulator:
             if not usable(node) or (node in requests and size > self._settings.max_request_size):
                 continue
             self._pop(queue)
-            batch.state, batch.node = BatchState.OUT, node
+            batch.state = BatchState.OUT
+            if node not in batch.nodes:
+                batch.nodes = (*batch.nodes, node)
             if not batch.attempts:
                 batch.without_removed()
             sizes[node] = size
@@ -262,6 +274,9 @@ class RecordAccumulator:
                 break
             expired.append(batch)
         for batch in expired:
+            if not self.is_out(batch):
+                batch.held_up_by = self._queues[batch.tp].unreachable
+        for batch in expired:
             self._unqueue(batch)
         return expired
 
@@ -269,7 +284,7 @@ class RecordAccumulator:
         queue = self._queues[batch.tp]
         if batch in queue.queued:
             queue.queued.remove(batch)
-            queue.ready_since_ms, queue.unreachable = None, False
+            queue.ready_since_ms, queue.unreachable = None, ""
             if queue.open is batch:
                 queue.open = None
             if not queue.queued:
@@ -320,4 +335,4 @@ class RecordAccumulator:
 
 
 def _moved(batch: Batch, node_for: Callable[[TopicPartition], int | None]) -> bool:
-    return batch.attempts == 1 and node_for(batch.tp) not in (None, batch.node)
+    return batch.attempts > 0 and node_for(batch.tp) not in (None, *batch.nodes)

@@ -87,10 +87,11 @@ class Batch:
         "error",
         "fate_unknown",
         "future",
+        "held_up_by",
         "last_error",
         "log_append_time",
         "memory",
-        "node",
+        "nodes",
         "on_taken_back",
         "order",
         "parts",
@@ -116,8 +117,10 @@ class Batch:
         self.memory = 0
         self.order = (0, 0)
         """Its place among its partition's batches: number of the batch, and first record of a part of it."""
-        self.node = -1
-        """Where it was sent to last."""
+        self.nodes: tuple[int, ...] = ()
+        """Where it was sent to."""
+        self.held_up_by = ""
+        """Why it could not be sent when it expired in its queue, if that is known."""
         self.callbacks: list[Callback] = []
         self.on_taken_back: Callable[[SendCancelled], None] | None = None
         """Who wants to hear that records were taken back, though not of each."""
@@ -228,7 +231,7 @@ class Batch:
                 producer_id, epoch, base = self.producer_state
                 part.data(ProducerState(producer_id, epoch, (base + start) % 2**31))
             part.callbacks = [c._replace(place=c.place - start) for c in self.callbacks if start <= c.place < end]
-            part.attempts, part.splits, part.node = self.attempts, self.splits + 1, self.node
+            part.attempts, part.splits, part.nodes = self.attempts, self.splits + 1, self.nodes
             part.order = (self.order[0], self.order[1] + start)
             part.state = BatchState.QUEUED
             self.parts.append((start, part))

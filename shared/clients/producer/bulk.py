@@ -95,11 +95,11 @@ class Bulk:
 
     def refused(self, record: ProducerRecord) -> PenstockError | None:
         """What ended an earlier record and will end this one in the same way, so that it need not wait again."""
-        if self._ended is not None:
-            return self._ended
         topic, partition = record.topic, record.partition
         known = self._unknown.get((topic, None))
-        return known if known is not None or partition is None else self._unknown.get((topic, partition))
+        if known is None and partition is not None:
+            known = self._unknown.get((topic, partition))
+        return known or self._ended
 
     def failed(self, record: ProducerRecord, error: Exception, *, whole_topic: bool = False) -> None:
         """The next record was not taken; with `whole_topic` none of its topic will be."""

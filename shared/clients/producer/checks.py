@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import CO_COROUTINE, iscoroutinefunction
 from operator import index
 from typing import Any
 
@@ -62,6 +63,21 @@ def checked_bytes(topic: str, what: str, data: Any) -> bytes | None:
     if data is not None and not isinstance(data, bytes):
         raise SerializationError(f"topic {topic}: the {what}'s serializer gave {type(data).__name__}, not bytes")
     return data
+
+
+def is_callback(on_delivery: object) -> bool:
+    """Whether it can be called on the event loop; a coroutine function would give something that nobody awaits."""
+    code = getattr(on_delivery, "__code__", None)
+    if code is not None:
+        return not code.co_flags & CO_COROUTINE
+    return callable(on_delivery) and not iscoroutinefunction(on_delivery)
+
+
+def checked_callback(on_delivery: object) -> None:
+    """TypeError unless it is None or something that can be called without being awaited."""
+    if on_delivery is not None and not is_callback(on_delivery):
+        what = "a coroutine function" if callable(on_delivery) else f"a {type(on_delivery).__name__}"
+        raise TypeError(f"on_delivery must be a function that is not async, got {what}")
 
 
 def checked_size(

@@ -164,8 +164,14 @@ class Deliveries:
 
 
 def size_of(data: bytes | None) -> int:
-    """Bytes, -1 for none."""
-    return -1 if data is None else len(data)
+    """Bytes, -1 for none.
+
+    >>> size_of(b"ab"), size_of(memoryview(b"abcd").cast("i")), size_of(None)
+    (2, 4, -1)
+    """
+    if data is None:
+        return -1
+    return data.nbytes if isinstance(data, memoryview) else len(data)
 
 
 def _is_done(batch: Batch) -> bool:

@@ -19,7 +19,9 @@ from shared.clients.producer.batch import Batch, Callback, OnDelivery
 from shared.clients.producer.buffer_memory import BufferMemory
 from shared.clients.producer.bulk import NO_HEADERS, Bulk
 from shared.clients.producer.checks import (
+    HeaderList,
     checked_bytes,
+    checked_callback,
     checked_headers,
     checked_partition,
     checked_size,
@@ -124,9 +126,19 @@ class Intake:
             raise
         except Exception as e:  # of a partitioner or serializer as well
             unknown = isinstance(e, UnknownTopicOrPartition) and self._connection.partitions(record.topic) is None
-            bulk.failed(record, e, whole_topic=unknown)
+            bulk.failed(record, self._own_error(record, e), whole_topic=unknown)
         else:
             bulk.taken(delivery)
+
+    def _own_error(self, record: ProducerRecord, error: Exception) -> Exception:
+        """The transaction is lost to an earlier record; one that could not be sent anyway says why all the same."""
+        if isinstance(error, TransactionAborted):
+            try:
+                self._check(record)
+                self._encoded(record)
+            except Exception as own:
+                return own
+        return error
 
     async def _take(self, record: ProducerRecord, on_delivery: OnDelivery | None, *, patient: bool = True) -> Delivery:
         """Take a record; without `patient` it does not wait for metadata, as an earlier one has."""
@@ -164,16 +176,12 @@ class Intake:
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + self._settings.max_block_ms
         metadata_by_ms = deadline_ms if patient else 0
         topic = record.topic
-        checked_timestamp(topic, record.timestamp)
-        checked_partition(topic, record.partition)
+        checked_callback(on_delivery)
+        self._check(record)
         if self._known(topic) is None:
-            check_topic_name(topic)
             async with self._until_closed("a send waited for metadata"):
                 await self._connection.wait_for_topic(topic, max(0, metadata_by_ms - SYSTEM_CLOCK.monotonic_ms()))
-        key = checked_bytes(topic, "key", self._key_serializer(topic, record.key))
-        value = checked_bytes(topic, "value", self._value_serializer(topic, record.value))
-        headers = checked_headers(topic, record.headers) if record.headers else NO_HEADERS
-        size = checked_size(topic, key, value, headers, self._settings)
+        key, value, headers, size = self._encoded(record)
         known, queue = await self._choose(record, key, value, metadata_by_ms)
         at = time_ns() // 1_000_000 if record.timestamp is None else record.timestamp
         fields = at, key, value, headers
@@ -188,6 +196,22 @@ class Intake:
         if on_delivery is not None:
             batch.callbacks.append(Callback(index, at, size_of(key), size_of(value), on_delivery))
         return Delivery(batch, index, at, size_of(key), size_of(value))
+
+    def _check(self, record: ProducerRecord) -> None:
+        """What needs no metadata, and no serializer."""
+        topic = record.topic
+        checked_timestamp(topic, record.timestamp)
+        checked_partition(topic, record.partition)
+        if self._known(topic) is None:
+            check_topic_name(topic)
+
+    def _encoded(self, record: ProducerRecord) -> tuple[bytes | None, bytes | None, HeaderList, int]:
+        """Key, value and headers as they are sent, and how many bytes that is at most."""
+        topic = record.topic
+        key = checked_bytes(topic, "key", self._key_serializer(topic, record.key))
+        value = checked_bytes(topic, "value", self._value_serializer(topic, record.value))
+        headers = checked_headers(topic, record.headers) if record.headers else NO_HEADERS
+        return key, value, headers, checked_size(topic, key, value, headers, self._settings)
 
     async def _with_room(self, queue: PartitionQueue, fields: BatchRecord, size: int, deadline_ms: float) -> Batch:
         """The batch that the record was appended to: a new one, or one that somebody opened in the meantime."""

@@ -7,6 +7,7 @@ an average or a maximum of the last while, the table has it, and the registry wh
 from __future__ import annotations
 
 import weakref
+from collections import Counter as Counts
 from collections.abc import Callable
 from functools import partial
 
@@ -56,8 +57,13 @@ class ProducerMetrics:
             registry, "producer_ack_latency_seconds", "Batches, first record handed over to acknowledged."
         )
 
+        self._client_id, self._own, self._clients = client_id, list[Gauge](), _clients_of(registry)
+        self._clients[client_id] += 1
+
         def own(name: str, what: str) -> Gauge:
-            return gauge(registry, f"producer_{name}", what, "client_id").labels(client_id=client_id)
+            family = gauge(registry, f"producer_{name}", what, "client_id")
+            self._own.append(family)
+            return family.labels(client_id=client_id)
 
         # A registry outlives its clients.
         free = own("buffer_available_bytes", "Free buffer memory.")
@@ -80,6 +86,20 @@ class ProducerMetrics:
             ("batch_size_avg", "Bytes of a batch as sent, in the last while."),
         ):
             own(name, what).set_function(partial(_figure, me, name))
+
+    def close(self) -> None:
+        """Take this client's figures out of the registry, unless another one has its client id; a second time, nothing.
+
+        What is counted by topic stays.
+        """
+        if not self._own:
+            return
+        self._clients[self._client_id] -= 1
+        if not self._clients[self._client_id]:
+            del self._clients[self._client_id]
+            for family in self._own:
+                family.remove(self._client_id)
+        self._own = []
 
     def figures(self) -> dict[str, float]:
         """Totals since the start; rates (a second), averages and maxima (ms, bytes) of the last while."""
@@ -149,6 +169,14 @@ class ProducerMetrics:
     def throttled(self, wait_ms: float) -> None:
         """A broker answered, and asked for a rest (0: for none)."""
         self._throttles.record(wait_ms, self._now_ms())
+
+
+_CLIENTS: weakref.WeakKeyDictionary[CollectorRegistry, Counts[str]] = weakref.WeakKeyDictionary()
+"""How many producers of each client id a registry has."""
+
+
+def _clients_of(registry: CollectorRegistry) -> Counts[str]:
+    return _CLIENTS.setdefault(registry, Counts())
 
 
 def _free(of: weakref.ref[BufferMemory]) -> float:

@@ -173,9 +173,10 @@ class Outcomes:
             out = self._accumulator.is_out(batch)
             fate = "it may still be written" if out or batch.fate_unknown else "it was not written"
             last = f", last error: {batch.last_error}" if batch.last_error else ""
+            why = f", {batch.held_up_by}" if batch.held_up_by else ""
             error = DeliveryTimeout(
                 f"{batch.tp}: not acknowledged within "
-                f"delivery_timeout_ms={self._settings.delivery_timeout_ms}; {fate}{last}"
+                f"delivery_timeout_ms={self._settings.delivery_timeout_ms}; {fate}{last}{why}"
             )
             self.fail(batch, error)
             if self._transaction is not None:

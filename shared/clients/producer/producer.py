@@ -24,6 +24,7 @@ from shared.clients.producer.accumulator import RecordAccumulator
 from shared.clients.producer.batch import Callback, OnDelivery
 from shared.clients.producer.buffer_memory import BufferMemory
 from shared.clients.producer.bulk import NO_HEADERS, bulk_of
+from shared.clients.producer.checks import is_callback
 from shared.clients.producer.delivery import Deliveries, Delivery
 from shared.clients.producer.held_up_share import HeldUpShare
 from shared.clients.producer.intake import Intake, UntilClosed
@@ -41,6 +42,7 @@ from shared.common.log import get_logger
 from shared.common.records import Headers, ProducerRecord
 from shared.common.serialization import Serializer, bytes_serializer
 from shared.common.settings import KafkaSettings
+from shared.common.topic_names import check_topic_name
 
 log = get_logger(__name__)
 
@@ -119,6 +121,7 @@ class Producer(TransactionalCalls, Intake):
             return
         if self._state == "new":
             self._state = "closed"
+            self._metrics.close()
             self._closed.set()
             return
         broken, self._state = self._state == "broken", "closed"
@@ -143,6 +146,7 @@ class Producer(TransactionalCalls, Intake):
                 self._sender.fail_all(error, out=True)
                 await self._connection.close()
             finally:
+                self._metrics.close()
                 self._closed.set()
                 log.info("producer closed", client_id=self._connection.client_id)
 
@@ -176,8 +180,9 @@ class Producer(TransactionalCalls, Intake):
 
         Raises before anything is enqueued: SerializationError, RecordTooLarge, InvalidTimestamp, DataError (no number
         of a partition), UnknownTopicOrPartition (not known within `max_block_ms`), BufferExhausted, IllegalState
-        (closed, no open transaction), TransactionAborted, ProducerFenced. A transaction whose record was refused can
-        only be aborted. `on_delivery(metadata, None)` or `(None, error)` is called once, on the event loop.
+        (closed, no open transaction), TransactionAborted, ProducerFenced, TypeError (`on_delivery` cannot be called, or
+        is async). A transaction whose record was refused or taken back can only be aborted.
+        `on_delivery(metadata, None)` or `(None, error)` is called once, on the event loop; not where this raises.
         """
         # A call, a property or an object here is felt.
         known, transaction = self._direct.get(topic), self._transaction
@@ -186,6 +191,7 @@ class Producer(TransactionalCalls, Intake):
             and partition is None
             and not headers
             and (transaction is None or transaction.state is TxnState.IN_TRANSACTION)
+            and (on_delivery is None or is_callback(on_delivery))
         ):
             try:
                 queue = known.sticky_queue if key is None else known.by_key.get(key) or known.for_key(key)
@@ -242,8 +248,12 @@ class Producer(TransactionalCalls, Intake):
         return failed
 
     async def partitions_for(self, topic: str) -> list[int]:
-        """The topic's partitions; UnknownTopicOrPartition after `max_block_ms`, IllegalState once it is closed."""
+        """The topic's partitions, ascending.
+
+        Raises UnknownTopicOrPartition after `max_block_ms`, InvalidTopic at once, IllegalState once it is closed.
+        """
         self._check_usable()
+        check_topic_name(topic)
         async with self._until_closed("partitions_for waited for metadata"):
             return list(await self._connection.wait_for_topic(topic, self._settings.max_block_ms))
 

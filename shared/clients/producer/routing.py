@@ -89,12 +89,18 @@ class Routes:
         return known
 
     def forget_idle(self, now_ms: int) -> None:
-        """With fresh metadata: leave out topics that were not asked for since `metadata_max_idle_ms`."""
+        """With fresh metadata: leave out topics that were not asked for since `metadata_max_idle_ms`.
+
+        Of those that are gone the queues go as well. Their sequence numbers are kept: should a topic only seem to be
+        gone, a number used twice would be taken for a repetition.
+        """
         for name, known in list(self._topics.items()):
             if known.is_used or any(queue.held for queue in known.queues.values()):
                 known.is_used, known.used_ms = False, now_ms
             elif now_ms - known.used_ms > self._settings.metadata_max_idle_ms and self._connection.unwatch(name):
                 del self._topics[name]
+                if self._connection.partitions(name) is None:
+                    self._accumulator.drop(name)
 
     def number_for(
         self, topic: RoutedTopic, record: ProducerRecord, key: bytes | None, value: bytes | None

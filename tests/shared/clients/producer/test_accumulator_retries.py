@@ -60,8 +60,8 @@ def test_backoff_grows_up_to_its_maximum() -> None:
         assert core.after(1) == [record.batch]
 
 
-def test_a_new_leader_spares_the_first_retry_its_backoff() -> None:
-    """With the leader elsewhere the first retry goes at once; later ones wait, as leaders may point at each other."""
+def test_a_new_leader_spares_a_retry_its_backoff() -> None:
+    """With a leader that has not had the batch yet it goes at once; back to one that has, it waits."""
     core = Harness()
     record = core.send()
     core.turn()
@@ -73,8 +73,47 @@ def test_a_new_leader_spares_the_first_retry_its_backoff() -> None:
     assert core.turn() == [record.batch]
     core.answer(record.batch, NOT_LEADER)
     core.leaders[A] = 1
+    assert core.turn() == [], "leaders may point at each other"
+    core.leaders[A] = 3
+    assert core.turn() == [record.batch], "the second retry as well"
+    core.answer(record.batch, NOT_LEADER)
+    core.leaders[A] = 2
     assert core.turn() == []
-    assert core.after(240) == [record.batch]
+    assert core.after(480) == [record.batch]
+
+
+def test_an_expiry_says_what_it_waited_for() -> None:
+    """A record that never left names the node that was not reached, or that there was no leader."""
+    for leader, down, said in (
+        (1, {1}, "not written, node 1 was not reached"),
+        (None, set(), "not written, no leader"),
+    ):
+        core = Harness(delivery_timeout_ms=1_000)
+        core.leaders[A], core.down = leader, down
+        record = core.send()
+        core.after(500)
+        core.after(500)
+        assert said in str(record.fate)
+    core = Harness(delivery_timeout_ms=1_000)
+    record = core.send()
+    core.turn()
+    core.down = {1}
+    core.after(1_000)
+    assert str(record.fate).endswith("it may still be written"), "it was sent"
+
+
+def test_queues_of_what_is_gone_are_dropped() -> None:
+    """Empty ones; who waited for one meanwhile opens its batch in the queue that there is."""
+    core = Harness()
+    old, busy = core.accumulator.queue(A), core.send(B)
+    before = core.accumulator.partitions
+    core.accumulator.drop(A.topic)
+    assert core.accumulator.partitions < before
+    assert core.accumulator.queue(B).queued[0] is busy.batch
+    assert core.memory.try_acquire(100)
+    batch = core.accumulator.open_batch(old, 100, core.now_ms)
+    assert core.accumulator.queue(A).open is batch
+    assert core.accumulator.queue(A) is not old
 
 
 def test_one_batch_expires() -> None:

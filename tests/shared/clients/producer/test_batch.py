@@ -99,7 +99,7 @@ def test_a_callback_that_raises_does_not_keep_its_record() -> None:
 def test_split() -> None:
     """The parts have the records, sequence numbers, age, attempts, memory and callbacks of the whole between them."""
     batch = batch_of(5)
-    batch.memory, batch.attempts, batch.order, batch.node = 101, 2, (4, 0), 9
+    batch.memory, batch.attempts, batch.order, batch.nodes = 101, 2, (4, 0), (9,)
     batch.callbacks = [Callback(i, 0, 1, 1, lambda *_: None) for i in range(5)]
     batch.data(ProducerState(5, 1, 70))
     one, two = batch.split()
@@ -108,7 +108,7 @@ def test_split() -> None:
     assert (one.producer_state, two.producer_state) == (ProducerState(5, 1, 70), ProducerState(5, 1, 70 + one.count))
     assert (one.memory + two.memory, batch.memory) == (101, 0)
     assert one.order < two.order < (5, 0)
-    assert {part.attempts for part in (one, two)} == {2}
+    assert {(part.attempts, part.nodes) for part in (one, two)} == {(2, (9,))}
     assert {part.created_ms for part in (one, two)} == {0}
     assert [[c.place for c in part.callbacks] for part in (one, two)] == [
         list(range(one.count)),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from shared.clients.producer.checks import (
     checked_bytes,
+    checked_callback,
     checked_headers,
     checked_partition,
     checked_size,
@@ -82,3 +84,34 @@ def test_the_limit_is_named(limit: str) -> None:
     assert 100 < checked_size("t", b"k", b"v" * 50, [("h", b"x")], settings) <= 200
     with pytest.raises(RecordTooLarge, match=rf"topic t: a record of \d+ bytes; {limit}=200"):
         checked_size("t", b"k", b"v" * 50, [("h", b"x" * 100)], settings)
+
+
+class Callbacks:
+    def plain(self, *_: object) -> None: ...
+
+    async def waiting(self, *_: object) -> None: ...
+
+
+async def waiting(*_: object) -> None: ...
+
+
+@pytest.mark.parametrize("callback", [None, print, len, Callbacks().plain, lambda *_: None, partial(print, "x")])
+def test_what_can_be_called(callback: Any) -> None:
+    """Functions, methods, built-in ones and partial ones."""
+    checked_callback(callback)
+
+
+@pytest.mark.parametrize(
+    ("callback", "what"),
+    [
+        (5, "a int"),
+        ("print", "a str"),
+        (waiting, "a coroutine function"),
+        (Callbacks().waiting, "a coroutine function"),
+        (partial(waiting, 1), "a coroutine function"),
+    ],
+)
+def test_what_cannot_be_called(callback: Any, what: str) -> None:
+    """A coroutine would be made, and never awaited."""
+    with pytest.raises(TypeError, match=f"on_delivery must be a function that is not async, got {what}"):
+        checked_callback(callback)

@@ -16,6 +16,7 @@ from shared.common.errors import (
     DataError,
     IllegalState,
     InvalidTimestamp,
+    InvalidTopic,
     RecordTooLarge,
     SendCancelled,
     SerializationError,
@@ -92,6 +93,31 @@ async def test_a_refused_record_of_a_bulk_costs_the_transaction(error: type[Exce
         async with producer.transaction():
             await producer.send("t", b"next")
         assert values(cluster) == [b"next"]
+
+
+async def test_every_refused_record_of_a_bulk_has_its_own_error() -> None:
+    """Also where an earlier one has cost the transaction already; what could have been sent was not, and says so."""
+    async with producing(transactional_id="x", max_block_ms=100, linger_ms=60_000) as (cluster, producer):
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        odd = {error: fields for error, fields in REFUSED.items() if error is not UnknownTopicOrPartition}
+        records = [ProducerRecord("t", b"a"), ProducerRecord("t", b"v", partition=9)]
+        for fields in odd.values():
+            records += [ProducerRecord("t", **fields), ProducerRecord("t", b"good")]
+        records += [
+            ProducerRecord("t", b"v", partition=9),
+            ProducerRecord("no topic", b"v"),
+            ProducerRecord("t", b"v", headers=[("name", 5)]),  # type: ignore[list-item]
+        ]
+        bulk = await producer.send_many(records)
+        await producer.abort_transaction()
+        expected = [TransactionAborted, UnknownTopicOrPartition]
+        for error in odd:
+            expected += [error, TransactionAborted]
+        expected += [UnknownTopicOrPartition, InvalidTopic, SerializationError]
+        assert [type(result) for result in await bulk] == expected
+        assert producer.metrics()["record_error_total"] == len(records)
+        assert values(cluster) == []
 
 
 async def test_a_partitioner_that_raises_costs_the_transaction_and_not_the_producer() -> None:

@@ -50,6 +50,29 @@ def test_by_topic_and_in_total() -> None:
     }
 
 
+def test_a_closed_client_leaves_no_series() -> None:
+    """What is a client's own goes when the last one of its id does; what is counted by topic stays."""
+    registry = CollectorRegistry()
+
+    def made(name: str) -> ProducerMetrics:
+        return ProducerMetrics(registry, name, ManualClock().monotonic_ms, BufferMemory(10))
+
+    def clients() -> set[str]:
+        samples = (sample for family in registry.collect() for sample in family.samples)
+        return {sample.labels["client_id"] for sample in samples if "client_id" in sample.labels}
+
+    one, again, other = made("a"), made("a"), made("b")
+    one.failed("t", 1)
+    for metrics, left in ((one, {"a", "b"}), (one, {"a", "b"}), (other, {"a"}), (again, set())):
+        metrics.close()
+        assert clients() == left
+    again.in_flight.dec()
+    assert registry.get_sample_value("penstock_producer_record_error_total", {"topic": "t"}) == 1
+    anew = made("a")
+    assert clients() == {"a"}
+    anew.close()
+
+
 def test_two_clients_share_a_registry() -> None:
     """What is a client's own is told apart by its id."""
     registry = CollectorRegistry()

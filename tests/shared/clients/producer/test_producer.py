@@ -64,6 +64,24 @@ async def test_an_odd_record_leaves_nothing_behind(odd: dict[str, Any]) -> None:
         assert producer.metrics()["buffer_available_bytes"] == ProducerSettings().buffer_memory
 
 
+@pytest.mark.parametrize("warm", [False, True])
+async def test_an_odd_callback_leaves_nothing_behind(warm: bool) -> None:
+    """What cannot be called is refused, also beside an open batch, and nothing of the record is enqueued."""
+
+    async def waiting(*_: object) -> None: ...
+
+    async with FakeCluster() as cluster, producing(cluster, max_in_flight_requests_per_connection=1) as producer:
+        if warm:
+            await (await producer.send("t", b"good"))
+        before = await producer.send("t", b"good")
+        for odd in (waiting, 5):
+            with pytest.raises(TypeError, match="on_delivery must be a function that is not async"):
+                await producer.send("t", b"odd", on_delivery=odd)  # type: ignore[arg-type]
+        await before
+        assert set(values(cluster)) == {b"good"}
+        assert producer.metrics()["record_error_total"] == 2
+
+
 async def test_abort_pending_spoils_a_transaction() -> None:
     """Records that were dropped cannot be left out of a commit without a word."""
     async with FakeCluster() as cluster, producing(cluster, transactional_id="x") as producer:
@@ -174,6 +192,8 @@ async def test_a_name_that_no_topic_can_have(topic: Any) -> None:
         async with asyncio.timeout(1):
             with pytest.raises(InvalidTopic):
                 await producer.send(topic, b"v")
+            with pytest.raises(InvalidTopic):
+                await producer.partitions_for(topic)
 
 
 async def refuse_two(cluster: FakeCluster) -> None:

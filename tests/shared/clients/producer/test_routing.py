@@ -204,6 +204,19 @@ async def test_idle_topics_are_left_out_of_the_metadata() -> None:
     assert watched == {"t", "idle"}
 
 
+async def test_queues_go_with_their_topic() -> None:
+    """Of idle topics that the metadata does not have any more, the queues are dropped; others keep theirs."""
+    table = Table(metadata_max_idle_ms=5_000)
+    know(table.connection, {"t": {0: 1}, "idle": {0: 1}, "gone": {0: 1, 1: 1}})
+    for name in ("idle", "gone"):
+        table.topic(name)
+    know(table.connection, {"t": {0: 1}, "idle": {0: 1}})
+    for now_ms in (1_000, 6_001):
+        table.topic("t")
+        table.routes.forget_idle(now_ms)
+    assert table.accumulator.partitions == 2
+
+
 async def test_the_last_topic_stays() -> None:
     """Without any, the metadata would be of all there are."""
     table = Table(metadata_max_idle_ms=5_000)
