@@ -47,6 +47,11 @@ class Flight(NamedTuple):
     outcomes: asyncio.Future[Sequence[Outcome]]
     deadline: float
 
+    @property
+    def left_s(self) -> float:
+        """Seconds until it is given up."""
+        return self.deadline - asyncio.get_running_loop().time()
+
 
 class IngestRequest:
     """Sends what was parsed and keeps the tally."""
@@ -69,9 +74,20 @@ class IngestRequest:
         if parsed.records:
             self._next_position = parsed.positions[-1] + 1
             await self._send(parsed.records, parsed.positions)
-        while self._flights and (self._flights[0].outcomes.done() or self._in_flight > self._most_in_flight):
+        while self._in_flight > self._most_in_flight:
             await self._settle(self._flights.popleft())
+        await self.settle_what_is_done()
         return keep and not self.tally.must_stop
+
+    async def settle_what_is_done(self) -> None:
+        """Count what was answered, and what was not in its time; waits for nothing."""
+        while (first := self.first_in_flight) and (first.outcomes.done() or first.left_s <= 0):
+            await self._settle(self._flights.popleft())
+
+    @property
+    def first_in_flight(self) -> Flight | None:
+        """The batch that is waited for first; None where nothing is in flight."""
+        return self._flights[0] if self._flights else None
 
     async def finish(self) -> None:
         """Wait for everything in flight."""

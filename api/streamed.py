@@ -5,13 +5,16 @@ since the one before, and is written only when their fate is known:
 
     {"through_line":20000,"stored":19999,"errors":[{"line":7,...}]}
 
-The last line has `"status"` and the totals. Where it is missing (the connection broke), what was not spoken of may
-or may not be stored. A client reads while it writes; one that does not is cut off after `body_timeout_ms`.
+A line is written as soon as all that came is settled and nothing more is there to be read; and, where the body keeps
+coming, at least every second. So a client may wait for a line before it sends the next event. The last line has
+`"status"` and the totals. Where it is missing (the connection broke), what was not spoken of may or may not be stored.
+A client reads while it writes; one that does not is cut off after `body_timeout_ms`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +25,7 @@ from starlette.types import Receive, Scope, Send
 from api.body import BodyStalled, ClientGone, ServiceLeaving
 from api.events import Events
 from api.ingest_request import IngestRequest
+from api.ndjson import Parsed
 from api.problem import Problem
 from shared.common.clock import Clock
 from shared.common.errors import PenstockError
@@ -61,22 +65,46 @@ class StreamedAnswer(Response):
 
     async def _work_through(self, send: Send) -> None:
         events, work = self._events, self._work
+        coming: asyncio.Future[Parsed | None] = asyncio.ensure_future(events.next())
         try:
-            while (parsed := await events.next()) is not None:
+            while (parsed := await self._next(coming, send)) is not None:
                 going_on = await work.take(parsed)
-                await self._tell(send)
                 if not going_on:
                     work.tally.stop(events.position, work.tally.must_stop)
                     break
+                coming = asyncio.ensure_future(events.next())
+                await self._tell(send)
         except (BodyStalled, ServiceLeaving) as e:
-            work.tally.stop(events.position, str(e))
+            work.tally.stop(events.position, str(e), 408 if isinstance(e, BodyStalled) else 503)
         except (Problem, PenstockError) as e:
+            if isinstance(e, ClientGone):
+                raise
             work.tally.stop(events.position, str(e))
+        finally:
+            if not coming.cancel() and not coming.cancelled():
+                coming.exception()  # it came too late to matter
         await work.finish()
 
-    async def _tell(self, send: Send) -> None:
+    async def _next(self, coming: asyncio.Future[Parsed | None], send: Send) -> Parsed | None:
+        """The next events; while they do not come, what is settled is told."""
+        await asyncio.sleep(0)  # what has come already is there after one turn
+        while not coming.done():
+            first = self._work.first_in_flight
+            if first is None:
+                await self._tell(send, at_once=True)
+                break
+            told_s = max(0.0, EVERY_MS - (self._clock.monotonic_ms() - self._told_ms)) / 1000
+            waiting: set[asyncio.Future[Any]] = {coming, first.outcomes}
+            await asyncio.wait(
+                waiting, timeout=min(told_s or math.inf, first.left_s), return_when=asyncio.FIRST_COMPLETED
+            )
+            await self._work.settle_what_is_done()
+            await self._tell(send)
+        return await coming
+
+    async def _tell(self, send: Send, *, at_once: bool = False) -> None:
         tally, now_ms = self._work.tally, self._clock.monotonic_ms()
-        if len(tally.errors) < ERRORS_A_LINE and now_ms - self._told_ms < EVERY_MS:
+        if not at_once and len(tally.errors) < ERRORS_A_LINE and now_ms - self._told_ms < EVERY_MS:
             return
         self._told_ms = now_ms
         row = self._row()
