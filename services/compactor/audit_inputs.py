@@ -20,6 +20,7 @@ from services.compactor.generations import layouts_of, newest_of
 from services.compactor.kafka import TopicOffsets, read_range, topic_offsets
 from services.compactor.measures import TEXTS, holds_other_than_text, text_types, unchecked
 from services.compactor.settings import AuditSettings
+from shared.clients.consumer.dead_letters import NODE
 from shared.common.errors import ConfigError, FatalError
 from shared.streams.changelog_format import FINAL, Progress, StoreSchema, decode_progress, parse_places
 
@@ -73,7 +74,9 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
     unprocessed = {row.partition: (committed[row.partition], row["count"]) for row in left}
     once = all(p.guarantee == "exactly_once" for p in stream.progress.values())
     late = coordinates(_topic(spark, settings, store.late), "penstock.late", store.source, "store", store.name)
-    dead_letters = _topic(spark, settings, store.dead_letters)
+    # What a node refused behind a store is no source record: that one was counted.
+    is_of_output = F.coalesce(F.exists("headers", lambda h: h["key"] == NODE), F.lit(False))
+    dead_letters = _topic(spark, settings, store.dead_letters).filter(~is_of_output)
     dead = coordinates(dead_letters, "penstock.dlq", store.source, "group", settings.application)
     if not once:
         # What lies beyond the commit was written by work that is going to be done again.

@@ -126,6 +126,7 @@ class ColumnPath:
         task = self._task
         task.stream_time_ms = max(task.stream_time_ms, int(columns.timestamps[start:stop].max()))
         last = columns.record(stop - 1)
+        self._store.touched = True  # what is taken in bulk cannot be refused record by record
         try:
             task.in_hand(last)
             at = np.arange(start, stop)

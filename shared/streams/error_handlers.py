@@ -2,7 +2,7 @@
 
 `dead_letter` sends it to its source's dead-letter topic, `continue` leaves it out and counts it, `fail` stops the task
 before it. At `process` a DataError says that the record is bad, not the program: it is a dead letter also under `fail`.
-Once a store has a record none of this helps: the task fails.
+Behind a store it is not the record but one output that they decide about (`output_guard`).
 """
 
 from __future__ import annotations

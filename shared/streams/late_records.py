@@ -6,14 +6,18 @@ and without the headers that name a source record.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from shared.clients.connection import record_size
 from shared.common.records import ConsumerRecord, Headers, ProducerRecord
 from shared.streams.processor import Record
+from shared.streams.topology import ProcessorNode
 from shared.streams.windowed_aggregate import WindowKey, WindowResult
+
+if TYPE_CHECKING:
+    from shared.streams.stream_task import StreamTask
 
 TOPIC = "penstock.late.topic"
 PARTITION = "penstock.late.partition"
@@ -46,11 +50,30 @@ def forwarded_late_record(
     that is late can end the task.
     """
     headers = record.headers + _lateness(record.timestamp, close_time_ms, stream_time_ms, store)
-    key = _bytes(record.key.key if isinstance(record.key, WindowKey) else record.key)
-    value = record.value.to_json() if isinstance(record.value, WindowResult) else _bytes(record.value)
+    key = as_bytes(record.key.key if isinstance(record.key, WindowKey) else record.key)
+    value = record.value.to_json() if isinstance(record.value, WindowResult) else as_bytes(record.value)
     if record_size(key, value, list(headers)) > record_bytes_max:
         value = None
     return ProducerRecord(late_topic, value, key, headers, None, record.timestamp)
+
+
+def send_late(task: StreamTask, forwarded: Record, node: str, close_time_ms: int, operator_time_ms: int) -> None:
+    """Count what came too late for a node's windows and send it to its source's late topic.
+
+    That is the source record in hand; where there is none, in a punctuation or a commit, what was `forwarded`.
+    """
+    below = task.topology.nodes[node]
+    store = next(iter(below.stores), node) if isinstance(below, ProcessorNode) else node
+    said = (close_time_ms, operator_time_ms, store)
+    record, source = task.source_record(), task.source_node(node)
+    if record is not None:
+        task.outputs.add(late_record(record, source.late, *said), task.record_metadata)
+        task.late_records += 1
+        task.metrics.refused_at["late"] = place_of(record)
+        return
+    task.outputs.add(forwarded_late_record(forwarded, source.late, *said, task.record_bytes_max))
+    task.metrics.late(source.topic, 1)
+    task.metrics.refused_at["late"] = f"store {store!r}, of no source record"
 
 
 def _lateness(timestamp_ms: int, close_time_ms: int, stream_time_ms: int, store: str) -> Headers:
@@ -62,7 +85,8 @@ def _lateness(timestamp_ms: int, close_time_ms: int, stream_time_ms: int, store:
     )
 
 
-def _bytes(value: Any) -> bytes | None:
+def as_bytes(value: Any) -> bytes | None:
+    """Text and bytes as they are, anything else as JSON, what JSON does not have by its `repr`; never raises."""
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, str):

@@ -42,9 +42,9 @@ class ProcessingFailed(FatalError):
     """A record, a punctuation or a state cannot be handled to its end, and the worker stops; the message names it.
 
     Nothing of it was committed: the next start restores the state of the last commit, meets the same record and fails
-    again. The way on is another program or setting: mend the node that the message names, have it raise before the
-    store (then the record is a dead letter), raise `max_request_size` and the topic's `max.message.bytes` for what is
-    too large. Where `processing_exception_handler` is `fail`, set it to `dead_letter` to go on without the record.
+    again. The way on is another program or setting. Where the stage's exception handler is `fail`, `dead_letter` goes
+    on without the record, or behind a store without the output. Where a node raised after it had changed a store, mend
+    it, or have it raise before; for what is too large raise `max_request_size` and the topic's `max.message.bytes`.
     """
 
 
@@ -139,6 +139,13 @@ class ProcessorContext(Protocol):
         """
         ...
 
+    def refuse_output(self, record: Record, error: Exception) -> None:
+        """Leave out an output that cannot be made, behind a store, as the error handlers say; else raise `error`.
+
+        `record` is what is known of it.
+        """
+        ...
+
     def count_missed(self, windows: int) -> None:
         """Count windows that the record that is being processed came too late for."""
         ...
@@ -169,8 +176,9 @@ class Processor:
         """Take one record.
 
         DataError sends the source record to the dead-letter topic, and so does any other error unless
-        `processing_exception_handler` is `fail`; not so ConfigError and FatalError, which end the worker, as does any
-        error once a store has taken the record.
+        `processing_exception_handler` is `fail`; not so ConfigError and FatalError, which end the worker. Behind a
+        store, or for what a punctuation or a commit forwarded, it is this record alone that is left out; an error
+        after a store of the processor's own took something ends the worker.
         """
         raise ConfigError(f"{type(self).__name__} does not define process()")
 

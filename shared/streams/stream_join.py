@@ -181,8 +181,16 @@ class StreamJoin(TimedProcessor):
         for row in self._stores[LEFT].take_before(self.windows.limit(LEFT, stream_time_ms)):
             for remembered in row.states[0] if self._left else ():
                 if not remembered.joined:
-                    self.context.forward(Record(row.key, self._joiner(remembered.value, None), row.start))
+                    self._forward_alone(Record(row.key, remembered.value, row.start))
         self._stores[RIGHT].take_before(self.windows.limit(RIGHT, stream_time_ms))
+
+    def _forward_alone(self, record: Record) -> None:
+        try:
+            joined = record._replace(value=self._joiner(record.value, None))
+        except Exception as e:
+            self.context.refuse_output(record, e)
+            return
+        self.context.forward(joined)
 
     def _join(self, side: int, value: Any, other: Any) -> Any:
         return self._joiner(value, other) if side == LEFT else self._joiner(other, value)

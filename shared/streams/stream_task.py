@@ -7,8 +7,9 @@ it could not, the task is discarded and restored from what the changelog holds. 
 
 Within `process`, each record is taken through the topology on its own and STREAM_TIME punctuation is evaluated after
 it, so the test driver and production see the same moments. A record whose processing raises before a store took it
-leaves nothing behind: what it had already sent on is dropped, and it goes to the dead-letter topic as a whole. Once a
-store has it, the task fails and is never committed again: what it holds is between two records.
+leaves nothing behind: what it had already sent on is dropped, and it goes to the dead-letter topic as a whole. Behind a
+store an output is left out by itself (`output_guard`). Where an error lets neither be, the task fails and is never
+committed again: what it holds is between two records.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from shared.streams.changelog_format import StateCodec, encode_progress
 from shared.streams.column_path import COLUMNS_MIN, ColumnPath, column_paths
 from shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
 from shared.streams.idle_advance import IdleAdvances
-from shared.streams.late_records import forwarded_late_record, late_record, place_of
+from shared.streams.late_records import place_of
 from shared.streams.origins import original, without_origin
 from shared.streams.processor import ProcessingFailed, Record, RecordMetadata
 from shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
@@ -43,7 +44,7 @@ from shared.streams.state.checkpoint import CommitPlace
 from shared.streams.store_entries import encode_stores
 from shared.streams.tables import Lookup
 from shared.streams.task_metrics import TaskMetrics
-from shared.streams.task_outputs import TaskCommit, TaskOutputs
+from shared.streams.task_outputs import OutputPlace, Refusals, TaskCommit, TaskOutputs
 from shared.streams.task_progress import progress_of
 from shared.streams.task_schedules import NOT_INITIALIZED, TaskSchedules
 from shared.streams.topology import ProcessorNode, SourceNode, Topology
@@ -60,9 +61,6 @@ Guarantee = Literal["exactly_once", "at_least_once"]
 RECORD_BYTES_MAX = 1024 * 1024
 """The producer's default of `max_request_size`."""
 
-Refusals = Mapping[RecordMetadata, DataError]
-"""Source records of which something was refused when it was to be written, and why."""
-
 
 @at_work("initialize", "close", "process", "refuse", "advance_time", "punctuate_wall_clock", "prepare_commit")
 class StreamTask:
@@ -70,9 +68,9 @@ class StreamTask:
 
     With `local` its state is on disk, otherwise in memory.
 
-    `handlers` say what becomes of a record that cannot be handled; `refused` are records to be treated as if what came
-    of them could not be written; `check_states` has states encoded with every record, to find the one whose state
-    cannot be written; `columns_min` records or more are taken as columns where the topology allows it.
+    `handlers` say what becomes of a record that cannot be handled; `refused` are outputs that cannot be written, as a
+    commit found; `check_states` has states encoded with every record, to find the one whose state cannot be written;
+    `columns_min` records or more are taken as columns where the topology allows it.
     """
 
     def __init__(
@@ -107,11 +105,11 @@ class StreamTask:
         self._all_stores = tuple(self.stores.values())
         self.record_metadata: RecordMetadata | None = None
         self.schedules, self.outputs, self.idle = TaskSchedules(), TaskOutputs(), IdleAdvances()
-        self._late, self._closing, self._taken, self._prepared = 0, 0, 0, self.metrics.committed
+        self.late_records, self._closing, self._taken, self._prepared = 0, 0, 0, self.metrics.committed
         self.max_future_ms: int | None = None
         self.has_time: HasTime = always
         self._source_record: ConsumerRecord | None = None
-        self._handlers, self._refused = handlers, refused
+        self.handlers, self.refused = handlers, refused or {}
         self.check_states, self.record_bytes_max, self.columns_min = check_states, record_bytes_max, columns_min
         self.key_bytes_max = key_bytes_max or default_key_bytes_max(record_bytes_max)
         self._wiring = Wiring(topology, record_bytes_max, self._output, self.source_record)
@@ -134,7 +132,7 @@ class StreamTask:
             node = self.topology.nodes[name]
             assert isinstance(node, ProcessorNode)
             processor.init(NodeContext(self, node, self._wiring))
-        if not (self.check_states or self._refused):
+        if not (self.check_states or self.refused):
             self._column_paths = column_paths(self, self._wiring)
 
     def close(self) -> None:
@@ -163,7 +161,7 @@ class StreamTask:
                 self.take_records(columns)
         finally:
             self._source_record = self.record_metadata = None
-            late, self._late = self._late, 0
+            late, self.late_records = self.late_records, 0
             self.metrics.late(columns.topic, late)
             if self._taken and self.failed is None:
                 self._uncommitted = True
@@ -198,6 +196,11 @@ class StreamTask:
         record = self._source_record
         return original(record) if record is not None and self._routes[record.topic][0].is_internal else record
 
+    def source_node(self, node: str) -> SourceNode:
+        """Where the record in hand was read; without one the first source from which a record can come to `node`."""
+        record = self._source_record
+        return self.topology.source_above(node) if record is None else self._routes[record.topic][0]
+
     def spoilt(self, error: Exception) -> ProcessingFailed:
         """An error where a store had taken the record in hand: the task is unfit for any commit."""
         assert self._source_record is not None
@@ -205,10 +208,9 @@ class StreamTask:
 
     def _process_one(self, source: SourceNode, forward: Callable[[Record], None], record: ConsumerRecord) -> None:
         self.in_hand(record)
-        at = RecordMetadata(record.topic, record.partition, record.offset)
         for store in self._all_stores:
             store.touched = False
-        outputs, late, stage = len(self.outputs), self._late, STAGE_DESERIALIZE
+        mark, stage = self.mark(), STAGE_DESERIALIZE
         try:
             if record.timestamp < 0:
                 raise DataError(f"{record.topic}: a record without a timestamp cannot be put in time")
@@ -219,14 +221,13 @@ class StreamTask:
                 self.stream_time_ms = record.timestamp
             headers = without_origin(record.headers) if source.is_internal else record.headers
             forward(Record(key, value, record.timestamp, headers))
-            if self._refused and at in self._refused:
-                stage = STAGE_PRODUCE
-                raise self._refused[at]
+            if self.refused:
+                stage, known = STAGE_PRODUCE, self.source_record() or record
+                self._require_taken(OutputPlace(self.record_metadata, source.late, known.key))
         except Exception as e:
             if any(store.touched for store in self.stores.values()):
                 raise self.spoilt(e) from e
-            self.outputs.take_back(outputs)
-            self._late = late
+            self.take_back(mark)
             self._refuse(source, record, stage, e)
 
     def _refuse(self, source: SourceNode, record: ConsumerRecord, stage: str, error: Exception) -> None:
@@ -235,7 +236,7 @@ class StreamTask:
             raise error
         if stage == STAGE_PROCESS and self._wiring.is_of_sink(error):
             stage = STAGE_PRODUCE
-        handler, setting = self._handlers.of(stage, error)
+        handler, setting = self.handlers.of(stage, error)
         if handler == "fail":
             raise self._wiring.failure(f"{place_of(record)} ({setting} is fail)", error, source.name) from error
         if handler == "continue":
@@ -245,6 +246,15 @@ class StreamTask:
         self._output(dead_letter_record(source.dead_letters, letter))
         self.metrics.dead_letter(record.topic, stage)
         self.metrics.refused_at["dead_letters"] = place_of(record)
+
+    def mark(self) -> tuple[int, int]:
+        """How much there is of what a record brings about, for `take_back`."""
+        return len(self.outputs), self.late_records
+
+    def take_back(self, mark: tuple[int, int]) -> None:
+        """Forget what came of a record since `mark`."""
+        self.outputs.take_back(mark[0])
+        self.late_records = mark[1]
 
     def _fail(self, what: str, error: Exception) -> ProcessingFailed:
         """The task holds half of something: it must not be committed, and takes nothing more."""
@@ -370,23 +380,13 @@ class StreamTask:
         return [p for p in self._processors.values() if isinstance(p, TimedProcessor)]
 
     def _output(self, record: ProducerRecord, window: WindowKey | None = None) -> None:
+        if self.refused:
+            self._require_taken(OutputPlace(self.record_metadata, record.topic, record.key, window))
         self.outputs.add(record, self.record_metadata, window)
 
-    def emit_late(self, forwarded: Record, node: str, close_time_ms: int, operator_time_ms: int, store: str) -> None:
-        """Count a late record and send it to its source's late topic; `store` is whose window it missed.
-
-        That is the source record in hand; where there is none, in a punctuation or a commit, what was `forwarded`.
-        """
-        said, record = (close_time_ms, operator_time_ms, store), self.source_record()
-        if self._source_record is not None and record is not None:
-            self._output(late_record(record, self._routes[self._source_record.topic][0].late, *said))
-            self._late += 1
-            self.metrics.refused_at["late"] = place_of(record)
-            return
-        source = self.topology.source_above(node)
-        self._output(forwarded_late_record(forwarded, source.late, *said, self.record_bytes_max))
-        self.metrics.late(source.topic, 1)
-        self.metrics.refused_at["late"] = f"store {store!r}, of no source record"
+    def _require_taken(self, place: OutputPlace) -> None:
+        if place in self.refused:
+            raise self.refused[place]
 
     def count_skipped(self, reason: str, records: int = 1) -> None:
         """Count the record in hand, and others of its batch before it, as skipped."""

@@ -1,9 +1,9 @@
 """Commits of one instance's tasks: side by side, each for itself.
 
 A record that the producer or the broker refuses cannot be left out of a transaction that is open. The task is restored
-instead and takes the record's source record anew, this time as one whose processing failed: it becomes a dead letter
-if no store took it, and otherwise ends the worker with its place. A window's state that cannot be encoded, or is too
-large to be written, has no such record: the next task encodes states with every record, and so finds it.
+instead and comes to it anew, this time as to one that its sink cannot write: the source record is refused as a whole
+where no store took it, behind a store that output alone (`output_guard`). A window's state that cannot be encoded, or
+is too large to be written, has no such record: the next task encodes states with every record, and so finds it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from shared.common.metrics import histogram
 from shared.common.records import OffsetAndMetadata, TopicPartition
 from shared.streams.changelog import RecordRefused
 from shared.streams.owned_task import OwnedTask
-from shared.streams.processor import ProcessingFailed, RecordMetadata, StateRefused
+from shared.streams.processor import ProcessingFailed, StateRefused
 from shared.streams.settings import StreamsSettings
-from shared.streams.stream_task import Refusals, StreamTask
-from shared.streams.task_outputs import TaskCommit
+from shared.streams.stream_task import StreamTask
+from shared.streams.task_outputs import OutputPlace, Refusals, TaskCommit
 from shared.streams.window_limits import name_window
 
 log = get_logger(__name__)
@@ -48,15 +48,15 @@ class Ended(NamedTuple):
 
 
 class SourceRefused(PenstockError):
-    """A commit did not hold because of one source record; a task restored as `TaskCommits` says does without it."""
+    """A commit did not hold because of one output or state; a task restored as `TaskCommits` says does without it."""
 
 
 class TaskCommits:
-    """Commits tasks and remembers the source records that kept a commit from holding."""
+    """Commits tasks and remembers the outputs that kept a commit from holding."""
 
     def __init__(self, settings: StreamsSettings, clock: Clock, registry: CollectorRegistry) -> None:
         self._settings, self._clock = settings, clock
-        self._refused: dict[int, dict[RecordMetadata, DataError]] = {}
+        self._refused: dict[int, dict[OutputPlace, DataError]] = {}
         self._check_states: set[int] = set()
         self._under_way: asyncio.Task[Ended] | None = None
         self._seconds = histogram(registry, "streams_commit_seconds", "Time of one commit.")
@@ -190,17 +190,21 @@ class TaskCommits:
     def _refuse(self, task: StreamTask, commit: TaskCommit, error: RecordRefused) -> PenstockError:
         origin, window = commit.source_of(error.record)
         known = self._refused.setdefault(task.partition, {})
-        if origin is None or origin in known:
+        place = OutputPlace(origin, error.record.topic, error.record.key, window)
+        may_be_left_out = place.topic in task.topology.sink_topics() or (
+            origin is not None and place.topic in {source.late for source in task.topology.sources()}
+        )
+        if place in known or not may_be_left_out:
             before = ", ".join(f"{topic}-{task.partition}@{to}" for topic, to in sorted(commit.sources.items()))
             failed = ProcessingFailed(f"the commit of what lies before {before}: {error}")
             is_entry = error.record.topic == self._settings.changelog_topic
             is_entry &= isinstance(error.__cause__, RecordTooLarge)
             return self._look_for_record(task, failed) if is_entry else failed
-        known[origin] = error
+        known[place] = error
         if window is not None:
             error.add_note(f"the result of {name_window(None, *window)}")
-        place = f"{origin.topic}-{origin.partition}@{origin.offset}"
-        return SourceRefused(f"{place}: what came of it was refused: {error}")
+        of = "a commit" if origin is None else f"{origin.topic}-{origin.partition}@{origin.offset}"
+        return SourceRefused(f"{of}: what came of it was refused: {error}")
 
     async def _commit_group_offsets(self, held: Sequence[tuple[OwnedTask, TaskCommit]], consumer: Consumer) -> None:
         """For lag to be seen; the task itself resumes from its progress record."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from shared.common.errors import DataError
 from shared.common.records import Int64Array, ProducerRecord
 from shared.streams.processor import RecordMetadata
 from shared.streams.windowed_aggregate import WindowKey
@@ -34,6 +35,19 @@ class ResultColumns:
 
 
 Output = ProducerRecord | ResultColumns
+
+
+class OutputPlace(NamedTuple):
+    """An output by what tells it from others: its source record, topic, key and the window whose result it is."""
+
+    origin: RecordMetadata | None
+    topic: str
+    key: bytes | None
+    window: WindowKey | None = None
+
+
+Refusals = Mapping[OutputPlace, DataError]
+"""Outputs that were refused when they were to be written, and why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,11 @@ class WindowedAggregate(TimedProcessor):
     def _forward(self, at: WindowKey, states: list[Any] | None) -> None:
         """Hand a window's result on, or None that it is retracted. Whose result an error is about, its note says."""
         try:
-            result = None if states is None else WindowResult(at.key, at.start, at.end, self.results(states))
+            try:
+                result = None if states is None else WindowResult(at.key, at.start, at.end, self.results(states))
+            except Exception as e:
+                self.context.refuse_output(Record(at, None, self._result_time(at, states)), e)
+                return
             self.context.forward(Record(at, result, self._result_time(at, states)))
         except Exception as e:
             e.add_note(f"the result of {name_window(self.store_name, *at)}")

@@ -7,6 +7,7 @@ records but read off the error's traceback: the innermost frame that belongs to 
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,7 +17,9 @@ from shared.clients.connection import record_size
 from shared.common.errors import ConfigError, DataError, IllegalState, RecordTooLarge
 from shared.common.records import Columns, ConsumerRecord, Int64Array, ProducerRecord
 from shared.streams.at_work import is_at_work
+from shared.streams.late_records import send_late
 from shared.streams.origins import origin_headers
+from shared.streams.output_guard import Forward, OutputGuard, Way, ways_of
 from shared.streams.processor import (
     INT64_MAX,
     ProcessingFailed,
@@ -39,7 +42,6 @@ from shared.streams.windowed_aggregate import WindowKey
 if TYPE_CHECKING:
     from shared.streams.stream_task import StreamTask
 
-Forward = Callable[[Record], None]
 Output = Callable[[ProducerRecord, WindowKey | None], None]
 """Takes a record for a topic, and the window whose result it is."""
 InHand = Callable[[], ConsumerRecord | None]
@@ -98,11 +100,13 @@ class Wiring:
             elif isinstance(node, SinkNode):
                 self._sinks[name] = SinkWriter(node, record_bytes_max, output, in_hand)
         self._names = {id(node): name for name, node in (self.processors | self._sinks).items()}
+        self.guard = OutputGuard(self.is_of_sink)
 
-    def children(self, name: str) -> dict[str, Forward]:
-        """What takes a record that a node forwards, by the child's name."""
+    def ways(self, name: str) -> list[Way]:
+        """The ways on from a node."""
         nodes: dict[str, Processor | SinkWriter] = {**self.processors, **self._sinks}
-        return {child: nodes[child].process for child in self.topology.children[name]}
+        children = self.topology.children[name]
+        return ways_of(self.topology, name, {child: nodes[child].process for child in children})
 
     def writers(self, name: str) -> list[SinkWriter]:
         """The sinks below a node."""
@@ -110,7 +114,9 @@ class Wiring:
 
     def forward_to(self, name: str) -> Forward:
         """Hand a record to all children of a node."""
-        entrances = list(self.children(name).values())
+        entrances = [
+            functools.partial(self.guard.give, way) if way.guarded else way.entrance for way in self.ways(name)
+        ]
         if len(entrances) == 1:
             return entrances[0]
 
@@ -145,7 +151,10 @@ class NodeContext:
 
     def __init__(self, task: StreamTask, node: ProcessorNode, wiring: Wiring) -> None:
         self._task, self._node = task, node
-        self._children = wiring.children(node.name)
+        self._guard = wiring.guard
+        self._guard.task = task
+        self._ways = {way.child: way for way in wiring.ways(node.name)}
+        self._store = next((way.store for way in self._ways.values()), next(iter(node.stores), None))
         self._writers = wiring.writers(node.name)
         self._forward_all = wiring.forward_to(node.name)
 
@@ -181,10 +190,13 @@ class NodeContext:
         if not is_at_work(self._task):
             self._require_work("forward")
         check_timestamp(record.timestamp)
-        if to is None:
+        if to is None and self._task.record_metadata is not None:
             self._forward_all(record)
-        elif to in self._children:
-            self._children[to](record)
+        elif to is None:  # in a punctuation or a commit: no source record can be refused
+            for way in self._ways.values():
+                self._guard.give(way, record)
+        elif to in self._ways:
+            self._guard.give(self._ways[to], record)
         else:
             raise ConfigError(f"{self._node.name!r} forwards to {to!r}, which is none of its children")
 
@@ -198,6 +210,8 @@ class NodeContext:
         name: str | None = None,
     ) -> Schedule:
         self._require_work("schedule")
+        if callable(callback):
+            callback = self._guard.punctuator(self._node.name, self._store, callback)
         return self._task.schedule(interval, type, callback, start=start, name=name, node=self._node.name)
 
     def _require_work(self, call: str) -> None:
@@ -215,8 +229,7 @@ class NodeContext:
         return self._task.stores[name]
 
     def emit_late(self, record: Record, close_time_ms: int, operator_time_ms: int) -> None:
-        store = next(iter(self._node.stores), self._node.name)
-        self._task.emit_late(record, self._node.name, close_time_ms, operator_time_ms, store)
+        send_late(self._task, record, self._node.name, close_time_ms, operator_time_ms)
 
     def takes_time(self, timestamp: int, span_ms: int) -> bool:
         task, node = self._task, self._node.name
@@ -232,6 +245,9 @@ class NodeContext:
         task.count_skipped("time too far ahead")
         return False
 
+    def refuse_output(self, record: Record, error: Exception) -> None:
+        self._guard.refuse(self._node.name, self._store, record, error)
+
     def count_missed(self, windows: int) -> None:
         self._task.metrics.missed(windows)
 
@@ -245,7 +261,7 @@ class NodeContext:
 
         `places` says which records of `source` brought them about, one for one.
         """
-        if len(self._children) == 1 and self._writers:
+        if len(self._ways) == 1 and self._writers and not self._task.refused:
             encoded = self._writers[0].encode(results)
             if encoded is not None:
                 if source is not None and places is not None:
@@ -256,7 +272,7 @@ class NodeContext:
             if source is not None and places is not None:
                 self._task.in_hand(source.record(int(places[i])))
             try:
-                self._forward_all(record)
+                self.forward(record)
             except Exception as e:
                 e.add_note(f"the result of {name_window(results.store, *record.key)}")
                 raise

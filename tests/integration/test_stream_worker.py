@@ -477,8 +477,8 @@ async def test_a_result_that_the_broker_refuses_becomes_a_dead_letter(kafka: Emb
         assert all("RecordRefused" in letter.exception for letter in letters)
 
 
-async def test_a_result_of_state_that_the_broker_refuses_ends_the_worker(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Once a store has the record there is no dead letter: the worker ends, and says which record and which topic."""
+async def test_a_result_of_state_that_the_broker_refuses_is_left_out(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Its window counts as emitted and the dead letter names it; with `fail` the worker ends at record and window."""
     builder = StreamsBuilder()
     every = Aggregate(list, lambda state, value: [*state, value], lambda a, b: a + b)
     windows = builder.stream(topic_name).group_by_key().session_window(GAP_MS, GRACE_MS)
@@ -495,8 +495,14 @@ async def test_a_result_of_state_that_the_broker_refuses_ends_the_worker(kafka: 
         )
         for _ in range(2):
             with pytest.raises(ProcessingFailed, match=said):
-                async with running(chain.worker(builder.build())) as loop:
+                async with running(chain.worker(builder.build(), production_exception_handler="fail")) as loop:
                     await asyncio.wait_for(loop, WAIT_SECONDS)
+        async with running(worker := chain.worker(builder.build())):
+            await until_position(worker, chain, 4)
+        (letter,) = await chain.read(f"{topic_name}-dlq")
+        headers = dict(letter.headers)
+        assert (letter.key, headers["penstock.dlq.window_end"], headers["penstock.origin.offset"]) == (b"k", b"1", b"2")
+        assert await chain.read(f"{topic_name}-out") == []
 
 
 async def test_the_record_that_spoils_a_state_becomes_a_dead_letter(kafka: EmbeddedKafka, topic_name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -81,7 +82,7 @@ async def test_a_topic_may_take_larger_records_than_results_are(kafka: EmbeddedK
 
 
 async def test_a_state_beyond_all_limits_is_told_and_let_out(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A window whose result has grown too large is named, and with a larger limit it is written as it should be."""
+    """With `fail` a window whose result has grown too large is named, and written once a larger limit allows it."""
     builder = StreamsBuilder()
     every = Aggregate(str, lambda state, value: state + value, lambda a, b: a + b)
     windows = builder.stream(topic_name).group_by_key().session_window(GAP_MS).aggregate("s", all=every)
@@ -94,9 +95,10 @@ async def test_a_state_beyond_all_limits_is_told_and_let_out(kafka: EmbeddedKafk
             rf"{topic_name}-0@2, which a store had taken, cannot be processed: the result of store 's', "
             r"key 'large', window 0 to 7: RecordTooLarge: .*max_request_size=1050"
         )
+        strict: dict[str, Any] = {"max_request_size": 1_050, "production_exception_handler": "fail"}
         for _ in range(2):
             with pytest.raises(ProcessingFailed, match=said):
-                async with running(chain.worker(builder.build(), max_request_size=1_050)) as loop:
+                async with running(chain.worker(builder.build(), **strict)) as loop:
                     await asyncio.wait_for(loop, WAIT_SECONDS)
         async with running(worker := chain.worker(builder.build(), max_request_size=10_000)):
             await until_position(worker, chain, 3)

@@ -32,6 +32,10 @@ EXCEPTION = PREFIX + "exception"
 MESSAGE = PREFIX + "message"
 ATTEMPTS = PREFIX + "attempts"
 GROUP = PREFIX + "group"
+NODE = PREFIX + "node"
+STORE = PREFIX + "store"
+WINDOW_START = PREFIX + "window_start"
+WINDOW_END = PREFIX + "window_end"
 HEADERS = (TOPIC, PARTITION, OFFSET, TIMESTAMP, STAGE, EXCEPTION, MESSAGE, ATTEMPTS, GROUP)
 
 STAGE_DESERIALIZE = "deserialize"
@@ -89,7 +93,7 @@ def dead_letter_record(topic: str, letter: DeadLetter) -> ProducerRecord:
         str(letter.attempts),
         letter.group,
     )
-    own = tuple((name, _text(value)) for name, value in zip(HEADERS, values, strict=True))
+    own = tuple((name, header_text(value)) for name, value in zip(HEADERS, values, strict=True))
     return ProducerRecord(topic, source.value, source.key, (*source.headers, *own))
 
 
@@ -97,6 +101,10 @@ def parse_dead_letter(record: ConsumerRecord) -> DeadLetter:
     """A record of a dead-letter topic as what it was; DataError where a header is missing or is not what it must be."""
     place = {name: index for index, (name, _) in enumerate(record.headers) if name in HEADERS}
     missing = [name for name in HEADERS if name not in place]
+    node = next((value for name, value in record.headers if name == NODE), None)
+    if missing and node is not None:
+        where, name = f"{record.topic_partition}@{record.offset}", node.decode(errors="replace")
+        raise DataError(f"{where} is what node {name!r} could not take behind a store: no source record to send again")
     if missing:
         raise DataError(f"{record.topic_partition}@{record.offset} is no dead letter: without {', '.join(missing)}")
     text = {name: (record.headers[index][1] or b"").decode(errors="replace") for name, index in place.items()}
@@ -127,6 +135,7 @@ def replay_record(letter: DeadLetter, partition: int | None) -> ProducerRecord:
     return ProducerRecord(source.topic, source.value, source.key, source.headers, partition, timestamp)
 
 
-def _text(value: str) -> bytes:
+def header_text(value: str) -> bytes:
+    """A header's value: UTF-8, cut at `MESSAGE_BYTES_MAX`."""
     data = value.encode(errors="backslashreplace")
     return data if len(data) <= MESSAGE_BYTES_MAX else data[:MESSAGE_BYTES_MAX].decode(errors="ignore").encode()

@@ -8,10 +8,9 @@ import pytest
 
 from shared.clients.consumer.dead_letters import parse_dead_letter
 from shared.common.records import ConsumerRecord
-from shared.streams.aggregations import Count
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.error_handlers import ErrorHandlers
-from shared.streams.processor import ProcessingFailed
+from shared.streams.processor import ProcessingFailed, Processor, Record
 from shared.testing.topology_test_driver import TopologyTestDriver
 
 BAD = {"deserialize": b"{", "process": b'{"n":0}', "produce": b'{"n":1}'}
@@ -72,11 +71,16 @@ def test_fail(stage: str) -> None:
     assert driver.task.sources == {"in": 3}
 
 
-def test_what_a_store_has_is_never_left_out() -> None:
-    """Once a store has taken the record the task fails, whatever the handler says."""
+def test_a_store_half_changed_is_never_left_so() -> None:
+    """What raises after it changed a store of its own ends the task, whatever the handler says."""
+
+    class Half(Processor):
+        def process(self, record: Record) -> None:
+            self.context.store("rows").put(record.key, record.value)
+            raise KeyError("half")
+
     builder = StreamsBuilder()
-    windows = builder.stream("in").group_by_key().tumbling_window(10).aggregate("w", n=Count()).on_update()
-    windows.map_values(lambda result: result.missing).to("out")
+    builder.stream("in").process_values(Half, builder.add_store("rows")).to("out")
     driver = TopologyTestDriver(builder.build(), handlers=ErrorHandlers("continue", "continue", "continue"))
-    with pytest.raises(ProcessingFailed, match="which a store had taken"):
+    with pytest.raises(ProcessingFailed, match="in-0@0, which a store had taken"):
         driver.pipe("in", key=b"k", value=b"{}")

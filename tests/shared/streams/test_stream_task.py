@@ -21,9 +21,10 @@ from shared.streams.processor import ProcessingFailed, Processor, ProcessorConte
 from shared.streams.punctuation import PunctuationType
 from shared.streams.state.session_store import Session
 from shared.streams.stream_task import StreamTask
+from shared.streams.task_outputs import OutputPlace
 from shared.streams.task_progress import progress_of
 from shared.streams.topology import ProcessorNode, Topology
-from shared.streams.windowed_aggregate import WindowedAggregate
+from shared.streams.windowed_aggregate import WindowedAggregate, WindowKey
 from shared.testing.topology_test_driver import TopologyTestDriver
 
 
@@ -219,13 +220,16 @@ def _refuse(record: Record) -> None:
     raise DataError("no")
 
 
-@pytest.mark.parametrize("handler", ["dead_letter", "fail"])
-def test_a_refusal_after_a_store_took_the_record_is_fatal(handler: Any) -> None:
-    """Downstream of a store a record cannot become a dead letter, and half of its effect is never committed."""
+def _fail(record: Record) -> None:
+    raise ValueError("no")
+
+
+def test_an_error_behind_a_store_that_nothing_handles_is_fatal() -> None:
+    """With `fail` half of a record's effect is never committed, and the record is named."""
     builder, stream = plain()
-    stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_update().peek(_refuse).to("out")
-    task = task_of(builder.build(), deduplicate_updates=False, handlers=ErrorHandlers(process=handler))
-    with pytest.raises(ProcessingFailed, match=r"node 'peek-2': in-0@0, which a store had taken, .* DataError: no"):
+    stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_update().peek(_fail).to("out")
+    task = task_of(builder.build(), deduplicate_updates=False, handlers=ErrorHandlers(process="fail"))
+    with pytest.raises(ProcessingFailed, match=r"node 'peek-2': in-0@0, which a store had taken, .* ValueError: no"):
         task.process(columns("in", (0, b"k", b"{}", 0)), 0)
     assert not task.needs_commit
     with pytest.raises(ProcessingFailed, match="in-0@0"):
@@ -237,7 +241,7 @@ def test_what_a_failed_task_had_taken_before_is_not_committed() -> None:
     builder, stream = plain()
     windows = stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_close()
     windows.peek(lambda record: record.value.missing).to("out")
-    task = task_of(builder.build())
+    task = task_of(builder.build(), handlers=ErrorHandlers(process="fail"))
     task.process(columns("in", (0, b"k", b"{}", 0)), 0)
     assert task.needs_commit
     with pytest.raises(ProcessingFailed, match=r"node 'peek-2': in-0@1, .* AttributeError: "):
@@ -283,7 +287,7 @@ def test_a_late_record_that_another_branch_refuses_is_not_counted_late() -> None
 
 
 def test_a_result_that_is_too_large_is_refused_at_its_sink() -> None:
-    """Over `record_bytes_max` it is a dead letter, or fatal with sink and place once a store has the record."""
+    """Over `record_bytes_max` it is a dead letter, or with `fail` behind a store fatal with sink and place."""
     builder, stream = plain()
     stream.to("out")
     task = task_of(builder.build(), record_bytes_max=1_000)
@@ -295,7 +299,7 @@ def test_a_result_that_is_too_large_is_refused_at_its_sink() -> None:
     builder, stream = plain()
     every = Aggregate(list, lambda state, value: [*state, value], lambda a, b: a + b)
     stream.group_by_key().session_window(10).aggregate("s", all=every).on_close().to("out")
-    task = task_of(builder.build(), record_bytes_max=1_000)
+    task = task_of(builder.build(), record_bytes_max=1_000, handlers=ErrorHandlers(produce="fail"))
     large = b'"%s"' % (b"x" * 600)
     with pytest.raises(ProcessingFailed, match=r"node 'sink-2': in-0@2, .* RecordTooLarge: topic out"):
         task.process(columns("in", (0, b"k", large, 0), (1, b"k", large, 1), (2, b"k", b"0", 100)), 0)
@@ -381,7 +385,7 @@ def test_a_result_that_cannot_be_written_is_told_by_its_window(emit: str, time_m
     every = Aggregate(list, lambda state, value: [*state, value], lambda a, b: a + b)
     windows = stream.group_by_key().session_window(10).aggregate("s", all=every)
     getattr(windows, emit)().to("out")
-    task = task_of(builder.build(), record_bytes_max=2_000)
+    task = task_of(builder.build(), record_bytes_max=2_000, handlers=ErrorHandlers(produce="fail"))
     key, large = b"k" * 120, b'"%s"' % (b"x" * 950)
     shown = f"'{'k' * 100}'... (120 characters)"
     records = columns("in", (0, key, large, 0), (1, key, large, 1), (2, b"a", b"0", time_moves))
@@ -398,7 +402,8 @@ def test_a_result_that_cannot_be_written_is_told_by_its_window(emit: str, time_m
 
 def test_a_record_whose_result_the_broker_refused_becomes_a_dead_letter() -> None:
     """What a commit could not write is told to the next task, which refuses the source record at stage `produce`."""
-    refused = {RecordMetadata("in", 0, 1): RecordTooLarge("too much")}
+    origin = RecordMetadata("in", 0, 1)
+    refused: dict[OutputPlace, DataError] = {OutputPlace(origin, "out", b"k"): RecordTooLarge("too much")}
     builder, stream = plain()
     stream.to("out")
     task = task_of(builder.build(), refused=refused)
@@ -407,9 +412,35 @@ def test_a_record_whose_result_the_broker_refused_becomes_a_dead_letter() -> Non
     assert [(record.topic, record.value) for record in outputs] == [("out", b"0"), ("in-dlq", b"1"), ("out", b"2")]
     letter = parse_dead_letter(as_consumed(outputs[1]))
     assert (letter.stage, letter.message, letter.record.offset) == ("produce", "too much", 1)
-    task = task_of(sessions(), refused=refused)
-    with pytest.raises(ProcessingFailed, match=r"in-0@1, which a store had taken, .* RecordTooLarge: too much"):
-        task.process(columns("in", (0, b"k", b"0", 0), (1, b"k", b"1", 0)), 0)
+
+
+def test_a_result_of_state_that_the_broker_refused_is_left_out() -> None:
+    """Behind a store it is that result alone: its window is closed, others that the same record closes are written."""
+    closing = RecordMetadata("in", 0, 2)
+    builder, stream = plain()
+    stream.group_by_key().hopping_window(10, 5).aggregate("s", n=Count()).on_close().to("out")
+    place = OutputPlace(closing, "out", b"k", WindowKey("k", 0, 10))
+    task = task_of(builder.build(), refused={place: RecordTooLarge("too much")})
+    task.process(columns("in", (0, b"k", b"0", 2), (1, b"k", b"1", 7), (2, b"k", b"2", 50)), 0)
+    outputs = task.prepare_commit(0).outputs
+    assert [(record.topic, record.value) for record in outputs] == [
+        ("in-dlq", b'{"key":"k","start":0,"end":10,"n":2}'),
+        ("out", b'{"key":"k","start":5,"end":15,"n":1}'),
+    ]
+    headers = dict(outputs[0].headers)
+    assert (headers["penstock.dlq.stage"], headers["penstock.dlq.message"]) == (b"produce", b"too much")
+    assert [headers[f"penstock.dlq.{name}"] for name in ("store", "window_start", "window_end")] == [b"s", b"0", b"10"]
+    assert len(task.stores["s"]) == 2
+
+
+def test_a_late_record_that_the_broker_refused_becomes_a_dead_letter() -> None:
+    """What its late topic does not take is a dead letter of the source record at stage `produce`."""
+    late = OutputPlace(RecordMetadata("in", 0, 1), "in-late", b"k")
+    task = task_of(sessions(), refused={late: RecordTooLarge("too much")})
+    task.process(columns("in", (0, b"k", b"{}", 1_000), (1, b"k", b"{}", 0)), 0)
+    (dead,) = task.prepare_commit(0).outputs
+    letter = parse_dead_letter(as_consumed(dead))
+    assert (dead.topic, letter.stage, letter.record.offset) == ("in-dlq", "produce", 1)
 
 
 def test_a_state_that_cannot_be_encoded_names_store_key_and_window() -> None:
@@ -444,7 +475,7 @@ def test_a_task_that_checks_states_refuses_the_record_that_spoils_one(value: byt
 
 @pytest.mark.parametrize("type_", PunctuationType)
 def test_a_punctuation_that_raises_fails_the_task(type_: PunctuationType) -> None:
-    """No record is to blame, so there is no dead letter: node, time and place are named, and nothing is committed."""
+    """With `fail` node, time and place are named, and nothing is committed."""
 
     def tick(now_ms: int) -> None:
         raise KeyError("tick")
@@ -463,7 +494,7 @@ def test_a_punctuation_that_raises_fails_the_task(type_: PunctuationType) -> Non
 
     builder, stream = plain()
     stream.process(Ticking, name="ticking")
-    task = task_of(builder.build())
+    task = task_of(builder.build(), handlers=ErrorHandlers(process="fail"))
     said = rf"node 'ticking': a {type_.name} punctuation (after in-0@0|of partition 0) cannot be .*: KeyError: 'tick'"
     stream_time = type_ is PunctuationType.STREAM_TIME
     record = columns("in", (0, b"k", b"{}", 5))
