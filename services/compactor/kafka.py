@@ -110,7 +110,7 @@ def offsets_at(
     wanted = java.java.util.HashMap()
     for partition in held.latest:
         place = java.org.apache.kafka.common.TopicPartition(held.topic, partition)
-        wanted.put(place, java.java.lang.Long.valueOf(time_ms))
+        _put_long(spark, wanted, place, time_ms)
     try:
         with _consumer(java, kafka) as consumer:
             found = consumer.offsetsForTimes(wanted, java.java.time.Duration.ofMillis(timeout_ms))
@@ -195,6 +195,17 @@ def _records_before(spark: SparkSession, offset: int) -> Any:
     arguments = spark.sparkContext._gateway.new_array(java.java.lang.Object, 1)
     arguments[0] = java.java.lang.Long.valueOf(offset)
     return maker.invoke(None, arguments)
+
+
+def _put_long(spark: SparkSession, map_: Any, key: Any, number: int) -> None:
+    """`map_.put(key, number)` with a Long: what Py4J is given as a Python integer of 32 bits, it makes an Integer."""
+    java: Any = jvm(spark)
+    put = next(m for m in map_.getClass().getMethods() if m.getName() == "put")
+    arguments = spark.sparkContext._gateway.new_array(java.java.lang.Object, 2)
+    arguments[0] = key
+    boxed = java.java.util.stream.LongStream.range(number, number + 1).boxed().toArray()
+    java.java.lang.System.arraycopy(boxed, 0, arguments, 1, 1)
+    put.invoke(map_, arguments)
 
 
 def _by_partition(offsets: Any) -> dict[int, int]:
