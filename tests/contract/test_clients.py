@@ -6,21 +6,22 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from aiokafka import AIOKafkaProducer
-from aiokafka import TopicPartition as AioTopicPartition
-from aiokafka.errors import ProducerFenced
 
 from shared.clients.admin import Admin, NewTopic
 from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.clients.producer import Producer, ProducerSettings
 from shared.common.errors import (
     GroupNotEmpty,
     GroupNotFound,
     InvalidTopic,
+    InvalidTxnState,
     OffsetOutOfRange,
+    ProducerFenced,
     TopicAlreadyExists,
+    TransactionAborted,
     UnknownTopicOrPartition,
 )
-from shared.common.records import TopicPartition
+from shared.common.records import GroupMetadata, OffsetAndMetadata, ProducerRecord, TopicPartition
 from shared.common.settings import KafkaSettings
 from tests.contract.conftest import Broker, until
 
@@ -47,12 +48,17 @@ async def topic(admin: Admin, name: str) -> str:
 
 async def written(broker: Broker, topic: str, count: int, *, first: int = 0) -> None:
     """So many numbers, round the partitions."""
-    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers, enable_idempotence=True) as producer:
-        sent = [
-            await producer.send(topic, b"%d" % n, partition=n % PARTITIONS, timestamp_ms=1_000 + n)
+    async with Producer(KafkaSettings(bootstrap_servers=broker.bootstrap_servers)) as producer:
+        records = [
+            ProducerRecord(topic, b"%d" % n, partition=n % PARTITIONS, timestamp=1_000 + n)
             for n in range(first, first + count)
         ]
-        await asyncio.gather(*sent)
+        assert await (await producer.send_many(records)).first_error() is None
+
+
+def transactional(settings: KafkaSettings, name: str, **more: int) -> Producer:
+    """A producer with a transactional id, that does not linger."""
+    return Producer(settings, ProducerSettings(transactional_id=name, linger_ms=0, **more))
 
 
 async def read(consumer: Consumer, count: int) -> dict[int, list[int]]:
@@ -107,10 +113,11 @@ async def test_transactions_are_isolated(
     broker: Broker, settings: KafkaSettings, topic: str, name: str, isolation_level: str
 ) -> None:
     """Under read_committed aborted records are never seen, under read_uncommitted they are."""
-    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers, transactional_id=name) as producer:
+    async with transactional(settings, name) as producer:
+        await producer.init_transactions()
         for number in range(6):
             await producer.begin_transaction()
-            await producer.send_and_wait(topic, b"%d" % number, partition=0)
+            await (await producer.send(topic, b"%d" % number, partition=0))
             await (producer.commit_transaction() if number % 2 else producer.abort_transaction())
     await written(broker, topic, 1, first=99)
     reading = ConsumerSettings(auto_offset_reset="earliest", isolation_level=isolation_level)
@@ -120,33 +127,67 @@ async def test_transactions_are_isolated(
         assert await read(consumer, len(expected)) == {0: expected}
 
 
-async def test_consume_transform_produce(broker: Broker, settings: KafkaSettings, topic: str, name: str) -> None:
+async def test_consume_transform_produce(settings: KafkaSettings, topic: str, name: str) -> None:
     """Offsets sent with a transaction are committed with it, and a producer of the same id fences the one before."""
-    tp, group_id = TopicPartition(topic, 0), f"{name}-group"
-    old = AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers, transactional_id=name)
-    await old.start()
-    try:
-        await old.begin_transaction()
-        await old.send_and_wait(topic, b"1", partition=0)
-        await old.send_offsets_to_transaction({AioTopicPartition(*tp): 5}, group_id)
-        await old.commit_transaction()
+    tp, group = TopicPartition(topic, 0), GroupMetadata(f"{name}-group")
+    async with transactional(settings, name) as old:
+        await old.init_transactions()
+        async with old.transaction():
+            await old.send(topic, b"1", partition=0)
+            await old.send_offsets_to_transaction({tp: OffsetAndMetadata(5)}, group)
         async with Admin(settings) as admin:
-            assert (await admin.group_offsets(group_id, require_stable=True))[tp].offset == 5
+            assert (await admin.group_offsets(group.group_id, require_stable=True))[tp].offset == 5
         await old.begin_transaction()
-        await old.send_and_wait(topic, b"2", partition=0)
-        async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers, transactional_id=name) as new:
-            with pytest.raises(ProducerFenced):
+        await (await old.send(topic, b"2", partition=0))
+        async with transactional(settings, name) as new:
+            await new.init_transactions()
+            with pytest.raises(ProducerFenced, match="a newer producer"):
                 await old.commit_transaction()
-            await new.begin_transaction()
-            await new.send_and_wait(topic, b"3", partition=0)
-            await new.commit_transaction()
-    finally:
-        await old.stop()
-    async with Consumer(
-        settings, ConsumerSettings(auto_offset_reset="earliest", isolation_level="read_committed")
-    ) as consumer:
+            async with new.transaction():
+                await new.send(topic, b"3", partition=0)
+    reading = ConsumerSettings(auto_offset_reset="earliest", isolation_level="read_committed")
+    async with Consumer(settings, reading) as consumer:
         consumer.assign([tp])
         assert await read(consumer, 2) == {0: [1, 3]}
+
+
+async def test_a_transaction_that_took_too_long(admin: Admin, settings: KafkaSettings, topic: str, name: str) -> None:
+    """The coordinator aborts it; the producer is told, aborts as well, and goes on under its next epoch."""
+    tp = TopicPartition(topic, 0)
+    async with transactional(settings, name, transaction_timeout_ms=100) as producer:
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        await (await producer.send(topic, b"1", partition=0))
+
+        async def is_aborted() -> bool:
+            return (await admin.list_offsets({tp: "latest"}, "read_committed"))[tp] == 2
+
+        await until(is_aborted)
+        late = await producer.send(topic, b"2", partition=0)
+        with pytest.raises((ProducerFenced, InvalidTxnState), match=r"INVALID_PRODUCER_EPOCH|INVALID_TXN_STATE"):
+            await late
+        with pytest.raises(TransactionAborted):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+        async with producer.transaction():
+            await producer.send(topic, b"3", partition=0)
+    reading = ConsumerSettings(auto_offset_reset="earliest", isolation_level="read_committed")
+    async with Consumer(settings, reading) as consumer:
+        consumer.assign([tp])
+        assert await read(consumer, 1) == {0: [3]}
+
+
+@pytest.mark.parametrize("acks", ["0", "1", "all"])
+async def test_acks(broker: Broker, settings: KafkaSettings, topic: str, acks: str) -> None:
+    """Records are there in order; with 0 nobody knows where, else a delivery says so."""
+    await written(broker, topic, 1)  # with acks=0 what comes before a partition's leader is ready would be lost
+    async with Producer(settings, ProducerSettings(acks=acks, linger_ms=0)) as producer:
+        deliveries = [await producer.send(topic, b"%d" % n, partition=0) for n in range(1, 20)]
+        offsets = [(await delivery).offset for delivery in deliveries]
+    assert offsets == ([-1] * 19 if acks == "0" else list(range(1, 20)))
+    async with Consumer(settings, ConsumerSettings(auto_offset_reset="earliest")) as consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+        assert await read(consumer, 20) == {0: list(range(20))}
 
 
 async def test_a_position_out_of_range_is_reset(broker: Broker, settings: KafkaSettings, topic: str) -> None:

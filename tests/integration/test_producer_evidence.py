@@ -1,5 +1,7 @@
 """What the idempotent producer promises, by the numbers: 200,000 records, and a broker that is treated badly.
 
+The longer runs are soaks; a fifth of the records goes through the same in every run.
+
 Each record's value is its number. Afterwards the log is read back and held against what each delivery said: what was
 acknowledged is there, at its offset; nothing is there twice; the numbers of each partition ascend; and what was said
 to be not written is not there.
@@ -24,11 +26,12 @@ from shared.common.settings import KafkaSettings
 
 RECORDS = 200_000
 CHUNK = 500
-CHUNKS = RECORDS // CHUNK
 PARTITIONS = 4
 KEYS = [b"key-%d" % i for i in range(64)]
-FAULT_AT = CHUNKS // 5
-"""The chunk after which the fault begins: records are out, and most are still to come."""
+FAULT_AT = 5
+"""The fifth of the chunks after which the fault begins: records are out, and most are still to come."""
+FEW = 40_000
+"""For a run that is not a soak."""
 
 Log = dict[int, list[tuple[int, int]]]
 
@@ -38,19 +41,20 @@ def settings_of(kafka: EmbeddedKafka, request_timeout_ms: int) -> KafkaSettings:
 
 
 async def load(
-    producer: Producer, topic: str, load_ms: int, fault: Callable[[], Awaitable[None]]
+    producer: Producer, topic: str, count: int, load_ms: int, fault: Callable[[], Awaitable[None]]
 ) -> Sequence[RecordMetadata | Exception]:
     """Send all records, spread over `load_ms`, with the fault running beside them; the fate of each, in their order."""
     sent: list[Deliveries] = []
     running: asyncio.Future[None] | None = None
     started = time.monotonic()
-    for chunk in range(CHUNKS):
+    chunks = count // CHUNK
+    for chunk in range(chunks):
         first = chunk * CHUNK
         records = [ProducerRecord(topic, b"%d" % i, KEYS[i % len(KEYS)]) for i in range(first, first + CHUNK)]
         sent.append(await producer.send_many(records))
-        if chunk == FAULT_AT:
+        if chunk == chunks // FAULT_AT:
             running = asyncio.ensure_future(fault())
-        await asyncio.sleep(max(0.0, started + load_ms / 1000 * chunk / CHUNKS - time.monotonic()))
+        await asyncio.sleep(max(0.0, started + load_ms / 1000 * chunk / chunks - time.monotonic()))
     assert running is not None
     await running
     return [fate for deliveries in sent for fate in await deliveries]
@@ -73,7 +77,6 @@ async def log_of(kafka: EmbeddedKafka, topic: str) -> Log:
 
 def check(fates: Sequence[RecordMetadata | Exception], log: Log) -> dict[str, int]:
     """Hold the log against the fates; gives how many records had which."""
-    assert len(fates) == RECORDS
     for entries in log.values():
         numbers = [number for _, number in entries]
         assert all(a < b for a, b in pairwise(numbers)), "a partition's order is not kept"
@@ -104,16 +107,18 @@ async def run(
     request_timeout_ms: int,
     load_ms: int,
     fault: Callable[[], Awaitable[None]],
+    count: int = RECORDS,
 ) -> tuple[dict[str, int], float]:
     """One load with one fault: what came of the records, and how many batches were sent again."""
     async with Admin(settings_of(kafka, 10_000)) as admin:
         await admin.create_topics([NewTopic(topic, PARTITIONS)])
     async with Producer(settings_of(kafka, request_timeout_ms), settings) as producer:
-        fates = await load(producer, topic, load_ms, fault)
+        fates = await load(producer, topic, count, load_ms, fault)
+        assert len(fates) == count
         retries = producer.metrics()["batch_retry_total"]
-        metadata = await (await producer.send(topic, b"%d" % RECORDS))
+        metadata = await (await producer.send(topic, b"%d" % count))
     log = await log_of(kafka, topic)
-    assert log[metadata.partition].pop() == (metadata.offset, RECORDS)
+    assert log[metadata.partition].pop() == (metadata.offset, count)
     return check(fates, log), retries
 
 
@@ -131,19 +136,26 @@ async def test_a_freeze_shorter_than_the_delivery_timeout(own_kafka: EmbeddedKaf
     assert retries > 0
 
 
-@pytest.mark.soak
-async def test_a_freeze_longer_than_the_delivery_timeout(own_kafka: EmbeddedKafka, topic_name: str) -> None:
+@pytest.mark.parametrize("count", [FEW, pytest.param(RECORDS, marks=pytest.mark.soak)])
+async def test_a_freeze_longer_than_the_delivery_timeout(own_kafka: EmbeddedKafka, topic_name: str, count: int) -> None:
     """Records end in DeliveryTimeout, most as not written and a few in doubt; the rest is there, in order, once."""
     settings = ProducerSettings(delivery_timeout_ms=1_500)
-    counts, _ = await run(own_kafka, topic_name, settings, 700, 8_000, lambda: freeze(own_kafka, 3_500))
-    assert counts["not written"] > 1_000
+    load_ms, freeze_ms = (8_000, 3_500) if count == RECORDS else (4_000, 2_500)
+    counts, _ = await run(own_kafka, topic_name, settings, 700, load_ms, lambda: freeze(own_kafka, freeze_ms), count)
+    assert counts["not written"] > count // 200
     assert 0 < counts["in doubt"] < counts["not written"]
-    assert counts["acknowledged"] > RECORDS // 4
+    assert counts["acknowledged"] > count // 4
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("crash", [False, True], ids=["SIGTERM", "SIGKILL"])
-async def test_a_restart_in_mid_load(own_kafka: EmbeddedKafka, topic_name: str, crash: bool) -> None:
+@pytest.mark.parametrize(
+    ("crash", "count"),
+    [
+        pytest.param(True, FEW, id="SIGKILL, few"),
+        pytest.param(False, RECORDS, id="SIGTERM", marks=pytest.mark.soak),
+        pytest.param(True, RECORDS, id="SIGKILL", marks=pytest.mark.soak),
+    ],
+)
+async def test_a_restart_in_mid_load(own_kafka: EmbeddedKafka, topic_name: str, crash: bool, count: int) -> None:
     """The broker goes and comes back on its data while records are sent: all are there once, in order."""
 
     async def fault() -> None:
@@ -151,6 +163,6 @@ async def test_a_restart_in_mid_load(own_kafka: EmbeddedKafka, topic_name: str, 
         await own_kafka.start()
 
     settings = ProducerSettings(delivery_timeout_ms=60_000)
-    counts, retries = await run(own_kafka, topic_name, settings, 2_000, 4_000, fault)
-    assert counts["acknowledged"] == RECORDS
+    counts, retries = await run(own_kafka, topic_name, settings, 2_000, 4_000, fault, count)
+    assert counts["acknowledged"] == count
     assert retries > 0
