@@ -1,7 +1,8 @@
 """Dead-letter and late topics over HTTP: which there are, what is in them, and sending it back.
 
-Dead letters carry the reason and where they came from, and are replayed to their source topic as they were. A late
-record is the source's own record; it is only looked at here, since sending it again would make it late again.
+Dead letters and late records carry the reason and where they came from, and are replayed as they were, to their source
+topic or to one that is named. A late record keeps its event time: back in its source it is late again for the stream
+that refused it, unless that was reset, so another topic is mostly what is wanted.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ log = get_logger(__name__)
 
 LETTERS_MAX = 1_000
 """Letters in one answer."""
+Stage = Literal["deserialize", "process", "produce"]
 REPLAY_MAX = 100_000
 """Letters that one replay sends at most."""
 
@@ -29,25 +31,35 @@ class Letters(Protocol):
         """Each dead-letter and late topic: topic, kind, source, records."""
         ...
 
-    async def look(self, topic: str, limit: int, stage: str | None) -> list[dict[str, Any]]:
-        """The newest letters of a topic, newest first."""
+    async def look(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:
+        """The newest `letters` of a topic, newest first, and how many records were `looked_at` for them."""
         ...
 
     async def replay(
-        self, topic: str, *, limit: int, stage: str | None, exception: str | None, again: bool, dry_run: bool
+        self,
+        topic: str,
+        *,
+        limit: int,
+        stage: str | None,
+        exception: str | None,
+        again: bool,
+        dry_run: bool,
+        to: str | None,
     ) -> dict[str, Any]:
-        """Send dead letters back: how many were sent, failed, left out."""
+        """Send letters back, or to another topic: how many were sent, failed, left out."""
         ...
 
 
 class ReplayRequest(BaseModel):
-    """Which dead letters are to be sent back."""
+    """Which letters are to be sent, and where to."""
 
     model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"dry_run": True}, {"stage": "process", "limit": 100}]}
+        extra="forbid",
+        json_schema_extra={"examples": [{"dry_run": True}, {"stage": "process", "limit": 100}, {"to": "corrections"}]},
     )
     limit: int = Field(10_000, ge=1, le=REPLAY_MAX)
-    stage: Literal["deserialize", "process", "produce"] | None = None
+    stage: Stage | None = Field(None, description="only dead letters of this stage")
+    to: str | None = Field(None, description="a topic for them, by key; default: each to the source that it came from")
     exception: str | None = Field(None, description="only those of this exception class")
     again: bool = Field(False, description="also those that were replayed before")
     dry_run: bool = Field(False, description="answer how many would be sent, and send none")
@@ -62,14 +74,19 @@ def letters_router(letters: Letters) -> APIRouter:
         return json_response({"topics": await letters.topics()})
 
     @router.get("/v1/letters/{topic}", summary="The newest records of a dead-letter or late topic, with their reasons")
-    async def look(topic: str, limit: int = Query(50, ge=1, le=LETTERS_MAX), stage: str | None = None) -> Response:
-        return json_response({"topic": topic, "letters": await letters.look(topic, limit, stage)})
+    async def look(topic: str, limit: int = Query(50, ge=1, le=LETTERS_MAX), stage: Stage | None = None) -> Response:
+        return json_response({"topic": topic} | await letters.look(topic, limit, stage))
 
-    @router.post("/v1/letters/{topic}/replay", summary="Send dead letters back to the topic that they came from")
+    @router.post(
+        "/v1/letters/{topic}/replay",
+        summary="Send letters back to where they came from, or to another topic",
+    )
     async def replay(topic: str, wanted: ReplayRequest) -> Response:
         done = await letters.replay(topic, **wanted.model_dump())
         if not wanted.dry_run:
-            log.info("dead letters replayed", topic=topic, **{k: v for k, v in done.items() if isinstance(v, int)})
+            log.info(
+                "letters replayed", topic=topic, to=wanted.to, **{k: v for k, v in done.items() if isinstance(v, int)}
+            )
         return json_response({"topic": topic, "dry_run": wanted.dry_run} | done)
 
     return router

@@ -22,6 +22,7 @@ COMPACTIONS_MAX = 10
 
 STORED = "penstock_ingest_stored_records_total"
 REFUSED = "penstock_ingest_refused_records_total"
+REFUSED_REQUESTS = "penstock_ingest_refused_requests_total"
 LATE = "penstock_streams_late_records_total"
 DEAD_LETTERS_SUFFIX = "_dead_letters_total"
 
@@ -86,12 +87,14 @@ class OverviewBuilder:
             "services": [_service(sample) for sample in services],
             "kafka": {"cluster_id": kafka.cluster_id, "brokers": kafka.brokers, "error": kafka.error},
             "groups": self._groups.see(kafka.groups, now_ms=now_ms, monotonic_ms=monotonic_ms),
+            "groups_omitted": kafka.groups_omitted,
             "rebalances": list(self._groups.events),
             "ingest": {
                 **self._latency.see(services, monotonic_ms),
                 "stored": stored,
                 "records_per_second": self._ingest_rate.add(monotonic_ms, stored),
                 "refused": _total(services, lambda name: name == REFUSED),
+                "refused_requests": _total(services, lambda name: name == REFUSED_REQUESTS),
             },
             "streams": {
                 "tasks": sorted(tasks, key=lambda task: task.get("partition", -1)),

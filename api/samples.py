@@ -31,4 +31,6 @@ class KafkaSample:
     cluster_id: str | None = None
     brokers: int | None = None
     groups: Sequence[Mapping[str, Any]] = ()
+    groups_omitted: int = 0
+    """Groups that were not asked about, for there are too many."""
     error: str = ""

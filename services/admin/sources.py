@@ -20,10 +20,12 @@ from api.problem import ErrorKind, Problem
 from api.samples import KafkaSample, ServiceSample
 from api.state import StreamsView
 from shared.common import metrics
-from shared.common.errors import PenstockError
+from shared.common.errors import GroupNotFound, PenstockError
 
 GROUPS_MAX = 50
-"""Groups that the overview asks for: each costs Kafka four requests."""
+"""Groups that the overview asks for, those with members first: each costs Kafka four requests."""
+GONE = "Dead"
+WITHOUT_MEMBERS = ("Empty", GONE)
 
 KAFKA_TIMEOUT_MS = 3_000
 LATENCY = "penstock_ingest_request_seconds_bucket"
@@ -142,17 +144,25 @@ class KafkaSource:
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
                 cluster = await self._admin.cluster()
-                listed = [g.group_id for g in await self._admin.list_groups() if g.protocol_type in ("consumer", "")]
-                groups = await asyncio.gather(*(self._group(group_id) for group_id in listed[:GROUPS_MAX]))
+                listed = [g for g in await self._admin.list_groups() if g.protocol_type in ("consumer", "")]
+                listed.sort(key=lambda g: (g.state in WITHOUT_MEMBERS, g.group_id))
+                found = await asyncio.gather(*(self._group(g.group_id) for g in listed[:GROUPS_MAX]))
         except TimeoutError:
             return KafkaSample(error=f"no answer within {self._timeout_ms} ms")
         except PenstockError as e:
             return KafkaSample(error=str(e) or type(e).__name__)
-        return KafkaSample(cluster.cluster_id, len(cluster.brokers), groups)
+        groups = [group for group in found if group is not None]
+        return KafkaSample(cluster.cluster_id, len(cluster.brokers), groups, max(0, len(listed) - GROUPS_MAX))
 
-    async def _group(self, group_id: str) -> Mapping[str, Any]:
-        found = await self._admin.describe_group(group_id)
-        lag = sum(row.lag for row in await self._admin.group_lag(group_id))
+    async def _group(self, group_id: str) -> Mapping[str, Any] | None:
+        """The group, or None where it was deleted meanwhile."""
+        try:
+            found = await self._admin.describe_group(group_id)
+            lag = sum(row.lag for row in await self._admin.group_lag(group_id))
+        except GroupNotFound:
+            return None
+        if found.state == GONE:
+            return None
         return {"group": group_id, "state": found.state, "members": len(found.members), "lag": lag}
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from shared.clients.admin import Admin
 from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.clients.consumer.dead_letters import DeadLetter, parse_dead_letter, replay_record
@@ -28,6 +30,8 @@ LEFT_OUT_MAX = 100_000
 NEVER_MS = 2**62
 
 Wanted = Callable[[DeadLetter], bool]
+Parse = Callable[[ConsumerRecord], DeadLetter]
+"""A record of the topic as what it was; DataError where it is none of those that the topic is for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +68,8 @@ class DeadLetterLog:
     UnknownTopicOrPartition where there is no such topic.
     """
 
-    def __init__(self, kafka: KafkaSettings, topic: str) -> None:
-        self.topic = topic
+    def __init__(self, kafka: KafkaSettings, topic: str, parse: Parse = parse_dead_letter) -> None:
+        self.topic, self._parse = topic, parse
         settings = ConsumerSettings(
             group_id=replay_group(topic),
             auto_offset_reset="earliest",
@@ -108,7 +112,14 @@ class DeadLetterLog:
         """Every record as an entry, with whether it was replayed."""
         async for columns in self.batches():
             for record in columns.records():
-                yield _entry(record, self.replayed(record.topic_partition, record.offset))
+                yield self._entry(record, self.replayed(record.topic_partition, record.offset))
+
+    def _entry(self, record: ConsumerRecord, replayed: bool) -> Entry:
+        try:
+            letter, fault = self._parse(record), ""
+        except DataError as e:
+            letter, fault = None, str(e)
+        return Entry(record.topic_partition, record.offset, record.timestamp, letter, replayed, fault)
 
     def replayed(self, partition: TopicPartition, offset: int) -> bool:
         """Whether an earlier replay sent the record."""
@@ -117,10 +128,13 @@ class DeadLetterLog:
             return False
         return offset < committed.offset or any(first <= offset <= last for first, last in self._finished[partition])
 
-    async def replay(self, producer: Producer, wanted: Wanted, *, limit: int, again: bool = False) -> Replay:
-        """Send the wanted dead letters to their source topics; those replayed before only with `again`.
+    async def replay(
+        self, producer: Producer, wanted: Wanted, *, limit: int, again: bool = False, to: str | None = None
+    ) -> Replay:
+        """Send the wanted dead letters to their source topics, or all to the topic `to`; once more only with `again`.
 
-        Raises IllegalState where more are left out than can be remembered.
+        To its source a record goes into the partition that it came from, elsewhere by its key. Raises IllegalState
+        where more are left out than can be remembered.
         """
         scheduler = KeyScheduler("unordered", IN_FLIGHT_MAX, buffered_records_max=LEFT_OUT_MAX)
         for partition, committed in self.committed.items():
@@ -133,7 +147,7 @@ class DeadLetterLog:
                     columns = columns[int(columns.offsets.searchsorted(position.offset)) :]
                 scheduler.deliver(columns)
                 while result.sent < limit and (chosen := self._choose(scheduler, wanted, limit - result.sent, result)):
-                    await self._send(producer, scheduler, chosen, result)
+                    await self._send(producer, scheduler, chosen, result, to)
                 if scheduler.paused().get(columns.topic_partition):
                     raise IllegalState(
                         f"{columns.topic_partition}: more dead letters are left out than a commit can remember; "
@@ -156,7 +170,7 @@ class DeadLetterLog:
             (work,) = execution.works
             letter = None
             try:
-                letter = parse_dead_letter(work.record)
+                letter = self._parse(work.record)
             except DataError:
                 result.faults += 1
             if letter is not None and wanted(letter):
@@ -174,12 +188,17 @@ class DeadLetterLog:
         scheduler: KeyScheduler,
         chosen: list[tuple[Execution, Work, DeadLetter]],
         result: Replay,
+        to: str | None,
     ) -> None:
-        known = {topic: set(await producer.partitions_for(topic)) for topic in {e[2].record.topic for e in chosen}}
+        topics = {to or letter.record.topic for _, _, letter in chosen}
+        known = {topic: set(await producer.partitions_for(topic)) for topic in topics}
         records = []
         for _, _, letter in chosen:
             partition = letter.record.partition
-            records.append(replay_record(letter, partition if partition in known[letter.record.topic] else None))
+            if to is None or to == letter.record.topic:
+                records.append(replay_record(letter, partition if partition in known[letter.record.topic] else None))
+            else:
+                records.append(replace(replay_record(letter, None), topic=to))
         outcomes = await (await producer.send_many(records))
         for (execution, work, _), outcome in zip(chosen, outcomes, strict=True):
             if isinstance(outcome, RecordMetadata):
@@ -190,13 +209,6 @@ class DeadLetterLog:
                 result.failed += 1
                 if len(result.errors) < 10:
                     result.errors += (f"{work}: {type(outcome).__name__}: {outcome}",)
-
-
-def _entry(record: ConsumerRecord, replayed: bool) -> Entry:
-    try:
-        return Entry(record.topic_partition, record.offset, record.timestamp, parse_dead_letter(record), replayed)
-    except DataError as e:
-        return Entry(record.topic_partition, record.offset, record.timestamp, None, replayed, str(e))
 
 
 def wanted_by(stage: str | None, exception: str | None, source_partitions: Iterable[int] = ()) -> Wanted:

@@ -9,8 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from shared.clients.connection import record_size
+from shared.clients.consumer.dead_letters import DeadLetter
+from shared.common.errors import DataError
 from shared.common.records import ConsumerRecord, Headers, ProducerRecord
 from shared.streams.processor import Record
 from shared.streams.topology import ProcessorNode
@@ -26,6 +29,9 @@ LATENESS_MS = "penstock.late.lateness_ms"
 CLOSE_TIME_MS = "penstock.late.close_time_ms"
 STREAM_TIME_MS = "penstock.late.stream_time_ms"
 STORE = "penstock.late.store"
+HEADERS = (TOPIC, PARTITION, OFFSET, LATENESS_MS, CLOSE_TIME_MS, STREAM_TIME_MS, STORE)
+STAGE_LATE = "late"
+"""What a late record has in the place of a dead letter's stage."""
 
 
 def late_record(
@@ -39,6 +45,27 @@ def late_record(
     place = ((TOPIC, record.topic.encode()), (PARTITION, b"%d" % record.partition), (OFFSET, b"%d" % record.offset))
     headers = place + _lateness(record.timestamp, close_time_ms, stream_time_ms, store)
     return ProducerRecord(late_topic, record.value, record.key, record.headers + headers, None, record.timestamp)
+
+
+def parse_late_record(record: ConsumerRecord) -> DeadLetter:
+    """A record of a late topic as the source record that it was, and why it is there; to be read like a dead letter.
+
+    DataError for one that comes of no source record, or that nobody here wrote.
+    """
+    found = {name: value for name, value in record.headers if name in HEADERS}
+    where = place_of(record)
+    missing = [name for name in HEADERS if name not in found]
+    if missing:
+        raise DataError(f"{where} is no source's late record: without {', '.join(missing)}")
+    text = {name: (value or b"").decode(errors="replace") for name, value in found.items()}
+    numbers = {name: text[name] for name in (PARTITION, OFFSET, LATENESS_MS)}
+    for name, value in numbers.items():
+        if not (value.isascii() and value.isdigit()):
+            raise DataError(f"{where} is no late record: {name} is {value!r}, not a number")
+    original: Headers = tuple(header for header in record.headers if header[0] not in HEADERS)
+    partition, offset = int(text[PARTITION]), int(text[OFFSET])
+    source = replace(record, topic=text[TOPIC], partition=partition, offset=offset, headers=original)
+    return DeadLetter(source, STAGE_LATE, "", f"{text[LATENESS_MS]} ms too late for {text[STORE]}", 1, "")
 
 
 def forwarded_late_record(

@@ -19,8 +19,8 @@ class MemoryLetters:
     async def topics(self) -> list[dict[str, Any]]:
         return [{"topic": "t-dlq", "kind": "dead_letters", "source": "t", "records": 3}]
 
-    async def look(self, topic: str, limit: int, stage: str | None) -> list[dict[str, Any]]:
-        return [{"offset": i} for i in range(limit)]
+    async def look(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:
+        return {"letters": [{"offset": i, "stage": stage} for i in range(limit)], "looked_at": 7}
 
     async def replay(self, topic: str, **wanted: Any) -> dict[str, Any]:
         self.asked = wanted
@@ -34,7 +34,11 @@ async def test_letters_are_listed_looked_at_and_replayed() -> None:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
         assert (await client.get("/v1/letters")).json()["topics"][0]["records"] == 3
         assert len((await client.get("/v1/letters/t-dlq?limit=2")).json()["letters"]) == 2
-        assert (await client.get("/v1/letters/t-dlq?limit=0")).status_code == 400
+        assert (await client.get("/v1/letters/t-dlq?stage=produce")).json()["letters"][0]["stage"] == "produce"
+        for query in ("limit=0", "stage=nowhere"):
+            assert (await client.get(f"/v1/letters/t-dlq?{query}")).status_code == 400
+        await client.post("/v1/letters/t-late/replay", json={"to": "corrections"})
+        assert letters.asked["to"] == "corrections"
         done = await client.post("/v1/letters/t-dlq/replay", json={"stage": "process", "limit": 5})
         assert done.json() == {"topic": "t-dlq", "dry_run": False, "sent": 2, "failed": 0}
         assert (letters.asked["stage"], letters.asked["limit"], letters.asked["again"]) == ("process", 5, False)

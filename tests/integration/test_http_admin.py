@@ -13,9 +13,12 @@ from services.admin.settings import AdminServiceSettings
 from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin, event_time_topic
 from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.clients.consumer.dead_letters import DeadLetter, dead_letter_record
 from shared.clients.producer import Producer
-from shared.common.records import ProducerRecord, TopicPartition
+from shared.common.records import ConsumerRecord, ProducerRecord, TopicPartition
 from shared.common.settings import KafkaSettings
+from shared.streams.late_records import late_record
+from tests.integration.test_http_ingest import read_all
 
 
 @contextlib.asynccontextmanager
@@ -101,3 +104,49 @@ async def test_the_overview_shows_kafka_and_the_services(kafka: EmbeddedKafka) -
     assert {s["name"]: s["status"] for s in overview["services"]} == {"other": "ok", "gone": "unreachable"}
     assert overview["kafka"]["brokers"] == 1
     assert overview["kafka"]["error"] == ""
+
+
+async def test_dead_letters_are_found_by_stage_and_late_records_sent_elsewhere(
+    kafka: EmbeddedKafka, topic_name: str
+) -> None:
+    """A stage is found behind many newer letters; late records go to a topic by name, or back, each once."""
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    dead, late, other = f"{topic_name}-dlq", f"{topic_name}-late", f"{topic_name}-other"
+    async with Admin(settings) as admin:
+        await admin.create_topics([event_time_topic(name, 2) for name in (topic_name, dead, late, other)])
+    sources = [ConsumerRecord(topic_name, 1, i, 1_000 + i, b"k%d" % i, b"%d" % i, (("h", b"1"),)) for i in range(60)]
+    letters = [
+        dead_letter_record(dead, DeadLetter(s, "produce" if i < 2 else "process", "ValueError", "no", 1, "g"))
+        for i, s in enumerate(sources)
+    ]
+    lates = [late_record(source, late, 1_500, 2_000, "visits") for source in sources[:3]]
+    nobodys = ProducerRecord(late, b"{}", b"x", (), 0, 5)
+    async with Producer(settings) as producer:
+        await (await producer.send_many([*letters, *lates, nobodys]))
+    async with serving(kafka.bootstrap_servers) as client:
+        listed = {row["topic"]: row for row in (await client.get("/v1/letters")).json()["topics"]}
+        assert (listed[dead]["kind"], listed[dead]["records"]) == ("dead_letters", 60)
+        assert (listed[late]["kind"], listed[late]["source"], listed[late]["records"]) == ("late", topic_name, 4)
+        found = (await client.get(f"/v1/letters/{dead}", params={"stage": "produce", "limit": 5})).json()
+        assert sorted(row["source"]["offset"] for row in found["letters"]) == [0, 1]
+        assert found["looked_at"] == 60
+        assert len((await client.get(f"/v1/letters/{dead}", params={"limit": 5})).json()["letters"]) == 5
+        seen = (await client.get(f"/v1/letters/{late}")).json()["letters"]
+        assert {row.get("message") for row in seen} == {None, *(f"{500 - i} ms too late for visits" for i in range(3))}
+        assert {row["source"]["partition"] for row in seen if "source" in row} == {1}
+        url = f"/v1/letters/{late}/replay"
+        assert (await client.post(url, json={"to": other, "dry_run": True})).json()["would_send"] == 3
+        sent = (await client.post(url, json={"to": other})).json()
+        assert (sent["sent"], sent["failed"], sent["faults"]) == (3, 0, 1)
+        assert (await client.post(url, json={"to": other})).json()["sent"] == 0
+        assert (await client.post(url, json={"again": True})).json()["sent"] == 3
+        for wrong, status in (({"to": f"{topic_name}-none"}, 404), ({"to": late}, 400), ({"stage": "process"}, 400)):
+            assert (await client.post(url, json=wrong)).status_code == status
+        assert (await client.get(f"/v1/letters/{topic_name}")).status_code == 400
+        assert (await client.get(f"/v1/letters/{topic_name}-none-dlq")).status_code == 404
+    for topic, partitions in ((other, {0, 1}), (topic_name, {1})):
+        back = await read_all(kafka.bootstrap_servers, topic, 2)
+        assert sorted((r.key, r.value, r.timestamp, r.headers) for r in back) == [
+            (s.key, s.value, s.timestamp, s.headers) for s in sources[:3]
+        ]
+        assert {r.partition for r in back} <= partitions

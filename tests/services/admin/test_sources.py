@@ -11,9 +11,11 @@ from prometheus_client import CollectorRegistry
 
 from api.health import CheckResult, create_health_app
 from api.state import StreamsState, streams_router
-from services.admin.sources import HttpSource, KafkaSource, LocalSource, sum_metrics
+from services.admin.sources import GROUPS_MAX, HttpSource, KafkaSource, LocalSource, sum_metrics
+from shared.clients.admin import GroupListing, PartitionLag
 from shared.common import metrics
-from shared.common.errors import BrokerNotAvailable
+from shared.common.errors import BrokerNotAvailable, GroupNotFound
+from tests.api.test_admin import MemoryAdmin
 
 
 class View:
@@ -131,3 +133,30 @@ async def test_kafka_away_is_said() -> None:
     """An error or silence is the sample's error."""
     assert (await KafkaSource(Down(silent=False)).sample()).error == "no broker"  # type: ignore[arg-type]
     assert (await KafkaSource(Down(silent=True), timeout_ms=5).sample()).error == "no answer within 5 ms"  # type: ignore[arg-type]
+
+
+class Busy(MemoryAdmin):
+    """Many groups, of which one is deleted as soon as it was listed, and the last has members."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.groups = {f"g{i:03}": {} for i in range(GROUPS_MAX + 20)}
+
+    async def list_groups(self) -> list[GroupListing]:
+        *others, last = await super().list_groups()
+        return [*others, GroupListing(last.group_id, "Stable", "consumer")]
+
+    async def group_lag(self, group_id: str) -> list[PartitionLag]:
+        if group_id == "g000":
+            raise GroupNotFound(group_id)
+        return await super().group_lag(group_id)
+
+
+async def test_groups_beyond_the_limit_are_counted_and_deleted_ones_left_out() -> None:
+    """Those with members come first; one that goes between two questions does not hide the others."""
+    sample = await KafkaSource(Busy()).sample()
+    assert (sample.error, sample.groups_omitted) == ("", 20)
+    names = [group["group"] for group in sample.groups]
+    assert names[0] == f"g{GROUPS_MAX + 19:03}"
+    assert "g000" not in names
+    assert len(names) == GROUPS_MAX - 1

@@ -7,9 +7,18 @@ from typing import Any
 
 import pytest
 
+from shared.common.errors import DataError
+from shared.common.records import ConsumerRecord
 from shared.streams.aggregations import Count
 from shared.streams.dsl import StreamsBuilder
-from shared.streams.late_records import LATENESS_MS, OFFSET, STORE, forwarded_late_record
+from shared.streams.late_records import (
+    LATENESS_MS,
+    OFFSET,
+    STORE,
+    forwarded_late_record,
+    late_record,
+    parse_late_record,
+)
 from shared.streams.processor import Processor, ProcessorContext, Record
 from shared.streams.punctuation import PunctuationType
 from shared.streams.stream_join import JoinWindows
@@ -131,3 +140,16 @@ def test_anything_can_be_written_as_late() -> None:
     assert written("\ud800", {"x": "\ud800"}) == (b"\\ud800", b"{'x': '\\ud800'}")
     assert written(window, WindowResult("k", 1, 2, {"n": 3})) == (b"k", b'{"key":"k","start":1,"end":2,"n":3}')
     assert written(b"k", b"x" * 2_000) == (b"k", None)
+
+
+def test_a_late_record_is_read_back_as_its_source_record() -> None:
+    """Key, value, event time, place and own headers as they were; and why it was late."""
+    source = ConsumerRecord("clicks", 2, 17, 1_000, b"ann", b"{}", (("trace", b"a"),))
+    made = late_record(source, "clicks-late", close_time_ms=1_500, stream_time_ms=2_000, store="visits")
+    there = ConsumerRecord("clicks-late", 0, 3, 1_000, made.key, made.value, made.headers)
+    letter = parse_late_record(there)
+    assert letter.record == source
+    assert (letter.stage, letter.message) == ("late", "500 ms too late for visits")
+    for headers in ((), made.headers[:-1], (*made.headers[:-1], ("penstock.late.offset", b"x"))):
+        with pytest.raises(DataError, match="clicks-late-0@3"):
+            parse_late_record(ConsumerRecord("clicks-late", 0, 3, 1_000, made.key, made.value, headers))
