@@ -17,7 +17,8 @@ from services.consumer.executor import Outcome
 from services.consumer.runner_metrics import RunnerMetrics
 from services.consumer.transactor import Offsets, OutputRefused, Transactor
 from shared.clients.consumer import Consumer
-from shared.clients.consumer.key_scheduler import Execution, KeyScheduler, Work
+from shared.clients.consumer.key_scheduler import Execution, KeyScheduler
+from shared.clients.consumer.partition_progress import Work
 from shared.common.errors import AbortableError, CommitFailed, RetriableError
 from shared.common.log import get_logger
 from shared.common.records import GroupMetadata, ProducerRecord, TopicPartition

@@ -25,6 +25,7 @@ from msgspec.structs import replace
 
 from services.consumer.call_limits import CallLimits
 from services.consumer.handlers import Handler, HandlerTimeout, Records
+from services.consumer.outputs import check_output
 from services.consumer.runner_metrics import RunnerMetrics
 from shared.clients.consumer.dead_letters import (
     STAGE_DESERIALIZE,
@@ -34,8 +35,10 @@ from shared.clients.consumer.dead_letters import (
     dead_letter_record,
     message_of,
 )
-from shared.clients.consumer.key_scheduler import Execution, Work
+from shared.clients.consumer.key_scheduler import Execution
+from shared.clients.consumer.partition_progress import Work
 from shared.clients.consumer.retry_policy import Retry, RetryPolicy
+from shared.common.errors import DataError
 from shared.common.log import get_logger
 from shared.common.records import ConsumerRecord, ProducerRecord
 from shared.common.serialization import Deserializer, bytes_deserializer
@@ -172,6 +175,11 @@ class Executor:
 
     async def _produce(self, topic: str, records: Records, outcome: Outcome) -> Exception | None:
         """Write what the handler returned; its first error."""
+        try:
+            check_output(records)
+        except DataError as e:
+            self._metrics.produce_failures(topic).inc()
+            return e
         if self._write is None:
             outcome.outputs += records
         elif records:

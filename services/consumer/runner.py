@@ -106,6 +106,8 @@ class HandlerRunner(RebalanceListener):
             self._deliver(columns)
         self._start()
         now_ms = self._clock.monotonic_ms()
+        if self._pass_over():
+            self._commit_due_ms = now_ms
         if (now_ms >= self._commit_due_ms or self._commits.is_full) and not self._is_committing:
             self._committing = asyncio.create_task(self._commit())
         if now_ms >= self._lag_due_ms and (self._measuring is None or self._measuring.done()):
@@ -134,6 +136,19 @@ class HandlerRunner(RebalanceListener):
         if self.scheduler.skipped != self._skipped:
             self._metrics.skipped(columns.topic).inc(self.scheduler.skipped - self._skipped)
             self._skipped = self.scheduler.skipped
+
+    def _pass_over(self) -> bool:
+        """Positions that went on without a record, by a reset or over markers, count as finished.
+
+        Whether one of them is a group's first: it is to be committed at once, since after a crash before that the reset
+        policy might lead past what has come since.
+        """
+        is_new = False
+        assigned = self._consumer.assignment()
+        for partition in self.scheduler.partitions & assigned:
+            if (position := self._consumer.known_position(partition)) is not None:
+                is_new |= self.scheduler.pass_over(partition, position)
+        return is_new
 
     def _start(self) -> None:
         """Start everything that may run now, and have the next retry wake us."""
@@ -252,6 +267,7 @@ class HandlerRunner(RebalanceListener):
         partitions &= self.scheduler.partitions
         if not partitions:
             return
+        self._pass_over()
         in_flight = self.scheduler.revoke(partitions)
         tasks = [self._tasks[execution] for execution in in_flight if execution in self._tasks]
         left: set[asyncio.Task[None]] = set()

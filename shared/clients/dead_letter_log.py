@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from shared.clients.admin import Admin
 from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.clients.consumer.dead_letters import DeadLetter, parse_dead_letter, replay_record
-from shared.clients.consumer.key_scheduler import Execution, KeyScheduler, Work
+from shared.clients.consumer.key_scheduler import Execution, KeyScheduler
+from shared.clients.consumer.partition_progress import Work
 from shared.clients.producer import Producer
 from shared.common.commit_metadata import Ranges, decode_finished
 from shared.common.errors import DataError, IllegalState

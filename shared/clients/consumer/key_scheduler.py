@@ -34,147 +34,20 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from shared.common.commit_metadata import (
-    METADATA_BYTES_MAX,
-    Ranges,
-    decode_finished,
-    encode_finished,
-    encoded_bytes_max,
-)
+from shared.clients.consumer.partition_progress import Lane, PartitionProgress, Work
+from shared.common.commit_metadata import decode_finished
 from shared.common.errors import IllegalState
-from shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition
+from shared.common.records import Columns, OffsetAndMetadata, TopicPartition
 
 Ordering = Literal["key", "partition", "unordered"]
 PauseReason = Literal["buffer", "metadata"]
 
 BUFFERED_RECORDS_MAX = 2_000
 """Unfinished records of one partition above which no more of it are fetched; resumed at half."""
-SPAN_ALWAYS_FITS = 24_000
-"""So many offsets fit as a bitmap, whatever the pattern: the usual case, known without a calculation."""
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Work:
-    """One delivered record: `attempts` that failed, whether it must run alone, and a `memo` of whoever runs it."""
-
-    columns: Columns
-    index: int
-    offset: int
-    attempts: int = 0
-    alone: bool = False
-    memo: object = None
-    due_ms: int | None = None
-    lane: _Lane = field(init=False)
-    before: Work | None = None
-    after: Work | None = None
-    run: tuple[int, int] | None = None  # the finished records between this unfinished one and the next
-
-    @property
-    def record(self) -> ConsumerRecord:
-        return self.columns.record(self.index)
-
-    def __repr__(self) -> str:
-        return f"Work({self.columns.topic_partition}@{self.offset}, {self.attempts} attempts)"
-
-
-@dataclass(slots=True, eq=False)
-class _Lane:
-    key: object
-    queue: deque[Work] = field(default_factory=deque)
-    running: int = 0
-
-
-class _Partition:
-    """Lanes and progress of one partition: a linked list of its unfinished records, each with the run behind it."""
-
-    def __init__(self, committed: OffsetAndMetadata | None, finished: Ranges) -> None:
-        self.committed = committed
-        self.known = deque(finished)
-        self.position = committed.offset if committed else None
-        self.highest = finished[-1][1] if finished else -1
-        self.leader_epoch = committed.leader_epoch if committed else -1
-        self.begin()
-
-    def begin(self) -> None:
-        self.head: Work | None = None
-        self.tail: Work | None = None
-        self.lanes: dict[object, _Lane] = {}
-        self.ready: list[tuple[int, _Lane]] = []
-        self.unfinished = self.runs = self.running = self.epoch = 0
-        self.full = self.buffering = self.draining = False
-
-    def rewind(self) -> None:
-        """Delivery went back (a truncated log, or a seek): forget the progress, keep the locks of what runs."""
-        lanes, running, epoch = {k: lane for k, lane in self.lanes.items() if lane.running}, self.running, self.epoch
-        self.begin()
-        for lane in lanes.values():
-            lane.queue.clear()
-        self.lanes, self.running, self.epoch = lanes, running, epoch + 1
-        self.known.clear()
-        self.highest = self.leader_epoch = -1
-
-    def deliver(self, work: Work) -> bool:
-        """Append a record; False where the metadata of an earlier commit says that it is finished."""
-        offset = work.offset
-        if self.position is not None and offset < self.position:
-            self.rewind()
-        self.position = offset + 1
-        while self.known and self.known[0][1] < offset:
-            self.known.popleft()
-        if self.known and self.known[0][0] <= offset:
-            if self.tail is not None:
-                self.runs += self.tail.run is None
-                self.tail.run = (self.tail.run[0] if self.tail.run else offset, offset)
-            return False
-        work.before, self.tail = self.tail, work
-        if work.before is None:
-            self.head = work
-        else:
-            work.before.after = work
-        self.unfinished += 1
-        return True
-
-    def finish(self, work: Work) -> None:
-        before, after = work.before, work.after
-        if before is None:
-            self.head = after
-            self.runs -= work.run is not None
-        else:
-            self.runs += 1 - (work.run is not None) - (before.run is not None)
-            before.run = (before.run[0] if before.run else work.offset, work.run[1] if work.run else work.offset)
-            before.after = after
-        if after is None:
-            self.tail = before
-        else:
-            after.before = before
-        work.before = work.after = None
-        self.unfinished -= 1
-
-    def may_start(self, work: Work) -> bool:
-        base = self.head.offset if self.head else work.offset
-        span = max(self.highest, work.offset) - base + 1
-        if span <= SPAN_ALWAYS_FITS or work is self.head:
-            return True
-        return encoded_bytes_max(self.runs + len(self.known) + self.running + 1, span) <= METADATA_BYTES_MAX
-
-    def committable(self) -> OffsetAndMetadata | None:
-        if self.position is None:
-            return None
-        offset = self.head.offset if self.head else self.position
-        return OffsetAndMetadata(offset, encode_finished(offset, list(self._finished())), self.leader_epoch)
-
-    def _finished(self) -> Iterator[tuple[int, int]]:
-        work = self.head
-        while work is not None:
-            if work.run:
-                yield work.run
-            work = work.after
-        assert self.position is not None
-        yield from ((max(first, self.position), last) for first, last in self.known if last >= self.position)
 
 
 @dataclass(slots=True, eq=False)
@@ -183,7 +56,7 @@ class Execution:
 
     topic_partition: TopicPartition
     works: tuple[Work, ...]
-    owner: _Partition = field(repr=False)
+    owner: PartitionProgress = field(repr=False)
     epoch: int = field(repr=False)
 
 
@@ -201,17 +74,17 @@ class KeyScheduler:
         self.buffered_records_max = buffered_records_max
         self.ignored = 0  # results that came after their partition was lost, or had been rewound
         self.skipped = 0  # delivered records that an earlier owner had finished
-        self._partitions: dict[TopicPartition, _Partition] = {}
+        self._partitions: dict[TopicPartition, PartitionProgress] = {}
         self._turn: deque[TopicPartition] = deque()
         self._executions: set[Execution] = set()
-        self._waiting: list[tuple[int, int, TopicPartition, _Partition, _Lane]] = []
+        self._waiting: list[tuple[int, int, TopicPartition, PartitionProgress, Lane]] = []
         self._sequence = 0
 
     def assign(self, partition: TopicPartition, committed: OffsetAndMetadata | None) -> None:
         """Own a partition from its committed position; DataError if its metadata is damaged: assign without it."""
         if partition in self._partitions:
             raise IllegalState(f"{partition} is assigned already")
-        self._partitions[partition] = _Partition(committed, decode_finished(committed) if committed else ())
+        self._partitions[partition] = PartitionProgress(committed, decode_finished(committed) if committed else ())
         self._turn.append(partition)
 
     def deliver(self, columns: Columns) -> int:
@@ -235,10 +108,15 @@ class KeyScheduler:
         self.skipped += len(columns) - taken
         return taken
 
-    def _enqueue(self, state: _Partition, work: Work, key: bytes | None) -> None:
+    def pass_over(self, partition: TopicPartition, position: int) -> bool:
+        """Nothing is to be delivered before this offset: where nothing is unfinished either, it is committable, though
+        no record came. True once where nothing of the partition was ever committed: it should be now."""
+        return self._partitions[partition].pass_over(position)
+
+    def _enqueue(self, state: PartitionProgress, work: Work, key: bytes | None) -> None:
         alone = self.ordering == "unordered" or (self.ordering == "key" and key is None)
         lane_key: object = work.offset if alone else key if self.ordering == "key" else None
-        work.lane = lane = state.lanes.get(lane_key) or state.lanes.setdefault(lane_key, _Lane(lane_key))
+        work.lane = lane = state.lanes.get(lane_key) or state.lanes.setdefault(lane_key, Lane(lane_key))
         lane.queue.append(work)
         if len(lane.queue) == 1 and not lane.running:
             heapq.heappush(state.ready, (work.offset, lane))
@@ -261,9 +139,9 @@ class KeyScheduler:
                 return execution
         return None
 
-    def _take_of(self, state: _Partition) -> tuple[Work, ...]:
+    def _take_of(self, state: PartitionProgress) -> tuple[Work, ...]:
         works: list[Work] = []
-        next_in_lane: list[tuple[int, _Lane]] = []  # a batch may go on in its lanes: the handler sees them in order
+        next_in_lane: list[tuple[int, Lane]] = []  # a batch may go on in its lanes: the handler sees them in order
         while len(works) < self.batch_records_max and (state.ready or next_in_lane):
             from_ready = not next_in_lane or (bool(state.ready) and state.ready[0] < next_in_lane[0])
             heap = state.ready if from_ready else next_in_lane
@@ -313,7 +191,7 @@ class KeyScheduler:
         owner = execution.owner
         return self._partitions.get(execution.topic_partition) is owner and execution.epoch == owner.epoch
 
-    def _go_on(self, partition: TopicPartition, state: _Partition, lane: _Lane) -> None:
+    def _go_on(self, partition: TopicPartition, state: PartitionProgress, lane: Lane) -> None:
         if not lane.queue:
             state.lanes.pop(lane.key, None)
         elif not state.draining:
@@ -346,10 +224,9 @@ class KeyScheduler:
     def committable(
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What may be committed and differs from what was, by partition."""
-        offsets = {
-            p: self._partitions[p].committable() for p in (self._partitions if partitions is None else partitions)
-        }
+        """What may be committed and differs from what was, by partition; nothing of those that are not ours."""
+        wanted = self._partitions if partitions is None else [p for p in partitions if p in self._partitions]
+        offsets = {p: self._partitions[p].committable() for p in wanted}
         return {p: o for p, o in offsets.items() if o is not None and o != self._partitions[p].committed}
 
     def committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:

@@ -1,9 +1,10 @@
-"""The handler runner against a fake broker: what a loss leaves behind."""
+"""The handler runner against a fake broker: what a loss leaves behind, and what is committed before any record."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -20,6 +21,7 @@ from shared.common.records import ConsumerRecord, OffsetAndMetadata, ProducerRec
 from shared.common.settings import KafkaSettings
 from shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
 
+T = TopicPartition("t", 0)
 RECORDS = 40
 
 
@@ -32,6 +34,79 @@ async def until(true: Callable[[], object]) -> None:
         if true():
             return
         await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def serving(
+    cluster: FakeCluster, handle: Callable[[ConsumerRecord], Awaitable[object]], **given: object
+) -> AsyncIterator[HandlerRunner]:
+    """A runner that takes turns; at the end it is stopped, in the way that a daemon is."""
+    kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, retry_backoff_ms=5)
+    reading = {"heartbeat_interval_ms": 20, "fetch_max_wait_ms": 20, "session_timeout_ms": 300}
+    settings = ConsumerServiceSettings.model_validate(
+        {"kafka": kafka, "topics": ("t",), "group_id": "g", "handler": "tests:handle", "commit_interval_ms": 10}
+        | {"consumer": reading | given.pop("consumer", {})} | given  # type: ignore[operator]
+    )  # fmt: skip
+    metrics = RunnerMetrics(CollectorRegistry(), "g")
+    executor = Executor(Handler("tests:handle", handle), settings.retry_policy(), no_dead_letters, metrics, group="g")
+    async with asyncio.timeout(20), Consumer(kafka, settings.consumer_settings()) as consumer:
+        scheduler = settings.scheduler(batch=False)
+        runner = HandlerRunner(consumer, scheduler, executor, metrics, SYSTEM_CLOCK, settings.runner_options())
+        runner.subscribe(["t"])
+        running = asyncio.create_task(runner.run())
+        yield runner
+        running.cancel()
+        await asyncio.wait([running])
+        await runner.stop(1_000)
+
+
+@asynccontextmanager
+async def broker(records: int) -> AsyncIterator[FakeCluster]:
+    async with FakeCluster(configs={"group.min.session.timeout.ms": "10"}) as cluster:
+        cluster.create_topic("t")
+        await send(cluster, records)
+        yield cluster
+
+
+async def send(cluster: FakeCluster, count: int) -> None:
+    async with Producer(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as producer:
+        records = [ProducerRecord("t", b"%d" % i, b"%d" % i) for i in range(count)]
+        assert not records or await (await producer.send_many(records)).first_error() is None
+
+
+@pytest.mark.parametrize("commit_interval_ms", [10, 60_000])
+async def test_the_place_in_an_idle_topic_is_committed(commit_interval_ms: int) -> None:
+    """At once, whatever the interval: what is sent while no member runs is handled, although the policy is `latest`."""
+    handled: list[int] = []
+
+    async def handle(record: ConsumerRecord) -> None:
+        handled.append(record.offset)
+
+    async with broker(0) as cluster:
+        async with serving(cluster, handle, commit_interval_ms=commit_interval_ms):
+            await until(lambda: cluster.committed("g") == {T: OffsetAndMetadata(0)})
+        await send(cluster, RECORDS)
+        async with serving(cluster, handle):
+            await until(lambda: len(handled) == RECORDS)
+
+
+async def test_a_stop_while_the_partitions_are_lost() -> None:
+    """Nothing more is committed, and the stop ends without an error."""
+    begun = asyncio.Event()
+
+    async def handle(_: ConsumerRecord) -> None:
+        begun.set()
+        await asyncio.sleep(60)
+
+    async with broker(RECORDS) as cluster:
+        async with serving(cluster, handle, consumer={"auto_offset_reset": "earliest"}) as runner:
+            await begun.wait()
+            await until(lambda: cluster.committed("g") == {T: OffsetAndMetadata(0)})
+            stopping = asyncio.create_task(runner.stop(10_000))
+            await asyncio.sleep(0)
+            await runner.on_partitions_lost(frozenset({T}))
+            await stopping
+        assert cluster.committed("g") == {T: OffsetAndMetadata(0)}
 
 
 async def test_a_paused_partition_may_be_lost() -> None:
@@ -86,7 +161,7 @@ async def test_a_paused_partition_may_be_lost() -> None:
                 await until(lambda: turns > seen + 1)  # turns go on while the cancelled handlers take their time
                 let_go.set()
                 free.set()
-                await until(lambda: cluster.committed("g") == {TopicPartition("t", 0): OffsetAndMetadata(RECORDS)})
+                await until(lambda: cluster.committed("g") == {T: OffsetAndMetadata(RECORDS)})
                 running.cancel()
             await runner.stop(1_000)
         assert cancelled == 4

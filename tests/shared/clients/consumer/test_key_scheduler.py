@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.clients.consumer.key_scheduler import SPAN_ALWAYS_FITS, Execution, KeyScheduler, Ordering
+from shared.clients.consumer.key_scheduler import Execution, KeyScheduler, Ordering
+from shared.clients.consumer.partition_progress import SPAN_ALWAYS_FITS
 from shared.common.commit_metadata import METADATA_BYTES_MAX, decode_finished, encode_finished, encoded_bytes_max
 from shared.common.errors import DataError, IllegalState
 from shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition
@@ -347,3 +348,40 @@ def test_what_is_committed_has_a_leader_epoch() -> None:
     assert scheduler.committable()[TP].leader_epoch == 5
     scheduler.deliver(columns([1]))
     assert scheduler.committable()[TP].leader_epoch == -1
+
+
+def test_what_holds_no_record_is_committable() -> None:
+    """A position that a reset found, or that went over markers; not one behind what is unfinished or given up."""
+    scheduler = KeyScheduler()
+    scheduler.assign(TP, None)
+    assert scheduler.committable() == {}
+    assert scheduler.pass_over(TP, 5)
+    assert scheduler.committable() == {TP: OffsetAndMetadata(5)}
+    scheduler.deliver(columns([7]))
+    assert not scheduler.pass_over(TP, 8), "told once"
+    assert scheduler.committable() == {TP: OffsetAndMetadata(7)}
+    execution = scheduler.take(0)
+    assert execution is not None
+    scheduler.settle(execution, finished=execution.works)
+    scheduler.pass_over(TP, 10)
+    assert scheduler.committable() == {TP: OffsetAndMetadata(10)}
+    scheduler.revoke([TP])
+    scheduler.pass_over(TP, 12)
+    assert scheduler.committable() == {TP: OffsetAndMetadata(10)}
+
+
+def test_a_group_that_has_committed_is_not_new() -> None:
+    """Its next commit is not urgent."""
+    scheduler = KeyScheduler()
+    scheduler.assign(TP, OffsetAndMetadata(5))
+    assert not scheduler.pass_over(TP, 5)
+    assert scheduler.committable() == {}
+
+
+def test_nothing_is_committable_of_what_was_let_go() -> None:
+    """It is another's."""
+    scheduler = KeyScheduler()
+    scheduler.assign(TP, None)
+    scheduler.deliver(columns([1]))
+    scheduler.lost([TP])
+    assert scheduler.committable([TP]) == {}

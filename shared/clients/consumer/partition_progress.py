@@ -1,0 +1,146 @@
+"""What of one partition was delivered, runs and is finished: the scheduler's books, without its choices.
+
+Unfinished records form a linked list in offset order; each knows the run of finished ones behind it, so that what is
+committable is read off, however far the finished ones are ahead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from shared.common.commit_metadata import METADATA_BYTES_MAX, Ranges, encode_finished, encoded_bytes_max
+from shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata
+
+SPAN_ALWAYS_FITS = 24_000
+"""So many offsets fit as a bitmap, whatever the pattern: the usual case, known without a calculation."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Work:
+    """One delivered record: `attempts` that failed, whether it must run alone, and a `memo` of whoever runs it."""
+
+    columns: Columns
+    index: int
+    offset: int
+    attempts: int = 0
+    alone: bool = False
+    memo: object = None
+    due_ms: int | None = None
+    lane: Lane = field(init=False)
+    before: Work | None = None
+    after: Work | None = None
+    run: tuple[int, int] | None = None  # the finished records between this unfinished one and the next
+
+    @property
+    def record(self) -> ConsumerRecord:
+        return self.columns.record(self.index)
+
+    def __repr__(self) -> str:
+        return f"Work({self.columns.topic_partition}@{self.offset}, {self.attempts} attempts)"
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    key: object
+    queue: deque[Work] = field(default_factory=deque)
+    running: int = 0
+
+
+class PartitionProgress:
+    """Lanes and progress of one partition: a linked list of its unfinished records, each with the run behind it."""
+
+    def __init__(self, committed: OffsetAndMetadata | None, finished: Ranges) -> None:
+        self.committed = committed
+        self.known = deque(finished)
+        self.position = committed.offset if committed else None
+        self.highest = finished[-1][1] if finished else -1
+        self.leader_epoch = committed.leader_epoch if committed else -1
+        self.is_new = committed is None
+        self.begin()
+
+    def begin(self) -> None:
+        self.head: Work | None = None
+        self.tail: Work | None = None
+        self.lanes: dict[object, Lane] = {}
+        self.ready: list[tuple[int, Lane]] = []
+        self.unfinished = self.runs = self.running = self.epoch = 0
+        self.full = self.buffering = self.draining = False
+
+    def rewind(self) -> None:
+        """Delivery went back (a truncated log, or a seek): forget the progress, keep the locks of what runs."""
+        lanes, running, epoch = {k: lane for k, lane in self.lanes.items() if lane.running}, self.running, self.epoch
+        self.begin()
+        for lane in lanes.values():
+            lane.queue.clear()
+        self.lanes, self.running, self.epoch = lanes, running, epoch + 1
+        self.known.clear()
+        self.highest = self.leader_epoch = -1
+
+    def deliver(self, work: Work) -> bool:
+        """Append a record; False where the metadata of an earlier commit says that it is finished."""
+        offset = work.offset
+        if self.position is not None and offset < self.position:
+            self.rewind()
+        self.position = offset + 1
+        while self.known and self.known[0][1] < offset:
+            self.known.popleft()
+        if self.known and self.known[0][0] <= offset:
+            if self.tail is not None:
+                self.runs += self.tail.run is None
+                self.tail.run = (self.tail.run[0] if self.tail.run else offset, offset)
+            return False
+        work.before, self.tail = self.tail, work
+        if work.before is None:
+            self.head = work
+        else:
+            work.before.after = work
+        self.unfinished += 1
+        return True
+
+    def pass_over(self, position: int) -> bool:
+        """There is no record before this offset which is not delivered: found by a reset, or behind markers. True once
+        where nothing of the partition was ever committed."""
+        if self.head is None and not self.draining:
+            self.position = max(position, self.position or 0)
+        was_new, self.is_new = self.is_new, False
+        return was_new
+
+    def finish(self, work: Work) -> None:
+        before, after = work.before, work.after
+        if before is None:
+            self.head = after
+            self.runs -= work.run is not None
+        else:
+            self.runs += 1 - (work.run is not None) - (before.run is not None)
+            before.run = (before.run[0] if before.run else work.offset, work.run[1] if work.run else work.offset)
+            before.after = after
+        if after is None:
+            self.tail = before
+        else:
+            after.before = before
+        work.before = work.after = None
+        self.unfinished -= 1
+
+    def may_start(self, work: Work) -> bool:
+        base = self.head.offset if self.head else work.offset
+        span = max(self.highest, work.offset) - base + 1
+        if span <= SPAN_ALWAYS_FITS or work is self.head:
+            return True
+        return encoded_bytes_max(self.runs + len(self.known) + self.running + 1, span) <= METADATA_BYTES_MAX
+
+    def committable(self) -> OffsetAndMetadata | None:
+        if self.position is None:
+            return None
+        offset = self.head.offset if self.head else self.position
+        return OffsetAndMetadata(offset, encode_finished(offset, list(self._finished())), self.leader_epoch)
+
+    def _finished(self) -> Iterator[tuple[int, int]]:
+        work = self.head
+        while work is not None:
+            if work.run:
+                yield work.run
+            work = work.after
+        assert self.position is not None
+        yield from ((max(first, self.position), last) for first, last in self.known if last >= self.position)
