@@ -96,7 +96,7 @@ async def test_a_stop_while_the_partitions_are_lost() -> None:
 
     async def handle(_: ConsumerRecord) -> None:
         begun.set()
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
     async with broker(RECORDS) as cluster:
         async with serving(cluster, handle, consumer={"auto_offset_reset": "earliest"}) as runner:
