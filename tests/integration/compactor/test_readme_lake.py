@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import polars as pl
+import pytest
 from sybil import Sybil
 from sybil.example import Example
 from sybil.parsers.markdown import CodeBlockParser
 
+from examples import lake_duckdb, lake_polars
 from services.compactor.compact import Compaction
 from services.compactor.settings import CompactSettings
 from services.local.kafka import EmbeddedKafka
@@ -32,22 +39,41 @@ def block(language: str, containing: str) -> str:
     return found
 
 
-def test_reading_the_lake(spark: Any, topics: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
-    """The topology's closed sessions are where README says, and its program prints what it says."""
+@pytest.fixture
+def lake(spark: Any, topics: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> Callable[..., int]:
+    """Gives README's topology clicks (minute, key), after those before, and compacts what it wrote: how many closed."""
     scope: dict[str, Any] = {"__name__": "visits"}
     exec(block("python", "# visits.py"), scope)
     driver = TopologyTestDriver(scope["topology"]())
-    for minute in (0, 10, 120):
-        driver.pipe("clicks", key=b"ann", value=b'{"ms": 5, "page": "/"}', timestamp=minute * 60_000)
     asyncio.run(topics.create(topic_name, 1))
-    topics.send_changelog(topic_name, driver.changelog)
     settings = CompactSettings(
         application="visits",
         changelog=f"{topic_name}-changelog",
         lake=str(tmp_path / "lake"),
         kafka=KafkaSettings(bootstrap_servers=kafka.bootstrap_servers),
     )
-    assert Compaction(spark, settings, print).run().finals == 1
+
+    def click(*clicks: tuple[int, str]) -> int:
+        for minute, key in clicks:
+            driver.pipe("clicks", key=key.encode(), value=b'{"ms": 5, "page": "/"}', timestamp=minute * 60_000)
+        topics.send_changelog(topic_name, driver.changelog)
+        return Compaction(spark, settings, print).run().finals
+
+    return click
+
+
+def test_reading_the_lake(
+    spark: Any,
+    lake: Callable[..., int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The topology's closed sessions are where README says, and its program prints what it says.
+
+    So do the examples, on a table of live windows of which a compaction has deleted some by a deletion vector.
+    """
+    assert lake((0, "ann"), (10, "ann"), (120, "ann"), (121, "bob"), (122, "cat"), (123, "dan")) == 1
     program = block("py", "DeltaTable(")
     command = [sys.executable, "-c", program]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
@@ -55,9 +81,29 @@ def test_reading_the_lake(spark: Any, topics: Any, kafka: EmbeddedKafka, topic_n
     (printed,) = [line[2:] for line in program.splitlines() if line.startswith("# ")]
     assert run.stdout == f"{printed}\n"
 
+    assert lake((125, "ann"), (158, "eve")) == 2
+    folder = tmp_path / "lake" / "visits"
+    commits = [path.read_text() for path in (folder / "state" / "_delta_log").glob("*.json")]
+    assert any('"deletionVector":{' in commit for commit in commits)
+    capsys.readouterr()
+    for example in (lake_duckdb, lake_polars):
+        example.main(str(folder), "visits")
+        said = ["1970-01-01: 3 windows of 3 keys", "open: ann, 300000 ms", "open: dan, 0 ms", "open: eve, 0 ms"]
+        assert capsys.readouterr().out.splitlines() == said
+
+    # By their own readers of Delta as well; DuckDB's is an extension, which may not be at hand.
+    live = pl.read_delta(str(folder / "state")).filter(pl.col("row") == "window")
+    assert sorted(live["key"].to_list()) == [b"ann", b"dan", b"eve"]
+    monkeypatch.chdir(tmp_path)
+    (line,) = re.findall(r"`(FROM delta_scan\(.+?\))`", README.read_text(encoding="utf-8"))
+    with contextlib.suppress(duckdb.IOException, duckdb.HTTPException):
+        duckdb.load_extension("delta")
+        assert sorted(duckdb.sql(f"SELECT key {line}").fetchall()) == [("ann",), ("bob",), ("cat",)]
+        live_too = duckdb.sql("SELECT key FROM delta_scan('lake/visits/state') WHERE row = 'window' ORDER BY key")
+        assert live_too.fetchall() == [(b"ann",), (b"dan",), (b"eve",)]
+
     text = (README.parent / "examples" / "lake_spark.sql").read_text(encoding="utf-8")
-    folder = str(tmp_path / "lake" / "visits")
     lines = [line for line in text.format(folder=folder, store="visits").splitlines() if not line.startswith("--")]
     days, longest = (spark.sql(one).collect() for one in "\n".join(lines).split(";") if one.strip())
-    assert [(str(row.day), row.windows, row["keys"]) for row in days] == [("1970-01-01", 1, 1)]
-    assert [(row.key, row.ms) for row in longest] == [("ann", 0)]
+    assert [(str(row.day), row.windows, row["keys"]) for row in days] == [("1970-01-01", 3, 3)]
+    assert [(row.key, row.ms) for row in longest] == [("ann", 300_000), ("dan", 0), ("eve", 0)]
