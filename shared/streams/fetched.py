@@ -10,6 +10,7 @@ from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.clients.consumer.assignors import Assignor
 from shared.common.records import Columns, TopicPartition
 from shared.common.settings import KafkaSettings
+from shared.streams.idle_advance import advance_idle
 from shared.streams.settings import StreamsSettings
 from shared.streams.turn_time import TurnTime
 from shared.streams.worker_tasks import Ready
@@ -74,15 +75,15 @@ def regulate(ready: Ready, consumer: Consumer) -> None:
             consumer.resume(at)
 
 
-def advance_idle(ready: Ready, consumer: Consumer, now_ms: int) -> None:
-    """Move the times of tasks on that have read everything and are idle for long enough."""
+def advance_all_idle(ready: Ready, consumer: Consumer, now_ms: int, tasks: int) -> None:
+    """Move the times of tasks on that have read everything and are idle for long enough; there are so many `tasks`."""
     for partition, owned in ready.items():
         if owned.task is None or owned.inputs is None or owned.idle is None or owned.inputs.is_paused:
             continue
-        own = [at for at in consumer.assignment() if at.partition == partition]
-        at_end = all(consumer.is_at_end(at) and not owned.inputs.holds(at.topic) for at in own)
-        if by_ms := owned.idle.due_ms(now_ms, owned.task.sources, at_end=at_end):
-            owned.task.advance_time(by_ms)
+        internal = owned.task.topology.internal_topics()
+        read = [at for at in consumer.assignment() if at.partition == partition and at.topic not in internal]
+        at_end = all(consumer.is_at_end(at) and not owned.inputs.holds(at.topic) for at in read)
+        advance_idle(owned.idle, owned.task, now_ms, at_end=at_end, tasks=tasks)
 
 
 def advance(ready: Ready, consumer: Consumer) -> None:

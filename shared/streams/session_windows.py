@@ -88,6 +88,9 @@ class SessionAggregate(WindowedAggregate):
             self.stream_time_ms = stream_time_ms
             self._close(self.windows.close_time(stream_time_ms))
 
+    def results_from_ms(self) -> int:
+        return self.windows.close_time(self.stream_time_ms)
+
     def commit(self) -> None:
         if not self._updates_in_rows:
             super().commit()

@@ -99,6 +99,9 @@ class SlidingWindowAggregate(FixedWindowAggregate):
             self.stream_time_ms = stream_time_ms
             self._close(stream_time_ms - self.windows.grace_ms)
 
+    def results_from_ms(self) -> int:
+        return self.stream_time_ms - self.windows.grace_ms - self.windows.difference_ms
+
     def _close(self, close_time: int) -> None:
         self._close_before(close_time)
         self._store.expire_before(self._store.latest_start - self._kept_ms)

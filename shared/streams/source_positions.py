@@ -15,6 +15,7 @@ from shared.common.settings import KafkaSettings
 from shared.streams.settings import StreamsSettings
 from shared.streams.source_offsets import Held, left_topics, position_of, refuse_unread, start_of
 from shared.streams.stream_task import StreamTask
+from shared.streams.time_marks import holds_records
 
 log = get_logger(__name__)
 
@@ -80,7 +81,7 @@ class SourcePositions:
             task.needs_commit = True
 
     async def _holds_more(self, at: TopicPartition, position: int) -> bool:
-        """Whether there is a record at the position or after it; the marks of transactions are none."""
+        """Whether there is a record at the position or after it; the marks of transactions and of time are none."""
         settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none")
         async with Consumer(self._kafka, settings) as consumer:
             consumer.assign([at])
@@ -88,7 +89,7 @@ class SourcePositions:
             if first[at] < end[at] > position:
                 consumer.seek(at, max(position, first[at]))
                 while await consumer.position(at) < end[at]:
-                    if await consumer.poll(UNREAD_POLL_MS):
+                    if any(map(holds_records, (await consumer.poll(UNREAD_POLL_MS)).values())):
                         return True
         return False
 

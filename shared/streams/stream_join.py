@@ -192,6 +192,9 @@ class StreamJoin(TimedProcessor):
             return
         self.context.forward(joined)
 
+    def results_from_ms(self) -> int:
+        return min(self.windows.limit(side, self.stream_time_ms) for side in (LEFT, RIGHT))
+
     def _join(self, side: int, value: Any, other: Any) -> Any:
         return self._joiner(value, other) if side == LEFT else self._joiner(other, value)
 

@@ -37,6 +37,7 @@ from shared.streams.column_path import COLUMNS_MIN, ColumnPath, column_paths
 from shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
 from shared.streams.idle_advance import IdleAdvances
 from shared.streams.late_records import place_of
+from shared.streams.operator_times import OperatorTimes
 from shared.streams.origins import original, without_origin
 from shared.streams.processor import ProcessingFailed, Record, RecordMetadata
 from shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
@@ -114,6 +115,7 @@ class StreamTask:
         self.key_bytes_max = key_bytes_max or default_key_bytes_max(record_bytes_max)
         self._wiring = Wiring(topology, record_bytes_max, self._output, self.source_record)
         self._processors = self._wiring.processors
+        self.times = OperatorTimes(topology, self._processors)
         self._routes = {s.topic: (s, self._wiring.forward_to(s.name)) for s in topology.sources()}
         self.schedule_refusal: str | None = NOT_INITIALIZED
         self._column_paths: dict[str, ColumnPath] = {}
@@ -271,16 +273,15 @@ class StreamTask:
             self.needs_commit = True
 
     def advance_time(self, ms: int) -> None:
-        """Move stream time and the operators' times on without a record, where there was one before."""
+        """Move times on without a record, where there was one before; by 0 ms those that go by other tasks' marks."""
         if self.failed is not None or self.stream_time_ms == NO_TIME:
             return
         self.stream_time_ms += ms
-        self.idle.note(self.sources, self.stream_time_ms, ms)
+        if ms:
+            self.idle.note(self.sources, self.stream_time_ms, ms)
         self.needs_commit = True
         try:
-            for operator in self.operators():
-                if operator.stream_time_ms != NO_TIME:
-                    operator.advance_time(operator.stream_time_ms + ms)
+            self.times.advance(ms)
             self.schedules.stream_time.may_punctuate(self.stream_time_ms)
         except Exception as e:
             raise self._fail(f"an advance of partition {self.partition}'s time by {ms} ms", e) from e
@@ -377,7 +378,7 @@ class StreamTask:
 
     def operators(self) -> list[TimedProcessor]:
         """The processors that have a time of their own."""
-        return [p for p in self._processors.values() if isinstance(p, TimedProcessor)]
+        return self.times.operators
 
     def _output(self, record: ProducerRecord, window: WindowKey | None = None) -> None:
         if self.refused:

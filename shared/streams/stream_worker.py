@@ -33,7 +33,7 @@ from shared.common.log import get_logger
 from shared.common.records import Columns, TopicPartition
 from shared.common.settings import KafkaSettings
 from shared.streams.changelog import ChangelogPartition
-from shared.streams.fetched import advance, advance_idle, give_out, make_consumer, poll_ms
+from shared.streams.fetched import advance, advance_all_idle, give_out, make_consumer, poll_ms
 from shared.streams.global_tables import GlobalTables
 from shared.streams.owned_task import OwnedTask
 from shared.streams.repartition_purge import RepartitionPurge
@@ -132,7 +132,7 @@ class StreamWorker(RebalanceListener):
             now_ms = self._clock.now_ms() if now_ms is None else now_ms
             give_out(batches, ready, self._consumer, now_ms, self._time)
             advance(ready, self._consumer)
-            advance_idle(ready, self._consumer, now_ms)
+            advance_all_idle(ready, self._consumer, now_ms, self.topics.partitions)
             for owned in self._tasks.running():
                 assert owned.task is not None
                 if owned.inputs is not None and not owned.inputs.is_paused:

@@ -13,8 +13,10 @@ import numpy as np
 
 from shared.common.errors import DataError
 from shared.common.records import Columns
+from shared.streams.idle_advance import take_mark
 from shared.streams.partition_group import Lags, PartitionGroup
 from shared.streams.stream_task import StreamTask
+from shared.streams.time_marks import marks_in
 from shared.streams.topology import SourceNode, Topology
 from shared.streams.turn_time import HasTime, RunLength, Share, TurnTime, always
 
@@ -40,6 +42,7 @@ class TaskInputs:
             topics = [node.topic for node in nodes if isinstance(node, SourceNode)]
             self._groups.append(PartitionGroup(topics, max_task_idle_ms))
             self._lengths.append(RunLength())
+        self._internal = frozenset(topology.internal_topics())
         self._group_of = {topic: group for group in self._groups for topic in group.queues}
 
     def __repr__(self) -> str:
@@ -66,7 +69,7 @@ class TaskInputs:
             is_ready = partial(self._is_ready, group, now_ms, lags)
             if time is None:
                 while is_ready():
-                    process_in_time(self._task, group.next_run(), now_ms)
+                    self._process(group.next_run(), now_ms)
             elif len(group):
                 share = time.share()
                 while is_ready():
@@ -81,11 +84,24 @@ class TaskInputs:
     def _process_run(self, group: PartitionGroup, length: RunLength, share: Share, now_ms: int) -> None:
         """Have as much processed at once as may fit into the share, and keep what did not."""
         columns, before_ms = group.next_run(length.records_max), share.used_ms()
-        process_in_time(self._task, columns, now_ms, share.is_left)
+        self._process(columns, now_ms, share.is_left)
         done = int(np.searchsorted(columns.offsets, self._task.sources[columns.topic]))
         length.took(done, share.used_ms() - before_ms, share.ms)
         if done < len(columns):
             group.queues[columns.topic].put_back(columns[done:])
+
+    def _process(self, columns: Columns, now_ms: int, has_time: HasTime = always) -> None:
+        """Have a run processed, with the marks of time that are in it."""
+        start = 0
+        for at, mark in marks_in(columns) if columns.topic in self._internal else ():
+            if at > start:
+                process_in_time(self._task, columns[start:at], now_ms, has_time)
+                if not has_time():
+                    return
+            take_mark(self._task, columns.topic, int(columns.offsets[at]), mark)
+            start = at + 1
+        if start < len(columns):
+            process_in_time(self._task, columns[start:] if start else columns, now_ms, has_time)
 
     def is_full(self, topic: str) -> bool:
         """Whether so many of the topic's records are here that no more should be fetched."""

@@ -169,6 +169,10 @@ class TimeWindowAggregate(FixedWindowAggregate):
             self.stream_time_ms = stream_time_ms
             self._close_before(stream_time_ms - self.windows.grace_ms + 1)
 
+    def results_from_ms(self) -> int:
+        """A result has the timestamp of its window's latest record, which may be its first moment."""
+        return self.stream_time_ms - self.windows.grace_ms - self.windows.size_ms
+
     def _take(self, record: Record, starts: Sequence[int]) -> None:
         key, changed = record.key, []
         found = [self._store.fetch(key, start) for start in starts]

@@ -60,6 +60,10 @@ class TimedProcessor(Processor):
     def advance_time(self, stream_time_ms: int) -> None:
         """Move the operator's time on without a record."""
 
+    @abstractmethod
+    def results_from_ms(self) -> int:
+        """No result still to come has an earlier timestamp; there must be a time."""
+
 
 class WindowedAggregate(TimedProcessor):
     """Base of the operators that aggregate records into windows."""

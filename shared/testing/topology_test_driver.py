@@ -27,7 +27,7 @@ from shared.streams.changelog_reader import ChangelogReader
 from shared.streams.column_path import COLUMNS_MIN
 from shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
 from shared.streams.global_table import GlobalTableRows
-from shared.streams.idle_advance import IdleAdvance
+from shared.streams.idle_advance import IdleAdvance, advance_idle
 from shared.streams.local_restore import take_up, write_restored
 from shared.streams.restore import restore_change, restore_progress
 from shared.streams.state.checkpoint import CommitPlace
@@ -224,8 +224,7 @@ class TopologyTestDriver:
     def _advance_idle(self) -> None:
         if self._idle is None or self._inputs.is_paused:
             return
-        if by_ms := self._idle.due_ms(self.clock.now_ms(), self.task.sources, at_end=True):
-            self.task.advance_time(by_ms)
+        advance_idle(self._idle, self.task, self.clock.now_ms(), at_end=True, tasks=1)
 
     def _append(self, records: list[tuple[str, bytes | None, bytes | None, int, Headers]]) -> None:
         new = []

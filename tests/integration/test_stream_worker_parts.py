@@ -183,6 +183,26 @@ async def test_a_quiet_topic_closes_its_last_windows(kafka: EmbeddedKafka, topic
         assert progress.stream_time_ms > 1_050 + WINDOW_MS
 
 
+async def test_a_quiet_chain_of_windows_loses_nothing(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Sessions that close without another record are in time for windows behind a topic, whoever else writes to it."""
+    builder = StreamsBuilder()
+    first = builder.stream(topic_name).group_by_key().session_window(40).aggregate("first", n=Count()).on_close()
+    windows = first.key_by(lambda record: "all", name="all").group_by_key().tumbling_window(100)
+    windows.aggregate("second", n=Count()).on_close().to(f"{topic_name}-out")
+    records = [ProducerRecord(topic_name, b"{}", b"k", (), 0, i * 50) for i in range(20)]
+    async with chain_of(kafka, topic_name) as chain:
+        await send(chain, *records)
+        async with running(chain.worker(builder.build(), idle_advance_ms=IDLE_ADVANCE_MS)):
+
+            async def all_closed() -> bool:
+                return len(await chain.values("out")) + len(await chain.values("late")) >= 10
+
+            await until(all_closed)
+        results = [msgspec.json.decode(value) for value in await chain.values("out")]
+        assert {one["start"]: one["n"] for one in results} == dict.fromkeys(range(0, 1_000, 100), 2)
+        assert await chain.values("late") == []
+
+
 def sessions(topic: str) -> Topology:
     builder = StreamsBuilder()
     windows = builder.stream(topic).group_by_key().session_window(WINDOW_MS)

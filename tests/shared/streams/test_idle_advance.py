@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 from msgspec import UNSET
 
 from shared.streams.aggregations import Count
 from shared.streams.changelog_format import PROGRESS, IdleTime, Progress, decode, decode_progress
 from shared.streams.dsl import StreamsBuilder
-from shared.streams.idle_advance import IdleAdvance, IdleAdvances
+from shared.streams.idle_advance import IdleAdvance, IdleAdvances, take_mark
 from shared.streams.processor import Processor, ProcessorContext, Record
 from shared.streams.punctuation import PunctuationType
+from shared.streams.time_marks import TimeMark
 from shared.testing.topology_test_driver import TopologyTestDriver
 
 
@@ -124,3 +127,37 @@ def test_stream_time_punctuation_sees_it() -> None:
     driver.pipe("in", key=b"k", value=b"{}", timestamp=20)
     driver.advance_wall_clock(100)
     assert fired == [20, 120]
+
+
+def test_marks_are_due_as_often_as_time_may_move() -> None:
+    """Others are told of time at once, and then as often as it may move on, as long as all was read."""
+    idle = IdleAdvance(100)
+    asked = [(0, False), (10, True), (109, True), (110, False), (150, True), (249, True), (250, True)]
+    assert [now for now, at_end in asked if idle.is_mark_due(now, at_end=at_end)] == [10, 150, 250]
+
+
+def test_windows_behind_a_repartition_topic_wait_for_their_records() -> None:
+    """Time that moves by itself closes sessions whose results are counted in windows: none of them comes too late."""
+    builder = StreamsBuilder()
+    sessions = builder.stream("in").group_by_key().session_window(1_000).aggregate("first", n=Count()).on_close()
+    windows = sessions.key_by(lambda record: "all", name="all").group_by_key().tumbling_window(10_000)
+    windows.aggregate("second", n=Count()).on_close().to("out")
+    driver = TopologyTestDriver(builder.build(), idle_advance_ms=5_000)
+    for i in range(40):
+        driver.pipe("in", key=b"ann", value=b"{}", timestamp=i * 2_000)
+    for _ in range(10):
+        driver.advance_wall_clock(5_000)
+    assert driver.read("in-late") == []
+    results = [json.loads(record.value or b"") for record in driver.read("out")]
+    assert [(one["start"], one["n"]) for one in results] == [(start, 5) for start in range(0, 80_000, 10_000)]
+    assert driver.metrics()["records"] == 80, "marks of time are no records"
+
+
+def test_a_mark_that_was_taken_is_not_taken_again() -> None:
+    """A mark moves the position on as a record does; what lies before the position is passed over."""
+    driver = driver_of()
+    driver.pipe("in", key=b"k", value=b"{}", timestamp=20)
+    take_mark(driver.task, "own", 4, TimeMark(0, 1, 50))
+    assert (driver.task.sources["own"], driver.task.needs_commit) == (5, True)
+    take_mark(driver.task, "own", 3, TimeMark(0, 1, 60))
+    assert driver.task.sources["own"] == 5

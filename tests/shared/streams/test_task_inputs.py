@@ -13,6 +13,7 @@ from shared.streams.processor import Record
 from shared.streams.punctuation import PunctuationType
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_inputs import BUFFERED_RECORDS_MAX, TaskInputs
+from shared.streams.time_marks import TimeMark, mark_record
 from shared.streams.turn_time import PROCESSING_MS_MAX, RUN_RECORDS_FIRST, TurnTime
 from shared.testing.manual_clock import ManualClock
 
@@ -199,3 +200,31 @@ def test_punctuation_goes_by_the_time_of_all_topics() -> None:
     inputs.add(records("b", 25, 145, 159, 161))
     inputs.process(0, {"a": 0, "b": 0})
     assert called == [20, 142, 155, 160]
+
+
+def test_marks_of_time_are_taken_among_records() -> None:
+    """What another task tells of its time is no record to any node; a turn that ends before it keeps it."""
+    seen: list[tuple[str, int]] = []
+    clock = ManualClock()
+
+    def see(record: Record) -> None:
+        seen.append((record.key, record.timestamp))
+        clock.advance(PROCESSING_MS_MAX)
+
+    builder = StreamsBuilder()
+    builder.stream("in").key_by(lambda record: record.key, name="x").repartition().peek(see)
+    task = StreamTask(builder.build().of_application("app"), 0, application="app")
+    task.initialize(0)
+    inputs, time = TaskInputs(task, task.topology), TurnTime(clock)
+    own = "app-x-repartition"
+    marks = [mark_record(own, 0, TimeMark(p, 2, 50)) for p in range(2)]
+    rows = [(b"a", b"{}", ()), (None, None, marks[0].headers), (None, None, ()), (None, None, marks[1].headers)]
+    inputs.add(Columns.of([ConsumerRecord(own, 0, i, 9, *row) for i, row in enumerate(rows)]))
+    positions = []
+    while inputs.holds(own):
+        time.begin(inputs.waiting)
+        inputs.process(0, {}, time)
+        positions.append(task.sources[own])
+    assert positions == [1, 3, 4]
+    assert seen == [("a", 9), (None, 9)]
+    assert task.times._marks == {own: {0: TimeMark(0, 2, 50), 1: TimeMark(1, 2, 50)}}
