@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 Figures = dict[str, float]
 Wanted = Iterable[tuple[str, str, float]]
@@ -27,8 +28,10 @@ async def best_of(module: str, contestants: Iterable[str], arguments: Sequence[s
     return best
 
 
-def report(title: str, figures: dict[str, Figures], wanted: Wanted, *, as_json: bool) -> int:
-    """Print figures and ratios; the exit status: 1 where a ratio is missed."""
+def report(
+    title: str, figures: dict[str, Figures], wanted: Wanted, *, as_json: bool, more: dict[str, Any] | None = None
+) -> int:
+    """Print figures and ratios, with `more` in the JSON; the exit status: 1 where a ratio is missed."""
     print(title)
     width = max(map(len, figures))
     for contestant, of in figures.items():
@@ -44,5 +47,5 @@ def report(title: str, figures: dict[str, Figures], wanted: Wanted, *, as_json: 
         missed += ratio < least
         print(f"  {ours} / {theirs}: {ratio:.2f} (asked for: {least})")
     if as_json:
-        print(json.dumps({"figures": figures, "ratios": ratios}))
+        print(json.dumps({"figures": figures, "ratios": ratios, **(more or {})}))
     return 1 if missed else 0

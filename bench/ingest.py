@@ -273,9 +273,10 @@ async def run(options: argparse.Namespace) -> int:
                                 **figures["long_body"]
                             )
                         )
+    status = verdict(figures)
     if options.json:
         print(json.dumps(figures))
-    return verdict(figures)
+    return status
 
 
 def verdict(figures: dict[str, Any]) -> int:

@@ -242,15 +242,14 @@ def main() -> int:
     for guarantee, of in latencies.items():
         missed |= of["p99_ms"] > P99_MS_MAX
         print(f"{guarantee}: result after {of['p50_ms']:.0f} ms, p99 {of['p99_ms']:.0f} ms (at most {P99_MS_MAX})")
-    if given.json:
-        print(json.dumps({"bytes_per_session": size, "latency": latencies}))
     title = f"{given.records:,} records, best of {given.rounds}"
     if given.peers:
         lines = absent(given.peers_python, found)
         if found:
             lines.append(f"peers: one round of {given.peer_records:,} records each")
         print("\n".join(lines))
-    return report(title, figures, WANTED, as_json=given.json) or int(missed)
+    more = {"bytes_per_session": size, "latency": latencies}
+    return report(title, figures, WANTED, as_json=given.json, more=more) or int(missed)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ async def test_ratios() -> None:
     figures = await producer_fault.measure(0.5, rounds=1)
     assert {f"{name}_per_second" for name in producer_fault.FREE} < set(figures)
     assert {f"{name}_{what}" for name in producer_fault.WINDOWS for what in ("share", "p99_ms")} < set(figures)
+    assert {"buffer_mib", "with_fault_taken_mib", "with_fault_waiting"} < set(figures)
     assert set(producer_fault.COUNTED) < set(producer_fault.RATIOS) < set(figures)
     for name, (over, under) in producer_fault.COUNTED.items():
         assert figures[name] == pytest.approx(figures[f"{over}_share"] / figures[f"{under}_share"])
