@@ -90,6 +90,8 @@ SETTINGS_OF_ALL_COMMANDS = frozenset(
         "results",
         "retention_hours",
         "retry",
+        "run_records_max",
+        "runs_max",
         "sample",
         "services",
         "services_auth_token",
