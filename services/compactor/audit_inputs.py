@@ -73,11 +73,12 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
     left = everything.filter(F.col("offset") >= _by_partition(committed)).groupBy("partition").count().collect()
     unprocessed = {row.partition: (committed[row.partition], row["count"]) for row in left}
     once = all(p.guarantee == "exactly_once" for p in stream.progress.values())
-    late = coordinates(_topic(spark, settings, store.late), "penstock.late", store.source, "store", store.name)
+    late_ours = {"store": store.name, "application": settings.application}
+    late = coordinates(_topic(spark, settings, store.late), "penstock.late", store.source, late_ours)
     # What a node refused behind a store is no source record: that one was counted.
     is_of_output = F.coalesce(F.exists("headers", lambda h: h["key"] == NODE), F.lit(False))
     dead_letters = _topic(spark, settings, store.dead_letters).filter(~is_of_output)
-    dead = coordinates(dead_letters, "penstock.dlq", store.source, "group", settings.application)
+    dead = coordinates(dead_letters, "penstock.dlq", store.source, {"group": settings.application})
     if not once:
         # What lies beyond the commit was written by work that is going to be done again.
         late, dead = (
@@ -152,23 +153,25 @@ def read_stream(spark: SparkSession, settings: AuditSettings) -> Stream:
     return Stream(progress, store, _closed(spark, settings, window, offsets, layout, start), live)
 
 
-def coordinates(records: DataFrame, prefix: str, source: str, of: str, ours: str) -> DataFrame:
+def coordinates(records: DataFrame, prefix: str, source: str, ours: dict[str, str]) -> DataFrame:
     """Source partition and offset that records carry in their headers; null where they carry none that can be read.
 
-    Records that came from another topic than `source`, or whose header `of` names somebody else than `ours`, are left
-    out: several stores share a late topic, several groups a dead-letter topic.
+    Records from another topic than `source`, or of which a header in `ours` names somebody else, are left out: several
+    stores and applications share a late topic, several groups a dead-letter topic.
     """
 
     def header(name: str) -> Any:
         found = F.filter("headers", lambda h: h["key"] == f"{prefix}.{name}")
         return F.try_element_at(found, F.lit(-1))["value"].cast("string")
 
-    names = {"topic": "topic", of: "of", "partition": "p", "offset": "o"}
-    named = records.select(*(header(name).alias(alias) for name, alias in names.items()))
-    own = named.filter(
-        (F.col("topic").isNull() | (F.col("topic") == source)) & (F.col("of").isNull() | (F.col("of") == ours))
+    said = {"topic": source, **ours}
+    named = records.select(header("partition").alias("p"), header("offset").alias("o"), *map(header, said))
+    named = named.toDF("p", "o", *said)
+    for name, own in said.items():
+        named = named.filter(F.col(name).isNull() | (F.col(name) == own))
+    return named.select(
+        F.expr("try_cast(p AS INT)").alias("partition"), F.expr("try_cast(o AS BIGINT)").alias("offset")
     )
-    return own.select(F.expr("try_cast(p AS INT)").alias("partition"), F.expr("try_cast(o AS BIGINT)").alias("offset"))
 
 
 def _chosen(stores: tuple[StoreSchema, ...], settings: AuditSettings) -> StoreSchema:

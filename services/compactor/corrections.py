@@ -168,6 +168,7 @@ class Corrections:
 
         records = read_range(self.spark, self.settings.kafka, read.topic, read.start, read.end, headers=True)
         own = [(names.TOPIC, store.source), (names.STORE, store.name)]
+        own.append((names.APPLICATION, self.settings.application))
         for name, ours in own:
             records = records.filter(F.coalesce(header(name) == ours, F.lit(True)))
         told = {"partition": (names.PARTITION, "INT"), "source_offset": (names.OFFSET, "BIGINT")}

@@ -122,7 +122,7 @@ def _require_same_key(own: KeyType, other: KeyType) -> None:
 
 
 def _join_store(name: str, windows: JoinWindows, flow: Flow) -> StoreBuilder:
-    rows = JoinRows(flow.value)
+    rows = JoinRows(flow.value, flow.window_key)
     schema = StoreSchema(
         name=name,
         kind="join",

@@ -29,21 +29,22 @@ LATENESS_MS = "penstock.late.lateness_ms"
 CLOSE_TIME_MS = "penstock.late.close_time_ms"
 STREAM_TIME_MS = "penstock.late.stream_time_ms"
 STORE = "penstock.late.store"
+APPLICATION = "penstock.late.application"
 HEADERS = (TOPIC, PARTITION, OFFSET, LATENESS_MS, CLOSE_TIME_MS, STREAM_TIME_MS, STORE)
 STAGE_LATE = "late"
 """What a late record has in the place of a dead letter's stage."""
 
 
 def late_record(
-    record: ConsumerRecord, late_topic: str, close_time_ms: int, stream_time_ms: int, store: str
+    record: ConsumerRecord, late_topic: str, close_time_ms: int, stream_time_ms: int, store: str, application: str
 ) -> ProducerRecord:
     """The record for the late topic; header values are text in UTF-8, numbers in decimal.
 
     `lateness_ms` is how far the record's time lies behind the close time: 1 or more. `store` is the store whose window
-    it came too late for: another store of the same source may have taken it.
+    it came too late for: another store of the same source may have taken it, as may another `application`.
     """
     place = ((TOPIC, record.topic.encode()), (PARTITION, b"%d" % record.partition), (OFFSET, b"%d" % record.offset))
-    headers = place + _lateness(record.timestamp, close_time_ms, stream_time_ms, store)
+    headers = place + _lateness(record.timestamp, close_time_ms, stream_time_ms, store, application)
     return ProducerRecord(late_topic, record.value, record.key, record.headers + headers, None, record.timestamp)
 
 
@@ -62,21 +63,28 @@ def parse_late_record(record: ConsumerRecord) -> DeadLetter:
     for name, value in numbers.items():
         if not (value.isascii() and value.isdigit()):
             raise DataError(f"{where} is no late record: {name} is {value!r}, not a number")
-    original: Headers = tuple(header for header in record.headers if header[0] not in HEADERS)
+    original: Headers = tuple(header for header in record.headers if header[0] not in (*HEADERS, APPLICATION))
     partition, offset = int(text[PARTITION]), int(text[OFFSET])
     source = replace(record, topic=text[TOPIC], partition=partition, offset=offset, headers=original)
-    return DeadLetter(source, STAGE_LATE, "", f"{text[LATENESS_MS]} ms too late for {text[STORE]}", 1, "")
+    application = (dict(record.headers).get(APPLICATION) or b"").decode(errors="replace")
+    return DeadLetter(source, STAGE_LATE, "", f"{text[LATENESS_MS]} ms too late for {text[STORE]}", 1, application)
 
 
 def forwarded_late_record(
-    record: Record, late_topic: str, close_time_ms: int, stream_time_ms: int, store: str, record_bytes_max: int
+    record: Record,
+    late_topic: str,
+    close_time_ms: int,
+    stream_time_ms: int,
+    store: str,
+    application: str,
+    record_bytes_max: int,
 ) -> ProducerRecord:
     """What was forwarded by itself, for the late topic: key and value as JSON, text and bytes as they are.
 
     What JSON does not have is shown by its `repr`; a value that makes the record too large is left out. So nothing
     that is late can end the task.
     """
-    headers = record.headers + _lateness(record.timestamp, close_time_ms, stream_time_ms, store)
+    headers = record.headers + _lateness(record.timestamp, close_time_ms, stream_time_ms, store, application)
     key = as_bytes(record.key.key if isinstance(record.key, WindowKey) else record.key)
     value = record.value.to_json() if isinstance(record.value, WindowResult) else as_bytes(record.value)
     if record_size(key, value, list(headers)) > record_bytes_max:
@@ -91,7 +99,7 @@ def send_late(task: StreamTask, forwarded: Record, node: str, close_time_ms: int
     """
     below = task.topology.nodes[node]
     store = next(iter(below.stores), node) if isinstance(below, ProcessorNode) else node
-    said = (close_time_ms, operator_time_ms, store)
+    said = (close_time_ms, operator_time_ms, store, task.application)
     record, source = task.source_record(), task.source_node(node)
     if record is not None:
         task.outputs.add(late_record(record, source.late, *said), task.record_metadata)
@@ -103,12 +111,13 @@ def send_late(task: StreamTask, forwarded: Record, node: str, close_time_ms: int
     task.metrics.refused_at["late"] = f"store {store!r}, of no source record"
 
 
-def _lateness(timestamp_ms: int, close_time_ms: int, stream_time_ms: int, store: str) -> Headers:
+def _lateness(timestamp_ms: int, close_time_ms: int, stream_time_ms: int, store: str, application: str) -> Headers:
     return (
         (LATENESS_MS, b"%d" % (close_time_ms - timestamp_ms)),
         (CLOSE_TIME_MS, b"%d" % close_time_ms),
         (STREAM_TIME_MS, b"%d" % stream_time_ms),
         (STORE, store.encode()),
+        (APPLICATION, application.encode()),
     )
 
 

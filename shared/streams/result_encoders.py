@@ -43,6 +43,11 @@ def result_deserializer(window_key: str) -> Deserializer:
     return decode
 
 
+def bytes_keyed(result: WindowResult) -> WindowResult:
+    """A result that was read from JSON, where its key of bytes is base64."""
+    return msgspec.structs.replace(result, key=base64.b64decode(result.key))
+
+
 def _value_bytes(value: Any) -> bytes | None:
     if isinstance(value, WindowResult):
         return value.to_json()

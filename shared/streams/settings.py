@@ -15,6 +15,10 @@ REFUSAL_BYTES_MAX = 16 * 1024
 """What a dead letter or a late record may be larger than the source record it holds."""
 
 
+MAX_FUTURE_MS = 86_400_000
+"""A day: clocks of producers are wrong by hours rather than by days."""
+
+
 class TaskSettings(BaseModel):
     """What a task goes by, whoever runs it: the worker over a topic, or a backfill over history."""
 
@@ -23,13 +27,13 @@ class TaskSettings(BaseModel):
         "dead_letter", description="where a record cannot be decoded: dead letter, leave it out, or stop"
     )
     processing_exception_handler: ExceptionHandler = Field(
-        "dead_letter", description="where a node raises before a store took the record: dead letter, leave out, or stop"
+        "dead_letter", description="where a node or a punctuation raises: dead letter, leave it out, or stop"
     )
     production_exception_handler: ExceptionHandler = Field(
-        "dead_letter", description="where a result cannot be written, and no store took the record: the same"
+        "dead_letter", description="where a result cannot be written: the same"
     )
     max_future_ms: PositiveMs | None = Field(
-        86_400_000, description="a record further ahead of the clock cannot be decoded; unset: any may move time"
+        MAX_FUTURE_MS, description="a record further ahead of the clock cannot be decoded; unset: any may move time"
     )
     max_request_size: Annotated[int, Field(gt=0)] = Field(
         1024 * 1024, description="bytes of a result or a changelog entry; the topic's max.message.bytes must fit"

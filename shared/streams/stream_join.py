@@ -26,11 +26,13 @@ import msgspec
 from shared.common.errors import ConfigError
 from shared.streams.aggregations import Aggregation, Column, ColumnValue
 from shared.streams.processor import Processor, ProcessorContext, Record, interval_ms
+from shared.streams.result_encoders import bytes_keyed
 from shared.streams.state.persistent_stores import PersistentWindowStore
 from shared.streams.state.window_store import InMemoryWindowStore, Window
 from shared.streams.tables import Joiner
+from shared.streams.topology import KeyType
 from shared.streams.window_limits import check_key
-from shared.streams.windowed_aggregate import NO_TIME, TimedProcessor
+from shared.streams.windowed_aggregate import NO_TIME, TimedProcessor, WindowResult
 
 LEFT, RIGHT = 0, 1
 WindowStore = InMemoryWindowStore | PersistentWindowStore
@@ -91,8 +93,10 @@ class JoinRows(Aggregation[tuple[Remembered, ...]]):
     state_columns = (Column("json", "binary"),)
     result_type = "json"
 
-    def __init__(self, value_type: Any) -> None:
+    def __init__(self, value_type: Any, window_key: KeyType = "string") -> None:
+        """`window_key` is what the keys of windows' results are, where the values are such."""
         type_ = Any if value_type is dict else value_type
+        self._restored = bytes_keyed if value_type is WindowResult and window_key == "bytes" else None
         self._decode = msgspec.json.Decoder(list[tuple[type_, bool]]).decode  # type: ignore[valid-type]
 
     def initial(self) -> tuple[Remembered, ...]:
@@ -108,7 +112,10 @@ class JoinRows(Aggregation[tuple[Remembered, ...]]):
         return (msgspec.json.encode(state),)
 
     def from_columns(self, columns: Sequence[Any]) -> tuple[Remembered, ...]:
-        return tuple(Remembered(*row) for row in self._decode(columns[0]))
+        rows = tuple(Remembered(*row) for row in self._decode(columns[0]))
+        if self._restored is None:
+            return rows
+        return tuple(row._replace(value=self._restored(row.value)) for row in rows)
 
     def result(self, state: tuple[Remembered, ...]) -> Any:
         return [row.value for row in state]

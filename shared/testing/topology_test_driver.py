@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from shared.common.errors import ConfigError
 from shared.common.records import Columns, ConsumerRecord, Headers, ProducerRecord
@@ -30,6 +30,7 @@ from shared.streams.global_table import GlobalTableRows
 from shared.streams.idle_advance import IdleAdvance, advance_idle
 from shared.streams.local_restore import take_up, write_restored
 from shared.streams.restore import restore_change, restore_progress
+from shared.streams.settings import MAX_FUTURE_MS
 from shared.streams.state.checkpoint import CommitPlace
 from shared.streams.state.state_directory import StateDirectory
 from shared.streams.stream_task import Guarantee, StreamTask
@@ -47,22 +48,25 @@ class TopologyTestDriver:
     """Drives one task; commits after every `pipe` unless `commit_each` is False.
 
     `deduplicate_updates` is the task's: by default results on update are forwarded one by one, as Kafka Streams does
-    with its cache off. Of `pipe_columns` at least `columns_min` records are taken as columns,
-    where the topology allows it. With `state` its stores are on disk: `crash` closes them as they are, and `restore`
-    opens them again and reads the changelog from where they are. `close` gives the folder back.
+    with its cache off. Of `pipe_columns` at least `columns_min` records are taken as columns, where the topology allows
+    it. The wall clock stands at `now_ms` until it is advanced; records further ahead of it than `max_future_ms` (as in
+    production a day) are dead letters. Without `now_ms` it stands at 0, where every record lies in the future: then
+    none is too far ahead, unless `max_future_ms` says so. With `state` its stores are on disk: `crash` closes them
+    as they are, and `restore` opens them again and reads the changelog from where they are. `close` gives the
+    folder back.
     """
 
     def __init__(
         self,
         topology: Topology,
         *,
-        now_ms: int = 0,
+        now_ms: int | None = None,
         commit_each: bool = True,
         guarantee: Guarantee = "exactly_once",
         partition: int = 0,
         deduplicate_updates: bool = False,
         handlers: ErrorHandlers = DEAD_LETTERS,
-        max_future_ms: int | None = None,
+        max_future_ms: int | Literal["as_in_production"] | None = "as_in_production",
         idle_advance_ms: int | None = None,
         columns_min: int = COLUMNS_MIN,
         state: StateDirectory | None = None,
@@ -70,12 +74,14 @@ class TopologyTestDriver:
         self.topology = topology = topology.of_application(APPLICATION)
         self.guarantee, self.partition, self.commit_each = guarantee, partition, commit_each
         self.deduplicate_updates = deduplicate_updates
+        if max_future_ms == "as_in_production":
+            max_future_ms = None if now_ms is None else MAX_FUTURE_MS
         self.handlers, self.max_future_ms, self.idle_advance_ms = handlers, max_future_ms, idle_advance_ms
         self.columns_min, self.state = columns_min, state
         self._local: LocalState | None = None
         self.restored_entries = 0
         """Changelog records that the last restore read."""
-        self.clock = ManualClock(now_ms)
+        self.clock = ManualClock(now_ms or 0)
         self.changelog: list[tuple[bytes | None, bytes]] = []
         self.source_log: dict[str, list[ConsumerRecord]] = {topic: [] for topic in topology.source_topics()}
         self.piped: list[ConsumerRecord] = []
@@ -128,7 +134,11 @@ class TopologyTestDriver:
             self._append(own)
 
     def read(self, topic: str) -> list[ProducerRecord]:
-        """Take out what was written to a topic since the last read."""
+        """Take out what was written to a topic since the last read; ConfigError for one that nothing is written to."""
+        known = dict.fromkeys(self.topology.output_topics())
+        known |= dict.fromkeys(t for s in self.topology.sources() for t in (s.dead_letters, s.late))
+        if topic not in self.outputs and topic not in known:
+            raise ConfigError(f"nothing is written to the topic {topic!r}; the topology writes to {', '.join(known)}")
         return self.outputs.pop(topic, [])
 
     def store(self, name: str) -> Any:

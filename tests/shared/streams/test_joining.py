@@ -229,5 +229,5 @@ def test_a_left_join_keeps_what_key_by_gave_no_key(grouped_first: bool) -> None:
     for user in (b"null", b'"ann"'):
         driver.pipe("orders", key=b"k", value=b'{"user":%s}' % user, timestamp=5)
     assert [record.value for record in driver.read("out")] == [b"[null,null]", b'["ann",null]']
-    assert len(driver.read("counts")) == grouped_first
+    assert not grouped_first or len(driver.read("counts")) == 1
     assert driver.task.metrics.skipped_total == grouped_first

@@ -131,7 +131,7 @@ def test_anything_can_be_written_as_late() -> None:
             return "Odd()"
 
     def written(key: Any, value: Any, record_bytes_max: int = 1_000) -> tuple[bytes | None, bytes | None]:
-        late = forwarded_late_record(Record(key, value, 5), "late", 9, 9, "s", record_bytes_max)
+        late = forwarded_late_record(Record(key, value, 5), "late", 9, 9, "s", "app", record_bytes_max)
         return late.key, late.value
 
     window = WindowKey("k", 1, 2)

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from shared.common.errors import ConfigError
 from shared.streams.aggregations import Aggregate, Count, CountDistinct, Sum
 from shared.streams.dsl import StreamsBuilder
-from shared.streams.late_records import CLOSE_TIME_MS, LATENESS_MS, OFFSET, PARTITION, STORE, STREAM_TIME_MS, TOPIC
+from shared.streams.late_records import (
+    APPLICATION,
+    CLOSE_TIME_MS,
+    LATENESS_MS,
+    OFFSET,
+    PARTITION,
+    STORE,
+    STREAM_TIME_MS,
+    TOPIC,
+)
 from shared.streams.session_windows import SessionAggregate, SessionWindows
 from shared.streams.windowed_aggregate import Emit
 from shared.testing.topology_test_driver import TopologyTestDriver
@@ -171,6 +180,7 @@ def test_late_record_says_how_late() -> None:
         (CLOSE_TIME_MS, b"85"),
         (STREAM_TIME_MS, b"100"),
         (STORE, b"s"),
+        (APPLICATION, b"test-driver"),
     )
     assert driver.task.metrics.late_total == 1
 

@@ -55,6 +55,24 @@ def test_records_within_the_window_meet() -> None:
     assert out(driver) == [(("l1", "r0"), 46), (("l1", "r1"), 46)]
 
 
+def test_results_with_keys_of_bytes_are_the_same_after_a_restore() -> None:
+    """What a join remembers of windows' results is read back with the keys as they were."""
+    joined: list[tuple[Any, Any]] = []
+    builder = StreamsBuilder()
+    sessions = builder.stream("in", key="bytes").group_by_key().session_window(10).aggregate("s", n=Count()).on_close()
+    results = sessions.key_by(lambda record: record.key.key, key="bytes", name="again")
+    other = builder.stream("other", key="bytes")
+    results.join(other, lambda a, b: joined.append((a.key, a.results)) or "", JoinWindows.of(100), name="j").to("out")
+    driver = TopologyTestDriver(builder.build())
+    for at in (0, 50):
+        driver.pipe("in", key=b"\xff\x01", value=b"{}", timestamp=at)
+    driver.pipe("other", key=b"\xff\x01", value=b"{}", timestamp=0)
+    driver.crash()
+    driver.restore()
+    driver.pipe("other", key=b"\xff\x01", value=b"{}", timestamp=1)
+    assert joined == [(b"\xff\x01", {"n": 1})] * 2
+
+
 def test_records_of_one_moment_are_all_kept() -> None:
     """Several records of one key and timestamp each meet the other side."""
     driver = driver_of(JoinWindows.of(0, grace=100))

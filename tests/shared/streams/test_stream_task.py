@@ -155,7 +155,7 @@ def test_a_dead_letter_topic_of_ones_own() -> None:
     driver = TopologyTestDriver(builder.build())
     for value, timestamp in ((b"{}", 100), (b"{", 0), (b"{}", 0)):
         driver.pipe("in", key=b"k", value=value, timestamp=timestamp)
-    assert [len(driver.read(topic)) for topic in ("refused", "too-late", "in-dlq", "in-late")] == [1, 1, 0, 0]
+    assert {topic: len(records) for topic, records in driver.outputs.items()} == {"refused": 1, "too-late": 1}
 
 
 def raising(kind: str) -> Topology:

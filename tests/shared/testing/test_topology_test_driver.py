@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from shared.common.errors import ConfigError
@@ -29,8 +31,28 @@ def test_commits_after_each_pipe() -> None:
     driver.pipe("in", key=b"a", value=b"{}", timestamp=0)
     driver.pipe("in", key=b"a", value=b"{}", timestamp=11)
     assert driver.read("out") == [ProducerRecord("out", b'{"key":"a","start":0,"end":0,"n":1}', b"a", (), None, 0)]
-    assert (driver.read("out"), driver.read("unknown")) == ([], [])
+    assert driver.read("out") == []
     assert operations(driver) == b"TLGFLG"
+
+
+def test_a_topic_that_nothing_is_written_to() -> None:
+    """Reading it is refused with the topics that there are, so that a misspelt name makes no test pass."""
+    with pytest.raises(ConfigError, match=r"to the topic 'outt'; the topology writes to out, in-dlq, in-late"):
+        TopologyTestDriver(sessions()).read("outt")
+
+
+def test_what_lies_too_far_ahead_is_as_in_production() -> None:
+    """With a time of its own the driver refuses what is more than a day ahead of it; at time 0 all is ahead."""
+    day_ms = 86_400_000
+    counts = []
+    timed: dict[str, Any] = {"now_ms": 1_000}
+    given: list[dict[str, Any]] = [timed, {}, timed | {"max_future_ms": None}, {"max_future_ms": 5}]
+    for options in given:
+        driver = TopologyTestDriver(sessions(), **options)
+        for at in (1_000 + day_ms, 1_001 + day_ms):
+            driver.pipe("in", key=b"a", value=b"{}", timestamp=at)
+        counts.append(len(driver.read("in-dlq")))
+    assert counts == [1, 0, 0, 2]
 
 
 def test_commit_each_off() -> None:
