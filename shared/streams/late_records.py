@@ -30,7 +30,7 @@ CLOSE_TIME_MS = "penstock.late.close_time_ms"
 STREAM_TIME_MS = "penstock.late.stream_time_ms"
 STORE = "penstock.late.store"
 APPLICATION = "penstock.late.application"
-HEADERS = (TOPIC, PARTITION, OFFSET, LATENESS_MS, CLOSE_TIME_MS, STREAM_TIME_MS, STORE)
+HEADERS = (TOPIC, PARTITION, OFFSET, LATENESS_MS, CLOSE_TIME_MS, STREAM_TIME_MS, STORE, APPLICATION)
 STAGE_LATE = "late"
 """What a late record has in the place of a dead letter's stage."""
 
@@ -63,11 +63,11 @@ def parse_late_record(record: ConsumerRecord) -> DeadLetter:
     for name, value in numbers.items():
         if not (value.isascii() and value.isdigit()):
             raise DataError(f"{where} is no late record: {name} is {value!r}, not a number")
-    original: Headers = tuple(header for header in record.headers if header[0] not in (*HEADERS, APPLICATION))
+    original: Headers = tuple(header for header in record.headers if header[0] not in HEADERS)
     partition, offset = int(text[PARTITION]), int(text[OFFSET])
     source = replace(record, topic=text[TOPIC], partition=partition, offset=offset, headers=original)
-    application = (dict(record.headers).get(APPLICATION) or b"").decode(errors="replace")
-    return DeadLetter(source, STAGE_LATE, "", f"{text[LATENESS_MS]} ms too late for {text[STORE]}", 1, application)
+    said = f"{text[LATENESS_MS]} ms too late for {text[STORE]}"
+    return DeadLetter(source, STAGE_LATE, "", said, 1, text[APPLICATION])
 
 
 def forwarded_late_record(

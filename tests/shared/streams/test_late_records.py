@@ -145,11 +145,11 @@ def test_anything_can_be_written_as_late() -> None:
 def test_a_late_record_is_read_back_as_its_source_record() -> None:
     """Key, value, event time, place and own headers as they were; and why it was late."""
     source = ConsumerRecord("clicks", 2, 17, 1_000, b"ann", b"{}", (("trace", b"a"),))
-    made = late_record(source, "clicks-late", close_time_ms=1_500, stream_time_ms=2_000, store="visits")
+    made = late_record(source, "clicks-late", 1_500, 2_000, store="visits", application="shop")
     there = ConsumerRecord("clicks-late", 0, 3, 1_000, made.key, made.value, made.headers)
     letter = parse_late_record(there)
     assert letter.record == source
-    assert (letter.stage, letter.message) == ("late", "500 ms too late for visits")
+    assert (letter.stage, letter.message, letter.group) == ("late", "500 ms too late for visits", "shop")
     for headers in ((), made.headers[:-1], (*made.headers[:-1], ("penstock.late.offset", b"x"))):
         with pytest.raises(DataError, match="clicks-late-0@3"):
             parse_late_record(ConsumerRecord("clicks-late", 0, 3, 1_000, made.key, made.value, headers))
