@@ -110,7 +110,7 @@ def _connector_routes(herder: Herder) -> APIRouter:
 
     @router.get("/{name}/config", summary="A connector's config")
     async def config(request: Request) -> Response:
-        return json_response(dict(herder.connector_config(name_of(request))))
+        return json_response(herder.shown_config(name_of(request)))
 
     @router.put("/{name}/config", summary="Make a connector, or give it another config")
     async def put_config(request: Request) -> Response:

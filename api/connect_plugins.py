@@ -33,7 +33,7 @@ def plugin_routes(herder: Herder) -> APIRouter:
     async def validate(request: Request) -> Response:
         config = text_map(await json_body(request), "config")
         try:
-            return json_response(herder.validate(config, name_of(request)))
+            return json_response(await herder.validate(config, name_of(request)))
         except ConfigError as e:  # Kafka Connect answers so for a class that there is not
             return json_response({"error_code": 500, "message": str(e)}, 500)
 

@@ -74,6 +74,7 @@ EDGES = {
     "shared/connect/herder/command_queue.py": "lets who asks wait for the herder",
     "shared/connect/herder/connector_offsets.py": "asks Kafka and the store for offsets",
     "shared/connect/isolation/child.py": "drives a task in its own process",
+    "shared/connect/isolation/places.py": "runs a connector's code on a thread of its own",
     "shared/connect/isolation/process_task.py": "starts, hears and ends a task's process",
     "shared/connect/isolation/remote_offsets.py": "asks the worker for offsets",
     "shared/connect/source_offsets.py": "asks the offset store",

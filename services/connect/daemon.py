@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from api.connect import create_connect_app
 from api.connect_starting import StartingApp
 from api.server import HttpServer
-from services.connect.settings import CommandLine, advertised, guarded, listener, misspelled
+from services.connect.settings import CommandLine, advertised, guarded, is_open, listener, misspelled
 from shared.clients.admin import Admin
 from shared.clients.connection import Connection
 from shared.clients.producer import Producer, ProducerSettings
@@ -46,8 +46,10 @@ EXIT_STATUSES: Mapping[int, str] = {
     WRONG_SETTING: "a setting is missing or wrong",
     PORT_TAKEN: "the address of REST cannot be had",
     KAFKA_UNREACHABLE: "Kafka cannot be reached, or refuses the credentials",
-    CONNECTOR_FAILED: "a connector that was named on the command line cannot be made",
+    CONNECTOR_FAILED: "a connector that was named on the command line cannot be made or started",
 }
+START_WAIT_MS = 60_000
+"""How long a connector of the command line may take to start before the next one has its turn."""
 REQUEST_SHARE_MS = 5_000
 """How long requests in flight may take when the worker ends."""
 
@@ -84,6 +86,11 @@ class ConnectDaemon:
         """REST, Kafka, the stores, the connectors of the command line; StartFailed says which of it cannot be had."""
         for name in misspelled(self._config):
             log.warning("a setting that nothing knows", name=name)
+        if is_open(self._config, self._http):
+            log.warning(
+                "everyone who reaches this address may make connectors, and so read and write what this worker can",
+                address=self._http.host, settings="rest.auth.token or rest.auth.users",
+            )  # fmt: skip
         await self._step(self.server.start(), {ConfigError: PORT_TAKEN})
         await self._step(self._reach_kafka(), {ConfigError: WRONG_SETTING, PenstockError: KAFKA_UNREACHABLE})
         herder = self.herder = self._make_herder()
@@ -175,6 +182,8 @@ class ConnectDaemon:
             raise ConnectError(f"{path}: the connector has no name")
         try:
             await herder.put_connector(name, config, replace=True)
+            if isinstance(herder, StandaloneHerder):
+                await herder.started(name, START_WAIT_MS)
         except PenstockError as e:
             raise ConnectError(f"{path}: {e}") from e
         log.info("created a connector", connector=name, file=str(path))

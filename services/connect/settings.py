@@ -158,6 +158,12 @@ def guarded(app: StartingApp, config: WorkerConfig, http: HttpSettings) -> Guard
     return Guard(app, auth_token=token, credentials=users, local_hosts_only=own_names_only)
 
 
+def is_open(config: WorkerConfig, http: HttpSettings) -> bool:
+    """Whether REST asks nobody for anything at an address that other machines reach, as Kafka Connect's does."""
+    asks = config["rest.auth.token"].value or config["rest.auth.users"].value
+    return not asks and not is_loopback(http.host)
+
+
 def advertised(config: WorkerConfig, http: HttpSettings, port: int) -> str:
     """`host:port` by which other workers reach this one."""
     host = config["rest.advertised.host.name"] or (

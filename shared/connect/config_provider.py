@@ -2,23 +2,43 @@
 
 What is kept and shown is the configuration with its `${…}`; it is resolved where a connector or task is started, and
 what comes back from a connector is unresolved again, so that no secret reaches the config topic. A variable that no
-provider knows stays as it is.
+provider knows stays as it is. A worker has the providers that `config.providers` names, by default none, as Kafka
+Connect: whoever may make connectors could else read its environment and its files.
+
+What an error says may quote a value: `masking` gives what puts the variable back in its place.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from shared.common.errors import ConfigError
 from shared.connect.properties import parse_properties
 
 VARIABLE = re.compile(r"\$\{([^}:]+):(?:([^}]*):)?([^}:]*)\}")
+MASKED_LENGTH_MIN = 4
+"""Shorter values are not looked for in texts about other settings: they are parts of words."""
 FILE_BYTES_MAX = 1 << 20
 """A larger file is not one of secrets."""
+
+
+class Mask(Protocol):
+    """Takes secrets out of a text."""
+
+    def __call__(self, text: str, name: str = "") -> str:
+        """`name`: the setting that the text is about, if any."""
+        ...
+
+
+def unmasked(text: str, name: str = "") -> str:
+    """A mask that hides nothing."""
+    return text
 
 
 class ConfigProvider(ABC):
@@ -130,10 +150,42 @@ class ConfigTransformer:
             name: raw[name] if name in resolved and resolved[name] == value else value for name, value in made.items()
         }
 
+    def masking(self, raw: Mapping[str, str]) -> Mask:
+        """What takes the values that variables of this configuration stand for out of a text.
+
+        With a setting's name the text is about that setting. A provider that fails gives nothing to take out.
+        """
+        own: dict[str, dict[str, str]] = {}
+        for name, text in raw.items():
+            if "${" in text:
+                with contextlib.suppress(ConfigError):
+                    own[name] = self._values_in(text)
+        everywhere = {
+            value: shown for found in own.values() for value, shown in found.items() if len(value) >= MASKED_LENGTH_MIN
+        }
+
+        def mask(text: str, name: str = "") -> str:
+            found = {**everywhere, **own.get(name, {})}
+            for value in sorted(found, key=len, reverse=True):
+                text = text.replace(value, found[value])
+            return text
+
+        return mask
+
+    def _values_in(self, text: str) -> dict[str, str]:
+        """The text's value, and that of each variable in it, with what is shown for it."""
+        found = {self._value(match) or "": match[0] for match in VARIABLE.finditer(text)}
+        found[self._resolved(text)] = text
+        stripped = {value.strip(): shown for value, shown in found.items()}
+        return {value: shown for value, shown in {**stripped, **found}.items() if value and value != shown}
+
+    def _value(self, match: re.Match[str]) -> str | None:
+        provider = self._providers.get(match[1])
+        return None if provider is None else provider.get(match[2] or "", match[3])
+
     def _resolved(self, text: str) -> str:
         def one(match: re.Match[str]) -> str:
-            provider = self._providers.get(match[1])
-            value = provider.get(match[2] or "", match[3]) if provider is not None else None
+            value = self._value(match)
             return match[0] if value is None else value
 
         return VARIABLE.sub(one, text)

@@ -190,7 +190,7 @@ class SourceTaskShell(WorkerTask):
                     self._changed.clear()  # a pause takes effect when the poll is over
             records = list(poll.result() or ())
         except RetriableError as e:
-            log.warning("poll will be tried again", task=str(self.id), error=f"{type(e).__name__}: {e}")
+            log.warning("poll will be tried again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
             await self._until_changed(SEND_FAILED_BACKOFF_MS)
             return None
         finally:
@@ -253,7 +253,7 @@ class SourceTaskShell(WorkerTask):
                 token = await self._prepare_to_send(record, produced)
                 await self._send(record, produced, token)
             except RetriableError as e:
-                log.warning("send will be tried again", task=str(self.id), error=f"{type(e).__name__}: {e}")
+                log.warning("send will be tried again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
                 self._not_sent(token)
                 self.to_send = records[index:]
                 return False

@@ -73,10 +73,14 @@ class TaskFactory:
         values = (sink_config() if is_sink else source_config(connector)).parse(connector, self._plugins.any_kind)
         task = task_class(plugin)()
         build = _Build(self, spec.id, listener, connector, props, values, TaskMetrics("sink" if is_sink else "source"))
+        made: WorkerTask
         if isinstance(task, SinkTask):
-            return build.sink(task)
-        assert isinstance(task, SourceTask)
-        return build.source(task, plugin)
+            made = build.sink(task)
+        else:
+            assert isinstance(task, SourceTask)
+            made = build.source(task, plugin)
+        made.mask = self._transformer.masking({**spec.connector_config, **spec.task_config})
+        return made
 
     def client_props(self, id: ConnectorTaskId, kind: str, connector: Props) -> dict[str, Any]:
         """One client's properties, `kind` being consumer, producer or admin."""

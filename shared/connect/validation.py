@@ -11,14 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+from shared.connect.client_settings import consumer_settings, producer_settings
 from shared.connect.config_def import NO_DEFAULT, ConfigDef, ConfigValue, Importance, Recommender, Type, Width
-from shared.connect.config_types import invalid
+from shared.connect.config_types import as_text, invalid
 from shared.connect.connector import Connector, ExactlyOnceSupport, SinkConnector, SourceConnector
 from shared.connect.connector_config import check_sink_topics, sink_config, source_config
 from shared.connect.errors import ConfigError
+from shared.connect.override_policy import refused_overrides
 from shared.connect.plugins import KINDS, Plugins
 from shared.connect.version import CONNECT_VERSION
-from shared.connect.worker_config import JSON_CONVERTER, SIMPLE_HEADER_CONVERTER
+from shared.connect.worker_config import JSON_CONVERTER, SIMPLE_HEADER_CONVERTER, hidden, with_prefix
 
 CONVERTER_KINDS = {"key.converter": "converter", "value.converter": "converter", "header.converter": "header_converter"}
 CHAINS = {"transforms": "transformation", "predicates": "predicate"}
@@ -58,15 +60,21 @@ class ConfigInfos:
         )
 
 
+def class_given(props: Mapping[str, str]) -> str:
+    """The connector's class; ConfigError with the configuration where it names none."""
+    given = props.get("connector.class")
+    if given is None:
+        shown = ", ".join(f"{name}={hidden(name, value)}" for name, value in sorted(props.items()))
+        raise ConfigError(f"Connector config {{{shown}}} contains no connector type")
+    return given
+
+
 def validate_connector(plugins: Plugins, props: Mapping[str, str], worker: Mapping[str, Any]) -> ConfigInfos:
     """Validate a configuration whose `${…}` are resolved; `worker` gives the worker's own settings.
 
     Raises ConfigError where it names no connector class, or one that does not exist.
     """
-    given = props.get("connector.class")
-    if given is None:
-        shown = ", ".join(f"{name}={value}" for name, value in sorted(props.items()) if "password" not in name)
-        raise ConfigError(f"Connector config {{{shown}}} contains no connector type")
+    given = class_given(props)
     plugin = plugins.connector_class(given)
     common = common_definition(plugin, plugins, props, worker)
     values = common.validate_values(props, lambda name: _any_class(plugins, name))
@@ -80,7 +88,47 @@ def validate_connector(plugins: Plugins, props: Mapping[str, str], worker: Mappi
     own = plugin.config()
     infos.groups += [group for group in own.groups() if group not in infos.groups]
     infos.configs += [_shown(own, value) for value in plugin().validate(props) if value.name not in common]
+    wrong = [*_wrong_overrides(plugin, props, worker), *_wrong_converters(plugins, props)]
+    infos.configs += [_shown(ConfigDef(), value) for value in wrong]
     return infos
+
+
+def _wrong_overrides(plugin: type[Connector], props: Mapping[str, str], worker: Mapping[str, Any]) -> list[ConfigValue]:
+    """Client settings of the connector that the worker's policy does not allow, or that are none."""
+    policy, found = str(worker.get("connector.client.config.override.policy", "All")), []
+    is_sink = issubclass(plugin, SinkConnector)
+    makers = {"producer": producer_settings, **({"consumer": consumer_settings} if is_sink else {}), "admin": None}
+    for client, make in makers.items():
+        prefix = f"{client}.override."
+        given = with_prefix(props, prefix)
+        refused = refused_overrides(policy, given)
+        for name in refused:
+            said = f"The '{policy}' policy does not allow '{name}' to be overridden in the connector configuration."
+            found.append(ConfigValue(prefix + name, props[prefix + name], errors=[said]))
+        try:
+            if make is not None:
+                make({name: given[name] for name in given if name not in refused})
+        except ConfigError as e:
+            named = next(
+                (name for name in given if name in str(e) or name.replace(".", "_") in str(e)), next(iter(given))
+            )
+            found.append(ConfigValue(prefix + named, hidden(named, given[named]), errors=[str(e)]))
+    return found
+
+
+def _wrong_converters(plugins: Plugins, props: Mapping[str, str]) -> list[ConfigValue]:
+    """Settings of the connector's own converters that are wrong."""
+    found = []
+    for name, kind in CONVERTER_KINDS.items():
+        converter = plugins.find(kind, props.get(name, ""))
+        if converter is None:
+            continue
+        own: ConfigDef = cast(Any, converter).config()
+        for value in own.validate_values(with_prefix(props, f"{name}.")):
+            if value.errors:
+                shown = as_text(value.value, own[value.name].type)
+                found.append(ConfigValue(f"{name}.{value.name}", shown, errors=value.errors))
+    return found
 
 
 def plugin_definitions(plugin: type, kind: str) -> list[dict[str, Any]]:

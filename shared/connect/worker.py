@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterable, Mapping
 
 from shared.common.clock import SYSTEM_CLOCK, Clock
 from shared.common.log import get_logger
-from shared.connect.config_provider import ConfigTransformer
+from shared.connect.config_provider import ConfigTransformer, Mask
 from shared.connect.connector import Props, SinkConnector, task_class
 from shared.connect.errors import ConnectError, ConnectorNotFound
+from shared.connect.isolation.places import Here, OwnThread
 from shared.connect.offset_store import OffsetBackingStore
 from shared.connect.plugins import Plugins, class_name
 from shared.connect.restarts import Restarts
 from shared.connect.states import ConnectorTaskId, State, TargetState
 from shared.connect.status_listener import Id, StatusListener
-from shared.connect.worker_config import WorkerConfig
+from shared.connect.worker_config import ISOLATION, WorkerConfig
 from shared.connect.worker_connector import WorkerConnector, trace_of
 from shared.connect.worker_task import TaskSpec, WorkerTask
 
@@ -139,13 +140,16 @@ class Worker:
         """
         if name in self._connectors:
             raise ConnectError(f"Connector with name {name} already exists")
+        mask = self.transformer.masking(config)
         try:
             props = self.transformer.resolve(config)
             plugin = self.plugins.connector_class(props.get("connector.class", ""))
-            connector = WorkerConnector(name, plugin(), props, listener, on_reconfiguration)
+            is_apart = config.get(ISOLATION, self.config[ISOLATION]) == "process"
+            place = OwnThread(f"connector-{name}") if is_apart else Here()
+            connector = WorkerConnector(name, plugin(), props, listener, on_reconfiguration, place=place, mask=mask)
         except Exception as e:  # of the connector's constructor too
-            log.error("connector cannot be made", connector=name, error=str(e))
-            listener.on_failure(name, trace_of(e))
+            log.error("connector cannot be made", connector=name, error=mask(str(e)))
+            listener.on_failure(name, mask(trace_of(e)))
             return State.FAILED
         self._connectors[name] = connector
         self._targets[name] = target
@@ -171,7 +175,7 @@ class Worker:
             raise ConnectorNotFound(f"Connector {name} is not on this worker")
         props = connector.props
         tasks_max = int(props.get("tasks.max", "1"))
-        made = await connector.connector.task_configs(tasks_max)
+        made = await connector.task_configs(tasks_max)
         if len(made) > tasks_max and props.get("tasks.max.enforce", "true").lower() == "true":
             raise ConnectError(
                 f"The connector {name} has generated {len(made)} tasks, which is greater than {tasks_max}, the maximum "
@@ -199,9 +203,10 @@ class Worker:
             self._check_tasks_max(spec)
             task = self._make_task(spec, listener)
         except Exception as e:  # of the connector's constructor too
-            log.error("task cannot be made", task=str(spec.id), error=str(e))
+            mask = self.transformer.masking({**spec.connector_config, **spec.task_config})
+            log.error("task cannot be made", task=str(spec.id), error=mask(str(e)))
             self._specs.pop(spec.id, None)
-            listener.on_failure(spec.id, trace_of(e))
+            listener.on_failure(spec.id, mask(trace_of(e)))
             return False
         self._tasks[spec.id] = task
         self._restarts.started(spec.id, self._clock.monotonic_ms())
@@ -258,3 +263,7 @@ class Worker:
     def resolve(self, config: Mapping[str, str]) -> dict[str, str]:
         """A configuration with its `${…}` resolved, to be validated and never kept."""
         return self.transformer.resolve(config)
+
+    def masking(self, config: Mapping[str, str]) -> Mask:
+        """What takes the values of a configuration's `${…}` out of a text."""
+        return self.transformer.masking(config)

@@ -41,8 +41,8 @@ def worker_config() -> ConfigDef:
                 "user:password, comma-separated: who else may ask, by basic auth.")
         .define("plugin.path", Type.LIST, "", LOW,
                 "Taken for compatibility: plugins are found among the installed packages.")
-        .define("config.providers", Type.LIST, "env,file,dir", LOW,
-                "Names of config providers, for ${name:path:key}; empty: none.")
+        .define("config.providers", Type.LIST, "", LOW,
+                "Names of config providers, for ${name:path:key}, such as env,file,dir; empty: none.")
         .define("connector.client.config.override.policy", Type.STRING, "All", MEDIUM,
                 "Which client settings connectors may override: All, None or Principal.",
                 one_of("All", "None", "Principal", ignore_case=True))

@@ -10,7 +10,9 @@ import traceback
 from collections.abc import Callable
 
 from shared.common.log import get_logger
+from shared.connect.config_provider import Mask, unmasked
 from shared.connect.connector import Connector, Props
+from shared.connect.isolation.places import Here, Place
 from shared.connect.states import Event, State, TargetState, after
 from shared.connect.status_listener import StatusListener
 
@@ -34,8 +36,14 @@ class WorkerConnector:
         props: Props,
         listener: StatusListener,
         on_reconfiguration: Callable[[str], None],
+        *,
+        place: Place | None = None,
+        mask: Mask = unmasked,
     ) -> None:
+        """`place` is where the connector's code runs; `mask` takes secrets out of what it raises."""
         self.name, self.connector, self.props = name, connector, props
+        self.place: Place = place or Here()
+        self._mask = mask
         self.state = State.UNASSIGNED
         self._listener = listener
         self._on_reconfiguration = on_reconfiguration
@@ -47,11 +55,14 @@ class WorkerConnector:
         return f"<WorkerConnector {self.name} {self.state.name}>"
 
     def request_task_reconfiguration(self) -> None:
+        self.place.back(self._reconfigure)
+
+    def _reconfigure(self) -> None:
         if self.state is State.RUNNING:
             self._on_reconfiguration(self.name)
 
     def raise_error(self, error: Exception) -> None:
-        self._fail(error)
+        self.place.back(lambda: self._fail(error))
 
     async def transition_to(self, target: TargetState) -> State:
         """Come to the target state; gives the state it came to, FAILED where the connector raised."""
@@ -66,6 +77,11 @@ class WorkerConnector:
             log.warning("connector did not stop in time and is abandoned", connector=self.name)
         if self._runner is not None:
             self._runner.cancel()
+        self.place.close()
+
+    async def task_configs(self, tasks_max: int) -> list[dict[str, str]]:
+        """How the connector divides its work; what it raises."""
+        return await self.place.call(lambda: self.connector.task_configs(tasks_max))
 
     async def _ask(self, target: TargetState | None) -> State:
         if self._runner is None:
@@ -96,14 +112,14 @@ class WorkerConnector:
         elif not self._started:
             first = self.state is State.UNASSIGNED
             self.connector.initialize(self)
-            await self.connector.start(self.props)
+            await self.place.call(lambda: self.connector.start(self.props))
             self._started = True
             self._move(Event.STARTUP if first else Event.RUNNING)
 
     async def _suspend(self) -> None:
         if self._started:
             self._started = False
-            await self.connector.stop()
+            await self.place.call(self.connector.stop)
 
     async def _end(self) -> None:
         failed = self.state is State.FAILED
@@ -124,6 +140,6 @@ class WorkerConnector:
 
     def _fail(self, error: Exception) -> None:
         if self.state is not State.FAILED:
-            log.error("connector failed", connector=self.name, error=f"{type(error).__name__}: {error}")
+            log.error("connector failed", connector=self.name, error=self._mask(f"{type(error).__name__}: {error}"))
             self.state = after(self.state, Event.FAILURE)
-            self._listener.on_failure(self.name, trace_of(error))
+            self._listener.on_failure(self.name, self._mask(trace_of(error)))

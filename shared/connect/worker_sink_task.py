@@ -157,7 +157,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         try:
             await self._call(self.task.put(list(batch)))
         except RetriableError as e:
-            log.warning("put will be tried again", task=str(self.id), error=f"{type(e).__name__}: {e}")
+            log.warning("put will be tried again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
             self._consumer.pause(*self.core.delivery_failed())
             self.metrics.set("sink_record_active_count", len(batch))
             return
@@ -183,7 +183,9 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         try:
             provided = await self._call(self.task.pre_commit(dict(wanted)))
         except Exception as e:  # of the connector: nothing since the last commit counts
-            log.error("offset commit failed, reading again", task=str(self.id), error=f"{type(e).__name__}: {e}")
+            log.error(
+                "offset commit failed, reading again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}")
+            )
             for tp, offset in self.core.pre_commit_failed().items():
                 self._consumer.seek(tp, offset)
             self._committed(seqno, e, None)

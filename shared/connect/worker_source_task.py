@@ -92,7 +92,7 @@ class WorkerSourceTask(SourceTaskShell):
             try:
                 await self.task.commit_record(record, metadata)
             except Exception as e:  # of the connector: the record is in Kafka whatever it thinks of that
-                log.error("commit_record failed", task=str(self.id), error=f"{type(e).__name__}: {e}")
+                log.error("commit_record failed", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
 
     async def commit_offsets(self) -> bool:
         """Store what may be stored; False where it could not be, to be tried with the next."""
@@ -110,7 +110,9 @@ class WorkerSourceTask(SourceTaskShell):
                         await self._store.set(encoded(self.id.connector, taken.offsets.values()))
                 except (PenstockError, TimeoutError) as e:
                     self.metrics.add("offset_commit_failure_total")
-                    log.error("offsets could not be stored", task=str(self.id), error=f"{type(e).__name__}: {e}")
+                    log.error(
+                        "offsets could not be stored", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}")
+                    )
                     return False
             self.committable = Committable()
             self.metrics.timed("offset_commit", self._clock.monotonic_ms() - started_ms)
@@ -118,7 +120,7 @@ class WorkerSourceTask(SourceTaskShell):
         try:
             await self.task.commit()
         except Exception as e:  # of the connector: the offsets are stored whatever it thinks of that
-            log.error("the task's commit failed", task=str(self.id), error=f"{type(e).__name__}: {e}")
+            log.error("the task's commit failed", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
         return True
 
     async def _last_commit(self, *, failed: bool) -> None:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from shared.common.clock import Clock
 from shared.common.log import get_logger
+from shared.connect.config_provider import Mask, unmasked
 from shared.connect.states import ConnectorTaskId, Event, State, TargetState, after
 from shared.connect.status_listener import StatusListener
 from shared.connect.task_metrics import TaskMetrics
@@ -42,6 +43,7 @@ class WorkerTask(ABC):
         self.id = id
         self.metrics = metrics
         self._clock = clock
+        self.mask: Mask = unmasked
         self._entered_ms: int | None = None
         self.cancelled = False
         self.state = State.UNASSIGNED
@@ -141,9 +143,9 @@ class WorkerTask(ABC):
 
     def _fail(self, error: Exception) -> None:
         self.error = error
-        log.error("task failed", task=str(self.id), error=f"{type(error).__name__}: {error}")
+        log.error("task failed", task=str(self.id), error=self.mask(f"{type(error).__name__}: {error}"))
         self.state = after(self.state, Event.FAILURE)
         self._listener.on_failure(self.id, self._trace(error))
 
     def _trace(self, error: Exception) -> str:
-        return trace_of(error)
+        return self.mask(trace_of(error))

@@ -103,6 +103,11 @@ def test_what_keeps_a_worker_from_starting_has_its_own_status(kafka: EmbeddedKaf
     failed = run("standalone", str(file), bad)
     assert failed.returncode == CONNECTOR_FAILED
     assert "bad.properties" in said(failed)
+    bad = connector(tmp_path / "worse.properties", name="worse",
+                    connector_class="tests.shared.connect.isolation.blocking.FailingSource")  # fmt: skip
+    failed = run("standalone", str(file), bad)
+    assert failed.returncode == CONNECTOR_FAILED
+    assert "worse.properties: KeyError: 'on purpose'" in failed.stderr
 
 
 def ask(worker: WorkerProcess, *arguments: str) -> int:

@@ -6,6 +6,7 @@ need the leader. What changes something is each herder's own.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,14 +14,16 @@ from shared.clients.admin import Admin
 from shared.common.clock import SYSTEM_CLOCK, Clock
 from shared.common.errors import ConfigError
 from shared.connect.connector import SinkConnector, SourceConnector
-from shared.connect.errors import ConnectorNotFound
-from shared.connect.herder import views
+from shared.connect.errors import ConnectError, ConnectorNotFound
+from shared.connect.herder import secrets, views
+from shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS
 from shared.connect.herder.connector_offsets import ConnectorOffsets, Row
-from shared.connect.herder.errors import BadRequest, Forbidden
+from shared.connect.herder.errors import BadRequest, Forbidden, RequestTimedOut
 from shared.connect.herder.loggers import Loggers
 from shared.connect.herder.status_reporter import StatusReporter
 from shared.connect.herder.views import Json
 from shared.connect.herder.work_runner import WorkRunner
+from shared.connect.isolation.places import in_thread
 from shared.connect.offset_store import OffsetBackingStore
 from shared.connect.plugins import Plugins, class_name
 from shared.connect.states import ConnectorTaskId, TargetState
@@ -28,7 +31,7 @@ from shared.connect.storage.config_records import Config
 from shared.connect.storage.config_state import ConfigSnapshot
 from shared.connect.storage.config_store import ConfigStore
 from shared.connect.storage.status_store import StatusStore
-from shared.connect.validation import ConfigInfos, plugin_definitions, validate_connector
+from shared.connect.validation import ConfigInfos, class_given, plugin_definitions, validate_connector
 from shared.connect.version import CONNECT_VERSION
 from shared.connect.worker import Worker
 
@@ -114,16 +117,33 @@ class BaseHerder:
         return self.snapshot().connectors()
 
     def connector_info(self, name: str) -> Json:
-        """See `views.connector_info`."""
-        return views.connector_info(self.snapshot(), self.plugins, name)
+        """See `views.connector_info`; secrets are hidden."""
+        info = views.connector_info(self.snapshot(), self.plugins, name)
+        return {**info, "config": self.shown_config(name)}
 
     def connector_config(self, name: str) -> Config:
         """A connector's config as it is kept, with its `${…}` unresolved; ConnectorNotFound."""
         return views.config_of(self.snapshot(), name)
 
+    def shown_config(self, name: str) -> dict[str, str]:
+        """A connector's config as REST shows it, secrets hidden; ConnectorNotFound."""
+        config = self.connector_config(name)
+        return secrets.shown(config, self._plugin_of(config))
+
+    def _plugin_of(self, config: Config) -> type | None:
+        return self.plugins.any_kind(config.get("connector.class", ""))
+
+    def _kept(self, name: str, config: Config) -> dict[str, str]:
+        """A config that was sent, with the secrets that are kept where it says that they were hidden."""
+        return secrets.kept(config, self.snapshot().configs.get(name, {}), self._plugin_of(config))
+
     def task_infos(self, name: str) -> list[Json]:
-        """See `views.task_infos`."""
-        return views.task_infos(self.snapshot(), name)
+        """See `views.task_infos`; secrets are hidden."""
+        plugin = self._plugin_of(self.connector_config(name))
+        return [
+            {**info, "config": secrets.shown(info["config"], plugin)}
+            for info in views.task_infos(self.snapshot(), name)
+        ]
 
     def connector_status(self, name: str) -> Json:
         """See `views.connector_status`."""
@@ -163,7 +183,7 @@ class BaseHerder:
 
     # --- validation ---
 
-    def validate(self, config: Mapping[str, str], plugin: str | None = None) -> Json:
+    async def validate(self, config: Mapping[str, str], plugin: str | None = None) -> Json:
         """What is wrong with a config, setting by setting; secrets that it refers to are not shown.
 
         `plugin` is the class that the request is about. Raises ConfigError where there is no such class.
@@ -171,7 +191,7 @@ class BaseHerder:
         given = config.get("connector.class")
         if plugin is not None and given is not None and not self._is_same_plugin(plugin, given):
             raise BadRequest(f"Included connector type {given} does not match request type {plugin}")
-        return self._validated(config).as_json()
+        return (await self._validated(config)).as_json()
 
     def _is_same_plugin(self, plugin: str, given: str) -> bool:
         if plugin == given:
@@ -179,17 +199,33 @@ class BaseHerder:
         found = self.plugins.any_kind(given)
         return found is not None and self.plugins.any_kind(plugin) is found
 
-    def _validated(self, config: Mapping[str, str]) -> ConfigInfos:
-        infos = validate_connector(self.plugins, self.worker.resolve(config), self.worker.config.values)
+    async def _validated(self, config: Mapping[str, str]) -> ConfigInfos:
+        """On a thread of its own, since a connector may look at what it connects to."""
+        class_given(config)
+        mask = self.worker.masking(config)
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_MS / 1000):
+                infos = await in_thread(
+                    lambda: validate_connector(self.plugins, self.worker.resolve(config), self.worker.config.values)
+                )
+        except TimeoutError:
+            raise RequestTimedOut("The connector takes too long to validate its configuration") from None
+        except ConfigError as e:
+            raise ConfigError(mask(str(e))) from None
+        except Exception as e:  # of the connector
+            said = mask(f"{type(e).__name__}: {e}")
+            raise ConnectError(f"{config['connector.class']} cannot validate its configuration: {said}") from None
         for row in infos.configs:
             value = row["value"]
-            if "${" in config.get(value["name"], ""):
-                value["value"] = config[value["name"]]
+            name = value["name"]
+            if "${" in config.get(name, ""):
+                value["value"] = config[name]
+            value["errors"] = [mask(error, name) for error in value["errors"]]
         return infos
 
-    def _check_config(self, name: str, config: Mapping[str, str]) -> None:
+    async def _check_config(self, name: str, config: Mapping[str, str]) -> None:
         """BadRequest in Kafka Connect's words where a connector with this config cannot be made."""
-        infos = self._validated(config)
+        infos = await self._validated(config)
         if infos.error_count:
             raise BadRequest(infos.refusal())
 

@@ -129,14 +129,14 @@ class DistributedRequests(BaseHerder):
 
         Raises BadRequest, AlreadyExists, NotHere, RebalanceNeeded.
         """
-        self._check_config(name, config)
+        await self._check_config(name, self._kept(name, config))
         self._check_group(name, config)
 
         async def put() -> tuple[bool, Json]:
             exists = name in self.snapshot().configs
             if exists and not replace:
                 raise AlreadyExists(f"Connector {name} already exists")
-            await self._stores.configs.put_connector(name, config, target)
+            await self._stores.configs.put_connector(name, self._kept(name, config), target)
             return not exists, self.connector_info(name)
 
         return await self._as_leader(put)
@@ -152,8 +152,8 @@ class DistributedRequests(BaseHerder):
         """Change some settings of a connector; None takes one away. As `put_connector`, and ConnectorNotFound."""
 
         async def put() -> Json:
-            config = self._patched(self.connector_config(name), patch)
-            self._check_config(name, config)
+            config = self._kept(name, self._patched(self.connector_config(name), patch))
+            await self._check_config(name, config)
             await self._stores.configs.put_connector(name, config)
             return self.connector_info(name)
 

@@ -97,13 +97,13 @@ class StandaloneHerder(BaseHerder):
         self, name: str, config: Config, target: TargetState | None = None, *, replace: bool
     ) -> tuple[bool, Json]:
         """Make a connector, or with `replace` change it; gives whether it is new, and what REST shows of it."""
-        self._check_config(name, config)
+        await self._check_config(name, self._kept(name, config))
 
         async def put() -> tuple[bool, Json]:
             exists = name in self.snapshot().configs
             if exists and not replace:
                 raise AlreadyExists(f"Connector {name} already exists")
-            await self._stores.configs.put_connector(name, config, target)
+            await self._stores.configs.put_connector(name, self._kept(name, config), target)
             if exists:
                 self._runner.beside(self._runner.restart_connector(name))
             else:
@@ -111,6 +111,18 @@ class StandaloneHerder(BaseHerder):
             return not exists, self.connector_info(name)
 
         return await self._ask(put)
+
+    async def started(self, name: str, timeout_ms: int) -> None:
+        """Wait until a connector has been started; ConnectError where that has failed by then."""
+        async with asyncio.timeout(timeout_ms / 1000) as limit:
+            try:
+                await self._runner.until_started(name)
+            except asyncio.CancelledError:
+                if not limit.expired():
+                    raise
+        status = self._stores.statuses.cache.connector(name)
+        if status is not None and status.state is State.FAILED:
+            raise ConnectError(((status.trace or "").strip().splitlines() or ["it failed to start"])[-1])
 
     async def patch_connector(self, name: str, patch: Mapping[str, str | None]) -> Json:
         """Change some settings of a connector; None takes one away."""

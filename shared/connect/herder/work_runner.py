@@ -1,7 +1,8 @@
 """What a worker is to run and what it runs, brought together (an edge).
 
 A connector's start may take as long as it likes: it runs beside the herder, which hears through `on_started` that it is
-done. Tasks start at once and come up by themselves. Whatever is stopped is stopped when the call returns.
+done. Tasks start at once and come up by themselves. Whatever is stopped is stopped when the call returns. A connector
+that is given up while it is being restarted is not started again.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ class WorkRunner:
         self._beside: set[asyncio.Task[Any]] = set()
         self._preparing: dict[ConnectorTaskId, asyncio.Task[None]] = {}
         self._specs: dict[ConnectorTaskId, TaskSpec] = {}
+        self._starting: dict[str, asyncio.Task[Any]] = {}
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        self._given_up: Counter[str] = Counter()
         self.startups: Counter[tuple[str, bool]] = Counter()
         """How often a `connector` or `task` was started, and whether that went well."""
 
@@ -70,11 +74,12 @@ class WorkRunner:
             != _without_tasks_max(snapshot.applied_configs.get(task.connector, {}))
         )
 
-    def beside(self, work: Coroutine[Any, Any, Any]) -> None:
+    def beside(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run something beside the herder; what it raises is logged."""
         task = asyncio.create_task(work)
         self._beside.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._beside.discard(task)
@@ -96,7 +101,11 @@ class WorkRunner:
         for task in work.tasks & self._preparing.keys():
             self._preparing.pop(task).cancel()
         await self._worker.stop_tasks(work.tasks & self._worker.task_ids())
+        self._given_up.update(work.connectors)
+        ending = [self._ending[name] for name in work.connectors & self._ending.keys()]
         await self._worker.stop_connectors(work.connectors & self._worker.connector_names())
+        if ending:
+            await asyncio.wait(ending)
 
     async def close(self) -> None:
         """Stop everything."""
@@ -109,9 +118,17 @@ class WorkRunner:
 
     def start_connector(self, name: str) -> None:
         """Start a connector as it is configured, in its target state."""
-        self.beside(self._start_connector(name))
+        self._starting[name] = starting = self.beside(self._start_connector(name))
+        starting.add_done_callback(lambda done: self._starting.get(name) is done and self._starting.pop(name))
+
+    async def until_started(self, name: str) -> None:
+        """Wait for what `start_connector` has begun."""
+        if name in self._starting:
+            await asyncio.wait([self._starting[name]])
 
     async def _start_connector(self, name: str) -> None:
+        if name in self._ending:
+            await asyncio.wait([self._ending[name]])
         snapshot = self._snapshot()
         if name in self._worker.connector_names() or name not in snapshot.configs:
             return
@@ -124,7 +141,15 @@ class WorkRunner:
 
     async def restart_connector(self, name: str, *, announced: bool = False) -> None:
         """Stop and start a connector; `announced`: say RESTARTING in between. Returns when it runs or has failed."""
-        await self._worker.stop_connector(name)
+        before = self._given_up[name]
+        self._ending[name] = ending = asyncio.create_task(self._worker.stop_connector(name))
+        try:
+            await asyncio.shield(ending)
+        finally:
+            if self._ending.get(name) is ending:
+                del self._ending[name]
+        if self._given_up[name] != before:
+            return
         if announced:
             self._listener.on_restart(name)
         await self._start_connector(name)

@@ -9,7 +9,15 @@ import httpx
 import pytest
 
 from api.connect_starting import StartingApp
-from services.connect.settings import advertised, guarded, listener, misspelled, read_command_line, read_properties
+from services.connect.settings import (
+    advertised,
+    guarded,
+    is_open,
+    listener,
+    misspelled,
+    read_command_line,
+    read_properties,
+)
 from shared.common.errors import ConfigError
 from shared.connect.herder.settings import DistributedConfig, StandaloneConfig
 
@@ -120,3 +128,15 @@ async def test_rest_asks_for_what_is_set(worker: Path) -> None:
         config = read_command_line("distributed", [str(worker), wrong]).config
         with pytest.raises(ConfigError, match=r"rest\.auth"):
             guarded(StartingApp(), config, listener(config))
+
+
+def test_an_address_that_is_open_to_everyone_is_known(worker: Path) -> None:
+    """One that other machines reach, where nothing is asked for: the worker says so when it starts."""
+
+    def found(*flags: str) -> bool:
+        config = read_command_line("distributed", [str(worker), *flags]).config
+        return is_open(config, listener(config))
+
+    assert not found()
+    assert found("--listeners=http://:8083")
+    assert not found("--listeners=http://:8083", "--rest.auth.token=0123456789abcdef")

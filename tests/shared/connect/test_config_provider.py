@@ -82,3 +82,13 @@ def test_an_unreadable_file_is_said(tmp_path: Path) -> None:
     """A file that is not there is an error with its path, not an empty value."""
     with pytest.raises(ConfigError, match="No such file"):
         transformer().resolve({"x": f"${{file:{tmp_path}/none:k}}"})
+
+
+def test_what_is_quoted_is_taken_out_again() -> None:
+    """A value, whole or as part of a text, becomes its variable; a short one only where its own setting is meant."""
+    raw = {"url": "pg://${env:USER_NAME}:${env:PASS}@h", "n": "${env:USER_NAME}", "plain": "x"}
+    mask = transformer().masking(raw)
+    assert mask("no host in pg://ann:s3cret@h") == "no host in pg://${env:USER_NAME}:${env:PASS}@h"
+    assert mask("bad s3cret, ann") == "bad ${env:PASS}, ann"
+    assert mask("Invalid value ann", "n") == "Invalid value ${env:USER_NAME}"
+    assert transformer().masking({"f": "${file:/no/such/file:k}", "p": "${env:PASS}"})("s3cret") == "${env:PASS}"

@@ -115,7 +115,31 @@ def test_topic_creation_groups_bring_their_settings(plugins: Plugins) -> None:
 
 def test_without_a_class_nothing_can_be_checked(plugins: Plugins) -> None:
     """A configuration that names no connector, or none that exists, is refused as a whole."""
-    with pytest.raises(ConfigError, match="contains no connector type"):
-        validate_connector(plugins, {"name": "x"}, {})
+    with pytest.raises(ConfigError, match=r"config {a.password=\[hidden\], name=x} contains no connector type"):
+        validate_connector(plugins, {"name": "x", "a.password": "p"}, {})
     with pytest.raises(ConfigError, match="Failed to find any class that implements Connector"):
         validate_connector(plugins, {"connector.class": "no.such.Class"}, {})
+
+
+def test_overrides_of_clients_are_checked(plugins: Plugins) -> None:
+    """What the worker's policy does not allow, and what is no value of the client's setting."""
+    props = {"connector.class": "FileStreamSink", "name": "x", "topics": "t"}
+    props |= {"consumer.override.max.poll.records": "5", "consumer.override.sasl.mechanism": "PLAIN"}
+    assert validate_connector(plugins, props, {}).errors == []
+    policy = {"connector.client.config.override.policy": "Principal"}
+    (error,) = validate_connector(plugins, props, policy).errors
+    assert error.startswith("The 'Principal' policy does not allow 'max.poll.records' to be overridden")
+    assert len(validate_connector(plugins, props, {"connector.client.config.override.policy": "None"}).errors) == 2
+    infos = validate_connector(plugins, props | {"consumer.override.max.poll.records": "many"}, {})
+    assert [row["value"]["name"] for row in infos.configs if row["value"]["errors"]] == [
+        "consumer.override.max.poll.records"
+    ]
+
+
+def test_settings_of_the_connectors_converters_are_checked(plugins: Plugins) -> None:
+    """Those of a converter of its own; the worker's are the worker's."""
+    props = {"connector.class": "FileStreamSink", "name": "x", "topics": "t", "value.converter.schemas.enable": "maybe"}
+    assert validate_connector(plugins, props, {}).errors == []
+    own = {"value.converter": "org.apache.kafka.connect.json.JsonConverter"}
+    (error,) = validate_connector(plugins, props | own, {}).errors
+    assert "Invalid value maybe for configuration schemas.enable" in error

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Mapping
+
 import pytest
 import structlog
 
@@ -16,7 +20,7 @@ SINK = {"name": "s", "connector.class": "FileStreamSink", "topics": "t", "file":
 
 async def test_task_configs_keep_their_variables() -> None:
     """What a connector made of its resolved configuration is kept unresolved, with its class and topics."""
-    async with running() as run:
+    async with running(config_providers="env") as run:
         assert await run.worker.start_connector("s", SINK, TargetState.STARTED, run.listener) is State.RUNNING
         configs = await run.worker.connector_task_configs("s", SINK)
         assert configs == [{**SINK, "task.class": "org.apache.kafka.connect.file.FileStreamSinkTask"}] * 2
@@ -107,3 +111,45 @@ async def test_a_stall_is_said_once_and_its_end_once() -> None:
             SayingSourceTask.made[-1].batches.put_nowait(None)
             await run.until(lambda: any("no more" in line["event"] for line in said))
     assert [line["event"] for line in said if "stalled inside" in line["event"]] != []
+
+
+async def test_a_connector_that_blocks_holds_up_nothing_else() -> None:
+    """Apart from the worker its start may block: others start meanwhile, and it comes up and divides its work after."""
+    going = threading.Event()
+
+    class Blocking(FileStreamSinkConnector):
+        async def start(self, props: Mapping[str, str]) -> None:
+            assert going.wait(60)
+            await super().start(props)
+
+    async with running() as run:
+        run.worker.plugins.add(Blocking, "Blocking")
+        config = {**SINK, "connector.class": "Blocking", "penstock.task.isolation": "process"}
+        blocked = asyncio.ensure_future(run.worker.start_connector("b", config, TargetState.STARTED, run.listener))
+        assert await run.worker.start_connector("s", SINK, TargetState.STARTED, run.listener) is State.RUNNING
+        assert not blocked.done()
+        going.set()
+        assert await blocked is State.RUNNING
+        assert len(await run.worker.connector_task_configs("b", config)) == 2
+        await run.worker.stop_connector("b")
+
+
+async def test_what_fails_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The value that a variable stands for is in no trace and no line of the log: the variable is."""
+    monkeypatch.setenv("PENSTOCK_TEST_SECRET", "s3cret-value")
+
+    class Telling(FileStreamSinkConnector):
+        async def start(self, props: Mapping[str, str]) -> None:
+            raise ValueError(f"cannot log in with {props['file']}")
+
+    async with running(config_providers="env") as run:
+        run.worker.plugins.add(Telling, "Telling")
+        config = {**SINK, "connector.class": "Telling", "file": "${env:PENSTOCK_TEST_SECRET}"}
+        with structlog.testing.capture_logs() as logs:
+            await run.worker.start_connector("t", config, TargetState.STARTED, run.listener)
+            props = {**config, "tasks.max": "${env:PENSTOCK_TEST_SECRET}"}
+            spec = TaskSpec(ConnectorTaskId("t", 0), {**props, "connector.class": "FileStreamSink"}, props)
+            assert not await run.worker.start_task(spec, TargetState.STARTED, run.listener)
+        assert len(run.listener.traces) == 2
+        assert "cannot log in with ${env:PENSTOCK_TEST_SECRET}" in run.listener.traces[0]
+        assert "s3cret-value" not in str(run.listener.traces) + str(logs)

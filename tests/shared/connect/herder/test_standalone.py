@@ -10,9 +10,9 @@ import pytest
 
 from shared.clients.admin import Admin
 from shared.common.settings import KafkaSettings
-from shared.connect.config_def import ConfigDef
+from shared.connect.config_def import ConfigDef, ConfigValue
 from shared.connect.connector import Props, SourceConnector
-from shared.connect.errors import ConnectorNotFound
+from shared.connect.errors import ConnectError, ConnectorNotFound
 from shared.connect.herder.base_herder import Stores
 from shared.connect.herder.errors import AlreadyExists, BadRequest
 from shared.connect.herder.settings import StandaloneConfig
@@ -61,6 +61,11 @@ class Divided(SourceConnector):
     def config(cls) -> ConfigDef:
         return ConfigDef()
 
+    def validate(self, props: Props) -> list[ConfigValue]:
+        if "confused" in props:
+            raise KeyError(props["confused"])
+        return []
+
     async def alter_offsets(self, props: Props, offsets: object) -> bool:
         return True
 
@@ -92,6 +97,7 @@ class Standing(WorkerTask):
 async def herding() -> AsyncIterator[tuple[StandaloneHerder, list[str]]]:
     """A herder that works, and the tasks that were made, in order."""
     props = {"key.converter": CONVERTER, "value.converter": CONVERTER, "offset.storage.file.filename": "unused"}
+    props["config.providers"] = "env"
     config, made = StandaloneConfig(props), list[str]()
 
     def make(spec: TaskSpec, listener: StatusListener) -> WorkerTask:
@@ -238,3 +244,33 @@ async def test_a_wrong_config_is_refused_before_anything_is_written() -> None:
         with pytest.raises(BadRequest, match=r"tasks\.max"):
             await herder.put_connector("c", config(**{"tasks.max": "zero"}), replace=False)
         assert herder.connectors() == []
+
+
+async def test_a_start_can_be_waited_for() -> None:
+    """It returns when the connector runs, and says in one line why it does not."""
+    async with herding() as (herder, _):
+        await herder.put_connector("c", config(), replace=False)
+        await herder.started("c", 60_000)
+        assert states(herder)[0] == "RUNNING"
+        await herder.put_connector("d", {**config(fails="1"), "name": "d"}, replace=False)
+        with pytest.raises(ConnectError, match=r"^RuntimeError: on purpose$"):
+            await herder.started("d", 60_000)
+
+
+async def test_a_validation_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what is wrong with a value, nor what the connector itself raises, has what a variable stands for."""
+    monkeypatch.setenv("PENSTOCK_TEST_SECRET", "s3cret-value")
+    secret = "${env:PENSTOCK_TEST_SECRET}"
+    async with herding() as (herder, _):
+        found = await herder.validate(config(**{"tasks.max": secret}))
+        (row,) = [one["value"] for one in found["configs"] if one["value"]["name"] == "tasks.max"]
+        assert row["value"] == secret
+        assert row["errors"][0] == f"Invalid value {secret} for configuration tasks.max: Not a number of type INT"
+        with pytest.raises(
+            ConnectError, match=r"Divided cannot validate its configuration: KeyError: '\${env:PENSTOCK"
+        ):
+            await herder.put_connector("c", config(confused=secret), replace=False)
+        await herder.put_connector("c", config(password="pl41n"), replace=False)
+        assert herder.connector_info("c")["config"]["password"] == "[hidden]"
+        await herder.put_connector("c", herder.shown_config("c") | {"word": "x"}, replace=True)
+        assert herder.connector_config("c")["password"] == "pl41n"

@@ -52,3 +52,10 @@ class BlockingSource(SourceConnector):
 
     async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
         return [self._props] * max_tasks
+
+
+class FailingSource(BlockingSource):
+    """Cannot start."""
+
+    async def start(self, props: Mapping[str, str]) -> None:
+        raise KeyError("on purpose")

@@ -1,0 +1,56 @@
+"""What REST shows of a config: a value that is secret as `[hidden]`, save where it is but a variable's name.
+
+A setting is secret by its type, or by its name where the connector defines none. Whoever reads a config, changes it and
+writes it back sends `[hidden]` for what was hidden: the value that is kept stays.
+
+>>> config = {"connection.password": "s3cret", "x.token": "${env:TOKEN}", "topics": "t"}
+>>> shown(config, None)
+{'connection.password': '[hidden]', 'x.token': '${env:TOKEN}', 'topics': 't'}
+>>> kept({**shown(config, None), "topics": "u"}, config, None)["connection.password"]
+'s3cret'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, cast
+
+from shared.connect.config_provider import VARIABLE
+from shared.connect.config_types import HIDDEN, Type
+from shared.connect.herder.errors import BadRequest
+from shared.connect.worker_config import hidden
+
+PLUGINS_MAX = 1_000
+"""Plugins whose secret settings are remembered."""
+
+
+@lru_cache(PLUGINS_MAX)
+def _types(plugin: type) -> dict[str, Type]:
+    return {key.name: key.type for key in cast(Any, plugin).config()}
+
+
+def is_secret(name: str, plugin: type | None) -> bool:
+    """Whether a connector's setting is not for everyone; `plugin` is its class, None where it is not known."""
+    kind = None if plugin is None else _types(plugin).get(name)
+    return hidden(name, "") == HIDDEN if kind is None else kind is Type.PASSWORD
+
+
+def shown(config: Mapping[str, str], plugin: type | None) -> dict[str, str]:
+    """The config as REST shows it."""
+    return {
+        name: HIDDEN if value and VARIABLE.search(value) is None and is_secret(name, plugin) else value
+        for name, value in config.items()
+    }
+
+
+def kept(config: Mapping[str, str], before: Mapping[str, str], plugin: type | None) -> dict[str, str]:
+    """The config as it is to be kept, `before` being the one that is; BadRequest where nothing was hidden."""
+    found = {}
+    for name, value in config.items():
+        if value == HIDDEN and is_secret(name, plugin):
+            if name not in before:
+                raise BadRequest(f"{name}: {HIDDEN} stands for the value that is kept, and none is")
+            value = before[name]
+        found[name] = value
+    return found

@@ -1,0 +1,99 @@
+"""The runner of work, over a worker whose connectors stop when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, cast
+
+from shared.connect.group.connect_protocol import Work
+from shared.connect.herder.work_runner import WorkRunner
+from shared.connect.states import ConnectorTaskId, State, TargetState
+from shared.connect.storage.config_state import ConfigSnapshot
+
+
+class SlowToStop:
+    """A worker with one connector, which stops when `may_stop` is set."""
+
+    def __init__(self) -> None:
+        self.running = {"x"}
+        self.starts = 0
+        self.may_stop = asyncio.Event()
+
+    def connector_names(self) -> frozenset[str]:
+        return frozenset(self.running)
+
+    def task_ids(self) -> frozenset[ConnectorTaskId]:
+        return frozenset()
+
+    async def stop_connector(self, name: str) -> None:
+        if name in self.running:
+            self.running.discard(name)
+            await self.may_stop.wait()
+
+    async def stop_connectors(self, names: Iterable[str]) -> None:
+        for name in names:
+            await self.stop_connector(name)
+
+    async def stop_tasks(self, ids: Iterable[ConnectorTaskId]) -> None: ...
+
+    async def start_connector(self, name: str, *_: object) -> State:
+        self.running.add(name)
+        self.starts += 1
+        return State.RUNNING
+
+
+def runner(worker: SlowToStop) -> tuple[WorkRunner, list[str]]:
+    snapshot = ConfigSnapshot(configs={"x": {}}, target_states={"x": TargetState.STARTED})
+    started: list[str] = []
+    made = WorkRunner(
+        cast(Any, worker), cast(Any, None), lambda: snapshot,
+        on_started=started.append, on_reconfiguration=started.append,
+    )  # fmt: skip
+    return made, started
+
+
+async def turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_connector_given_up_while_it_is_restarted_stays_away() -> None:
+    """Another worker has it by then: it ends before the call does, and does not start here again."""
+    worker = SlowToStop()
+    work, started = runner(worker)
+    work.beside(work.restart_connector("x"))
+    await turns()
+    giving_up = asyncio.ensure_future(work.stop(Work({"x"}, ())))
+    await turns()
+    assert not giving_up.done()
+    worker.may_stop.set()
+    await giving_up
+    await turns()
+    assert (worker.running, worker.starts, started) == (set(), 0, [])
+
+
+async def test_a_connector_that_comes_back_starts_when_the_old_one_has_ended() -> None:
+    """Given up and assigned again within its restart it runs once, and not beside itself."""
+    worker = SlowToStop()
+    work, started = runner(worker)
+    work.beside(work.restart_connector("x"))
+    await turns()
+    giving_up = asyncio.ensure_future(work.stop(Work({"x"}, ())))
+    await turns()
+    await work.start(Work({"x"}, ()))
+    await turns()
+    assert worker.starts == 0
+    worker.may_stop.set()
+    await giving_up
+    await work.until_started("x")
+    assert (worker.running, worker.starts, started) == ({"x"}, 1, ["x"])
+
+
+async def test_a_restart_stops_and_starts() -> None:
+    """What starts after it is told."""
+    worker = SlowToStop()
+    worker.may_stop.set()
+    work, started = runner(worker)
+    await work.restart_connector("x")
+    assert (worker.starts, started) == (1, ["x"])
