@@ -1,0 +1,68 @@
+"""What docs/producer.md says of the producer is true."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from sybil import Example, Sybil
+from sybil.parsers.markdown import CodeBlockParser
+
+import penstock.errors
+from penstock import KafkaSettings, Producer, ProducerSettings, TopicPartition
+from penstock.clients import GroupMetadata, OffsetAndMetadata
+from penstock.testing import FakeCluster
+
+DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "producer.md"
+
+
+def nothing(_: Example) -> None:
+    """Blocks are looked at here, not evaluated by Sybil."""
+
+
+def functions() -> dict[str, Any]:
+    """What the blocks of the document define."""
+    names: dict[str, Any] = {"__name__": "document"}
+    for example in Sybil(parsers=[CodeBlockParser("python", nothing)]).parse(DOCUMENT).examples():
+        exec(compile(str(example.parsed), str(DOCUMENT), "exec"), names)
+    return names
+
+
+async def test_the_document_runs() -> None:
+    """Each function that it shows does what it says."""
+    shown = functions()
+    async with FakeCluster() as cluster:
+        for topic in ("orders", "brewed"):
+            cluster.create_topic(topic)
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with Producer(kafka) as producer:
+            assert await shown["order"](producer) == 0
+            assert await shown["orders"](producer, [b"1", b"2"]) == 2
+            assert await shown["in_time"](producer)
+        tp = TopicPartition("orders", 0)
+        async with Producer(kafka, ProducerSettings(transactional_id="brewer")) as producer:
+            await producer.init_transactions()
+            await shown["brew"](producer, [b"a", b"b"], {tp: OffsetAndMetadata(4)}, GroupMetadata("brewers"))
+        assert [record.value for record in cluster.records("brewed")] == [b"a", b"b"]
+        assert cluster.committed("brewers")[tp].offset == 4
+
+
+def test_what_it_names_is_there() -> None:
+    """Errors and methods are called what the document calls them."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    errors = set(re.findall(r"`([A-Z][a-z]\w+)`", text)) - {"KafkaSettings", "RecordMetadata"}
+    assert len(errors) > 10
+    assert [name for name in errors if not hasattr(penstock.errors, name)] == []
+    methods = set(re.findall(r"`(?:await producer\.)?([a-z]\w+)\(", text)) - {"group_metadata"}
+    assert len(methods) > 5
+    assert [name for name in methods if not hasattr(Producer, name)] == []
+
+
+def test_defaults_are_those_it_says() -> None:
+    """Each row of the table of settings has the setting's default."""
+    rows = re.findall(r"^\| `([a-z_]+)` \| `?([^|`]+)`? \|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+    defaults = ProducerSettings()
+    assert len(rows) >= 9
+    for name, value in rows:
+        assert str(getattr(defaults, name) or "none") == value.replace(",", ""), name
