@@ -32,6 +32,9 @@ Start = datetime | timedelta | int | None
 
 INTERVAL_MS_MIN = 1
 
+SWEEP_MIN = 64
+"""So many schedules, or twice those that were left the last time: then the cancelled ones among them are forgotten."""
+
 
 class PunctuationType(enum.Enum):
     """Which clock a schedule follows."""
@@ -65,7 +68,7 @@ class PunctuationQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Schedule]] = []
-        self._added = 0
+        self._added, self._sweep_at = 0, SWEEP_MIN
 
     def __repr__(self) -> str:
         waiting = sorted((due, schedule.name) for due, _, schedule in self._heap if not schedule.cancelled)
@@ -81,9 +84,9 @@ class PunctuationQueue:
 
     def may_punctuate(self, now_ms: int) -> bool:
         """Call everything that is due at `now_ms`; True if anything was called."""
-        heap, called = self._heap, False
-        while heap and heap[0][0] <= now_ms:
-            schedule = heapq.heappop(heap)[2]
+        called = False
+        while self._heap and self._heap[0][0] <= now_ms:
+            schedule = heapq.heappop(self._heap)[2]
             if schedule.cancelled:
                 continue
             schedule.callback(now_ms)
@@ -104,5 +107,9 @@ class PunctuationQueue:
         return {s.name: s.due_ms for _, _, s in self._heap if s.name is not None and not s.cancelled}
 
     def _push(self, schedule: Schedule) -> None:
+        if len(self._heap) >= self._sweep_at:  # cancelled ones that are due far ahead would stay until then
+            self._heap = [item for item in self._heap if not item[2].cancelled]
+            heapq.heapify(self._heap)
+            self._sweep_at = max(SWEEP_MIN, 2 * len(self._heap))
         self._added += 1
         heapq.heappush(self._heap, (schedule.due_ms, self._added, schedule))

@@ -12,7 +12,7 @@ from typing import Any
 
 from shared.common.errors import ConfigError
 from shared.streams.processor import interval_ms
-from shared.streams.punctuation import PunctuationQueue, PunctuationType, Punctuator, Schedule, Start
+from shared.streams.punctuation import SWEEP_MIN, PunctuationQueue, PunctuationType, Punctuator, Schedule, Start
 
 NOT_INITIALIZED = "schedule() may be called in a processor's init() or later, not while it is made"
 
@@ -28,6 +28,7 @@ class TaskSchedules:
         self.restored: dict[str, int] = {}
         self.has_new_grid = False
         self._named: dict[str, Schedule] = {}
+        self._sweep_at = SWEEP_MIN
 
     def schedule(
         self,
@@ -71,6 +72,9 @@ class TaskSchedules:
             due = 0 if is_stream_time else now_ms + ms
         made = (self.stream_time if is_stream_time else self.wall_clock).schedule(ms, due, callback, grid)
         if place is not None:
+            if len(self._named) >= self._sweep_at:
+                self._named = {at: one for at, one in self._named.items() if not one.cancelled}
+                self._sweep_at = max(SWEEP_MIN, 2 * len(self._named))
             self._named[place] = made
         return made
 
