@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fastapi import APIRouter, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -11,6 +11,7 @@ from pydantic import SecretStr
 from api import problem
 from api.auth import Guard
 from api.fast_path import FastPath, Handle
+from api.openapi import Paths, describe
 from api.settings import Credential
 
 
@@ -29,18 +30,21 @@ def create_app(
     cors_origins: Sequence[str] = (),
     local_hosts_only: bool = False,
     title: str = "Penstock",
+    handed_on: Callable[[], Paths] = dict,
 ) -> FastAPI:
     """An app of the parts given; each is the router that its module makes.
 
     With `auth_token` or `credentials`, everything but `/`, `/health` and `/metrics` needs one; `local_hosts_only`
     refuses requests whose Host header is not this machine (for a loopback address without a token). `straight` is the
-    handler of ordinary ingest requests, which then go past the router.
+    handler of ordinary ingest requests, which then go past the router. `handed_on` describes other services' routes for
+    the OpenAPI document.
     """
     app = FastAPI(title=title, docs_url=None, redoc_url=None)
     problem.install(app)
     for part in (ingest, *rest_proxy, admin, streams, *more, dashboard, health):
         if part is not None:
             app.include_router(part)
+    describe(app, handed_on)
     if straight is not None:
         app.add_middleware(FastPath, handle=straight)
     app.add_middleware(

@@ -16,7 +16,7 @@ from api.health import health_router
 from api.kafka_daemon import KafkaHttpDaemon
 from api.rest_proxy import metadata_routers
 from api.server import HttpServer
-from services.admin.more import more_routers
+from services.admin.more import handed_on, more_routers
 from services.admin.overview import Overview
 from services.admin.settings import AdminServiceSettings
 from services.admin.sources import HttpSource, KafkaSource, services_client
@@ -44,6 +44,7 @@ class AdminDaemon(KafkaHttpDaemon):
             admin=admin_router(admin),
             more=more_routers(settings.kafka, admin, settings.services, self._http),
             rest_proxy=metadata_routers(admin),
+            handed_on=handed_on,
             dashboard=dashboard_router(self._overview),
             health=health_router("admin", {"kafka": self._probe}, registry),
             auth_token=settings.auth_token,

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import httpx
 
-from api.forwarded import forward_router, upstreams_of
+from api.app import create_app
+from api.forwarded import CONNECT_PATHS, STREAMS_PATHS, forward_router, upstreams_of
 from api.letters import letters_router
+from api.openapi import handed_on_paths
 from api.rest_proxy import APIRouter
+from api.state import streams_router
+from api.stores import stores_router
 from services.admin.letters import KafkaLetters
 from services.admin.sources import HttpUpstream
 from shared.clients.admin import Admin
@@ -16,6 +21,19 @@ from shared.common.settings import KafkaSettings
 
 CONNECT, STREAMS = "connect", "aggregator"
 """The names under which `services` has the addresses of a Connect worker and of an aggregator."""
+
+
+def handed_on() -> dict[str, Any]:
+    """The OpenAPI paths of what is handed on, as those services describe them: nothing is asked of any."""
+    from api.connect import create_connect_app  # half a second that only who reads the document waits for
+
+    nobody: Any = None
+    connect = create_connect_app(nobody).openapi()
+    streams = create_app(streams=streams_router(nobody, stores_router(nobody))).openapi()
+    return {
+        **handed_on_paths(connect, *CONNECT_PATHS),
+        **handed_on_paths(streams, *STREAMS_PATHS),
+    }
 
 
 def more_routers(

@@ -15,7 +15,7 @@ from api.app import create_app
 from api.dashboard import dashboard_router
 from api.health import Check, health_router
 from api.server import HttpServer
-from services.admin.more import more_routers
+from services.admin.more import handed_on, more_routers
 from services.admin.overview import Overview
 from services.admin.sources import HttpSource, KafkaSource, LocalSource, services_client
 from services.producer.daemon import ProducerDaemon
@@ -66,6 +66,7 @@ class GatewayDaemon(ProducerDaemon):
             rest_proxy=self.rest_proxy(),
             admin=admin_router(self._admin),
             more=more_routers(self._settings.kafka, self._admin, self._services, self._http),
+            handed_on=handed_on,
             dashboard=dashboard_router(self._overview),
             health=health_router("gateway", checks | {other.name: other.check for other in others}, self._registry),
             auth_token=self._settings.auth_token,
