@@ -122,7 +122,11 @@ class KafkaLetters:
                         fits = entry.letter is not None and wanted(entry.letter)
                         count += fits and (again or not entry.replayed)
                 return {"would_send": min(count, limit)}
-            settings = ProducerSettings(max_request_size=LARGEST_RECORD_BYTES, buffer_memory=2 * LARGEST_RECORD_BYTES)
+            settings = ProducerSettings(
+                max_request_size=LARGEST_RECORD_BYTES,
+                buffer_memory=2 * LARGEST_RECORD_BYTES,
+                compression_type="zstd",
+            )
             async with Producer(self._kafka, settings) as producer:
                 return asdict(await letters.replay(producer, wanted, limit=limit, again=again, to=to))
 

@@ -17,9 +17,10 @@ from services.consumer.executor import Outcome
 from services.consumer.runner_metrics import RunnerMetrics
 from services.consumer.transactor import Offsets, OutputRefused, Transactor
 from shared.clients.consumer import Consumer
+from shared.clients.consumer.dead_letters import shortened
 from shared.clients.consumer.key_scheduler import Execution, KeyScheduler
 from shared.clients.consumer.partition_progress import Work
-from shared.common.errors import AbortableError, CommitFailed, RetriableError
+from shared.common.errors import AbortableError, CommitFailed, RecordTooLarge, RetriableError
 from shared.common.log import get_logger
 from shared.common.records import GroupMetadata, ProducerRecord, TopicPartition
 
@@ -189,12 +190,20 @@ class TransactionalCommits:
                 self._replace(outputs, e)
 
     def _replace(self, outputs: list[_Output], refusal: OutputRefused) -> None:
-        """Dead letters in place of each output that has a refused record; what refuses those is raised."""
+        """Dead letters in place of each output that has a refused record, those too large cut; what refuses them even
+        then is raised."""
         index = 0
         for output in outputs:
             indices = range(index, index + len(output.records))
             index = indices.stop
-            errors = [refusal.errors[i] for i in indices if i in refusal.errors]
+            self._measure(output, -1)
+            errors = []
+            for at, error in ((i - indices.start, refusal.errors[i]) for i in indices if i in refusal.errors):
+                if isinstance(error, RecordTooLarge) and (short := shortened(output.records[at])) is not None:
+                    output.records[at] = short
+                else:
+                    errors.append(error)
+            self._measure(output, 1)
             if errors and output.is_buried:
                 raise errors[0]
             if errors:

@@ -140,14 +140,15 @@ class ConsumerDaemon:
             await self.server.stop(grace_ms=1_000)
 
     def check(self) -> CheckResult:
-        """Unhealthy until Kafka is reached, and with `stuck_after_ms` of a partition's lag without progress, or of a
-        rebalance that does not end."""
+        """Unhealthy until Kafka is reached, with `stuck_after_ms` of a partition's lag without progress or of a
+        rebalance that does not end, and while a dead letter cannot be written."""
         if self.runner is None:
             return CheckResult(False, self._waits_for)
         progress = self.runner.progress
         facts = {"lag": progress.lag, "finished": self.runner.finished, "in_flight": self.runner.scheduler.in_flight}
         rebalance_ms = 0.0 if self._consumer is None else self._consumer.rebalance_ms()
         trouble = progress.trouble(SYSTEM_CLOCK.monotonic_ms(), rebalance_ms)
+        trouble = "; ".join(filter(None, (trouble, self.runner.unwritten())))
         return CheckResult(not trouble, trouble, facts)
 
     async def _prepare_dead_letter_topics(self) -> int:

@@ -167,7 +167,7 @@ async def _list(
 
 
 async def _replay(kafka: KafkaSettings, named: Named, wanted: Wanted, limit: int, again: bool) -> Any:
-    settings = ProducerSettings(max_request_size=LARGEST_RECORD_BYTES)
+    settings = ProducerSettings(max_request_size=LARGEST_RECORD_BYTES, compression_type="zstd")
     topic = await _target(kafka, *named)
     async with DeadLetterLog(kafka, topic) as letters, Producer(kafka, settings) as producer:
         return await letters.replay(producer, wanted, limit=limit, again=again)

@@ -34,16 +34,20 @@ from shared.clients.consumer.dead_letters import (
     DeadLetter,
     dead_letter_record,
     message_of,
+    shortened,
 )
 from shared.clients.consumer.key_scheduler import Execution
 from shared.clients.consumer.partition_progress import Work
 from shared.clients.consumer.retry_policy import Retry, RetryPolicy
-from shared.common.errors import DataError
+from shared.common.errors import DataError, RecordTooLarge
 from shared.common.log import get_logger
-from shared.common.records import ConsumerRecord, ProducerRecord
+from shared.common.records import ConsumerRecord, ProducerRecord, TopicPartition
 from shared.common.serialization import Deserializer, bytes_deserializer
 
 log = get_logger(__name__)
+
+UNWRITTEN_TRIES = 5
+"""So often a dead letter is tried before the health says that it cannot be written."""
 
 
 class RecordWriter(Protocol):
@@ -94,6 +98,9 @@ class Executor:
         self._handler, self._policy, self._write, self._metrics = handler, policy, write, metrics
         self._group, self._dead_letter_topic, self._decode = group, dead_letter_topic, decode
         self._limits = CallLimits(policy.handler_timeout_ms)
+        self.unwritten: dict[TopicPartition, str] = {}
+        """Partitions with a dead letter that could not be written time and again, and why; who owns the partitions
+        drops those that are let go."""
 
     async def run(self, execution: Execution, task: asyncio.Task[Any] | None = None) -> Outcome:
         """Do one execution, in this running task; a cancellation passes through."""
@@ -245,21 +252,38 @@ class Executor:
             outcome.outputs += records
             errors: Sequence[Exception | None] = [None] * len(records)
         else:
-            errors = await self._write(records)
+            errors = await self._write_letters(records)
         for (work, letter), error in zip(letters, errors, strict=True):
             reason = {"stage": letter.stage, "exception": letter.exception, "message": letter.message[:500]}
+            partition = work.columns.topic_partition
             if error is None:
+                self.unwritten.pop(partition, None)
                 outcome.finished.append(work)
                 self._metrics.dead_letters(topic).inc()
                 log.warning("dead letter", **_where(work), to=target, attempts=letter.attempts, **reason)
             else:
                 failures = work.memo.failures + 1 if isinstance(work.memo, _Unwritten) else 1
                 work.memo = _Unwritten(letter, failures)
+                if failures >= UNWRITTEN_TRIES:
+                    self.unwritten[partition] = f"{work}: dead letter not written to {target}: {message_of(error)}"
                 outcome.put_back(work, self._policy.backoff_after_ms(failures, random.random()))  # noqa: S311
                 self._metrics.dead_letter_failures(topic).inc()
                 log.error(
                     "dead letter not written, the record stays unfinished", **_where(work), to=target, **_why(error)
                 )
+
+    async def _write_letters(self, records: list[ProducerRecord]) -> Sequence[Exception | None]:
+        """Write dead letters; what is too large for the topic is cut, which says so."""
+        assert self._write is not None
+        errors = list(await self._write(records))
+        while short := {
+            i: cut
+            for i, error in enumerate(errors)
+            if isinstance(error, RecordTooLarge) and (cut := shortened(records[i])) is not None
+        }:
+            for i, error in zip(short, await self._write(list(short.values())), strict=True):
+                records[i], errors[i] = short[i], error
+        return errors
 
 
 def _where(work: Work) -> dict[str, object]:

@@ -23,7 +23,7 @@ from services.consumer.runner_metrics import RunnerMetrics
 from shared.clients.consumer import Consumer, RebalanceListener
 from shared.clients.consumer.key_scheduler import Execution, KeyScheduler
 from shared.common.clock import Clock
-from shared.common.errors import DataError, IllegalState, RetriableError
+from shared.common.errors import DataError, IllegalState, PenstockError
 from shared.common.log import get_logger
 from shared.common.records import Columns, OffsetAndMetadata, TopicPartition
 
@@ -33,6 +33,8 @@ POLL_TIMEOUT_MS = 200
 """The longest a turn waits for records: what bounds the delay of commits, pauses and lag."""
 GIVE_UP_COMMIT_TIMEOUT_MS = 2_500
 """How long the last commit of partitions that are given up may take."""
+LAG_TIMEOUT_MS = 2_000
+"""How long a topic's end offsets are asked for."""
 CANCEL_TIMEOUT_MS = 2_000
 """How long cancelled handlers may take to end before their partition is let go regardless."""
 
@@ -82,6 +84,10 @@ class HandlerRunner(RebalanceListener):
 
     def __repr__(self) -> str:
         return f"HandlerRunner({self.scheduler}, {self.finished} finished, {self.progress})"
+
+    def unwritten(self) -> str:
+        """The dead letters that cannot be written, "" where there are none."""
+        return "; ".join(sorted(self._executor.unwritten.values()))
 
     # Life
 
@@ -227,17 +233,32 @@ class HandlerRunner(RebalanceListener):
         self._start()
 
     async def _measure_lag(self) -> None:
-        try:
-            behind = await self._consumer.lag()
-        except (RetriableError, IllegalState) as e:  # a broker that is away, or a rebalance meanwhile
-            log.info("lag unknown", reason=str(e))
-            return
+        """Each topic by itself: of one that is gone, or whose broker is away, what was told last counts."""
+        topics: dict[str, list[TopicPartition]] = {}
+        for partition in self.scheduler.partitions:
+            topics.setdefault(partition.topic, []).append(partition)
+        ends: dict[TopicPartition, int] = {}
+        for found in await asyncio.gather(*(self._ends(partitions) for partitions in topics.values())):
+            ends.update(found)
         lags: dict[Hashable, int] = {}
         for partition in self.scheduler.partitions:
-            lags[partition] = lag = behind.get(partition, 0) + self.scheduler.unfinished(partition)
+            try:
+                position, told = self._consumer.known_position(partition), self._consumer.known_lag(partition)
+            except IllegalState:  # closed meanwhile
+                return
+            behind = ends[partition] - position if partition in ends and position is not None else told
+            lags[partition] = lag = max(0, behind or 0) + self.scheduler.unfinished(partition)
             self._metrics.lag(*partition, lag)
         lags["commits"] = self._commits.pending_records
         self.progress.observe(self._clock.monotonic_ms(), lags, {**self._finished_of, "commits": self.finished})
+
+    async def _ends(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        try:
+            async with asyncio.timeout(LAG_TIMEOUT_MS / 1000):
+                return await self._consumer.end_offsets(partitions)
+        except (PenstockError, TimeoutError) as e:
+            log.info("end offsets unknown", topic=partitions[0].topic, reason=str(e) or "no answer")
+            return {}
 
     # Rebalances
 
@@ -298,4 +319,5 @@ class HandlerRunner(RebalanceListener):
         self._paused -= set(partitions)
         for partition in partitions:
             self._metrics.forget(*partition)
+            self._executor.unwritten.pop(partition, None)
             self._finished_of.pop(partition, None)

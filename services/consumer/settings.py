@@ -28,6 +28,8 @@ COMMIT_INTERVAL_MS = 5_000
 TRANSACTION_INTERVAL_MS, TRANSACTION_TIMEOUT_MS = 100, 10_000
 """The defaults under exactly-once, as in Kafka Streams: output is seen by `read_committed` once its transaction is
 committed, and what a dead process left open hides what came after it until the time is over."""
+UNCOMPRESSED_BYTES_MAX = 32 * 1024 * 1024
+"""How large a dead letter may be before it is compressed; what its topic takes is for the broker to say."""
 GIVE_UP_RESERVE_MS = 5_000
 """What a revocation or a shutdown keeps of its limit for cancelling what did not drain, and for the last commit."""
 
@@ -89,7 +91,10 @@ class ConsumerServiceSettings(ServiceSettings):
     kafka_silence_max_ms: PositiveMs = Field(15_000, description="no answer from any broker for this long is unhealthy")
     retry: RetrySettings = RetrySettings()
     consumer: ReadingSettings = ReadingSettings()
-    producer: ProducerSettings = Field(ProducerSettings(), description="for dead letters, and for what handlers return")
+    producer: ProducerSettings = Field(
+        ProducerSettings(),
+        description="for dead letters, and for what handlers return; compression_type is zstd by default",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -141,11 +146,16 @@ class ConsumerServiceSettings(ServiceSettings):
     def producer_settings(self, record_bytes_max: int) -> ProducerSettings:
         """Wide enough for dead letters of `record_bytes_max`; with a transactional id of its own under exactly-once.
 
+        Compressed, and taken while they are larger than their topic takes: so a record that only fits into its topic
+        compressed has a dead letter that fits as well.
+
         A static member keeps its id, so that its next process ends at once what the last one left open; what another
         leaves open ends after `transaction_timeout_ms`.
         """
-        size = max(self.producer.max_request_size, record_bytes_max)
-        changes: dict[str, object] = {"max_request_size": size}
+        size = max(self.producer.max_request_size, record_bytes_max, UNCOMPRESSED_BYTES_MAX)
+        changes: dict[str, object] = {"max_request_size": min(size, self.producer.buffer_memory)}
+        if "compression_type" not in self.producer.model_fields_set:
+            changes["compression_type"] = "zstd"
         if self.is_exactly_once:
             own = self.consumer.group_instance_id or uuid.uuid4().hex[:12]
             changes["transactional_id"] = self.producer.transactional_id or f"{self.group_id}-{own}"

@@ -29,6 +29,8 @@ IN_FLIGHT_MAX = 1_000
 LEFT_OUT_MAX = 100_000
 """Dead letters that one replay may leave out: each is kept in memory until its end."""
 NEVER_MS = 2**62
+ERRORS_MAX = 10
+"""Errors that a replay's outcome names."""
 
 Wanted = Callable[[DeadLetter], bool]
 Parse = Callable[[ConsumerRecord], DeadLetter]
@@ -49,7 +51,8 @@ class Entry:
 
 @dataclass(slots=True)
 class Replay:
-    """What a replay did: records sent and refused, dead letters left out, records that are no dead letters."""
+    """What a replay did: records sent and refused, dead letters left out (those that were cut are), records that are
+    no dead letters."""
 
     sent: int = 0
     failed: int = 0
@@ -174,7 +177,9 @@ class DeadLetterLog:
                 letter = self._parse(work.record)
             except DataError:
                 result.faults += 1
-            if letter is not None and wanted(letter):
+            if letter is not None and letter.cut and wanted(letter) and len(result.errors) < ERRORS_MAX:
+                result.errors += (f"{work}: not all of it is there ({letter.cut}): not sent",)
+            if letter is not None and not letter.cut and wanted(letter):
                 chosen.append((execution, work, letter))
             elif self.replayed(execution.topic_partition, work.offset):
                 scheduler.settle(execution, finished=[work])
@@ -208,7 +213,7 @@ class DeadLetterLog:
             else:
                 scheduler.settle(execution, retry=[work], due_ms=NEVER_MS)
                 result.failed += 1
-                if len(result.errors) < 10:
+                if len(result.errors) < ERRORS_MAX:
                     result.errors += (f"{work}: {type(outcome).__name__}: {outcome}",)
 
 

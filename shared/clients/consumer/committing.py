@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from shared.clients.consumer.committer import OnCommit
 from shared.clients.consumer.offsets import OffsetLookups, checked_offsets
 from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import CommitFailed, IllegalState, RebalanceInProgress
+from shared.common.errors import CommitFailed, IllegalState, RebalanceInProgress, UnknownTopicOrPartition
 from shared.common.records import OffsetAndMetadata, TopicPartition
 
 
@@ -60,6 +60,9 @@ class Committing(OffsetLookups):
             standing = self._membership.standing
             try:
                 await self._committer.commit(offsets, self._settings.commit_timeout_ms)
+            except UnknownTopicOrPartition:  # given up: said once, the other partitions are committed
+                positions.registered(offsets)
+                raise
             except (RebalanceInProgress, CommitFailed) as e:
                 if not self._membership.will_go_on(e, standing):
                     raise

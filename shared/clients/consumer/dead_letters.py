@@ -1,9 +1,9 @@
 """Dead letters: a record that could not be handled, as bytes that can be read, explained and replayed.
 
 Key and value are the raw bytes, the headers first the original ones, then nine of ours that say where the record came
-from and why it is here; numbers are decimal text in UTF-8. The dead letter's own timestamp is the time of its writing:
-an old event time would let retention delete it. Where a record is dead-lettered twice (the consumer of a dead-letter
-topic fails too), the last of each header is the newest.
+from and why it is here, and a tenth (`penstock.dlq.cut`) where it was cut to fit; numbers are decimal text in UTF-8.
+The dead letter's own timestamp is the time of its writing: an old event time would let retention delete it. Where a
+record is dead-lettered twice (the consumer of a dead-letter topic fails too), the last of each header is the newest.
 
 >>> source = ConsumerRecord("clicks", 3, 17, 1_000, b"ann", b"{", (("trace", b"a1"),))
 >>> letter = DeadLetter(source, "deserialize", "SerializationError", "clicks: not JSON", attempts=1, group="alerts")
@@ -36,6 +36,8 @@ NODE = PREFIX + "node"
 STORE = PREFIX + "store"
 WINDOW_START = PREFIX + "window_start"
 WINDOW_END = PREFIX + "window_end"
+CUT = PREFIX + "cut"
+"""Last of all, where the record would not fit into the dead-letter topic: what was cut, and how large it was."""
 HEADERS = (TOPIC, PARTITION, OFFSET, TIMESTAMP, STAGE, EXCEPTION, MESSAGE, ATTEMPTS, GROUP)
 
 STAGE_DESERIALIZE = "deserialize"
@@ -44,6 +46,9 @@ STAGE_PRODUCE = "produce"
 
 MESSAGE_BYTES_MAX = 4_096
 """Longer exception messages are cut: a dead letter must stay writable where its record was."""
+SHORTENED_BYTES = (512 * 1024, 16 * 1024)
+"""What a dead letter is cut to that its topic does not take: below Kafka's default, then as little as says what it
+was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ class DeadLetter:
     message: str
     attempts: int
     group: str
+    cut: str = ""
+    """What of the record is not all there, with its size before, in bytes (headers: how many): `value=3000000`."""
 
     @classmethod
     def of(cls, record: ConsumerRecord, stage: str, error: BaseException, attempts: int, group: str) -> DeadLetter:
@@ -97,6 +104,48 @@ def dead_letter_record(topic: str, letter: DeadLetter) -> ProducerRecord:
     return ProducerRecord(topic, source.value, source.key, (*source.headers, *own))
 
 
+def shortened(record: ProducerRecord) -> ProducerRecord | None:
+    """A dead letter that was refused as too large, cut to the next of `SHORTENED_BYTES`; None for one that is as short
+    as it gets, or no dead letter.
+
+    Original headers and the key go where they take most of the room, the value's end where it does not fit.
+    """
+    cut, headers = {}, record.headers
+    if headers and headers[-1][0] == CUT:
+        cut = dict(part.split("=") for part in (headers[-1][1] or b"").decode().split(","))
+        headers = headers[:-1]
+    own, original = headers[-len(HEADERS) :], headers[: -len(HEADERS)]
+    if tuple(name for name, _ in own) != HEADERS:
+        return None
+    key, value = record.key or b"", record.value or b""
+    size = len(key) + len(value) + _size(headers)
+    room = next((most for most in SHORTENED_BYTES if most < size), 0) - _size(own)
+    if room <= 0:
+        return None
+    if len(key) + _size(original) > room // 2:
+        if original:
+            cut.setdefault("headers", str(len(original)))
+        original = ()
+        if len(key) > room // 2:
+            cut.setdefault("key", str(len(key)))
+            key = key[: room // 2]
+    left = room - len(key) - _size(original)
+    if len(value) > left:
+        cut.setdefault("value", str(len(value)))
+        value = value[:left]
+    mark = (CUT, ",".join(f"{name}={was}" for name, was in cut.items()).encode())
+    return ProducerRecord(
+        record.topic,
+        None if record.value is None else value,
+        None if record.key is None else key,
+        (*original, *own, mark),
+    )
+
+
+def _size(headers: Headers) -> int:
+    return sum(len(name.encode()) + len(value or b"") for name, value in headers)
+
+
 def parse_dead_letter(record: ConsumerRecord) -> DeadLetter:
     """A record of a dead-letter topic as what it was; DataError where a header is missing or is not what it must be."""
     place = {name: index for index, (name, _) in enumerate(record.headers) if name in HEADERS}
@@ -115,7 +164,8 @@ def parse_dead_letter(record: ConsumerRecord) -> DeadLetter:
         except ValueError:
             where = f"{record.topic_partition}@{record.offset}"
             raise DataError(f"{where} is no dead letter: {name} is {text[name]!r}, not a number") from None
-    own = set(place.values())
+    is_cut = record.headers[-1][0] == CUT
+    own = {*place.values(), *([len(record.headers) - 1] if is_cut else ())}
     original: Headers = tuple(header for index, header in enumerate(record.headers) if index not in own)
     source = replace(
         record,
@@ -125,7 +175,8 @@ def parse_dead_letter(record: ConsumerRecord) -> DeadLetter:
         timestamp=numbers[TIMESTAMP],
         headers=original,
     )
-    return DeadLetter(source, text[STAGE], text[EXCEPTION], text[MESSAGE], numbers[ATTEMPTS], text[GROUP])
+    cut = (record.headers[-1][1] or b"").decode(errors="replace") if is_cut else ""
+    return DeadLetter(source, text[STAGE], text[EXCEPTION], text[MESSAGE], numbers[ATTEMPTS], text[GROUP], cut)
 
 
 def replay_record(letter: DeadLetter, partition: int | None) -> ProducerRecord:

@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.consumer.executor import Executor, Outcome
+from services.consumer.executor import UNWRITTEN_TRIES, Executor, Outcome
 from services.consumer.handlers import Handler
 from services.consumer.runner_metrics import RunnerMetrics
 from shared.clients.consumer.dead_letters import parse_dead_letter
 from shared.clients.consumer.key_scheduler import Execution, KeyScheduler
 from shared.clients.consumer.retry_policy import RetryPolicy
-from shared.common.errors import DataError, KafkaTimeout
+from shared.common.errors import DataError, KafkaTimeout, RecordTooLarge
 from shared.common.records import Columns, ConsumerRecord, ProducerRecord, TopicPartition
 from shared.common.serialization import Deserializer, bytes_deserializer, json_deserializer
 
@@ -36,6 +36,7 @@ class Bench:
         self.registry = CollectorRegistry()
         self.buried: list[ProducerRecord] = []
         self.refusing: Exception | None = None
+        self.bytes_max = 2**31
         self.executor = Executor(
             Handler("app:handle", handle, batch),
             RetryPolicy(jitter=0, **policy),  # type: ignore[arg-type]
@@ -51,9 +52,11 @@ class Bench:
         self.now_ms = 0
 
     async def write(self, records: Sequence[ProducerRecord]) -> Sequence[Exception | None]:
-        if self.refusing is None:
-            self.buried += records
-        return [self.refusing] * len(records)
+        if self.refusing is not None:
+            return [self.refusing] * len(records)
+        errors = [RecordTooLarge("no") if len(r.value or b"") > self.bytes_max else None for r in records]
+        self.buried += [record for record, error in zip(records, errors, strict=True) if error is None]
+        return errors
 
     async def turn(self) -> tuple[Execution, Outcome]:
         execution = self.scheduler.take(self.now_ms)
@@ -300,3 +303,25 @@ async def test_without_a_writer_everything_is_left_to_the_commit() -> None:
         outcomes.append(await executor.run(execution))
     assert [record.topic for outcome in outcomes for record in outcome.outputs] == ["out", "clicks-dlq"]
     assert [len(outcome.finished) for outcome in outcomes] == [1, 1]
+
+
+async def test_a_dead_letter_that_its_topic_does_not_take_is_cut() -> None:
+    """The record is through, however narrow the topic."""
+    bench = Bench(fail, [b"x" * 1_000_000], max_attempts=1)
+    bench.bytes_max = 20_000
+    await bench.turn()
+    letter = parse_dead_letter(stored(bench.buried[0]))
+    assert (letter.cut, bench.position, bench.executor.unwritten) == ("value=1000000", 1, {})
+
+
+async def test_a_dead_letter_that_cannot_be_written_is_named() -> None:
+    """After some tries, until it is written."""
+    bench = Bench(fail, [b"1"], max_attempts=1)
+    bench.refusing = OSError("away")
+    for _ in range(UNWRITTEN_TRIES):
+        assert bench.executor.unwritten == {}
+        await bench.turn()
+    assert "away" in bench.executor.unwritten[TP]
+    bench.refusing = None
+    await bench.turn()
+    assert bench.executor.unwritten == {}

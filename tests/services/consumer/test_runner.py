@@ -14,6 +14,7 @@ from services.consumer.handlers import Handler
 from services.consumer.runner import HandlerRunner
 from services.consumer.runner_metrics import RunnerMetrics
 from services.consumer.settings import ConsumerServiceSettings
+from shared.clients.admin import Admin
 from shared.clients.consumer import Consumer
 from shared.clients.producer import Producer
 from shared.common.clock import SYSTEM_CLOCK
@@ -88,6 +89,28 @@ async def test_the_place_in_an_idle_topic_is_committed(commit_interval_ms: int) 
         await send(cluster, RECORDS)
         async with serving(cluster, handle):
             await until(lambda: len(handled) == RECORDS)
+
+
+async def test_lag_is_known_where_a_topic_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what fetches told last: a stuck handler is seen all the same."""
+    monkeypatch.setattr("services.consumer.runner.LAG_TIMEOUT_MS", 20)
+
+    async def handle(_: ConsumerRecord) -> None:
+        await asyncio.Event().wait()
+
+    async with broker(RECORDS) as cluster:
+        given = {"lag_interval_ms": 20, "stuck_after_ms": 50, "max_concurrency": 1}
+        cluster.control(Api.LIST_OFFSETS, Fail(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        await alter(cluster, 0)
+        async with serving(cluster, handle, **given) as runner:
+            await until(
+                lambda: f"t-0: {RECORDS} records behind" in runner.progress.trouble(SYSTEM_CLOCK.monotonic_ms())
+            )
+
+
+async def alter(cluster: FakeCluster, offset: int) -> None:
+    async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        await admin.alter_group_offsets("g", {T: offset})
 
 
 async def test_a_stop_while_the_partitions_are_lost() -> None:

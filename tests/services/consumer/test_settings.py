@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.consumer.settings import GIVE_UP_RESERVE_MS, ConsumerServiceSettings
+from services.consumer.settings import GIVE_UP_RESERVE_MS, UNCOMPRESSED_BYTES_MAX, ConsumerServiceSettings
 from shared.common.errors import ConfigError, DataError, KafkaTimeout
 
 NEEDED = ["--topics", "clicks", "--group-id", "alerts", "--handler", "app:handle"]
@@ -84,7 +84,9 @@ def test_exactly_once_sets_what_it_needs() -> None:
     assert once.consumer_settings().isolation_level == "read_committed"
     assert once.runner_options().commit_interval_ms == 100
     first, second = once.producer_settings(2_000_000), once.producer_settings(0)
-    assert first.max_request_size == 2_000_000
+    assert first.max_request_size == UNCOMPRESSED_BYTES_MAX
+    assert once.producer_settings(2 * UNCOMPRESSED_BYTES_MAX).max_request_size == once.producer.buffer_memory
+    assert first.compression_type == "zstd"
     assert first.transaction_timeout_ms == 10_000
     assert str(first.transactional_id).startswith("alerts-")
     assert first.transactional_id != second.transactional_id

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from shared.clients.admin import Admin
 from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.clients.producer import Producer, ProducerSettings
+from shared.common.errors import UnknownTopicOrPartition
 from shared.common.records import OffsetAndMetadata, ProducerRecord, TopicPartition
 from shared.common.settings import KafkaSettings
 from shared.testing.fake_broker import Api, FakeCluster, Request
@@ -179,3 +180,29 @@ async def test_a_position_that_the_log_does_not_hold_is_said_and_counted(caplog:
     assert registry.get_sample_value("penstock_consumer_position_resets_total", labels) == 1
     assert registry.get_sample_value("penstock_consumer_offsets_skipped_total", labels) == 8
     assert "left=2 to=10" in caplog.text
+
+
+async def test_a_topic_that_is_gone_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under `sync` its position cannot be committed any more; the polls after that go on with the other topic."""
+    monkeypatch.setattr("shared.clients.consumer.committer.REFUSED_RETRY_MS", 20)
+    async with asyncio.timeout(20), running(1, 3) as cluster:
+        cluster.create_topic("u")
+        other = TopicPartition("u", 0)
+        async with opened(cluster, commit_strategy="sync") as consumer:
+            consumer.assign([A, other])
+            records = 0
+            while records < 3:
+                records += sum(map(len, (await consumer.poll(100)).values()))
+            cluster.delete_topic("t")
+            raised = 0
+            for _ in range(5):
+                try:
+                    await consumer.poll(0)
+                except UnknownTopicOrPartition:
+                    raised += 1
+            assert raised == 1
+            async with Producer(kafka_of(cluster)) as producer:
+                await producer.send("u", b"1")
+            while offsets_of(cluster).get(other) != 1:
+                await consumer.poll(10)
+            await consumer.close()

@@ -11,10 +11,12 @@ from shared.clients.consumer.dead_letters import (
     HEADERS,
     MESSAGE_BYTES_MAX,
     OFFSET,
+    SHORTENED_BYTES,
     DeadLetter,
     dead_letter_record,
     parse_dead_letter,
     replay_record,
+    shortened,
 )
 from shared.common.errors import DataError
 from shared.common.records import ConsumerRecord, Headers, ProducerRecord
@@ -109,3 +111,52 @@ def test_a_number_that_is_none_is_refused(value: bytes | None) -> None:
     """A number header must hold a number."""
     with pytest.raises(DataError, match=f"{ATTEMPTS} is .*, not a number"):
         parse_dead_letter(without(ATTEMPTS, ((ATTEMPTS, value),)))
+
+
+def letter_of(record: ConsumerRecord) -> ProducerRecord:
+    return dead_letter_record("t-dlq", DeadLetter(record, "process", "ValueError", "no", 1, "g"))
+
+
+def size_of(record: ProducerRecord) -> int:
+    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
+    return len(record.key or b"") + len(record.value or b"") + headers
+
+
+def test_what_does_not_fit_is_cut_and_says_so() -> None:
+    """The value's end first, with its size before; key, original headers and place stay."""
+    source = ConsumerRecord("t", 2, 17, 5, b"ann", b"v" * 3_000_000, (("trace", b"1"),))
+    first = shortened(letter_of(source))
+    assert first is not None
+    assert 500_000 < size_of(first) < SHORTENED_BYTES[0] + 100
+    letter = parse_dead_letter(stored(first))
+    assert (letter.cut, letter.record.key, letter.record.headers) == ("value=3000000", b"ann", (("trace", b"1"),))
+    assert (letter.record.offset, letter.message, set(letter.record.value or b"")) == (17, "no", {ord("v")})
+    second = shortened(first)
+    assert second is not None
+    assert size_of(second) < SHORTENED_BYTES[1] + 100
+    assert parse_dead_letter(stored(second)).cut == "value=3000000"
+    assert shortened(second) is None
+
+
+def test_headers_and_keys_are_cut_where_they_take_the_room() -> None:
+    """So that every dead letter can be made to fit."""
+    source = ConsumerRecord("t", 2, 17, 5, b"k" * 900_000, None, (("trace", b"1" * 900_000),))
+    first = shortened(letter_of(source))
+    assert first is not None
+    letter = parse_dead_letter(stored(first))
+    assert (letter.cut, letter.record.headers, letter.record.value) == ("headers=1,key=900000", (), None)
+    assert size_of(first) < SHORTENED_BYTES[0]
+
+
+def test_what_is_no_dead_letter_is_not_cut() -> None:
+    """A handler's own output is refused as it is."""
+    assert shortened(ProducerRecord("out", b"v" * 3_000_000)) is None
+    assert shortened(ProducerRecord("out", b"v" * 3_000_000, None, (("a", b"1"),) * 20)) is None
+
+
+def test_a_dead_letter_of_one_that_was_cut_is_whole() -> None:
+    """What the inner one has lost is its own matter."""
+    inner = shortened(letter_of(ConsumerRecord("t", 0, 1, 5, b"ann", b"v" * 900_000)))
+    assert inner is not None
+    outer = parse_dead_letter(stored(letter_of(stored(inner))))
+    assert (outer.cut, outer.record.value) == ("", inner.value)
