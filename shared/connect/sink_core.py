@@ -174,6 +174,11 @@ class SinkCore:
             raise IllegalState("records were polled while a batch is being redelivered")
         self.pending.update({tp: OffsetAndMetadata(offset) for tp, offset in ends.items()})
 
+    def lag_max(self) -> int:
+        """By how many records the task is behind what was read of a partition, at most."""
+        behind = (end.offset - self.current[tp].offset for tp, end in self.pending.items() if tp in self.current)
+        return max(behind, default=0)
+
     def delivered(self) -> Partitions:
         """`put` has returned; gives what to resume: all partitions after a redelivery, save those the task paused."""
         self.current.update({tp: offset for tp, offset in self.pending.items() if tp in self.assigned})

@@ -72,7 +72,8 @@ class TaskFactory:
         is_sink = issubclass(plugin, SinkConnector)
         values = (sink_config() if is_sink else source_config(connector)).parse(connector, self._plugins.any_kind)
         task = task_class(plugin)()
-        build = _Build(self, spec.id, listener, connector, props, values, TaskMetrics("sink" if is_sink else "source"))
+        metrics = TaskMetrics("sink" if is_sink else "source", self._clock.monotonic_ms())
+        build = _Build(self, spec.id, listener, connector, props, values, metrics)
         made: WorkerTask
         if isinstance(task, SinkTask):
             made = build.sink(task)

@@ -103,7 +103,7 @@ class Worker:
         for id, task in sorted(self._tasks.items()):
             call_ms = task.stalled_ms(now_ms)
             beyond = {"call_duration_ms": float(call_ms), "stalled": float(call_ms >= limit_ms)}
-            found.append((id, task.state, {**task.metrics.values(), **beyond}))
+            found.append((id, task.state, {**task.metrics.values(now_ms), **beyond}))
         return found
 
     async def _watch_stalls(self) -> None:

@@ -151,6 +151,8 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             for topic in {tp.topic for tp in polled}:
                 self._listener.on_topic_used(self.id, topic)
             self.core.batch = batch
+            self.metrics.active(len(batch))
+            self.metrics.set("sink_record_lag_max", self.core.lag_max())
 
     async def _deliver(self) -> None:
         batch, started_ms = self.core.batch, self._clock.monotonic_ms()
@@ -159,12 +161,12 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         except RetriableError as e:
             log.warning("put will be tried again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
             self._consumer.pause(*self.core.delivery_failed())
-            self.metrics.set("sink_record_active_count", len(batch))
             return
         if batch:
             self.metrics.timed("put_batch", self._clock.monotonic_ms() - started_ms)
             self.metrics.add("sink_record_send_total", len(batch))
-        self.metrics.set("sink_record_active_count", 0)
+            self.metrics.active(0)
+            self.metrics.set("sink_record_lag_max", 0)
         self.raw.clear()
         if (resumed := self.core.delivered()) and not self.should_pause:
             self._consumer.resume(*resumed)

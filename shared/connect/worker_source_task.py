@@ -63,7 +63,7 @@ class WorkerSourceTask(SourceTaskShell):
         await super().iteration()
 
     async def _prepare_to_send(self, record: SourceRecord, produced: ProducerRecord) -> SubmittedRecord:
-        self.metrics.set("source_record_active_count", self.submitted.pending + 1)
+        self.metrics.active(self.submitted.pending + 1)
         return self.submitted.submit(record.source_partition, record.source_offset)
 
     def _sent(self, record: SourceRecord, token: object, metadata: RecordMetadata) -> None:
@@ -83,7 +83,7 @@ class WorkerSourceTask(SourceTaskShell):
             cast(SubmittedRecord, token).drop()
 
     async def _batch_sent(self) -> None:
-        self.metrics.set("source_record_active_count", self.submitted.pending)
+        self.metrics.active(self.submitted.pending)
 
     async def _tell(self) -> None:
         """Tell the connector's task of records whose fate is known."""

@@ -133,6 +133,7 @@ class WorkerTask(ABC):
     def moved(self, event: Event) -> None:
         """Note and report a change."""
         self.state = after(self.state, event)
+        self.metrics.moved(self.state, self._clock.monotonic_ms())
         call = {
             Event.STARTUP: self._listener.on_startup,
             Event.RUNNING: self._listener.on_running,
@@ -145,6 +146,7 @@ class WorkerTask(ABC):
         self.error = error
         log.error("task failed", task=str(self.id), error=self.mask(f"{type(error).__name__}: {error}"))
         self.state = after(self.state, Event.FAILURE)
+        self.metrics.moved(self.state, self._clock.monotonic_ms())
         self._listener.on_failure(self.id, self._trace(error))
 
     def _trace(self, error: Exception) -> str:

@@ -105,6 +105,10 @@ class BaseHerder:
         """How often the group has assigned, under Kafka Connect's names; nothing where there is no group."""
         return {}
 
+    def rebalance_texts(self) -> dict[str, str]:
+        """What of it is a text: the leader, and the protocol."""
+        return {}
+
     # --- what REST reads ---
 
     async def server_info(self) -> Json:

@@ -19,7 +19,7 @@ from shared.common.clock import SYSTEM_CLOCK, Clock
 from shared.common.errors import KafkaTimeout, PenstockError, ProducerFenced, RetriableError
 from shared.common.log import get_logger
 from shared.connect.group.assignor import IncrementalAssignor
-from shared.connect.group.connect_protocol import Assignment, Work
+from shared.connect.group.connect_protocol import PROTOCOL_NAMES, Assignment, Work
 from shared.connect.group.worker_coordinator import WorkerCoordinator
 from shared.connect.group.worker_group import WorkerGroup
 from shared.connect.herder.base_herder import Stores
@@ -78,8 +78,8 @@ class DistributedHerder(DistributedRequests):
         self._rejoin_at_ms: int | None = None
         self._started = False
         self.rebalances = 0
-        self._rebalance_ms: tuple[int | None, float] = (None, 0.0)
-        """When the last rebalance ended, and how long all of them took."""
+        self._rebalance_ms: tuple[int | None, float, float] = (None, 0.0, 0.0)
+        """When the last rebalance ended, how long all of them took, and the longest."""
 
     def __repr__(self) -> str:
         return f"<DistributedHerder {self.group}, {self._commands!r}>"
@@ -89,15 +89,22 @@ class DistributedHerder(DistributedRequests):
         return self._started
 
     def rebalance_metrics(self) -> dict[str, float]:
-        ended_ms, total_ms = self._rebalance_ms
+        ended_ms, total_ms, max_ms = self._rebalance_ms
         since = 0.0 if ended_ms is None else float(self._clock.monotonic_ms() - ended_ms)
         return {
             "epoch": float(self.generation),
             "completed_rebalances_total": float(self.rebalances),
             "rebalancing": float(self.group.needs_to_join or not self._resolved),
             "rebalance_avg_time_ms": total_ms / self.rebalances if self.rebalances else 0.0,
+            "rebalance_max_time_ms": max_ms,
             "time_since_last_rebalance_ms": since,
         }
+
+    def rebalance_texts(self) -> dict[str, str]:
+        assignment = self.group.assignment
+        if assignment is None:
+            return {}
+        return {"leader_name": assignment.leader_url, "connect_protocol": PROTOCOL_NAMES[self.group.version]}
 
     # --- its life ---
 
@@ -158,7 +165,8 @@ class DistributedHerder(DistributedRequests):
         began_ms = self._clock.monotonic_ms()
         await self._coordinator.ensure_active()
         ended_ms = self._clock.monotonic_ms()
-        self._rebalance_ms = (ended_ms, self._rebalance_ms[1] + ended_ms - began_ms)
+        took_ms = ended_ms - began_ms
+        self._rebalance_ms = (ended_ms, self._rebalance_ms[1] + took_ms, max(self._rebalance_ms[2], took_ms))
 
     def wake(self) -> None:
         """There is something to do."""

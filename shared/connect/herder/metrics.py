@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from shared.connect.herder import views
@@ -40,6 +40,8 @@ class Herder(Protocol):
 
     def rebalance_metrics(self) -> Mapping[str, float]: ...
 
+    def rebalance_texts(self) -> Mapping[str, str]: ...
+
 
 class ConnectMetrics(Collector):
     """The metrics of one worker, registered where it is made."""
@@ -53,23 +55,26 @@ class ConnectMetrics(Collector):
         yield from self._worker()
         yield from self._connectors()
         yield from self._tasks()
+        group = "connect_worker_rebalance_metrics"
         for name, value in self._herder.rebalance_metrics().items():
-            yield _gauge("connect_worker_rebalance_metrics", name, {(): value}, ())
+            yield _family(group, name, {(): value}, ())
+        for name, text in self._herder.rebalance_texts().items():
+            yield _family(group, name, {(text,): 1.0}, (name,))
 
     def _worker(self) -> Iterable[Metric]:
         worker, group = self._herder.worker, "connect_worker_metrics"
         counts = {"connector_count": len(worker.connector_names()), "task_count": len(worker.task_ids())}
         for name, value in {**counts, **self._herder.startup_metrics()}.items():
-            yield _gauge(group, name, {(): float(value)}, ())
+            yield _family(group, name, {(): float(value)}, ())
         states: Counter[tuple[str, State | None]] = Counter(
             (task.connector, worker.state(task)) for task in worker.task_ids()
         )
         for state in STATES:
             rows: Rows = {(name,): float(states[name, state]) for name in worker.connector_names()}
-            yield _gauge(group, f"connector_{state.value.lower()}_task_count", rows, ("connector",))
+            yield _family(group, f"connector_{state.value.lower()}_task_count", rows, ("connector",))
         totals = Counter(task.connector for task in worker.task_ids())
         sums: Rows = {(name,): float(totals[name]) for name in worker.connector_names()}
-        yield _gauge(group, "connector_total_task_count", sums, ("connector",))
+        yield _family(group, "connector_total_task_count", sums, ("connector",))
 
     def _connectors(self) -> Iterable[Metric]:
         worker, snapshot = self._herder.worker, self._herder.snapshot()
@@ -79,7 +84,7 @@ class ConnectMetrics(Collector):
             kind = views.kind_of_connector(self._herder.plugins, config)
             state = worker.state(name)
             rows[name, kind, config.get("connector.class", ""), "" if state is None else state.value.lower()] = 1.0
-        yield _gauge("connector_metrics", "status", rows, ("connector", "connector_type", "connector_class", "status"))
+        yield _family("connector_metrics", "status", rows, ("connector", "connector_type", "connector_class", "status"))
 
     def _tasks(self) -> Iterable[Metric]:
         found: dict[tuple[str, str], dict[tuple[str, ...], float]] = {}
@@ -90,26 +95,33 @@ class ConnectMetrics(Collector):
                 found.setdefault((group_of(name), name), {})[own] = value
         for (group, name), rows in sorted(found.items()):
             labels = ("connector", "task", "status") if name == "status" else ("connector", "task")
-            yield _gauge(group, name, rows, labels)
+            yield _family(group, name, rows, labels)
 
 
 def group_of(name: str) -> str:
     """The group of metrics that one of a task's is in.
 
-    >>> group_of("put_batch_avg_time_ms"), group_of("source_record_poll_total"), group_of("total_retries")
+    >>> group_of("put_batch_avg_time_ms"), group_of("source_record_poll_rate"), group_of("total_retries")
     ('sink_task_metrics', 'source_task_metrics', 'task_error_metrics')
     """
     if name in ERROR_METRICS:
         return "task_error_metrics"
-    if name in SINK_METRICS or name.startswith("put_batch"):
+    base = f"{name.removesuffix('_rate')}_total"
+    if name in SINK_METRICS or base in SINK_METRICS or name.startswith("put_batch"):
         return "sink_task_metrics"
-    if name in SOURCE_METRICS or name.startswith("poll_batch"):
+    if name in SOURCE_METRICS or base in SOURCE_METRICS or name.startswith("poll_batch"):
         return "source_task_metrics"
     return "connector_task_metrics"
 
 
-def _gauge(group: str, name: str, rows: Mapping[tuple[str, ...], float], labels: tuple[str, ...]) -> Metric:
-    family = GaugeMetricFamily(f"{PREFIX}_{group}_{name}", f"Kafka Connect's {group.replace('_', '-')}.", labels=labels)
+def _family(group: str, name: str, rows: Mapping[tuple[str, ...], float], labels: tuple[str, ...]) -> Metric:
+    """A metric's rows: a counter where its name says that it is a total, else a gauge."""
+    full, said = f"{PREFIX}_{group}_{name}", f"Kafka Connect's {group.replace('_', '-')}."
+    family: CounterMetricFamily | GaugeMetricFamily
+    if name.endswith("_total"):
+        family = CounterMetricFamily(full, said, labels=labels)
+    else:
+        family = GaugeMetricFamily(full, said, labels=labels)
     for values, value in sorted(rows.items()):
         family.add_metric(values, value)
     return family

@@ -21,6 +21,7 @@ from shared.common.clock import SYSTEM_CLOCK
 from shared.common.collector import spare_the_collector
 from shared.common.log import configure
 from shared.common.settings import LogSettings
+from shared.connect.config_provider import ConfigTransformer, Mask, unmasked
 from shared.connect.herder.loggers import Loggers
 from shared.connect.herder.settings import DistributedConfig, StandaloneConfig
 from shared.connect.isolation.messages import STATS_MS, Message, pack, unpack
@@ -119,11 +120,14 @@ async def drive(start: Message, link: Link) -> None:
     id = ConnectorTaskId(start["connector"], start["task"])
     spec = TaskSpec(id, start["connector_config"], start["task_config"], start["generation"], start["tasks"])
     store = RemoteOffsets(link.say, start["offset_topic"])
+    mask: Mask = unmasked
     try:
         config = config_of(start, plugins)
+        transformer = ConfigTransformer.of_worker(config["config.providers"], config.props)
+        mask = transformer.masking({**spec.connector_config, **spec.task_config})
         task = TaskFactory(config, plugins, store, group_id=start["group_id"])(spec, listener)
     except Exception as e:  # of the connector's constructor too
-        listener.on_failure(id, trace_of(e))
+        listener.on_failure(id, mask(trace_of(e)))
         return
 
     def on_message(message: Message) -> None:
@@ -154,7 +158,7 @@ async def tell_stats(task: WorkerTask, link: Link) -> None:
 
 def say_stats(task: WorkerTask, link: Link) -> None:
     now_ms = time.monotonic_ns() // 1_000_000
-    link.say({"stats": task.metrics.values(), "call_ms": task.stalled_ms(now_ms)})
+    link.say({"stats": task.metrics.values(now_ms), "call_ms": task.stalled_ms(now_ms)})
 
 
 def main(arguments: list[str]) -> int:

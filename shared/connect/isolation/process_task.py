@@ -68,8 +68,8 @@ class ReportedMetrics(TaskMetrics):
 
     reported: Mapping[str, float] | None = None
 
-    def values(self) -> dict[str, float]:
-        return super().values() if self.reported is None else dict(self.reported)
+    def values(self, now_ms: int) -> dict[str, float]:
+        return super().values(now_ms) if self.reported is None else dict(self.reported)
 
 
 class IsolatedTasks:
@@ -107,7 +107,8 @@ class IsolatedTasks:
         if where == "asyncio":
             return self._here(spec, listener)
         plugin = self._plugins.connector_class(props.get("connector.class", ""))
-        metrics = ReportedMetrics("sink" if issubclass(plugin, SinkConnector) else "source")
+        kind = "sink" if issubclass(plugin, SinkConnector) else "source"
+        metrics = ReportedMetrics(kind, self._clock.monotonic_ms())
         made = ProcessTask(spec, listener, self._start_message(spec), self._offsets, metrics, self._clock)
         self._made.add(made)
         return made

@@ -1,0 +1,106 @@
+"""A worker's metrics, by Kafka Connect's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from shared.clients.producer import Producer
+from shared.common.metrics import render
+from shared.common.settings import KafkaSettings
+from shared.connect.connectors.file import FileStreamSinkConnector
+from shared.connect.herder.metrics import ConnectMetrics
+from shared.connect.plugins import Plugins
+from shared.connect.states import TargetState
+from shared.connect.storage.config_state import ConfigSnapshot
+from shared.connect.worker import Worker
+from tests.shared.connect.harness import TP, Running, SayingSink, SayingSource, running
+
+
+class Herding:
+    """What the metrics are read from: a worker, and a group's figures."""
+
+    def __init__(self, run: Running) -> None:
+        self.worker: Worker = run.worker
+        self.plugins: Plugins = run.worker.plugins
+
+    def snapshot(self) -> ConfigSnapshot:
+        return ConfigSnapshot()
+
+    def startup_metrics(self) -> Mapping[str, float]:
+        return {"task_startup_attempts_total": 1.0}
+
+    def rebalance_metrics(self) -> Mapping[str, float]:
+        return {"completed_rebalances_total": 2.0, "rebalance_max_time_ms": 5.0}
+
+    def rebalance_texts(self) -> Mapping[str, str]:
+        return {"leader_name": "http://a:8083/"}
+
+
+def exposed(run: Running) -> dict[str, Any]:
+    """Every sample by its name, and the types by the family's."""
+    registry = CollectorRegistry()
+    ConnectMetrics(cast(Any, Herding(run)), registry)
+    families = list(text_string_to_metric_families(render(registry).decode()))
+    samples = {sample.name: sample for family in families for sample in family.samples}
+    return {"samples": samples, "types": {family.name: family.type for family in families}}
+
+
+SINK = """sink_record_read_rate sink_record_read_total sink_record_send_rate sink_record_send_total
+sink_record_active_count sink_record_active_count_avg sink_record_active_count_max sink_record_lag_max partition_count
+offset_commit_seq_no offset_commit_completion_rate offset_commit_completion_total offset_commit_skip_rate
+offset_commit_skip_total put_batch_avg_time_ms put_batch_max_time_ms"""
+SOURCE = """source_record_poll_rate source_record_poll_total source_record_write_rate source_record_write_total
+source_record_active_count source_record_active_count_avg source_record_active_count_max poll_batch_avg_time_ms
+poll_batch_max_time_ms transaction_size_avg transaction_size_min transaction_size_max"""
+TASK = """batch_size_avg batch_size_max offset_commit_avg_time_ms offset_commit_max_time_ms
+offset_commit_success_percentage offset_commit_failure_percentage running_ratio pause_ratio status"""
+ERRORS = """total_record_failures total_record_errors total_records_skipped total_retries total_errors_logged
+deadletterqueue_produce_requests deadletterqueue_produce_failures last_error_timestamp"""
+
+
+@pytest.mark.parametrize(("connector", "group", "own"), [(SayingSink, "sink", SINK), (SayingSource, "source", SOURCE)])
+async def test_a_task_has_kafka_connects_metrics(connector: type, group: str, own: str) -> None:
+    """Every one of Kafka's table of task metrics, under its group's name."""
+    async with running() as run:
+        await run.run(connector, **({"topics": "t"} if group == "sink" else {}))
+        names = exposed(run)["samples"].keys()
+        groups = {f"{group}_task_metrics": own, "connector_task_metrics": TASK, "task_error_metrics": ERRORS}
+        wanted = {f"kafka_connect_{group}_{name}" for group, text in groups.items() for name in text.split()}
+        assert not wanted - names
+
+
+async def test_what_a_task_does_is_counted() -> None:
+    """Records in and out, and for how long it has run; totals are counters."""
+    async with running() as run:
+        async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
+            await producer.send("t", b"x")
+        await run.run(SayingSink, topics="t")
+        await run.until(lambda: run.cluster.committed("connect-c").get(TP))
+        found = exposed(run)
+        values = {name: sample.value for name, sample in found["samples"].items()}
+        assert values["kafka_connect_sink_task_metrics_sink_record_send_total"] == 1.0
+        assert values["kafka_connect_sink_task_metrics_sink_record_send_rate"] > 0
+        assert 0 < values["kafka_connect_connector_task_metrics_running_ratio"] <= 1
+        assert values["kafka_connect_connector_task_metrics_offset_commit_success_percentage"] == 1.0
+        assert found["types"]["kafka_connect_sink_task_metrics_sink_record_send"] == "counter"
+        assert found["types"]["kafka_connect_sink_task_metrics_partition_count"] == "gauge"
+
+
+async def test_the_worker_and_its_group_are_counted() -> None:
+    """Connectors by state, start-ups, rebalances, and who leads."""
+    async with running() as run:
+        props = {"name": "c", "connector.class": "FileStreamSink", "topics": "t", "file": "x"}
+        run.worker.plugins.add(FileStreamSinkConnector, "FileStreamSink")
+        await run.worker.start_connector("c", props, TargetState.STARTED, run.listener)
+        samples = exposed(run)["samples"]
+        assert samples["kafka_connect_connect_worker_metrics_connector_count"].value == 1.0
+        assert samples["kafka_connect_connect_worker_metrics_task_startup_attempts_total"].value == 1.0
+        assert samples["kafka_connect_connect_worker_rebalance_metrics_rebalance_max_time_ms"].value == 5.0
+        assert samples["kafka_connect_connect_worker_rebalance_metrics_leader_name"].labels == {
+            "leader_name": "http://a:8083/"
+        }
