@@ -3,7 +3,9 @@
 One real embedded broker, one topic of one partition with 100-byte records, one task with string converters (Postgres:
 JSON). Each contestant is a process of its own, in turns, and the best round of each counts. The time runs from the
 first record in the file or table to the last; CPU is the whole process', its start included. Kafka Connect's jars come
-by Ivy, once a user. Postgres is asked for by its URL (`--postgres`); without one that contestant is left out.
+by Ivy, once a user. Postgres is one of the bench's own, from the binaries on the machine, or the one that `--postgres`
+names; without either that contestant is left out. Rows are upserted by `user`, of whom there are 20,000: nearly every
+record updates one.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from bench._side_by_side import Figures, best_of, report
@@ -34,6 +37,7 @@ from shared.connect.task_factory import TaskFactory
 from shared.connect.worker import Worker
 from shared.connect.worker_config import WorkerConfig
 from shared.connect.worker_task import TaskSpec
+from tests.integration.connect.postgres import found, server
 
 TOPIC = "bench"
 STRING = "org.apache.kafka.connect.storage.StringConverter"
@@ -42,6 +46,9 @@ LIMIT_SECONDS = 300
 BULK = 20_000
 THEIRS, OURS, POSTGRES = "kafka connect file", "penstock file", "penstock postgres"
 WANTED = ((OURS, THEIRS, 1.0),)
+POSTGRES_ROWS_MIN = 30_000
+"""Rows a second that are asked for."""
+USERS = 20_000
 CONNECT_JARS = JarSet(
     title="Kafka Connect 4.1.1",
     folder="kafka-connect-4.1.1",
@@ -65,7 +72,7 @@ def value_of(i: int) -> bytes:
     """About 100 bytes."""
     return b'{"id":%07d,"user":"u%07d","path":"/item/%04d","ms":%04d,"status":200,"agent":"Mozilla 5.0, and so on"}' % (
         1_000_000 + i,
-        i % 20_000,
+        i % USERS,
         i % 977,
         1_000 + i % 1500,
     )
@@ -120,7 +127,7 @@ async def ours(bootstrap: str, name: str, records: int, postgres: str, folder: P
         settings |= {
             "insert.mode": "upsert",
             "pk.mode": "record_value",
-            "pk.fields": "id",
+            "pk.fields": "user",
             "table.name.format": connector,
         }
         settings |= {"value.converter": JSON, "value.converter.schemas.enable": "false"}
@@ -169,6 +176,21 @@ def theirs(bootstrap: str, records: int, folder: Path) -> Figures:
     return {"records_per_second": rate, "cpu_us_per_record": (used.ru_utime + used.ru_stime) / records * 1e6}
 
 
+def postgres_of(url: str) -> AbstractContextManager[str]:
+    """The Postgres to use: the one that is named, or one of our own where its binaries are here; else none."""
+    return server() if not url and found() else nullcontext(url)
+
+
+def too_slow(figures: dict[str, Figures]) -> bool:
+    """Whether Postgres got fewer rows than are asked for; said where it is measured."""
+    if POSTGRES not in figures:
+        print(f"  {POSTGRES}: left out, since there is no Postgres here")
+        return False
+    rate = figures[POSTGRES]["records_per_second"]
+    print(f"  {POSTGRES}: {rate:,.0f} rows/s (asked for: {POSTGRES_ROWS_MIN:,})")
+    return rate < POSTGRES_ROWS_MIN
+
+
 async def measure(records: int, rounds: int, postgres: str) -> dict[str, Figures]:
     """The best of each contestant."""
     with tempfile.TemporaryDirectory() as folder:
@@ -184,7 +206,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench connect", description=__doc__)
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--postgres", default="", help="a URL; without one Postgres is left out")
+    parser.add_argument("--postgres", default="", help="a URL, of another than the bench's own")
     parser.add_argument("--bootstrap", default="")
     parser.add_argument("--one", default="")
     parser.add_argument("--json", action="store_true")
@@ -197,9 +219,11 @@ def main() -> int:
                 figures = asyncio.run(ours(given.bootstrap, given.one, given.records, given.postgres, Path(folder)))
         print(json.dumps(figures))
         return 0
-    found = asyncio.run(measure(given.records, given.rounds, given.postgres))
+    with postgres_of(given.postgres) as postgres:
+        figures_of = asyncio.run(measure(given.records, given.rounds, postgres))
     title = f"{given.records:,} records of {len(value_of(0))} bytes, best of {given.rounds}"
-    return report(title, found, WANTED, as_json=given.json)
+    status = report(title, figures_of, WANTED, as_json=given.json)
+    return 1 if too_slow(figures_of) else status
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 One real embedded broker and one distributed worker, each a process of its own. Half of the connectors are file sources,
 half file sinks, one task each, made one after another by `PUT /connectors/NAME/config`. Beside it a second client asks
 for the list with statuses and for single statuses, ten times a second. `create` is the time of the PUTs, which wait for
-the rebalance before them to end; `asked` is everything else, for which the limit is.
+the rebalance before them to end; `asked` is everything else; `rest` is both together, for which the limit is.
 """
 
 from __future__ import annotations
@@ -162,6 +162,7 @@ async def drive(count: int, folder: Path, url: str, worker: asyncio.subprocess.P
         "create_p99_ms": percentile(creates, 0.99),
         "asked_p50_ms": percentile(asked.times_ms, 0.5),
         "asked_p99_ms": percentile(asked.times_ms, 0.99),
+        "rest_p99_ms": percentile([*creates, *asked.times_ms], 0.99),
         "asked": float(len(asked.times_ms)),
         "refused": float(asked.refused),
     }
@@ -179,7 +180,7 @@ def main() -> int:
         print(f"  {name:<16} {value:12,.1f}")
     if given.json:
         print(json.dumps(found))
-    return 1 if found["asked_p99_ms"] > P99_MS or found["refused"] else 0
+    return 1 if found["rest_p99_ms"] > P99_MS or found["refused"] else 0
 
 
 if __name__ == "__main__":

@@ -5,7 +5,21 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from bench.connect import TOPIC, Progress, fill, lines_in, ours, value_of
+import pytest
+
+from bench.connect import (
+    OURS,
+    POSTGRES,
+    POSTGRES_ROWS_MIN,
+    TOPIC,
+    Progress,
+    fill,
+    lines_in,
+    ours,
+    postgres_of,
+    too_slow,
+    value_of,
+)
 from shared.common.settings import KafkaSettings
 from shared.testing.fake_broker import FakeCluster
 
@@ -29,6 +43,16 @@ def test_a_rate_begins_with_the_first_record_seen() -> None:
     rate = progress.seen(10)
     assert rate is not None
     assert rate > 0
+
+
+def test_too_few_rows_are_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where there is no Postgres that is said; where there is one, its rows a second are compared."""
+    assert not too_slow({OURS: {"records_per_second": 1.0}})
+    assert "left out" in capsys.readouterr().out
+    assert too_slow({POSTGRES: {"records_per_second": POSTGRES_ROWS_MIN - 1.0}})
+    assert not too_slow({POSTGRES: {"records_per_second": float(POSTGRES_ROWS_MIN)}})
+    with postgres_of("postgresql://there/db") as url:
+        assert url == "postgresql://there/db"
 
 
 async def test_our_file_sink_is_measured(tmp_path: Path) -> None:

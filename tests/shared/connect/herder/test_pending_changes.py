@@ -53,9 +53,17 @@ def test_restart_requests_are_joined() -> None:
     pending = PendingChanges()
     pending.add(RestartRequest("c", only_failed=True, include_tasks=False), 1, {"c"})
     pending.add(RestartRequest("c", only_failed=False, include_tasks=True), 2, {"c"})
-    pending.add(LoggerLevel("root", "DEBUG"), 3, {"c"})
+    assert pending.take().restarts == {"c": RestartRequest("c", only_failed=False, include_tasks=True)}
+    assert not pending.take()
+
+
+def test_levels_of_loggers_are_taken_once_and_in_order() -> None:
+    """Neither they nor a session key want anything assigned anew."""
+    pending = PendingChanges()
+    levels = [LoggerLevel("root", "DEBUG"), LoggerLevel("root", "INFO")]
+    for at, level in enumerate(levels):
+        pending.add(level, at, {"c"})
     pending.add(SessionKey(b"k", "a", 1), 4, {"c"})
-    changes = pending.take()
-    assert changes.restarts == {"c": RestartRequest("c", only_failed=False, include_tasks=True)}
-    assert changes.loggers == [LoggerLevel("root", "DEBUG")]
+    assert pending.rejoin is None
+    assert pending.take().loggers == levels
     assert not pending.take()
