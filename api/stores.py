@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Protocol, TypedDict
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Response
 
+from api.keys import Key, Keys, asked_keys
 from api.problem import ErrorKind, Problem, json_response
 from api.state import Local, WholeView
 from shared.common.errors import ConfigError
@@ -22,18 +23,18 @@ ROWS_DEFAULT, ROWS_MAX = 1_000, 10_000
 class StoresView(Protocol):
     """What a service that runs tasks lets read of them."""
 
-    def read_store(
+    async def read_store(
         self,
         store: str,
         *,
-        key: str | None,
-        key_from: str | None,
-        key_to: str | None,
+        key: Key,
+        key_from: Key,
+        key_to: Key,
         from_ms: int | None,
         to_ms: int | None,
         rows_max: int,
     ) -> Any:
-        """Rows and the position that they reflect; ConfigError for a store that cannot be asked for."""
+        """Rows and the position that they reflect; ConfigError for a store that cannot be asked for so."""
         ...
 
     async def find_windows(self, store: str, *, key: str, from_ms: int | None, to_ms: int | None) -> FoundWindows:
@@ -58,9 +59,7 @@ def stores_router(view: StoresView, whole: WholeView | None = None) -> APIRouter
     @router.get("/v1/streams/stores/{store}", summary="Open windows or rows of a store, with the offsets they reflect")
     async def read(
         store: str,
-        key: Annotated[str | None, Query(description="only this key")] = None,
-        key_from: Annotated[str | None, Query(description="only keys from here on")] = None,
-        key_to: Annotated[str | None, Query(description="only keys up to here")] = None,
+        keys: Annotated[Keys, Depends(asked_keys)],
         from_ms: Annotated[int | None, Query(description="only windows that end at this time or later")] = None,
         to_ms: Annotated[int | None, Query(description="only windows that begin at this time or earlier")] = None,
         rows_max: Annotated[int, Query(ge=1, le=ROWS_MAX)] = ROWS_DEFAULT,
@@ -68,16 +67,14 @@ def stores_router(view: StoresView, whole: WholeView | None = None) -> APIRouter
         partial: Annotated[bool, Query(description="also where partitions are missing")] = False,
     ) -> Response:
         wanted: dict[str, Any] = {
-            "key": key,
-            "key_from": key_from,
-            "key_to": key_to,
+            **keys,
             "from_ms": from_ms,
             "to_ms": to_ms,
             "rows_max": rows_max,
         }
         try:
             if local or whole is None:
-                answer = view.read_store(store, **wanted)
+                answer = await view.read_store(store, **wanted)
             else:
                 answer = await whole.read_store(store, partial=partial, **wanted)
         except ConfigError as e:

@@ -31,7 +31,7 @@ from shared.streams.changelog_reader import ROWS
 from shared.streams.instance_registry import InstanceRegistry
 from shared.streams.instances import Registration
 from shared.streams.punctuation import PunctuationType
-from shared.streams.queries import StoreAnswer, StoreQuery, read_store
+from shared.streams.queries import StoreAnswer, StoreQuery, read_in_slices
 from shared.streams.stream_task import StreamTask
 from shared.streams.stream_worker import StreamWorker
 from shared.streams.topology_loading import load_topology
@@ -121,10 +121,21 @@ class Aggregator:
         state: dict[str, Any] = {**self.worker.describe(), "compactions": self.compaction.describe()}
         return cast(StreamsState, state)
 
-    def read_store(self, store: str, **wanted: Any) -> StoreAnswer:
-        """What `GET /v1/streams/stores/{store}` answers: the tasks that run here."""
+    async def read_store(self, store: str, **wanted: Any) -> StoreAnswer:
+        """What `GET /v1/streams/stores/{store}` answers: the tasks that run here, which go on meanwhile."""
         running = {partition: owned.task for partition, owned in self.worker.tasks().items() if owned.task is not None}
-        return read_store(running, store, StoreQuery(**wanted), self.worker.topology)
+        topology, tables = self.worker.topology, self.worker.global_tables
+        reading = read_in_slices(running, store, StoreQuery(**wanted), topology, tables)
+        while True:
+            try:
+                next(reading)
+            except StopIteration as done:
+                answer: StoreAnswer = done.value
+                return answer
+            await asyncio.sleep(0)
+            now = {partition: owned.task for partition, owned in self.worker.tasks().items()}
+            for partition in [p for p, task in running.items() if now.get(p) is not task]:
+                del running[partition]
 
     async def find_windows(self, store: str, *, key: str, from_ms: int | None, to_ms: int | None) -> FoundWindows:
         """What `GET /v1/streams/stores/{store}/windows` answers: from changelog and lake, whoever has the partition."""

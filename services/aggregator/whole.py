@@ -18,6 +18,7 @@ import httpx
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from api.keys import query_params
 from api.problem import ErrorKind, Problem
 from api.server import HttpServer
 from api.settings import GuardedSettings, Scope
@@ -44,6 +45,7 @@ RETRY_AFTER_S = 1
 INCOMPLETE = ErrorKind(503, "PARTITIONS_MISSING", "Not all partitions can be read now", RETRY_AFTER_S)
 NOT_REACHED = ErrorKind(503, "INSTANCE_NOT_REACHED", "The instance that does this does not answer", RETRY_AFTER_S)
 COMPACTION_PARTITION = 0
+GLOBAL_TABLE = "global table"
 
 
 class OwnView(StreamsView, Protocol):
@@ -53,7 +55,7 @@ class OwnView(StreamsView, Protocol):
         """What it has."""
         ...
 
-    def read_store(self, store: str, **wanted: Any) -> Any:
+    async def read_store(self, store: str, **wanted: Any) -> Any:
         """As `api.stores.StoresView`."""
         ...
 
@@ -132,7 +134,10 @@ class Whole:
 
     async def read_store(self, store: str, *, partial: bool, **wanted: Any) -> dict[str, Any]:
         parts = self._parts()
-        own = msgspec.to_builtins(self._own.read_store(store, **wanted), str_keys=True)  # ConfigError without such one
+        # ConfigError without such a store
+        own = msgspec.to_builtins(await self._own.read_store(store, **wanted), str_keys=True)
+        if own["kind"] == GLOBAL_TABLE:  # each instance has the whole of it
+            return {**own, "missing": []}
         if not any(parts):
             raise Problem(INCOMPLETE, "the source topics are not known yet")
         answers, missing = await self._ask_all(parts, f"/v1/streams/stores/{quote(store, safe='')}", wanted)
@@ -187,7 +192,7 @@ class Whole:
 
     async def _ask(self, url: str, path: str, wanted: Mapping[str, Any], method: str = "GET") -> dict[str, Any]:
         """One instance's answer of itself; NotAnswered where it gives none that can be used."""
-        params = {name: value for name, value in wanted.items() if value is not None} | {"local": "true"}
+        params = query_params(wanted) | {"local": "true"}
         token = self._tokens.get("read" if method == "GET" else "admin")
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         limit_ms = self._settings.timeout_ms

@@ -7,6 +7,7 @@ from typing import Any
 
 from shared.common.errors import DataError
 from shared.common.serialization import string_deserializer
+from shared.streams.state.key_value_store import Row
 from shared.streams.topology import GlobalTableNode
 
 
@@ -15,9 +16,11 @@ class GlobalTableRows:
 
     def __init__(self, node: GlobalTableNode) -> None:
         self.name, self.topic = node.name, node.topic
-        self._node = node
+        self._node, self.key_type = node, node.key
         self._rows: dict[Any, Any] = {}
         self.refused = 0
+        self.position: dict[int, int] = {}
+        """The next offset to read, by partition."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -28,6 +31,14 @@ class GlobalTableRows:
     def get(self, key: Any) -> Any:
         """The row's value, None where there is none."""
         return self._rows.get(key)
+
+    def rows(self) -> Iterator[Row]:
+        """All rows, by the keys that there are at the first look."""
+        return (row for key in list(self._rows) for row in self.rows_of(key))
+
+    def rows_of(self, key: Any) -> list[Row]:
+        """The key's row, if it has one."""
+        return [Row(key, self._rows[key])] if key in self._rows else []
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """All keys and values."""

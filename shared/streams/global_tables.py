@@ -68,5 +68,6 @@ class GlobalTables:
         for tp, columns in batches.items():
             table = self._by_topic[tp.topic]
             for offset, key, value in zip(columns.offsets.tolist(), columns.keys, columns.values, strict=True):
+                table.position[tp.partition] = offset + 1
                 if (error := table.apply(key, value)) is not None:
                     log.warning("a record of a global table is left out", at=f"{tp}@{offset}", reason=str(error))

@@ -34,6 +34,7 @@ from shared.common.records import Columns, TopicPartition
 from shared.common.settings import KafkaSettings
 from shared.streams.changelog import ChangelogPartition
 from shared.streams.fetched import advance, advance_all_idle, give_out, make_consumer, poll_ms
+from shared.streams.global_table import GlobalTableRows
 from shared.streams.global_tables import GlobalTables
 from shared.streams.owned_task import OwnedTask
 from shared.streams.repartition_purge import RepartitionPurge
@@ -201,6 +202,11 @@ class StreamWorker(RebalanceListener):
     def consumer(self) -> Consumer:
         """The group's member; another one after it was fenced."""
         return self._consumer
+
+    @property
+    def global_tables(self) -> dict[str, GlobalTableRows]:
+        """This instance's copies by name."""
+        return self._tables.rows
 
     def tasks(self) -> dict[int, OwnedTask]:
         """The tasks owned now, by partition."""

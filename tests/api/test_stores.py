@@ -19,13 +19,13 @@ class View:
     async def describe(self) -> StreamsState:
         return {}
 
-    def read_store(self, store: str, **wanted: Any) -> Any:
+    async def read_store(self, store: str, **wanted: Any) -> Any:
         if store != "s":
             raise ConfigError(f"no task that runs here has a store {store!r}")
         return {"store": store, **wanted}
 
     async def find_windows(self, store: str, **wanted: Any) -> Any:
-        self.read_store(store)
+        await self.read_store(store)
         windows = [{"start_ms": at, "status": status} for at, status in enumerate(("closed", "closed", "open"))]
         return {"windows": windows, "position": {0: {wanted["key"]: wanted["from_ms"] or 9}}}
 
@@ -42,6 +42,15 @@ async def test_a_question_reaches_the_view() -> None:
     open_ = {"key_from": None, "key_to": None, "to_ms": None}
     assert answer.json() == {"store": "s", "key": "ann", "from_ms": 5, "rows_max": 7, **open_}
     assert (await get("/v1/streams")).json() == {}
+
+
+async def test_keys_may_be_bytes() -> None:
+    """`key_base64` is the key as bytes, and answers have bytes as base64; what is no base64, or said twice, is 400."""
+    answer = await get("/v1/streams/stores/s?key_base64=_wE=&key_to_base64=YQ%3D%3D")
+    assert (answer.json()["key"], answer.json()["key_to"]) == ("/wE=", "YQ==")
+    for wrong in ("key_base64=%25", "key=a&key_base64=YQ==", "key_from_base64=YQ"):
+        refused = await get(f"/v1/streams/stores/s?{wrong}")
+        assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_KEY")
 
 
 async def test_what_cannot_be_read_is_said() -> None:

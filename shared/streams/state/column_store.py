@@ -189,6 +189,10 @@ class ColumnSessionStore:
 
     rows, rows_of = sessions, sessions_of
 
+    def keys(self) -> Iterator[str | bytes]:
+        """The keys that there are at the first look, and some that have nothing any more."""
+        return (self.key_of(raw) for raw in list(self.codes) if raw is not None)
+
     def load(self, key: Any, start: int, end: int, states: list[Any]) -> None:
         """Restore one live session; one with the same key and start is replaced."""
         self.unload(key, start)

@@ -97,6 +97,10 @@ class KeyValueStore:
         """The key's row, if it has one."""
         return [self._rows[key]] if key in self._rows else []
 
+    def keys(self) -> Iterator[Any]:
+        """The keys that there are at the first look."""
+        return iter(list(self._rows))
+
     def changes(self) -> RowChanges:
         """All changes since the last `committed()`."""
         deleted = [(key, 0) for key, row in self._dirty.items() if row is None]

@@ -41,6 +41,7 @@ BLOOM_BITS_PER_KEY = 10
 OPEN_FILES_MAX = 256
 LOG_FILES_MAX = 2
 WRITE_ROWS_MAX = 4_096  # looked up at once
+PAGE_ROWS = 1_000  # read at once
 
 META = b"M"
 ROW, DUE = b"R", b"E"
@@ -182,19 +183,27 @@ class RocksDb:
         return found
 
     def rows(self, store: int) -> Iterator[tuple[bytes, int, StoredRow]]:
-        """All rows of a store as they are now: key, start, row. Those of a key follow each other in order of start."""
+        """All rows of a store: key, start, row. Those of a key follow each other in order of start.
+
+        They are read by the page, each as it is then: who stops on the way keeps nothing open.
+        """
         own = ROW + bytes((store,))
+        page = self._page(own, own)
+        while page:
+            for at, value in page:
+                row = StoredRow(_ENDS.unpack_from(value)[1], value[_ENDS.size :])
+                yield at[PREFIX_BYTES : -_NUMBER.size], _number(at, len(at) - _NUMBER.size), row
+            page = self._page(own, page[-1][0] + b"\0") if len(page) == PAGE_ROWS else []
+
+    def _page(self, own: bytes, start: bytes) -> list[tuple[bytes, bytes]]:
         with self._said:
             rows = self._db.iter(self._in_order)
-            rows.seek(own)
-        while True:
-            with self._said:
-                if not rows.valid() or not (at := rows.key()).startswith(own):
-                    return
-                value: bytes = rows.value()
+            found: list[tuple[bytes, bytes]] = []
+            rows.seek(start)
+            while len(found) < PAGE_ROWS and rows.valid() and (at := rows.key()).startswith(own):
+                found.append((at, rows.value()))
                 rows.next()
-            row = StoredRow(_ENDS.unpack_from(value)[1], value[_ENDS.size :])
-            yield at[PREFIX_BYTES : -_NUMBER.size], _number(at, len(at) - _NUMBER.size), row
+        return found
 
     def take_due(self, store: int, since: int, limit: int) -> tuple[set[bytes], int]:
         """The keys of rows that end from `since` (inclusive) to `limit` (not), and the least end there may be after it.

@@ -146,6 +146,10 @@ class InMemorySessionStore:
 
     rows, rows_of = sessions, sessions_of
 
+    def keys(self) -> Iterator[Any]:
+        """The keys that there are at the first look."""
+        return iter(list(self._sessions))
+
     def changes(self) -> SessionChanges:
         """All changes since the last `committed()`."""
         deleted = [at for at, session in self._dirty.items() if session is None]

@@ -151,6 +151,10 @@ class InMemoryWindowStore:
         """The key's windows in order of start."""
         return list(self._windows.get(key, ()))
 
+    def keys(self) -> Iterator[Any]:
+        """The keys that there are at the first look."""
+        return iter(list(self._windows))
+
     def changes(self) -> WindowChanges:
         """All changes since the last `committed()`."""
         deleted = [at for at, window in self._dirty.items() if window is None]

@@ -51,7 +51,9 @@ class Instance:
         rows: Any = [{**row, "partition": p, "end_ms": p} for p in self.running]
         return list(rows)
 
-    def read_store(self, store: str, **wanted: Any) -> StoreAnswer:
+    async def read_store(self, store: str, **wanted: Any) -> StoreAnswer:
+        if store == "g":
+            return StoreAnswer("g", "global table", [{"key": "k", "value": self.name}], {0: {"g": 3}})
         if store != "s":
             raise ConfigError(f"no task that runs here has a store {store!r}")
         rows = [{"partition": p, "key": wanted["key"] or self.name} for p in self.running]
@@ -124,6 +126,8 @@ async def test_others_are_asked_of_themselves_alone_with_what_was_asked() -> Non
     own, other = Instance("a", {0: 1}), Instance("b", {1: 1, 2: 1})
     net = Net(b=app_of(other, credentials={"all": Credential(secret="x" * 16, scopes=("admin",))}))
     made = whole(own, (B, other), net=net, tokens={"read": "x" * 16})
+    table = await made.read_store("g", partial=False, **WANTED)  # which is whole here: nobody is asked
+    assert (table["rows"], table["missing"], net.asked) == ([{"key": "k", "value": "a"}], [], [])
     answer = await made.read_store("s", partial=False, **WANTED | {"key": "ann", "from_ms": 5})
     assert {row["key"] for row in answer["rows"]} == {"ann"}
     (asked,) = net.asked

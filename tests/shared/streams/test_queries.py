@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ from shared.common.errors import ConfigError
 from shared.streams.aggregations import Count, Sum
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.grouped_stream import WindowedGroup
-from shared.streams.queries import QUERY_ROWS_MAX, StoreQuery, read_store
+from shared.streams.queries import QUERY_ROWS_MAX, SLICE_ROWS, StoreAnswer, StoreQuery, read_in_slices, read_store
+from shared.streams.state.state_directory import StateDirectory
 from shared.streams.stream_join import JoinWindows
 from shared.testing.topology_test_driver import TopologyTestDriver
 
@@ -40,6 +43,17 @@ def rows(driver: TopologyTestDriver, **wanted: Any) -> list[tuple[str, int, int,
     answer = read_store({0: driver.task}, "s", StoreQuery(**wanted))
     assert not answer.is_cut
     return sorted((row["key"], row["start"], row["end"], row["sum"]) for row in answer.rows)
+
+
+def rest_of(reading: Generator[None, None, StoreAnswer]) -> tuple[StoreAnswer, int]:
+    """The answer, and after how many more slices it came."""
+    slices = 0
+    while True:
+        try:
+            next(reading)
+        except StopIteration as done:
+            return done.value, slices
+        slices += 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -96,9 +110,70 @@ def test_an_answer_is_bounded() -> None:
 
 
 def test_bytes_as_keys() -> None:
-    """Of a store whose keys are bytes, the text that was asked for is taken as UTF-8."""
-    answer = read_store({0: driver_of("tumbling", "bytes").task}, "s", StoreQuery(key="ann"))
-    assert [row["key"] for row in answer.rows] == [b"ann"]
+    """A key may be asked for as text, taken as UTF-8, or as bytes, whatever the store has; bounds alike."""
+    for key_type, kept in (("bytes", b"ann"), ("string", "ann")):
+        tasks = {0: driver_of("tumbling", key_type).task}
+        for query in (StoreQuery(key="ann"), StoreQuery(key=b"ann"), StoreQuery(key_to=b"b"), StoreQuery(key_to="b")):
+            assert [row["key"] for row in read_store(tasks, "s", query).rows] == [kept]
+    with pytest.raises(ConfigError, match=r"keys are text, and b'.xff' is not UTF-8"):
+        read_store(tasks, "s", StoreQuery(key=b"\xff"))
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("kind", ["session", "tumbling", "table"])
+def test_a_store_is_walked_in_slices(kind: str, on_disk: bool, tmp_path: Path) -> None:
+    """Between two slices the task goes on: rows come and go, nothing is told twice, and no slice is a long one."""
+    builder = StreamsBuilder()
+    if kind == "table":
+        builder.table("in", name="s")
+    else:
+        windowed(kind, builder).aggregate("s", n=Count(), sum=Sum("x")).on_close().to("out")
+    state = None
+    if on_disk:
+        state = StateDirectory(str(tmp_path), "app", memory_bytes_max=8 * 1024 * 1024, cache_bytes_max=0)
+    driver = TopologyTestDriver(builder.build(), state=state)
+    names = [f"k{i:05}" for i in range(2 * SLICE_ROWS + 7)]
+    driver.pipe_columns("in", [(name.encode(), b'{"x":1}', 5) for name in names])
+    reading = read_in_slices({0: driver.task}, "s", StoreQuery(key_from="k00001"))
+    assert next(reading) is None
+    end = 5 if kind == "table" else 1_000_000  # closes all that there is
+    driver.pipe_columns("in", [(name.encode(), b'{"x":1}', end) for name in ("a", *names[:3], "k00000x")])
+    answer, slices = rest_of(reading)
+    keys = [row["key"] for row in answer.rows]
+    driver.close()
+    assert slices >= 1
+    assert answer.position == {0: {"in": len(names)}}
+    assert len(set(keys)) == len(keys) >= SLICE_ROWS - 1
+    assert "a" not in keys
+
+
+def test_a_task_that_goes_meanwhile_is_left_out() -> None:
+    """Of what was given up between two slices an answer has neither rows nor position."""
+    tasks = {0: driver_of("session").task, 1: driver_of("session").task}
+    reading = read_in_slices(tasks, "s", StoreQuery())
+    assert next(reading) is None
+    del tasks[0]
+    answer, _ = rest_of(reading)
+    assert ({row["partition"] for row in answer.rows}, set(answer.position)) == ({1}, {1})
+
+
+def test_a_global_table_can_be_read() -> None:
+    """Its rows by key and range, with the offsets of its topic; they are of no partition of the sources."""
+    builder = StreamsBuilder()
+    builder.stream("in").join(builder.global_table("users"), lambda a, b: b, key=lambda r: r.key).to("out")
+    driver = TopologyTestDriver(builder.build())
+    for key in (b"ann", b"bob", b"cat"):
+        driver.pipe("users", key=key, value=b'{"name":"%s"}' % key)
+    tables = driver.global_tables
+    tables["users"].position[2] = 3
+
+    def read(**wanted: Any) -> Any:
+        return read_store({0: driver.task}, "users", StoreQuery(**wanted), tables=tables)
+
+    assert read(key="ann").rows == [{"key": "ann", "value": {"name": "ann"}}]
+    assert (read().kind, len(read().rows), read().position) == ("global table", 3, {2: {"users": 3}})
+    assert [row["key"] for row in read(key_from=b"b").rows] == ["bob", "cat"]
+    assert (len(read(rows_max=2).rows), read(rows_max=2).is_cut, read(rows_max=3).is_cut) == (2, True, False)
 
 
 def test_tables_and_what_cannot_be_read() -> None:
