@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import threading
+import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,6 +22,7 @@ from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin, event_time_topic
 from shared.common.records import TopicPartition
 from shared.common.settings import KafkaSettings
+from tests.integration.test_http_ingest import read_all
 
 TOPIC, GROUP = "openapi", "openapi-readers"
 
@@ -133,7 +137,7 @@ def test_no_made_up_request_ends_in_a_500_however_many(gateway: str) -> None:
         hold_to_the_schema(gateway, 500, names)
 
 
-async def test_a_cloudevents_sdk_posts_in_every_mode(gateway: str) -> None:
+async def test_a_cloudevents_sdk_posts_in_every_mode(gateway: str, kafka: EmbeddedKafka) -> None:
     """What CNCF's own SDK for Python makes of an event is stored, structured, binary and in a batch."""
     http = pytest.importorskip("cloudevents.core.bindings.http", reason="needs the package cloudevents (>= 2)")
     from cloudevents.core.formats.json import JSONFormat
@@ -146,8 +150,88 @@ async def test_a_cloudevents_sdk_posts_in_every_mode(gateway: str) -> None:
     sent = [(message.headers, message.body) for message in messages]
     one = JSONFormat().write(event)
     sent.append(({"content-type": "application/cloudevents-batch+json"}, b"[" + one + b"," + one + b"]"))
+    topic = await make_topic(kafka, f"sdk-{uuid.uuid4().hex[:8]}")
     async with httpx.AsyncClient(base_url=gateway, trust_env=False) as client:
         for headers, body in sent:
-            answer = await client.post(f"/v1/topics/{TOPIC}/events", content=body, headers=headers)
+            answer = await client.post(f"/v1/topics/{topic}/events", content=body, headers=headers)
             assert answer.status_code == 200, answer.text
         assert answer.json()["stored"] == 2
+    structured, binary, *batch = await read_all(kafka.bootstrap_servers, topic, 1)
+    for record in (structured, binary, *batch):
+        assert (record.key, record.timestamp) == (b"ann", int(moment.timestamp() * 1000))
+    for record in (structured, *batch):
+        assert json.loads(record.value or b"") == json.loads(one)
+        assert dict(record.headers)["content-type"] == b"application/cloudevents+json; charset=UTF-8"
+    assert len(batch) == 2
+    assert json.loads(binary.value or b"") == {"message": "häl lo"}
+    named = {name: value for name, value in binary.headers if name.startswith("ce_")}
+    assert named.pop("ce_time") is not None
+    assert named == {
+        "ce_id": b"1",
+        "ce_type": b"t",
+        "ce_source": b"/sdk",
+        "ce_specversion": b"1.0",
+        "ce_partitionkey": b"ann",
+    }
+
+
+async def make_topic(kafka: EmbeddedKafka, name: str, partitions: int = 1) -> str:
+    async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
+        await admin.create_topics([event_time_topic(name, partitions)])
+    return name
+
+
+def b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+async def test_rest_proxys_clients_store_and_read_back(gateway: str, kafka: EmbeddedKafka) -> None:
+    """v2 json and binary, v3 alone, streamed and in a batch: what is told is what the broker has."""
+    topic = await make_topic(kafka, f"rest-{uuid.uuid4().hex[:8]}", 2)
+    at = "2013-01-01T05:15:00Z"
+    async with httpx.AsyncClient(base_url=gateway, trust_env=False) as client:
+        cluster = (await client.get("/v3/clusters")).json()["data"][0]["cluster_id"]
+        url = f"/v3/clusters/{cluster}/topics/{topic}/records"
+        types = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+        body: Any = {"records": [{"key": "a", "value": {"n": 1}, "partition": 1}, {"value": None, "partition": 7}]}
+        v2 = (await client.post(f"/topics/{topic}", json=body, headers=types)).json()["offsets"]
+        binary = {"records": [{"key": b64(b"b"), "value": b64(b"\x00\x01")}]}
+        types = {"Content-Type": "application/vnd.kafka.binary.v2+json"}
+        placed = await client.post(f"/topics/{topic}/partitions/1", json=binary, headers=types)
+        one = {"key": {"type": "STRING", "data": "c"}, "value": {"type": "JSON", "data": {"n": 3}}, "timestamp": at}
+        one |= {"partition_id": 1, "headers": [{"name": "h", "value": b64(b"1")}]}
+        v3 = await client.post(url, json=one)
+
+        async def stream() -> AsyncIterator[bytes]:
+            for n in (4, 5):
+                yield b'{"partition_id":1,"value":{"type":"BINARY","data":"%s"}}' % b64(b"%d" % n).encode()
+
+        streamed = await client.post(url, content=stream())
+        entries = [{"id": "x", "partition_id": 1, "value": {"type": "STRING", "data": "6"}}, {"id": "y", "value": 1}]
+        batch = (await client.post(f"{url}:batch", json={"entries": entries})).json()
+        partitions = (await client.get(f"/topics/{topic}/partitions")).json()
+        group = f"/v3/clusters/{cluster}/consumer-groups/{topic}-readers"
+        async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
+            await admin.reset_group_offsets(f"{topic}-readers", "earliest", [TopicPartition(topic, 1)])
+        lag = (await client.get(f"{group}/lags/{topic}/partitions/1")).json()
+        await client.post(f"/v1/groups/{topic}-readers/offsets", json={"to": {"shift_by": 4}})
+        summary = (await client.get(f"{group}/lag-summary")).json()
+    assert [(row["partition"], row["offset"], row["error_code"]) for row in v2] == [(1, 0, None), (None, None, 1)]
+    assert placed.json()["offsets"][0]["offset"] == 1
+    assert (v3.status_code, v3.json()["offset"], v3.json()["timestamp"]) == (200, 2, at)
+    assert [json.loads(line)["offset"] for line in streamed.text.splitlines()] == [3, 4]
+    assert [(row["id"], row["offset"]) for row in batch["successes"]] == [("x", 5)]
+    assert [row["id"] for row in batch["failures"]] == ["y"]
+    assert [row["partition"] for row in partitions] == [0, 1]
+    assert (lag["log_end_offset"], lag["lag"]) == (6, 6)
+    assert (summary["total_lag"], summary["max_lag_topic_name"]) == (2, topic)
+    records = await read_all(kafka.bootstrap_servers, topic, 2)
+    assert [(r.partition, r.key, r.value) for r in records] == [
+        (1, b'"a"', b'{"n":1}'),
+        (1, b"b", b"\x00\x01"),
+        (1, b"c", b'{"n":3}'),
+        (1, None, b"4"),
+        (1, None, b"5"),
+        (1, None, b"6"),
+    ]
+    assert (records[2].headers, records[2].timestamp) == ((("h", b"1"),), 1_357_017_300_000)

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
 import uuid
-from collections import Counter
 from typing import Any
-
-import httpx
-import pytest
 
 from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import NewTopic, event_time_topic
 from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.common.records import TopicPartition
 from shared.common.settings import KafkaSettings
-from tests.integration.test_http_ingest import ENTRY, NDJSON, address, create, healthy, serving
+from tests.integration.test_http_ingest import NDJSON, create, serving
 
 
 async def committed(bootstrap_servers: str, topic: str, partitions: int) -> list[Any]:
@@ -87,76 +81,3 @@ async def test_a_key_is_stored_once_whoever_answers(kafka: EmbeddedKafka, topic_
     assert (taken.status_code, back.status_code) == (200, 200)
     assert known.headers["idempotency-replayed"] == "true"
     assert sorted(await committed(kafka.bootstrap_servers, topic_name, 1)) == [1, 2, 4, 5]
-
-
-@pytest.mark.parametrize("kills", [1, pytest.param(6, marks=pytest.mark.soak)])
-async def test_a_killed_service_and_retries_store_every_key_once(
-    kafka: EmbeddedKafka, topic_name: str, kills: int
-) -> None:
-    """kill -9 in mid-load: clients retry under their keys until a 2xx, and each id is there exactly once."""
-    await create(kafka.bootstrap_servers, event_time_topic(topic_name, 2))
-    environ = os.environ | {
-        "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
-        "PENSTOCK_LOG__FORMAT": "json",
-        "PENSTOCK_INGEST__IDEMPOTENCY_TOPIC": f"keys-{uuid.uuid4().hex[:8]}",
-        "PENSTOCK_INGEST__IDEMPOTENCY_PARTITIONS": "2",
-    }
-    done: Counter[int] = Counter()
-    retried = 0
-    where = {"url": ""}
-    ended = asyncio.Event()
-
-    async def one_client(number: int) -> None:
-        nonlocal retried
-        request = 0
-        async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
-            while not ended.is_set():
-                ids = [number * 100_000 + request * 5 + i for i in range(5)]
-                body = b"".join(b'{"id":%d}\n' % i for i in ids)
-                headers = NDJSON | {"Idempotency-Key": f"{number}-{request}"}
-                while True:
-                    try:
-                        url = f"{where['url']}/v1/topics/{topic_name}/events"
-                        answer = await client.post(url, content=body, headers=headers)
-                        if answer.status_code == 200:
-                            break
-                        assert answer.status_code in (503, 504, 429), answer.text
-                    except httpx.TransportError:
-                        pass
-                    retried += 1
-                    await asyncio.sleep(0.05)
-                done.update(ids)
-                request += 1
-
-    async def start() -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", ENTRY, env=environ, stderr=asyncio.subprocess.PIPE
-        )
-        where["url"] = await address(process)
-        async with httpx.AsyncClient(base_url=where["url"], trust_env=False) as client:
-            await healthy(client, 200)
-        return process
-
-    process = await start()
-    clients = [asyncio.create_task(one_client(n)) for n in range(4)]
-    try:
-        for _ in range(kills):
-            before = done.total()
-            async with asyncio.timeout(30):
-                while done.total() < before + 100:  # noqa: ASYNC110 - other tasks count
-                    await asyncio.sleep(0.02)
-            process.kill()
-            await process.communicate()
-            process = await start()
-        ended.set()
-        async with asyncio.timeout(40):
-            await asyncio.gather(*clients)
-    finally:
-        for task in clients:
-            task.cancel()
-        process.kill()
-        await process.communicate()
-    assert retried > 0
-    found = Counter(value["id"] for value in await committed(kafka.bootstrap_servers, topic_name, 2))
-    assert set(found) == set(done)
-    assert set(found.values()) == {1}
