@@ -25,6 +25,7 @@ FUNCTION_LINES_MAX = 60  # as much as one screen shows
 EDGES = {
     "shared/common/clock.py": "reads the clock, for everyone",
     "shared/common/daemon.py": "drives a service and takes the process's signals",
+    "shared/common/file_lock.py": "locks a file",
     "shared/common/ivy.py": "fetches jars into the user's cache",
     "shared/common/java.py": "asks each Java for its version",
     "shared/common/keeper.py": "the process that another one does not outlive",

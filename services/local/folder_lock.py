@@ -1,7 +1,6 @@
 """One broker per data folder, by a file lock that the broker inherits.
 
-The lock (flock) belongs to an open file, not to a process: it is held until the last process that has the file open
-is gone. So it outlives a starter that was killed exactly as long as its broker does, and never longer.
+So the lock outlives a starter that was killed exactly as long as its broker does, and never longer (`file_lock`).
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import time
 from pathlib import Path
 
 from shared.common.errors import ConfigError
+from shared.common.file_lock import FileLock
 
 LOCK_FILE = ".penstock.lock"
 KAFKA_LOCK_FILE = ".lock"
@@ -30,16 +30,15 @@ class FolderLock:
 
     def __init__(self, folder: Path, user: str = "another running broker, started by") -> None:
         self._folder, self._user = folder, user
-        self._fd: int | None = None
+        self._lock = FileLock(folder / LOCK_FILE)
 
     def __repr__(self) -> str:
-        return f"<FolderLock {self._folder} {'held' if self._fd is not None else 'free'}>"
+        return f"<FolderLock {self._folder} {'held' if self._lock.is_held else 'free'}>"
 
     @property
     def fd(self) -> int:
         """The descriptor to pass on to the broker."""
-        assert self._fd is not None
-        return self._fd
+        return self._lock.fd
 
     async def acquire(self) -> None:
         """Take the lock. Raises FolderInUse, or ConfigError when the folder cannot be written."""
@@ -54,30 +53,19 @@ class FolderLock:
 
     def release(self) -> None:
         """Let go; a broker that still runs keeps its own hold."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        self._lock.release()
 
     def _try(self) -> int | None:
         """None when we have it now, otherwise the id of the process that took it (0: not known)."""
-        path = self._folder / LOCK_FILE
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            if not self._lock.try_acquire():
+                text = (self._folder / LOCK_FILE).read_bytes()[:32]
+                return int(text) if text.strip().isdigit() else 0
+            os.ftruncate(self.fd, 0)
+            os.pwrite(self.fd, b"%d\n" % os.getpid(), 0)
         except OSError as e:
+            self._lock.release()
             raise ConfigError(f"the data folder {self._folder} cannot be used: {e.filename}: {e.strerror}") from None
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
-        except BlockingIOError:
-            text = os.pread(fd, 32, 0)
-            os.close(fd)
-            return int(text) if text.strip().isdigit() else 0
-        except OSError as e:
-            os.close(fd)
-            raise ConfigError(f"the data folder {self._folder} cannot be used: {e.strerror}") from None
-        self._fd = fd
         return None
 
 

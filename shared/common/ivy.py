@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import importlib.util
 import os
 import pwd
@@ -28,6 +27,7 @@ from xml.sax.saxutils import quoteattr
 
 from shared.common import keeper
 from shared.common.errors import ConfigError
+from shared.common.file_lock import FileLock
 from shared.common.log import get_logger
 
 log = get_logger(__name__)
@@ -190,9 +190,9 @@ def _check_space(root: Path, wanted: JarSet) -> None:
 @contextlib.contextmanager
 def _only_downloader(root: Path, wanted: JarSet, stop: threading.Event | None) -> Iterator[None]:
     deadline = time.monotonic() + RESOLVE_TIMEOUT_MS / 1000
-    fd = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    lock = FileLock(root / LOCK_FILE)
     try:
-        while not _try_lock(fd):
+        while not lock.try_acquire():
             _check_stop(wanted, stop)
             if time.monotonic() >= deadline:
                 raise JarsUnavailable(
@@ -201,15 +201,7 @@ def _only_downloader(root: Path, wanted: JarSet, stop: threading.Event | None) -
             time.sleep(POLL_MS / 1000)
         yield
     finally:
-        os.close(fd)
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        lock.release()
 
 
 def _check_stop(wanted: JarSet, stop: threading.Event | None) -> None:

@@ -7,7 +7,6 @@ never gives back. So the folder of the application is locked as a whole, for as 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 from pathlib import Path
@@ -15,6 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from shared.common.errors import ConfigError
+from shared.common.file_lock import FileLock
 from shared.streams.state.persistent_stores import CacheBudget
 
 if TYPE_CHECKING:
@@ -35,34 +35,26 @@ class StateDirectory:
         self.budget = CacheBudget(cache_bytes_max)
         self._rocksdb, self._local_state = _modules()
         self._memory = self._rocksdb.RocksMemory(memory_bytes_max)
-        self._lock: int | None = None
+        self._lock = FileLock(self.folder / LOCK_FILE)
         self._open: set[int] = set()
 
     def __repr__(self) -> str:
-        return f"<StateDirectory {self.folder} {'locked' if self._lock is not None else 'free'}>"
+        return f"<StateDirectory {self.folder} {'locked' if self._lock.is_held else 'free'}>"
 
     def acquire(self) -> None:
         """Make the folder and lock it."""
-        path = self.folder / LOCK_FILE
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            is_ours = self._lock.try_acquire()
         except OSError as e:
             raise ConfigError(f"streams.state_dir: {self.folder} cannot be written: {e.strerror}") from None
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(fd)
+        if not is_ours:
             raise ConfigError(
                 f"streams.state_dir: {self.folder} is locked by another instance: give each its own state_dir"
-            ) from None
-        self._lock = fd
+            )
 
     def release(self) -> None:
         """Let go of the folder; a second call does nothing."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.release()
 
     def state_of(self, partition: int) -> LocalState:
         """One partition's state; it must not be open already."""
