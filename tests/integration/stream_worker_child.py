@@ -1,30 +1,51 @@
 """A stream worker in a process of its own, to be killed: says `committed` once its first commit is durable.
 
-On SIGTERM it commits and leaves the group as a service does.
+On SIGTERM it commits and leaves the group as a service does. On SIGUSR1 it stops (SIGSTOP) when it next has a commit to
+write: whoever wakes it when its partitions have other owners has a zombie that writes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 
 import msgspec
 
 from shared.common import log
+from shared.common.records import GroupMetadata
 from shared.common.settings import KafkaSettings, LogSettings
 from shared.streams.aggregations import Count, Sum
+from shared.streams.changelog import ChangelogPartition
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.settings import StreamsSettings
+from shared.streams.state.checkpoint import CommitPlace
 from shared.streams.stream_worker import StreamWorker
+from shared.streams.task_outputs import TaskCommit
 
 GAP_MS, GRACE_MS = 100, 50
 SHUTDOWN_MS = 10_000
 RECORDS_A_TURN = 50  # few, so that there is always a next turn to be killed in
 
 
+def stop_when_told() -> None:
+    """Have the process stop before a commit is written, once SIGUSR1 has come."""
+    told, write = asyncio.Event(), ChangelogPartition.commit
+
+    async def commit(self: ChangelogPartition, commit: TaskCommit, group: GroupMetadata) -> CommitPlace:
+        if told.is_set():
+            told.clear()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return await write(self, commit, group)
+
+    ChangelogPartition.commit = commit  # type: ignore[method-assign]
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, told.set)
+
+
 async def main(argument: str) -> None:
+    stop_when_told()
     log.configure(LogSettings(), "child")  # to standard error: standard output is for the one word
     config = msgspec.json.decode(argument)
     topic = config["topic"]

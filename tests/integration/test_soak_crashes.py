@@ -19,11 +19,21 @@ from typing import Any
 import pytest
 
 from services.local.kafka import EmbeddedKafka
-from shared.streams.changelog_format import FINAL, LIVE
+from shared.streams.changelog_format import FINAL, LIVE, TAKEOVER, decode
 from shared.streams.changelog_reader import Change, ChangelogReader
 from shared.streams.owned_task import OwnedTask
 from shared.testing.topology_test_driver import TopologyTestDriver
-from tests.integration.test_stream_worker import GUARANTEES, Chain, chain_of, child, offline, running, topology
+from tests.integration.test_stream_worker import (
+    GUARANTEES,
+    WAIT_SECONDS,
+    Chain,
+    chain_of,
+    child,
+    offline,
+    running,
+    topology,
+    until,
+)
 
 SOAK_SECONDS = 60.0
 STOPPED_SECONDS = 5.0  # past the session timeout: the group goes on without it, and it wakes as a zombie
@@ -85,6 +95,7 @@ class Crew:
         self._chain, self._guarantee, self.random, self._given = chain, guarantee, random.Random(seed), given
         self._stack = contextlib.AsyncExitStack()
         self._processes: list[asyncio.subprocess.Process] = []
+        self._at_work: set[int] = set()
         self.done: Counter[str] = Counter()
 
     async def __aenter__(self) -> Crew:
@@ -102,9 +113,7 @@ class Crew:
             process.send_signal(signal.SIGKILL)
             await process.wait()
         elif what == "stopped":
-            process.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(STOPPED_SECONDS)
-            process.send_signal(signal.SIGCONT)
+            await self._make_zombie(process)
         else:
             guest = await self._start(len(self._processes))
             await asyncio.sleep(GUEST_SECONDS)
@@ -115,8 +124,37 @@ class Crew:
             if one.returncode is not None:
                 self._processes[i] = await self._start(i)
 
+    async def _make_zombie(self, process: asyncio.subprocess.Process) -> None:
+        """Stop it with a commit at hand, and wake it when another owner has taken over what it had."""
+
+        async def stopped() -> bool:
+            return _is_stopped(process)
+
+        if process.pid not in self._at_work:
+            assert process.stdout is not None
+            assert await asyncio.wait_for(process.stdout.readline(), WAIT_SECONDS) == b"committed\n"
+            self._at_work.add(process.pid)
+        process.send_signal(signal.SIGUSR1)
+        await until(stopped)
+        before = await self._takeovers()
+
+        async def taken_over() -> bool:
+            return await self._takeovers() > before
+
+        await asyncio.sleep(STOPPED_SECONDS)
+        await until(taken_over)
+        process.send_signal(signal.SIGCONT)
+
+    async def _takeovers(self) -> int:
+        records = await self._chain.read(f"{self._chain.topic}-changelog")
+        return sum(decode(record.value).operation == TAKEOVER for record in records)
+
     async def _start(self, place: int) -> asyncio.subprocess.Process:
         return await self._stack.enter_async_context(child(self._chain, self._guarantee, **self._given(place)))
+
+
+def _is_stopped(process: asyncio.subprocess.Process) -> bool:
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 @contextlib.asynccontextmanager
@@ -180,6 +218,7 @@ async def test_soak_of_crashes(
         print(f"owner epochs {epochs}; {ignored} of {len(entries)} changelog records are of overtaken owners")
         print(f"{len(got[0]) - len(set(got[0]))} results and {len(got[1]) - len(set(got[1]))} late records came twice")
         assert min(crew.done[what] for what in ("killed", "stopped", "rebalanced")) > 0
+        assert (ignored > 0) == (guarantee == "at_least_once"), "zombies write what no reader takes, if they can"
         assert [state == offline_state(chain, p) for p, state in enumerate(states)] == [True] * PARTITIONS
         assert rows == {p: {at: end for at, (end, _) in state.live.items()} for p, state in enumerate(states)}
         if guarantee == "exactly_once":
