@@ -13,16 +13,18 @@ import itertools
 import os
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 from aiokafka import errors as kafka
 from aiokafka.client import ConnectionGroup, CoordinationType
+from aiokafka.structs import BrokerMetadata
 
 from shared.clients.connection.backoff import BACKOFF_MAX_MS, Backoff
 from shared.clients.connection.errors import translate
 from shared.clients.connection.fetch import FetchRequest, FetchResponse
+from shared.clients.connection.flexible import Endpoint
 from shared.clients.connection.frames import read_in_place
 from shared.clients.connection.security import aiokafka_options
 from shared.clients.connection.sockets import Client
@@ -195,9 +197,18 @@ class Connection:
         return None if node is None or node == -1 else int(node)
 
     def leader_moved(self, tp: TopicPartition, node: int) -> None:
-        """A broker says who leads a partition now (KIP-951); believed until the next metadata."""
+        """A broker says who leads a partition now (KIP-951); believed until the next metadata.
+
+        A leader that is in no metadata, and that `brokers_told` was not told of, is not.
+        """
         if self.cluster.broker_metadata(node) is not None:
             self._moved[tp] = node
+
+    def brokers_told(self, endpoints: Iterable[Endpoint]) -> None:
+        """A broker says where others are, of which some may be too young for the metadata."""
+        for node, host, port in endpoints:
+            if host and self.cluster.broker_metadata(node) is None:
+                self.cluster._brokers[node] = BrokerMetadata(node, host, port, None)
 
     def check_refusals(self) -> None:
         """Raise AuthenticationFailed where a broker keeps this client out."""

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiokafka.protocol.api import RequestHeader_v2, ResponseHeader_v1
 
 NO_TAGS = b"\x00"
 _leader = struct.Struct(">ii")
+_node = struct.Struct(">i")
 
 
 class Reader:
@@ -88,6 +89,27 @@ def leader_in(tags: Mapping[int, memoryview], tag: int) -> int | None:
         return None
     node: int = _leader.unpack_from(tagged)[0]
     return node if node >= 0 else None
+
+
+class Endpoint(NamedTuple):
+    """Where a broker is to be reached."""
+
+    node: int
+    host: str
+    port: int
+
+
+def endpoints_in(tags: Mapping[int, memoryview], tag: int) -> list[Endpoint]:
+    """The brokers that a tagged field names beside new leaders (KIP-951), so that nobody has to ask where those are."""
+    if (tagged := tags.get(tag)) is None:
+        return []
+    reader, found = Reader(tagged), []
+    for _ in range(reader.uvarint() - 1):
+        (node,), host = reader.take(_node), reader.text()
+        (port,), _rack = reader.take(_node), reader.text()
+        reader.tags()
+        found.append(Endpoint(node, host or "", port))
+    return found
 
 
 def uvarint(value: int) -> bytes:

@@ -1,23 +1,33 @@
 """Produce, versions 9 and 10, written and read by hand: this is the request whose cost a record feels.
 
-Version 10 answers a refused batch with the partition's new leader (KIP-951); versions 8 and later say which record of
-a batch was refused. Kafka 2.8 and later speak version 9.
+Version 10 answers a refused batch with the partition's new leader, and where that is (KIP-951); versions 8 and later
+say which record of a batch was refused. Kafka 2.8 and later speak version 9.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from io import BytesIO
 from typing import Any, NamedTuple
 
 from aiokafka.protocol.produce import ProduceRequest
 
-from shared.clients.connection.flexible import NO_TAGS, FlexibleStruct, Reader, leader_in, text, uvarint
+from shared.clients.connection.flexible import (
+    NO_TAGS,
+    Endpoint,
+    FlexibleStruct,
+    Reader,
+    endpoints_in,
+    leader_in,
+    text,
+    uvarint,
+)
 from shared.common.errors import UnsupportedVersion
 
 API_KEY = 0
 VERSION_MIN, VERSION_MAX = 9, 10
-LEADER_TAG = 0
+LEADER_TAG = ENDPOINTS_TAG = 0
 
 _int32 = struct.Struct(">i")
 _acks_timeout = struct.Struct(">hi")
@@ -40,12 +50,15 @@ class ProduceAnswer(NamedTuple):
 
 
 class ProduceResponse:
-    """The answers by (topic, partition), and for how many ms the broker wants no more requests."""
+    """The answers by (topic, partition), for how many ms the broker wants no more requests, and where the leaders are
+    that the answers name."""
 
-    __slots__ = ("answers", "throttle_ms")
+    __slots__ = ("answers", "endpoints", "throttle_ms")
 
-    def __init__(self, answers: dict[tuple[str, int], ProduceAnswer], throttle_ms: int) -> None:
-        self.answers, self.throttle_ms = answers, throttle_ms
+    def __init__(
+        self, answers: dict[tuple[str, int], ProduceAnswer], throttle_ms: int, endpoints: Sequence[Endpoint] = ()
+    ) -> None:
+        self.answers, self.throttle_ms, self.endpoints = answers, throttle_ms, endpoints
 
     def __repr__(self) -> str:
         return f"<ProduceResponse {self.answers}>"
@@ -61,7 +74,8 @@ class ProduceResponse:
                 partition, answer = _read_partition(reader)
                 answers[topic or "", partition] = answer
             reader.tags()
-        return cls(answers, reader.take(_int32)[0])
+        (throttle_ms,) = reader.take(_int32)
+        return cls(answers, throttle_ms, endpoints_in(reader.tags(), ENDPOINTS_TAG))
 
 
 def _read_partition(reader: Reader) -> tuple[int, ProduceAnswer]:

@@ -351,6 +351,8 @@ class Sender:
     def _land(
         self, batches: list[Batch], response: ProduceResponse | None, failure: PenstockError | None, now_ms: int
     ) -> None:
+        if response is not None and response.endpoints:
+            self._connection.brokers_told(response.endpoints)
         with self._memory.together():
             for batch in batches:
                 if failure is not None:

@@ -10,6 +10,7 @@ from aiokafka.conn import AIOKafkaConnection
 from pydantic import SecretStr
 
 from shared.clients.connection.client import Connection, default_client_id
+from shared.clients.connection.flexible import Endpoint
 from shared.common.errors import (
     BrokerNotAvailable,
     KafkaTimeout,
@@ -17,7 +18,9 @@ from shared.common.errors import (
     RecordTooLarge,
     RetriableError,
 )
+from shared.common.records import TopicPartition
 from shared.common.settings import KafkaSettings
+from tests.shared.clients.producer import clusters
 
 SECRET = "open-sesame"
 
@@ -44,6 +47,22 @@ async def test_secrets_are_in_no_error() -> None:
     with pytest.raises(BrokerNotAvailable) as caught:
         await Connection(settings).open()
     assert SECRET not in repr(caught.getrepr(showlocals=False)) + str(caught.value)
+
+
+async def test_a_leader_that_is_in_no_metadata_yet() -> None:
+    """It is believed with the address that came along, until the next metadata; without one it is not."""
+    connection, tp = clusters.connection(), TopicPartition("t", 0)
+    clusters.know(connection, {"t": {0: 1}})
+    connection.leader_moved(tp, 7)
+    assert connection.leader(tp) == 1
+    connection.brokers_told([Endpoint(7, "young", 9092), Endpoint(1, "elsewhere", 1), Endpoint(8, "", 0)])
+    connection.leader_moved(tp, 7)
+    assert connection.leader(tp) == 7
+    assert connection.cluster.broker_metadata(7)[:3] == (7, "young", 9092)
+    assert connection.cluster.broker_metadata(1).host == "localhost", "the metadata knows better"
+    assert sorted(connection.nodes()) == [1, 7]
+    clusters.know(connection, {"t": {0: 1}})
+    assert connection.leader(tp) == 1
 
 
 async def test_silence_is_the_time_since_the_last_answer_of_any_socket() -> None:

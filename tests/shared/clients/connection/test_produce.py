@@ -121,6 +121,16 @@ def test_the_new_leader() -> None:
     assert leader(9, 6, 2) is None
 
 
+def test_where_the_new_leader_is() -> None:
+    """Every broker that the response names, with a rack or without; none in version 9."""
+    row = Message(partition=0, error_code=6, current_leader=Message(leader_id=3, leader_epoch=8))
+    endpoints = [Message(node_id=3, host="h", port=9, rack=None), Message(node_id=4, host="i", port=10, rack="r")]
+    body = Message(topics=[Message(name="a", partitions=[row])], node_endpoints=endpoints, throttle_time_ms=7)
+    assert list(decoded(body, 10).endpoints) == [(3, "h", 9), (4, "i", 10)]
+    assert (decoded(body, 10).throttle_ms, decoded(body, 9).throttle_ms) == (7, 7)
+    assert list(decoded(body, 9).endpoints) == []
+
+
 def test_what_the_broker_says_of_records() -> None:
     """Message and single records of the batch come together in the detail."""
     errors = [
