@@ -75,7 +75,7 @@ class Backfill(Fold):
         if pending is not None and adopted is not None:
             self.now_ms = int(pending.get("now_ms", self.now_ms))  # what was too far ahead then still is
             self.say("a backfill was begun and not ended: this one goes on up to where that meant to go")
-        self.history = read_history(self.spark, settings, self.topology.source_topics(), adopted)
+        self.history = read_history(self.spark, settings, self.topology.source_topics(), self.now_ms, adopted)
         self.say(f"order: {self.history.order}")
         return Plan(FIRST_RUN, {}, offsets, dict.fromkeys(offsets.latest, 0), offsets.latest, adopted is not None)
 

@@ -55,11 +55,12 @@ class History(NamedTuple):
 
 
 def read_history(
-    spark: SparkSession, settings: BackfillSettings, topics: Sequence[str], adopted: Ends | None = None
+    spark: SparkSession, settings: BackfillSettings, topics: Sequence[str], now_ms: int, adopted: Ends | None = None
 ) -> History:
     """What is to be replayed; `adopted` are the ends of a run that crashed. Raises ConfigError, or an error of Kafka's.
 
-    For UnknownTopicOrPartition, BrokerNotAvailable and the others see `topic_offsets`.
+    Of several topics, what lies too far ahead of `now_ms` is refused by the task and so moves no topic's time on. For
+    UnknownTopicOrPartition, BrokerNotAvailable and the others see `topic_offsets`.
     """
     held = {topic: topic_offsets(spark, settings.kafka, topic, settings.kafka_timeout_ms) for topic in topics}
     ids = {topic: offsets.topic_id for topic, offsets in held.items()}
@@ -81,7 +82,10 @@ def read_history(
     for frame in frames[1:]:
         together = together.unionByName(frame)
     so_far = SparkWindow.partitionBy("partition", "topic").orderBy("offset")
-    reached = F.max("timestamp_ms").over(so_far.rowsBetween(SparkWindow.unboundedPreceding, 0))
+    limit_ms = None if settings.max_future_ms is None else now_ms + settings.max_future_ms
+    at_ms = F.col("timestamp_ms")
+    taken = at_ms if limit_ms is None else F.when(at_ms <= limit_ms, at_ms)
+    reached = F.max(taken).over(so_far.rowsBetween(SparkWindow.unboundedPreceding, 0))
     partitions = len(held[topics[0]].latest)
     ordered = _in_order(together.withColumn("_reached", reached), partitions, "_reached", "topic", "offset")
     return History(ordered, ends, ids, "highest timestamp so far of each topic, then offset")

@@ -22,8 +22,10 @@ from services.compactor.compact import Compaction
 from services.compactor.failures import BackfillFailed
 from services.compactor.settings import BackfillSettings, CompactSettings
 from services.local.kafka import EmbeddedKafka
+from shared.clients.producer import Producer
 from shared.clients.producer.partitioner import for_key
 from shared.common.errors import ConfigError
+from shared.common.records import ProducerRecord
 from shared.streams.stream_worker import StreamWorker
 from shared.streams.topology_loading import load_topology
 from shared.testing.topology_test_driver import TopologyTestDriver
@@ -277,7 +279,7 @@ async def test_history_lies_between_places(kafka: EmbeddedKafka, topic_name: str
 
         def offsets(**places: str) -> list[int]:
             settings = job(topic_name, topic_name, **places).settings
-            found = read_history(history.spark, settings, [topic_name]).records.select("offset").collect()
+            found = read_history(history.spark, settings, [topic_name], 0).records.select("offset").collect()
             return [row.offset for row in found]
 
         history = job(topic_name, topic_name)
@@ -289,6 +291,25 @@ async def test_history_lies_between_places(kafka: EmbeddedKafka, topic_name: str
             ({"start": str(max(times) + 1)}, range(0)),
         ):
             assert await asyncio.to_thread(lambda places=places: offsets(**places)) == list(wanted)
+
+
+async def test_several_topics_are_taken_by_the_times_that_each_has_reached(
+    kafka: EmbeddedKafka, topic_name: str, job: Callable[..., Backfill]
+) -> None:
+    """A late record follows the one it came after; one that is refused for its time holds back none that follow it."""
+    now_ms, one, other = 1_000_000, f"{topic_name}-1", f"{topic_name}-2"
+    times = {one: [10, 5, now_ms + 86_400_001, 30, 50], other: [7, 20, 40, 60]}
+    async with (
+        chain_of(kafka, one, partitions=1) as chain,
+        chain_of(kafka, other, partitions=1),
+        Producer(chain.kafka) as producer,
+    ):
+        records = [ProducerRecord(topic, b"{}", b"k", (), 0, at) for topic, own in times.items() for at in own]
+        assert not [r for r in await (await producer.send_many(records)) if isinstance(r, BaseException)]
+        history = job(one, topic_name)
+        found = await asyncio.to_thread(read_history, history.spark, history.settings, [one, other], now_ms)
+        in_order = [(row.topic[-1], row.offset) for row in await asyncio.to_thread(found.records.collect)]
+    assert in_order == [("2", 0), ("1", 0), ("1", 1), ("1", 2), ("2", 1), ("1", 3), ("2", 2), ("1", 4), ("2", 3)]
 
 
 @pytest.mark.soak
