@@ -15,6 +15,7 @@ from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin, NewTopic
 from shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
 from shared.clients.producer import Producer
+from shared.common.errors import GroupNotEmpty
 from shared.common.java import find_java
 from shared.common.records import OffsetAndMetadata, ProducerRecord, TopicPartition
 from shared.common.settings import KafkaSettings
@@ -37,8 +38,12 @@ public class Member {
         Properties p = new Properties();
         p.put("bootstrap.servers", a[0]);
         p.put("group.id", a[1]);
-        p.put("partition.assignment.strategy", "org.apache.kafka.clients.consumer." + a[2]);
-        p.put("heartbeat.interval.ms", "100");
+        if (a[2].isEmpty()) {
+            p.put("group.protocol", "consumer");
+        } else {
+            p.put("partition.assignment.strategy", "org.apache.kafka.clients.consumer." + a[2]);
+            p.put("heartbeat.interval.ms", "100");
+        }
         p.put("key.deserializer", ByteArrayDeserializer.class.getName());
         p.put("value.deserializer", ByteArrayDeserializer.class.getName());
         try (KafkaConsumer<byte[], byte[]> consumer = new KafkaConsumer<>(p)) {
@@ -159,7 +164,10 @@ async def test_a_static_member_restarts_without_a_rebalance(
 
 @asynccontextmanager
 async def java_member(kafka: EmbeddedKafka, topic: str, assignor: str, folder: Path) -> AsyncIterator[list[list[int]]]:
-    """Kafka's own consumer as a member of the group; what it was assigned, last first. Needs a JDK."""
+    """Kafka's own consumer as a member of the group; what it was assigned, last first. Needs a JDK.
+
+    Without an assignor the group is one of the newer protocol.
+    """
     java = find_java().executable
     asked = [java, "--list-modules"]
     modules = (await asyncio.to_thread(subprocess.run, asked, capture_output=True, text=True, check=True)).stdout
@@ -168,7 +176,16 @@ async def java_member(kafka: EmbeddedKafka, topic: str, assignor: str, folder: P
     source = folder / "Member.java"
     source.write_text(JAVA_MEMBER)
     jars = await kafka_jars(find_java())
-    command = [java, "-Xmx128m", "-cp", f"{jars}/*", source, kafka.bootstrap_servers, topic, JAVA_ASSIGNORS[assignor]]
+    command = [
+        java,
+        "-Xmx128m",
+        "-cp",
+        f"{jars}/*",
+        source,
+        kafka.bootstrap_servers,
+        topic,
+        JAVA_ASSIGNORS.get(assignor, ""),
+    ]
     process = await asyncio.create_subprocess_exec(
         *map(str, command), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
@@ -214,3 +231,26 @@ async def test_a_group_with_a_java_member(kafka: EmbeddedKafka, topic_name: str,
             await first.close()  # theirs leads
             async with member(kafka, topic_name, **settings) as third:
                 await poll_until(lambda: shared_out(third) and len(third.assignment()) == 2, third)
+
+
+async def test_a_group_of_the_newer_protocol_is_described(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
+) -> None:
+    """Its members and what they read; its offsets are changed no sooner than it is empty, and the members are named."""
+    await fill(kafka, topic_name, 2, 1)
+    tps = [TopicPartition(topic_name, partition) for partition in (0, 1)]
+    async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin, asyncio.timeout(60):
+        async with java_member(kafka, topic_name, "", tmp_path) as theirs:
+            while not theirs or not theirs[0]:
+                await asyncio.sleep(0.05)
+            group = await admin.describe_group(topic_name)
+            assert (group.state, [each.assignment for each in group.members]) == ("Stable", [frozenset(tps)])
+            for change in (
+                admin.alter_group_offsets(topic_name, {tps[0]: 1}),
+                admin.reset_group_offsets(topic_name, "earliest", tps),
+                admin.delete_group_offsets(topic_name, tps),
+                admin.delete_group(topic_name),
+            ):
+                with pytest.raises(GroupNotEmpty, match=group.members[0].member_id):
+                    await change
+        assert (await admin.describe_group(f"{topic_name}-nobody")).state == "Dead"

@@ -14,16 +14,18 @@ from typing import Any, Literal
 
 from shared.clients.admin.topics import IsolationLevel, TopicsAdmin, one_deadline
 from shared.clients.admin.types import GroupDescription, GroupListing, MemberDescription, OffsetChange, PartitionLag
-from shared.clients.connection import decode_assignment, error_for_code, wire
+from shared.clients.connection import CONSUMER_GROUP_DESCRIBE, decode_assignment, error_for_code, wire
 from shared.common.errors import (
     CoordinatorNotAvailable,
     GroupNotEmpty,
     GroupNotFound,
     UnknownMember,
 )
+from shared.common.offset_checks import checked_offsets, checked_spec
 from shared.common.records import OffsetAndMetadata, TopicPartition
 
 NO_GENERATION = -1
+DEAD = "Dead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ class GroupsAdmin(TopicsAdmin):
         return await self._run(ask, "list groups", timeout_ms)
 
     async def describe_group(self, group_id: str, *, timeout_ms: int | None = None) -> GroupDescription:
-        """A group's state and members with their assignments; a group that does not exist has the state Dead."""
+        """A group's state and members with their assignments, under either of Kafka's group protocols; a group that
+        does not exist has the state Dead."""
         where = f"group {group_id}"
 
         async def ask() -> GroupDescription:
@@ -78,9 +81,37 @@ class GroupsAdmin(TopicsAdmin):
                 for member_id, instance_id, client_id, host, _, assignment in rows
             )
             node = await self._connection.coordinator("group", group_id)
+            if state == DEAD and (found := await self._describe_consumer_group(group_id, node)) is not None:
+                return found
             return GroupDescription(group_id, state, protocol_type, protocol, node, members)
 
         return await self._run(ask, where, timeout_ms)
+
+    async def _describe_consumer_group(self, group_id: str, node: int) -> GroupDescription | None:
+        """A group whose members' assignments the coordinator makes; None where there is none, or the broker is older
+        than such groups."""
+        api, where = CONSUMER_GROUP_DESCRIBE, f"group {group_id}"
+        low, high = (await self._connection.api_versions(node)).get(api.key, (0, -1))
+        if not low <= api.version <= high:
+            return None
+        response = await self._ask(group_id, api([group_id], False), where)
+        code, _, _, state, _, _, assignor, rows, *_ = response.groups[0]
+        if code:
+            error = error_for_code(code, where)
+            if isinstance(error, GroupNotFound):
+                return None
+            self._raise(code, group_id, where)
+        members = tuple(
+            MemberDescription(
+                member_id,
+                client_id,
+                host,
+                instance_id,
+                frozenset(TopicPartition(topic, p) for _, topic, partitions, _ in topics for p in partitions),
+            )
+            for member_id, instance_id, _, _, client_id, host, _, _, topics, *_ in rows
+        )
+        return GroupDescription(group_id, state, "consumer", assignor, node, members)
 
     async def group_offsets(
         self, group_id: str, *, require_stable: bool = False, timeout_ms: int | None = None
@@ -129,11 +160,12 @@ class GroupsAdmin(TopicsAdmin):
     async def alter_group_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata], *, timeout_ms: int | None = None
     ) -> None:
-        """Commit offsets for a group that has no members; GroupNotEmpty names the members of one that has."""
+        """Commit offsets for a group that has no members; GroupNotEmpty names the members of one that has, ValueError
+        and TypeError what is no offset."""
+        checked = checked_offsets(offsets)
         await self._refuse_while_active(group_id, timeout_ms)
         topics: dict[str, list[tuple[int, int, int, str]]] = defaultdict(list)
-        for tp, value in offsets.items():
-            at = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
+        for tp, at in checked.items():
             topics[tp.topic].append((tp.partition, at.offset, at.leader_epoch, at.metadata))
         where = f"offsets of group {group_id}"
         request = wire.OFFSET_COMMIT(group_id, NO_GENERATION, "", None, list(topics.items()))
@@ -165,8 +197,9 @@ class GroupsAdmin(TopicsAdmin):
 
         `partitions` are by default those with a commit (or the keys of `to`). Offsets are kept within what a partition
         holds. With `dry_run` nothing is changed, and an active group is not refused. Raises GroupNotEmpty naming the
-        members, GroupNotFound where there is nothing to reset.
+        members, GroupNotFound where there is nothing to reset, ValueError and TypeError for any other `to`.
         """
+        _check_reset(to)
         if not dry_run:
             await self._refuse_while_active(group_id, timeout_ms)
         committed = await self.group_offsets(group_id, timeout_ms=timeout_ms)
@@ -240,6 +273,16 @@ class GroupsAdmin(TopicsAdmin):
         members = (await self.describe_group(group_id, timeout_ms=timeout_ms)).members
         if members:
             raise GroupNotEmpty(f"group {group_id} has {len(members)} members: {'; '.join(map(str, members))}")
+
+
+def _check_reset(to: object) -> None:
+    if isinstance(to, Mapping):
+        checked_offsets(to)
+    elif isinstance(to, ShiftBy):
+        if not isinstance(to.records, int) or isinstance(to.records, bool):
+            raise TypeError(f"shift by {to.records!r}: not a number of records")
+    else:
+        checked_spec("reset", to)
 
 
 __all__ = ["GroupsAdmin", "Reset", "ShiftBy"]

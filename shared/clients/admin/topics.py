@@ -25,6 +25,7 @@ from shared.clients.connection.log_dirs import DESCRIBE_LOG_DIRS
 from shared.clients.connection.wire_types import Api
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import AuthorizationFailed, IllegalState, NotLeaderOrFollower, TopicAlreadyExists
+from shared.common.offset_checks import checked_offset, checked_spec
 from shared.common.records import TopicPartition
 
 T = TypeVar("T")
@@ -36,6 +37,7 @@ IsolationLevel = Literal["read_uncommitted", "read_committed"]
 OffsetSpec = Literal["earliest", "latest"] | int
 TOPIC_RESOURCE = 2
 SET_CONFIG, DELETE_CONFIG = 0, 1
+ALL_RECORDS = -1
 
 
 def kafka_uuid(value: uuid.UUID) -> str:
@@ -209,9 +211,12 @@ class TopicsAdmin:
         epoch).
 
         The latest is the high watermark, under `read_committed` the last stable offset (before the first open
-        transaction). Where no record is as late as the time, the latest offset is given.
+        transaction). Where no record is as late as the time, the latest offset is given. ValueError and TypeError for
+        any other spec.
         """
         self._check_open()
+        for tp, spec in specs.items():
+            checked_spec(tp, spec)
         found = await list_offsets(self._connection, specs, isolation_level, self._limit_ms(timeout_ms))
         without = {tp: "latest" for tp, offset in found.items() if offset < 0}
         if without:
@@ -223,8 +228,12 @@ class TopicsAdmin:
     ) -> dict[TopicPartition, int]:
         """Delete the records below an offset (-1: all there are); gives each partition's new first offset.
 
-        Raises OffsetOutOfRange naming the partition where the offset is above the high watermark.
+        Raises OffsetOutOfRange naming the partition where the offset is above the high watermark, ValueError and
+        TypeError for what is no offset.
         """
+        for tp, offset in before.items():
+            if offset != ALL_RECORDS:
+                checked_offset(tp, offset)
         low: dict[TopicPartition, int] = {}
 
         async def delete() -> None:

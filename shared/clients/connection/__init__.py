@@ -15,6 +15,7 @@ from shared.clients.connection.batches import (
     seal_batch,
 )
 from shared.clients.connection.client import Connection, default_client_id, translated
+from shared.clients.connection.consumer_groups import CONSUMER_GROUP_DESCRIBE
 from shared.clients.connection.errors import error_for_code, name_of, translate
 from shared.clients.connection.fetch import NO_EPOCH, FetchedPartition, FetchRequest, FetchResponse
 from shared.clients.connection.lookups import by_leader, list_offsets
@@ -24,6 +25,7 @@ from shared.clients.connection.wire_types import NO_UUID, decode_assignment
 
 __all__ = [
     "COMPRESSION",
+    "CONSUMER_GROUP_DESCRIBE",
     "NO_EPOCH",
     "NO_UUID",
     "BatchRecord",

@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import Mapping
 
 from shared.clients.consumer.committer import OnCommit
-from shared.clients.consumer.offsets import OffsetLookups, checked_offsets
+from shared.clients.consumer.offsets import OffsetLookups
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import CommitFailed, IllegalState, RebalanceInProgress, UnknownTopicOrPartition
+from shared.common.offset_checks import checked_offsets
 from shared.common.records import OffsetAndMetadata, TopicPartition
 
 

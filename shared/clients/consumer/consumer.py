@@ -36,16 +36,17 @@ from shared.clients.consumer.fetching import Fetching
 from shared.clients.consumer.listener import RebalanceListener
 from shared.clients.consumer.membership import Membership
 from shared.clients.consumer.metrics import ConsumerMetrics
-from shared.clients.consumer.offsets import checked_offset
 from shared.clients.consumer.settings import ConsumerSettings
 from shared.clients.consumer.subscribing import LEAVE_TIME_MS, UNKNOWN_TOPIC_REFRESH_MS
 from shared.clients.consumer.unread import Taken
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import IllegalState, PenstockError
 from shared.common.log import get_logger
+from shared.common.offset_checks import checked_offset
 from shared.common.records import Columns, ConsumerRecord, GroupMetadata, TopicPartition
 from shared.common.serialization import Deserializer, bytes_deserializer
 from shared.common.settings import KafkaSettings
+from shared.common.topic_names import check_topic_name
 
 log = get_logger(__name__)
 
@@ -134,9 +135,15 @@ class Consumer(Committing):
         await self._close(None, processed=kind is None)
 
     def subscribe(self, topics: Sequence[str] | re.Pattern[str], listener: RebalanceListener | None = None) -> None:
-        """Read topics by name, or all that a pattern matches from their start, shared among the group's members."""
+        """Read topics by name, or all whose whole name a pattern matches, shared among the group's members.
+
+        InvalidTopic for a name that no topic can have, ValueError for no topic at all.
+        """
         if isinstance(topics, str):
             raise TypeError("subscribe takes a list of topics or a compiled pattern, not one name")
+        if not isinstance(topics, re.Pattern):
+            for topic in (topics := list(topics)):
+                check_topic_name(topic)
         if self._state == "new":
             self._wanted = (topics, listener)
             return

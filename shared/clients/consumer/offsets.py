@@ -18,11 +18,10 @@ from shared.common.errors import (
     OffsetOutOfRange,
     PenstockError,
 )
+from shared.common.offset_checks import checked_time
 from shared.common.records import OffsetAndMetadata, TopicPartition
 
 POSITION_POLL_MS = 20
-OFFSET_METADATA_MAX_BYTES = 4_096
-"""What a broker keeps with an offset (its `offset.metadata.max.bytes` by default)."""
 
 
 class OffsetLookups:
@@ -93,7 +92,9 @@ class OffsetLookups:
         return await self._list(dict.fromkeys(partitions, "latest"))
 
     async def offsets_for_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """The first offset with a timestamp at or after each time (ms since the epoch), None where there is none."""
+        """The first offset with a timestamp at or after each time (ms since the epoch), None where there is none;
+        ValueError and TypeError for what is no time."""
+        times = {tp: checked_time(tp, time_ms) for tp, time_ms in times.items()}
         found = await self._list(times)
         return {tp: None if offset < 0 else offset for tp, offset in found.items()}
 
@@ -126,30 +127,3 @@ class OffsetLookups:
         group_id, fetching = self._settings.group_id, self._fetching
         group = f", group {group_id}, generation {fetching.generation}" if group_id else ""
         return f"client {fetching.client_id}{group}"
-
-
-def checked_offset(tp: TopicPartition, offset: object) -> int:
-    """The offset, if it is one."""
-    if not isinstance(tp, TopicPartition):
-        raise TypeError(f"{tp!r} is not a TopicPartition")
-    if not isinstance(offset, int) or isinstance(offset, bool):
-        raise TypeError(f"{tp}: {offset!r} is not an offset, which is an int")
-    if offset < 0:
-        raise ValueError(f"{tp}: offset {offset} is below 0")
-    return offset
-
-
-def checked_offsets(
-    given: Mapping[TopicPartition, OffsetAndMetadata | int],
-) -> dict[TopicPartition, OffsetAndMetadata]:
-    """What is to be committed, if it can be; TypeError and ValueError name the partition."""
-    checked = {}
-    for tp, value in given.items():
-        at = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
-        checked_offset(tp, at.offset)
-        if not isinstance(at.metadata, str):
-            raise TypeError(f"{tp}: the metadata is not a text but {at.metadata!r}")
-        if (size := len(at.metadata.encode())) > OFFSET_METADATA_MAX_BYTES:
-            raise ValueError(f"{tp}: {size} bytes of metadata, above the {OFFSET_METADATA_MAX_BYTES} that are kept")
-        checked[tp] = at
-    return checked

@@ -168,7 +168,7 @@ class Subscribing:
         return False
 
     def subscribe(self, topics: Sequence[str] | re.Pattern[str], rebalances: Rebalances) -> None:
-        """Read topics, or all that a pattern matches from their start; `rebalances` hears what the group assigns."""
+        """Read topics, or all whose whole name a pattern matches; `rebalances` hears what the group assigns."""
         if isinstance(topics, re.Pattern):
             self._become("pattern")
             self._pattern = topics
@@ -268,7 +268,7 @@ class Subscribing:
     def _note_metadata(self) -> None:
         """What the topics are now: for the group, or (without one) to be read whole."""
         if self._pattern is not None:
-            self._topics = frozenset(topic for topic in self.connection.topics() if self._pattern.match(topic))
+            self._topics = frozenset(topic for topic in self.connection.topics() if self._pattern.fullmatch(topic))
         if self._mode not in ("topics", "pattern"):
             return
         if self._group is not None and self._coordinator is not None:

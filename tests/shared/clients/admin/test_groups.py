@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
-from shared.clients.admin import Admin
+from shared.clients.admin import Admin, ShiftBy
 from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.common.errors import KafkaTimeout
 from shared.common.records import OffsetAndMetadata, TopicPartition
@@ -41,3 +42,22 @@ async def test_a_call_that_asks_several_things_keeps_its_time(cluster: FakeClust
         assert 0.4 < time.monotonic() - started < 0.85
         assert cluster.committed("g") == {A: OffsetAndMetadata(3)}
         assert (await admin.group_offsets("g", timeout_ms=3_000))[A].offset == 3  # the next has its own time
+
+
+@pytest.mark.parametrize("to", [-1, -2, -7, True, 1.5, "earlist", "", None, {A: -5}, {A: "x"}, ShiftBy(True)], ids=repr)
+async def test_a_reset_to_nowhere_is_refused_before_it_is_sent(cluster: FakeCluster, to: Any) -> None:
+    """To a broker a time below 0 is a place of its own: nothing is moved there by a slip."""
+    async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        for dry_run in (False, True):
+            with pytest.raises((ValueError, TypeError)):
+                await admin.reset_group_offsets("g", to, dry_run=dry_run)
+    assert cluster.committed("g") == {A: OffsetAndMetadata(3)}
+
+
+@pytest.mark.parametrize("offset", [-5, True, "x", None, OffsetAndMetadata(2, "x" * 5_000)], ids=repr)
+async def test_what_is_no_offset_is_not_committed(cluster: FakeCluster, offset: Any) -> None:
+    """The partition is named; a broker would take -5 for "none" without a word."""
+    async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        with pytest.raises((ValueError, TypeError), match="t-0"):
+            await admin.alter_group_offsets("g", {A: offset})
+    assert cluster.committed("g") == {A: OffsetAndMetadata(3)}

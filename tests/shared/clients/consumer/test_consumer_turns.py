@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ import pytest
 
 from shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
 from shared.clients.producer import Producer
-from shared.common.errors import IllegalState
+from shared.common.errors import IllegalState, InvalidTopic
 from shared.common.records import ProducerRecord, TopicPartition
 from shared.common.settings import KafkaSettings
 from shared.testing.fake_broker import Api, FakeCluster, Request
@@ -137,3 +138,34 @@ async def test_an_iteration_may_go_on_in_another_task(cluster: FakeCluster) -> N
         records = aiter(consumer)
         offsets += [(await asyncio.wait_for(anext(records), 10)).offset for _ in range(2)]
         assert offsets == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("topics", [["a b"], [""], ["t", "x" * 300], [7]], ids=str)
+async def test_a_name_that_no_topic_can_have_is_refused_at_once(cluster: FakeCluster, topics: list[str]) -> None:
+    """Before and after the start, rather than waited for."""
+    async with opened(cluster) as consumer:
+        with pytest.raises(InvalidTopic):
+            consumer.subscribe(topics)
+        consumer.subscribe(["t"])
+    with pytest.raises(InvalidTopic):
+        Consumer(KafkaSettings(), ConsumerSettings(group_id="g")).subscribe(topics)
+
+
+async def test_a_pattern_matches_whole_names(cluster: FakeCluster) -> None:
+    """As Java's do: a part of the name is not enough."""
+    cluster.create_topic("other-t")
+    cluster.create_topic("t-other")
+    async with opened(cluster) as consumer:
+        consumer.subscribe(re.compile("t"))
+        while not consumer.assignment():
+            await consumer.poll(10)
+        assert consumer.assignment() == {A}
+
+
+@pytest.mark.parametrize("time_ms", [-1, -2, -5, True, "x"])
+async def test_a_time_below_the_epoch_is_none(cluster: FakeCluster, time_ms: int) -> None:
+    """To a broker it is the end, the start, or nothing it knows."""
+    async with opened(cluster) as consumer:
+        consumer.assign([A])
+        with pytest.raises((ValueError, TypeError), match="t-0"):
+            await consumer.offsets_for_times({A: time_ms})

@@ -1,0 +1,56 @@
+"""What a group of the newer protocol (`group.protocol=consumer`) consists of: DescribeGroups calls such a group Dead.
+
+Brokers speak it from Kafka 4.0 on; it stands beside those requests of `wire` that every broker must speak.
+"""
+
+from __future__ import annotations
+
+from aiokafka.protocol.types import Boolean, CompactArray, Int32
+
+from shared.clients.connection.wire import ERROR, THROTTLE
+from shared.clients.connection.wire_types import TAGS, TEXT_FLEX, Api, Uuid
+
+_PARTITIONS = CompactArray(
+    ("topic_id", Uuid), ("topic_name", TEXT_FLEX), ("partitions", CompactArray(Int32)), TAGS
+)  # fmt: skip
+_MEMBERS = CompactArray(
+    ("member_id", TEXT_FLEX),
+    ("instance_id", TEXT_FLEX),
+    ("rack_id", TEXT_FLEX),
+    ("member_epoch", Int32),
+    ("client_id", TEXT_FLEX),
+    ("client_host", TEXT_FLEX),
+    ("subscribed_topic_names", CompactArray(TEXT_FLEX)),
+    ("subscribed_topic_regex", TEXT_FLEX),
+    ("assignment_topics", _PARTITIONS),
+    ("assignment_tags", TAGS[1]),
+    ("target_topics", _PARTITIONS),
+    ("target_tags", TAGS[1]),
+    TAGS,
+)
+
+CONSUMER_GROUP_DESCRIBE = Api(
+    "ConsumerGroupDescribe",
+    69,
+    0,
+    (("group_ids", CompactArray(TEXT_FLEX)), ("include_authorized_operations", Boolean)),
+    (
+        THROTTLE,
+        (
+            "groups",
+            CompactArray(
+                ERROR,
+                ("error_message", TEXT_FLEX),
+                ("group_id", TEXT_FLEX),
+                ("group_state", TEXT_FLEX),
+                ("group_epoch", Int32),
+                ("assignment_epoch", Int32),
+                ("assignor_name", TEXT_FLEX),
+                ("members", _MEMBERS),
+                ("authorized_operations", Int32),
+                TAGS,
+            ),
+        ),
+    ),
+    flexible=True,
+)
