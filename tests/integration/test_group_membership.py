@@ -241,7 +241,7 @@ async def test_a_group_of_the_newer_protocol_is_described(
     tps = [TopicPartition(topic_name, partition) for partition in (0, 1)]
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin, asyncio.timeout(60):
         async with java_member(kafka, topic_name, "", tmp_path) as theirs:
-            while not theirs or not theirs[0]:
+            while not theirs or not theirs[0]:  # noqa: ASYNC110 - another process tells
                 await asyncio.sleep(0.05)
             group = await admin.describe_group(topic_name)
             assert (group.state, [each.assignment for each in group.members]) == ("Stable", [frozenset(tps)])
