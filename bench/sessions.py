@@ -9,15 +9,18 @@ checked: every record is in a closed session, in a live one, or late.
 
 Besides: what a live session with count and mean takes of memory, with a million of them, and how long after it was due
 a record's result can be read at 10,000 records a second (`_sessions_latency`); the exit status is 1 also where that
-rate was not held. With `--peers` Bytewax and Quix Streams run beside it on the same broker, where an environment has
-them (`_peers`).
+rate was not held. Bytewax and Quix Streams run beside it on the same broker, where an environment has them (`_peers`);
+that one is absent is said. With `--profile` each of ours runs once under the profiler instead.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import cProfile
+import io
 import json
+import pstats
 import sys
 import tempfile
 import time
@@ -52,6 +55,8 @@ from shared.streams.stream_worker import StreamWorker
 from shared.streams.topology import Topology
 
 COMMIT_INTERVAL_MS = 200
+PROFILE_LINES = 30
+PEERS_SLOWER = 10  # at least: they get so many times fewer records, or would take minutes
 POLL_MS = 100
 SESSIONS, SESSION_BYTES_MAX = 1_000_000, 400
 LATENCY_SECONDS, P99_MS_MAX = 8, 250
@@ -173,6 +178,32 @@ async def contest(contestant: str, kafka: KafkaSettings, count: int) -> Figures:
     return await sessions(kafka, count, guarantee, mean=what == "mean", keep=keep)
 
 
+def profiled(contestant: str, kafka: KafkaSettings, count: int) -> str:
+    """One round under the profiler: each function's own time, and each file's share of it all."""
+    profiler, said = cProfile.Profile(), io.StringIO()
+    profiler.runcall(lambda: asyncio.run(contest(contestant, kafka, count)))
+    stats = pstats.Stats(profiler, stream=said)
+    stats.sort_stats("tottime").print_stats(PROFILE_LINES)
+    own: dict[str, float] = {}
+    for (file, _, _), row in stats.stats.items():  # type: ignore[attr-defined]
+        name = Path(file).name if Path(file).is_file() else "built in: numpy, msgspec, Cython, sockets"
+        own[name] = own.get(name, 0.0) + row[2]
+    return "\n".join([f"{contestant}, {count:,} records:", said.getvalue(), *shares(own, count, PROFILE_LINES)])
+
+
+def shares(seconds: dict[str, float], count: int, lines_max: int) -> list[str]:
+    """Each name's part of all the time, the largest first; the last line is all others', so that nothing is left out.
+
+    >>> shares({"a.py": 1.0, "b.py": 2.0, "c.py": 0.5, "d.py": 0.5}, 1_000_000, 2)
+    [' 50.0%   2.00 µs a record  b.py', ' 25.0%   1.00 µs a record  a.py', ' 25.0%   1.00 µs a record  all others']
+    """
+    largest = sorted(seconds.items(), key=lambda each: -each[1])
+    others = sum(own for _, own in largest[lines_max:])
+    whole = sum(seconds.values())
+    rows = [*largest[:lines_max], ("all others", others)]
+    return [f"{own / whole:6.1%}  {own / count * 1e6:5.2f} µs a record  {name}" for name, own in rows]
+
+
 def bytes_per_session(count: int) -> float:
     """Memory of a live session with count and mean, of so many with a key each, all that the store has counted in."""
     tracemalloc.start()
@@ -198,6 +229,22 @@ async def run_peers(kafka: KafkaSettings, python: str, names: Sequence[str], cou
         await admin.create_topics([event_time_topic(topic, PARTITIONS) for topic in topics])
     await fill(kafka, count, PEERS_TOPIC)
     return await race(python, names, kafka.bootstrap_servers, count)
+
+
+async def profile(count: int) -> int:
+    """Each of ours once under the profiler, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with EmbeddedKafka(Path(folder)) as broker:
+            kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
+            async with Admin(kafka) as admin:
+                await admin.create_topics([event_time_topic(TOPIC, PARTITIONS)])
+            await fill(kafka, count)
+            rest = ("--profile", "--servers", broker.bootstrap_servers, "--records", str(count))
+            for contestant in CONTESTANTS:
+                own = (sys.executable, "-m", "bench.sessions", "--one", contestant, *rest)
+                if await (await asyncio.create_subprocess_exec(*own)).wait():
+                    return 1
+    return 0
 
 
 async def run(
@@ -230,18 +277,30 @@ def main() -> int:
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--peers", action="store_true", help="also Bytewax and Quix Streams, where they are installed")
+    parser.add_argument("--profile", action="store_true", help="print where the CPU time of ours goes, and end")
+    parser.add_argument(
+        "--peers",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="Bytewax and Quix Streams beside it, where they are installed",
+    )
     parser.add_argument("--peers-python", metavar="PATH", default=sys.executable, help="the Python that has them")
-    parser.add_argument("--peer-records", type=int, default=200_000, help="how many records each of them gets")
+    parser.add_argument("--peer-records", type=int, help="how many records each of them gets; default: a tenth")
     parser.add_argument("--one", choices=CONTESTANTS, help=argparse.SUPPRESS)
     parser.add_argument("--servers", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         kafka = KafkaSettings(bootstrap_servers=given.servers)
+        if given.profile:
+            print(profiled(given.one, kafka, given.records))
+            return 0
         print(json.dumps(asyncio.run(contest(given.one, kafka, given.records))))
         return 0
+    if given.profile:
+        return asyncio.run(profile(given.records))
+    peer_records = given.peer_records or max(1, given.records // PEERS_SLOWER)
     found = available(given.peers_python) if given.peers else []
-    peers = (given.peers_python, found, given.peer_records) if found else None
+    peers = (given.peers_python, found, peer_records) if found else None
     figures, latencies = asyncio.run(run(given.records, given.rounds, peers))
     size = bytes_per_session(SESSIONS)
     missed = size > SESSION_BYTES_MAX
@@ -257,7 +316,8 @@ def main() -> int:
     if given.peers:
         lines = absent(given.peers_python, found)
         if found:
-            lines.append(f"peers: one round of {given.peer_records:,} records each")
+            share = f"{peer_records / given.records:.0%} of ours, which are so much faster"
+            lines.append(f"peers: one round of {peer_records:,} records each, {share}; rates are by what each took")
         print("\n".join(lines))
     more = {"bytes_per_session": size, "latency": latencies}
     return report(title, figures, WANTED, as_json=given.json, more=more) or int(missed)

@@ -158,10 +158,10 @@ RENAMED = (
 def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> None:
     """SchemaMismatch, naming the difference, where state that was written under `stored` cannot be read under `own`.
 
-    The gap, the grace, the emission and the topics may change: they say what happens from now on. So may windows get
-    aggregations that they did not have. The stores' order, names and keys, the windows' kind, size and advance, and the
-    aggregations' names, functions and columns may not; nor may the grace of sliding windows, which tells those that
-    were closed from those that are open.
+    The gap, the grace, the emission and the topics that are written to may change: they say what happens from now on.
+    So may windows get aggregations that they did not have. The stores' order, names, keys and source topics, the
+    windows' kind, size and advance, and the aggregations' names, functions and columns may not; nor may the grace of
+    sliding windows, which tells those that were closed from those that are open.
     """
     for number, (old, new) in enumerate(zip(stored, own, strict=False)):
         fixed = ("name", "kind", "key", "source", "size_ms", "advance_ms")

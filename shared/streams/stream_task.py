@@ -344,6 +344,8 @@ class StreamTask:
         """
         if self.failed is not None:
             raise self.failed
+        if self.schedule_refusal is not None:
+            raise IllegalState(f"a commit was asked of a task that does not run: {self!r}")
         self.now_ms = now_ms
         try:
             for processor in self._processors.values():

@@ -236,6 +236,13 @@ def test_an_error_behind_a_store_that_nothing_handles_is_fatal() -> None:
         task.prepare_commit(0)
 
 
+def test_a_task_that_does_not_run_has_no_commit() -> None:
+    """Before `initialize`, as while it stands by for another, there is nothing of its own that it could commit."""
+    task = StreamTask(sessions(), 0, application="app")
+    with pytest.raises(IllegalState, match="asked of a task that does not run"):
+        task.prepare_commit(0)
+
+
 def test_what_a_failed_task_had_taken_before_is_not_committed() -> None:
     """A record that is half done leaves the task unfit for a commit, though records before it would have needed one."""
     builder, stream = plain()
