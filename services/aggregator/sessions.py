@@ -21,11 +21,18 @@ from rich.console import Console
 from rich.table import Table
 
 from services.aggregator.settings import SessionsSettings
-from shared.clients.admin import Admin
+from shared.clients.admin import Admin, TopicDescription
 from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.common import lake
 from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import ChangelogHole, ConfigError, CorruptRecord, KafkaTimeout, PenstockError
+from shared.common.errors import (
+    ChangelogHole,
+    ConfigError,
+    CorruptRecord,
+    KafkaTimeout,
+    OffsetOutOfRange,
+    PenstockError,
+)
 from shared.common.log import configure
 from shared.common.records import TopicPartition
 from shared.common.settings import KafkaSettings
@@ -205,15 +212,8 @@ class Query:
         reach = (time_ms(settings.from_), time_ms(settings.to))
         async with Admin(settings.kafka) as admin:
             description = (await admin.describe_topics([self._topic]))[self._topic]
-        partitions = [p.partition for p in description.partitions]
-        snapshot = None
-        if settings.lake is not None:
-            snapshot = await asyncio.to_thread(lake.read_snapshot, *self._where, partitions, self._options)
+        snapshot, tails = await self._snapshot_and_tails(description)
         covered = {} if snapshot is None else snapshot.partitions
-        for one in covered.values():
-            if one.topic_id not in (None, description.topic_id):
-                raise ChangelogHole(f"{self._topic} was deleted and made again: the lake is that of another topic")
-        tails = await self._tails(partitions, covered)
         progress = {p: decode_progress(one.progress) for p, one in covered.items()}
         known = [*progress.values()]
         progress |= {p: tail.progress for p, tail in tails.items() if tail.progress is not None}
@@ -233,6 +233,28 @@ class Query:
             own = [c for c in tail.changes if c.store == store.name and c.key == key]
             found += merge(partition, store, live, own, reach)
         return store, sorted(found, key=lambda one: (one.start_ms, one.end_ms, one.partition))
+
+    async def _snapshot_and_tails(self, topic: TopicDescription) -> tuple[lake.Snapshot | None, dict[int, Tail]]:
+        """A snapshot and what came after it: the newer one, where compactions end while the first is read on from."""
+        partitions = [p.partition for p in topic.partitions]
+        snapshot = await self._snapshot(topic, partitions)
+        while True:
+            covered = {} if snapshot is None else snapshot.partitions
+            try:
+                return snapshot, await self._tails(partitions, covered)
+            except (ChangelogHole, OffsetOutOfRange):
+                before, snapshot = covered, await self._snapshot(topic, partitions)
+                if snapshot is None or snapshot.partitions == before:
+                    raise
+
+    async def _snapshot(self, topic: TopicDescription, partitions: Sequence[int]) -> lake.Snapshot | None:
+        if self._settings.lake is None:
+            return None
+        snapshot = await asyncio.to_thread(lake.read_snapshot, *self._where, partitions, self._options)
+        for one in () if snapshot is None else snapshot.partitions.values():
+            if one.topic_id not in (None, topic.topic_id):
+                raise ChangelogHole(f"{self._topic} was deleted and made again: the lake is that of another topic")
+        return snapshot
 
     async def _tails(self, partitions: Sequence[int], covered: dict[int, lake.PartitionSnapshot]) -> dict[int, Tail]:
         settings = ConsumerSettings(

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from services.aggregator.sessions import Asked, Query
 from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin
 from shared.common import lake
@@ -152,6 +153,50 @@ async def test_a_snapshot_that_does_not_fit_is_refused(
                 await asyncio.wait_for(loop, WAIT_SECONDS)
 
 
+def overtaken_by_compactions(chain: Chain, monkeypatch: pytest.MonkeyPatch, folder: Path, covered: int) -> list[int]:
+    """Have the snapshot below `newer` take the place of the one that is looked at first, and the log before it deleted.
+
+    The list gets the version of each snapshot that is read, -1 for none.
+    """
+    read, looked, loop = lake.read_snapshot, list[int](), asyncio.get_running_loop()
+
+    def overtaken(*arguments: Any) -> lake.Snapshot | None:
+        found = read(*arguments)
+        looked.append(-1 if found is None else found.version)
+        if len(looked) == 1:
+            shutil.rmtree(folder / chain.topic, ignore_errors=True)
+            shutil.copytree(folder / "newer" / chain.topic, folder / chain.topic)
+            asyncio.run_coroutine_threadsafe(delete_head(chain, {0: covered}), loop).result(WAIT_SECONDS)
+        return found
+
+    monkeypatch.setattr(lake, "read_snapshot", overtaken)
+    return looked
+
+
+async def test_a_question_that_lost_its_ground_is_answered_from_the_newer_snapshot(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compactions that end while a key's windows are looked up do not show; without a newer snapshot a hole does."""
+    async with chain_of(kafka, topic_name, 1) as chain:
+        await work(chain, 100)
+        await write_snapshot(chain, tmp_path)
+        await work(chain, 100)
+        newer = await write_snapshot(chain, tmp_path / "newer")
+
+        async def ask(root: Path | None) -> list[Any]:
+            where = None if root is None else str(root)
+            asked = Asked(chain.kafka, topic_name, where, {}, None, "key-1", "0", "9999-12-31", "", 30_000)
+            return [one for one in (await Query(asked).run())[1] if one.status == "open"]
+
+        wanted = await ask(None)
+        looked = overtaken_by_compactions(chain, monkeypatch, tmp_path, newer[0][1])
+        assert await ask(tmp_path) == wanted != []
+        assert len(looked) == 2
+        await delete_head(chain, {0: newer[0][1] + 1})
+        with pytest.raises(ChangelogHole, match="no snapshot covers them"):
+            await ask(tmp_path)
+
+
 @pytest.mark.parametrize("first", [True, False], ids=["one is loaded", "there is none yet"])
 async def test_a_restore_that_lost_its_ground_goes_on_from_the_newer_snapshot(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
@@ -163,18 +208,7 @@ async def test_a_restore_that_lost_its_ground_goes_on_from_the_newer_snapshot(
             await write_snapshot(chain, tmp_path)
         await work(chain, 100)
         newer = await write_snapshot(chain, tmp_path / "newer")
-        read, looked, loop = lake.read_snapshot, list[int](), asyncio.get_running_loop()
-
-        def overtaken(*arguments: Any) -> lake.Snapshot | None:
-            found = read(*arguments)
-            looked.append(-1 if found is None else found.version)
-            if len(looked) == 1:
-                shutil.rmtree(tmp_path / topic_name, ignore_errors=True)
-                shutil.copytree(tmp_path / "newer" / topic_name, tmp_path / topic_name)
-                asyncio.run_coroutine_threadsafe(delete_head(chain, {0: newer[0][1]}), loop).result(WAIT_SECONDS)
-            return found
-
-        monkeypatch.setattr(lake, "read_snapshot", overtaken)
+        looked = overtaken_by_compactions(chain, monkeypatch, tmp_path, newer[0][1])
         ((windows, _),) = (await work(chain, 50, lake=str(tmp_path))).values()
         assert (windows, len(looked)) == (newer[0][0], 3)
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent, **BINARY)
