@@ -16,15 +16,16 @@ from fastapi import APIRouter, Request, Response
 from api.app import create_app
 from api.problem import json_response
 from api.server import HttpServer
-from api.state import streams_router
+from api.state import CompactionState, StreamsState, TaskState, WindowRow, streams_router
 from services.local.gateway import GatewayDaemon, GatewaySettings
 from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import event_time_topic
+from shared.clients.admin import Admin, event_time_topic
+from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.clients.consumer.dead_letters import DeadLetter, dead_letter_record
 from shared.clients.producer import Producer
-from shared.common.records import ConsumerRecord
+from shared.common.clock import SYSTEM_CLOCK
+from shared.common.records import ConsumerRecord, OffsetAndMetadata, TopicPartition
 from shared.common.settings import HttpSettings, KafkaSettings
-from tests.api.test_state import View
 from tests.integration.chromium import Page, chromium, find_chromium
 from tests.integration.test_http_ingest import NDJSON, create, healthy
 
@@ -35,17 +36,51 @@ PAGES = ("overview", "groups", "streams", "sessions", "connectors", "compactions
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="there is no Chromium (Debian's package: chromium)")
 
 
+class Streams:
+    """Two live sessions, late records that go on coming, and compactions that run until they are let end."""
+
+    def __init__(self) -> None:
+        self.late, self.runs = 0, list[CompactionState]()
+
+    async def describe(self) -> StreamsState:
+        self.late += 3
+        now_ms = SYSTEM_CLOCK.now_ms()
+        task = TaskState(
+            partition=0, state="running", stream_time_ms=now_ms - 60_000, open_sessions=2, late_records=self.late
+        )
+        return {"application_id": "banks", "tasks": [task], "compactions": [*self.runs]}
+
+    def stores(self) -> list[dict[str, Any]]:
+        return [{"store": "sessions", "rows": {"0": 2}, "total": 2}]
+
+    def windows(self, store: str | None, key: str, limit: int) -> list[WindowRow]:
+        at_ms = SYSTEM_CLOCK.now_ms() - 600_000
+        ann = WindowRow(store="sessions", partition=0, key="ann", start_ms=at_ms, end_ms=at_ms + 240_000, states=[3])
+        bob = WindowRow(store="sessions", partition=0, key="bob", start_ms=at_ms, end_ms=at_ms + 90_000, states=[1])
+        return [row for row in (ann, bob) if key in row["key"]][:limit]
+
+    def compact(self) -> str:
+        if any(run["status"] == "running" for run in self.runs):
+            return "one is running"
+        self.runs.insert(0, CompactionState(started_at_ms=SYSTEM_CLOCK.now_ms(), status="running"))
+        return ""
+
+    def finish(self) -> None:
+        self.runs[0] |= CompactionState(status="done", seconds=1.5, rows=42)
+
+
 class OtherServices:
-    """What stands behind the gateway: streams with one session, and a connector with a failed task that is steered."""
+    """What stands behind the gateway: streams, and a connector with a failed task that is steered."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
+        self.streams = Streams()
         router = APIRouter()
         router.add_api_route("/connectors", self.connectors)
         router.add_api_route("/connectors/{rest:path}", self.steer, methods=["POST", "PUT"])
         router.add_api_route("/health", lambda: {"status": "ok", "checks": {}})
         router.add_api_route("/metrics", lambda: Response(""))
-        self.server = HttpServer(create_app(streams=streams_router(View()), more=[router]), HttpSettings())
+        self.server = HttpServer(create_app(streams=streams_router(self.streams), more=[router]), HttpSettings())
 
     async def connectors(self) -> Response:
         task = {"id": 0, "state": "FAILED", "worker_id": "w:1", "trace": "boom at line 7"}
@@ -90,9 +125,59 @@ async def press(page: Page, label: str, within: str, row: str = "") -> None:
     await page.run(f"{wanted}.click()")
 
 
+async def search_by_key(page: Page) -> None:
+    """`/` goes to the sessions and into the search, wherever one is; late records come meanwhile."""
+    await page.until("Number(document.getElementById('laterate').textContent) > 0")
+    await page.key("/")
+    await page.until("document.getElementById('windows').textContent.includes('ann')")
+    for key in "bob":
+        await page.key(key)
+    await page.until("!document.getElementById('windows').textContent.includes('ann')")
+    assert "1 with bob" in await text_of(page, "sessions-note")
+    assert await page.run("document.querySelectorAll('#windows-line rect').length") == 1
+    clear = "(() => { const at = document.getElementById('search'); at.value = ''; at.blur(); return true; })()"
+    assert await page.run(clear)
+
+
+async def a_group_catches_up(page: Page, servers: str, topic: str) -> None:
+    """Its lag is shown; when a consumer has joined and read, the rebalance is on the timeline and nothing is behind."""
+    group, kafka = f"{topic}-readers", KafkaSettings(bootstrap_servers=servers)
+    async with Admin(kafka) as admin:
+        await admin.reset_group_offsets(group, "earliest", [TopicPartition(topic, 0)])
+    row = f"[...document.querySelectorAll('#groups tr')].find(e => e.textContent.includes('{group}'))"
+    cells = f"[...({row}).cells].map(c => c.textContent)"
+    await page.run("location.hash = 'groups'")
+    await page.until(f"!!{row}")
+    assert (await page.run(cells))[3] == "41"
+    own = ConsumerSettings(group_id=group, auto_offset_reset="earliest", commit_strategy="none")
+    async with Consumer(kafka, own) as consumer:
+        consumer.subscribe([topic])
+        async with asyncio.timeout(60):
+            while await consumer.committed(TopicPartition(topic, 0)) != OffsetAndMetadata(41):
+                if await consumer.poll(200):
+                    await consumer.commit()
+        await page.until(f"{cells}[2] === '1' && {cells}[3] === '0' && {cells}[5] === '0.0 s'")
+    mine = f"[...document.querySelectorAll('#rebalances tr')].filter(e => e.textContent.includes('{group}'))"
+    await page.until(f"{mine}.length > 0 && document.querySelectorAll('#rebalance-line rect').length > 0")
+    assert "members 0 to 1" in await page.run(f"{mine}.map(e => e.textContent).join()")
+
+
+async def a_compaction_runs(page: Page, streams: Streams) -> None:
+    """The button starts one, a second is refused while it runs, and its end is shown with what it wrote."""
+    await page.run("location.hash = 'compactions'")
+    await press(page, "Start a compaction", "main")
+    await page.until("document.getElementById('compactions').textContent.includes('running')")
+    await press(page, "Start a compaction", "main")
+    await page.until("document.getElementById('said').textContent.includes('one is running')")
+    streams.finish()
+    await page.until("document.getElementById('compactions').textContent.includes('42')")
+    assert "done" in await text_of(page, "compactions")
+
+
 async def test_the_page_lives(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
     """Every page opens without an error, records that flow show, charts outlive a reload, and buttons act."""
     servers, others = kafka.bootstrap_servers, OtherServices()
+    topic_name = "flights" if PICTURES else topic_name
     dead = f"{topic_name}-dlq"
     await create(servers, event_time_topic(topic_name, 1))
     await create(servers, event_time_topic(dead, 1))
@@ -104,22 +189,15 @@ async def test_the_page_lives(kafka: EmbeddedKafka, topic_name: str, tmp_path: P
         async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
             await client.post(f"/v1/topics/{topic_name}/events", content=b"1\n", headers=NDJSON)
             page = await browser.page()
-            await page.size(1280, 900)
+            await page.size(1280, 720)
             await page.open(url)
             await page.until("document.getElementById('connection').textContent === 'live'")
             before = int((await text_of(page, "stored")).replace(",", ""))
             answer = await client.post(f"/v1/topics/{topic_name}/events", content=b"2\n" * 40, headers=NDJSON)
             assert answer.status_code == 200
             await page.until(f"document.getElementById('stored').textContent === '{before + 40}'")
-        for name in PAGES:
-            await page.key(str(PAGES.index(name) + 1))
-            await page.until(f"location.hash === '#{name}' || '{name}' === 'overview'")
-            assert await page.run("[...document.querySelectorAll('main > :not([hidden])')].length") > 0
-            if PICTURES:
-                await asyncio.sleep(2.5)
-                await page.picture(Path(PICTURES) / f"dashboard-{name}.png")
-        await page.run("location.hash = 'sessions'")
-        await page.until("document.getElementById('windows').textContent.includes('ann')")
+        await search_by_key(page)
+        await a_group_catches_up(page, servers, topic_name)
         await page.run("location.hash = 'connectors'")
         await page.until("document.getElementById('connectors').textContent.includes('boom at line 7')")
         await press(page, "pause", "connectors")
@@ -132,9 +210,14 @@ async def test_the_page_lives(kafka: EmbeddedKafka, topic_name: str, tmp_path: P
         await page.until("document.getElementById('letter-rows').textContent.includes('cannot be handled')")
         await press(page, "replay", "letters", dead)
         await page.until("document.getElementById('said').textContent.includes('1 sent, 0 failed')")
-        await page.run("location.hash = 'compactions'")
-        await press(page, "Start a compaction", "main")
-        await page.until("document.getElementById('said').textContent.includes('one is running')")
+        await a_compaction_runs(page, others.streams)
+        for name in PAGES:
+            await page.key(str(PAGES.index(name) + 1))
+            await page.until(f"location.hash === '#{name}' || '{name}' === 'overview'")
+            assert await page.run("[...document.querySelectorAll('main > :not([hidden])')].length") > 0
+            if PICTURES:
+                await asyncio.sleep(6)
+                await page.picture(Path(PICTURES) / f"dashboard-{name}.png")
         await page.open(f"{url}/#overview")
         await page.run("location.reload()")
         await page.until("!!document.querySelector('#chart-rate polyline')")
