@@ -1,8 +1,10 @@
-"""A Kafka Connect client that nobody here wrote, unchanged, against our worker: org.sourcelab's, of Java."""
+"""Kafka Connect clients that nobody here wrote, unchanged, against our worker: one of Java and one of Python."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,3 +47,56 @@ async def test_every_method_of_the_java_client_works(kafka: EmbeddedKafka, tmp_p
     assert child.returncode == 0, errors.decode()[-3_000:]
     assert [line for line in lines if "FAILED" in line] == []
     assert len(lines) == STEPS, said.decode()
+
+
+def every_method(url: str, file: str, topic: str) -> None:
+    """All that kafka-connect-py offers, in an order in which each is to succeed; it raises where one does not."""
+    client = pytest.importorskip("kafka_connect", reason="needs kafka-connect-py").KafkaConnect(
+        url, auth="ann:0123456789abcdef"
+    )
+    config = {"connector.class": "FileStreamSource", "tasks.max": "1", "file": file, "topic": topic}
+    assert client.get_cluster_info()["version"]
+    assert any(plugin["class"].endswith("FileStreamSourceConnector") for plugin in client.list_connector_plugins())
+    assert client.validate_connector_config("FileStreamSource", {"name": "src", **config})["error_count"] == 0
+    assert client.create_connector({"name": "src", "config": config})["name"] == "src"
+    assert client.update_connector("src", {**config, "batch.size": "10"})["config"]["batch.size"] == "10"
+    assert client.get_connector("src")["type"] == "source"
+    assert client.get_connector_config("src")["topic"] == topic
+    for wanted, change in (("RUNNING", None), ("PAUSED", client.pause_connector), ("RUNNING", client.resume_connector)):
+        if change is not None:
+            change("src")
+        until(lambda wanted=wanted: client.get_connector_status("src")["connector"]["state"] == wanted)  # type: ignore[misc]
+    until(lambda: client.list_connector_tasks("src"))
+    until(lambda: client.get_connector_task_status("src", 0)["state"] == "RUNNING")
+    client.restart_connector_task("src", 0)
+    client.restart_connector("src")
+    client.restart_connector("src", include_tasks=True)
+    until(lambda: topic in str(client.list_connector_topics("src")))
+    client.reset_connector_topics("src")
+    until(lambda: "src" in client.list_connectors(expand="status", state="RUNNING"))
+    assert list(client.list_connectors(pattern="nothing.*")) == []
+    for change in (client.pause_all_connectors, client.resume_all_connectors, client.restart_all_connectors):
+        change()
+    client.stop_connector("src")
+    until(lambda: client.get_connector_status("src")["connector"]["state"] == "STOPPED")
+    client.delete_connector("src")
+    assert list(client.list_connectors()) == []
+
+
+def until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.soak
+async def test_every_method_of_the_python_client_works(kafka: EmbeddedKafka, tmp_path: Path, topic_name: str) -> None:
+    """kafka-connect-py's, with basic auth; what a method gives is what it says."""
+    async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
+        await admin.create_topics([NewTopic(topic_name, 1)])
+    (tmp_path / "in.txt").write_text("a\n")
+    props = properties(kafka.bootstrap_servers, rest_auth_users="ann:0123456789abcdef")
+    async with running(tmp_path, props) as client, asyncio.timeout(LIMIT_S):
+        url = str(client.base_url).rstrip("/")
+        await asyncio.to_thread(every_method, url, str(tmp_path / "in.txt"), topic_name)

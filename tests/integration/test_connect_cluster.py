@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -37,6 +36,34 @@ async def until(what: str, check: Callable[[], Awaitable[bool]], timeout_s: floa
     async with asyncio.timeout(timeout_s):
         while not await check():  # noqa: ASYNC110 - polled as a client would
             await asyncio.sleep(0.2)
+
+
+REBALANCES_MAX = 12
+"""While one worker dies, one leaves and one comes: each costs a few at most, waiting for who is gone included."""
+ANSWER_P99_MAX_S = 2.0
+"""Of REST meanwhile, on a machine that is busy with all of it and more."""
+
+
+async def metric(client: httpx.AsyncClient, worker: WorkerProcess, name: str) -> str:
+    """The line of a worker's metrics that begins with this name, without it."""
+    text = (await client.get(f"{worker.url}/metrics")).text
+    return next(line.partition(name)[2] for line in text.splitlines() if line.startswith(name))
+
+
+async def rebalances_of(client: httpx.AsyncClient, worker: WorkerProcess) -> float:
+    return float(
+        await metric(client, worker, "kafka_connect_connect_worker_rebalance_metrics_completed_rebalances_total")
+    )
+
+
+async def take_leader(client: httpx.AsyncClient, cluster: list[WorkerProcess]) -> WorkerProcess:
+    """The worker that leads, out of the list."""
+    said = await metric(client, cluster[0], "kafka_connect_connect_worker_rebalance_metrics_leader_name")
+    return cluster.pop(next(at for at, worker in enumerate(cluster) if worker.url in said))
+
+
+def p99_s(answers: list[float]) -> float:
+    return sorted(answers)[int(len(answers) * 0.99)]
 
 
 def host(worker: WorkerProcess) -> str:
@@ -83,7 +110,8 @@ class Load:
                         if answer.status_code != 200:
                             self.unanswered.append(f"{url}: {answer.status_code} {answer.text[:200]}")
                     except httpx.HTTPError as e:
-                        self.unanswered.append(f"{url}: {e!r}")
+                        if url in self.urls:  # else it was ended meanwhile
+                            self.unanswered.append(f"{url}: {e!r}")
                     self.answers.append(time.monotonic() - began)
                 await asyncio.sleep(0.1)
 
@@ -92,8 +120,8 @@ class Load:
 async def test_no_record_is_lost_while_workers_come_and_go(
     kafka: EmbeddedKafka, tmp_path: Path, topic_name: str
 ) -> None:
-    """20 connectors with two tasks each: a worker is killed, one stopped, one added; nothing is lost, the others' REST
-    answers throughout, and the work ends up evenly spread."""
+    """20 connectors with two tasks each: the leader is killed, another worker stopped, one added; nothing is lost, the
+    others' REST answers throughout, and the work ends up evenly spread."""
     props = properties(kafka.bootstrap_servers, session_timeout_ms="6000", heartbeat_interval_ms="1000")
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
         await admin.create_topics([NewTopic(topic_name, 4)])
@@ -109,7 +137,8 @@ async def test_no_record_is_lost_while_workers_come_and_go(
                 assert answer.status_code == 201, answer.text
             await until("all run", lambda: settled(client, cluster))
             load.start()
-            killed = cluster.pop(1)
+            killed = await take_leader(client, cluster)
+            before = await rebalances_of(client, cluster[0])
             load.urls.remove(killed.url)
             killed.kill()
             await until("the killed one's work runs elsewhere", lambda: settled(client, cluster))
@@ -124,10 +153,10 @@ async def test_no_record_is_lost_while_workers_come_and_go(
             await until("the work is spread again", lambda: balanced(client, cluster))
             await load.stop()
             await until("every record is in every file", lambda: complete(tmp_path, load.sent))
-            metrics = (await client.get(f"{cluster[0].url}/metrics")).text
+            rebalances = await rebalances_of(client, cluster[0]) - before
     assert not load.unanswered, load.unanswered[:5]
-    rebalances = float(re.findall(r"^\S+_completed_rebalances_total (\S+)$", metrics, re.MULTILINE)[0])
-    assert rebalances < 4 * CONNECTORS, "each connector costs two rebalances at most, each worker that goes a few"
+    assert rebalances <= REBALANCES_MAX
+    assert p99_s(load.answers) < ANSWER_P99_MAX_S
 
 
 async def settled(client: httpx.AsyncClient, cluster: list[WorkerProcess], tasks: int = 2) -> bool:

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +16,7 @@ from services.compactor.s3 import S3_JARS
 from services.local.kafka import EmbeddedKafka
 from shared.common import lake
 from shared.common.ivy import cache_root
-
-START_SECONDS = 30
-MOTO = shutil.which("moto_server", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+from tests.integration.s3_server import MOTO, s3_server
 
 pytestmark = [
     pytest.mark.soak,  # the connector is a download of half a gigabyte
@@ -34,28 +27,8 @@ pytestmark = [
 @pytest.fixture
 def endpoint(tmp_path: Path) -> Iterator[str]:
     """The address of a fresh S3 server with a bucket `lake`."""
-    assert MOTO is not None
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    with (tmp_path / "moto.log").open("wb") as output:
-        server = subprocess.Popen([MOTO, "-H", "127.0.0.1", "-p", str(port)], stdout=output, stderr=output)
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while True:
-            try:
-                request = urllib.request.Request(f"{url}/lake", method="PUT")
-                urllib.request.urlopen(request, timeout=5).close()
-                break
-            except urllib.error.URLError:
-                assert server.poll() is None, (tmp_path / "moto.log").read_text()
-                assert time.monotonic() < deadline, (tmp_path / "moto.log").read_text()
-                time.sleep(0.1)
+    with s3_server(tmp_path, "lake") as url:
         yield url
-    finally:
-        server.kill()
-        server.wait()
 
 
 def test_a_lake_on_s3(simulate: Any, topics: Any, kafka: EmbeddedKafka, endpoint: str, tmp_path: Path) -> None:

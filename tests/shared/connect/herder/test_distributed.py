@@ -1,0 +1,186 @@
+"""The distributed herder's loop over a fake broker: one worker, and two of one group."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from shared.clients.admin import Admin
+from shared.clients.connection import Connection
+from shared.clients.producer import Producer, ProducerSettings
+from shared.common.settings import KafkaSettings
+from shared.connect.errors import ConnectorNotFound
+from shared.connect.herder.base_herder import Stores
+from shared.connect.herder.distributed import DistributedHerder
+from shared.connect.herder.errors import AlreadyExists, BadRequest, NotHere
+from shared.connect.herder.settings import DistributedConfig
+from shared.connect.plugins import Plugins
+from shared.connect.states import ConnectorTaskId, TargetState
+from shared.connect.storage.config_records import LoggerLevel, RestartRequest
+from shared.connect.storage.config_store import KafkaConfigStore
+from shared.connect.storage.offset_store import KafkaOffsetStore
+from shared.connect.storage.status_store import KafkaStatusStore
+from shared.connect.worker import Worker
+from shared.testing.fake_broker import FakeCluster
+from tests.shared.connect.herder.test_standalone import CONVERTER, Divided, Standing
+
+LIMIT_S = 60
+NAMES = ("config", "offset", "status")
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    """Let the herders run until it holds."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            with contextlib.suppress(ConnectorNotFound):
+                if holds():
+                    return
+            turn = asyncio.Event()
+            asyncio.get_running_loop().call_later(0.005, turn.set)
+            await turn.wait()
+
+
+@contextlib.asynccontextmanager
+async def herding(cluster: FakeCluster, host: str) -> AsyncIterator[DistributedHerder]:
+    """One worker that has its place in the group."""
+    kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+    config = DistributedConfig(
+        {
+            "bootstrap.servers": cluster.bootstrap_servers,
+            "key.converter": CONVERTER,
+            "value.converter": CONVERTER,
+            "group.id": "g",
+            "heartbeat.interval.ms": "50",
+            "scheduled.rebalance.max.delay.ms": "0",
+            **{f"{name}.storage.topic": name for name in NAMES},
+            **{f"{name}.storage.replication.factor": "1" for name in NAMES},
+        }
+    )
+    herder: DistributedHerder
+    async with Admin(kafka) as admin, Producer(kafka, ProducerSettings(linger_ms=0)) as producer:
+        connection = Connection(kafka)
+        await connection.open()
+        shared = (kafka, admin, producer)
+        stores = Stores(
+            KafkaConfigStore(
+                *shared,
+                config.topic("config"),
+                lambda change: herder.on_config_change(change),
+                transactional_id=config.leader_transactional_id if config.transactional_leader else None,
+            ),
+            KafkaStatusStore(*shared, config.topic("status")),
+            KafkaOffsetStore(*shared, config.topic("offset")),
+        )
+        worker = Worker(config, Plugins([("Divided", Divided)]), stores.offsets, Standing)
+        herder = DistributedHerder(config, worker, admin, connection, stores, url=f"http://{host}/", worker_id=host)
+        await herder.startup()
+        working = asyncio.ensure_future(herder.main_loop())
+        try:
+            await until(lambda: herder.is_ready or working.done())
+            yield herder
+        finally:
+            working.cancel()
+            await asyncio.wait([working])
+            await herder.shutdown()
+            await connection.close()
+
+
+def states(herder: DistributedHerder, name: str = "c") -> list[str]:
+    shown = herder.connector_status(name)
+    return [part["state"] for part in (shown["connector"], *shown["tasks"])]
+
+
+def config(name: str = "c", **more: str) -> dict[str, str]:
+    return {"name": name, "connector.class": "Divided", "tasks.max": "2", **more}
+
+
+async def test_what_the_config_topic_says_runs() -> None:
+    """Made, refused a second time, changed, paused, stopped, resumed, deleted: the statuses follow."""
+    async with FakeCluster() as cluster, herding(cluster, "a:1") as herder:
+        created, info = await herder.put_connector("c", config(), replace=False)
+        assert (created, info["type"]) == (True, "source")
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+        with pytest.raises(AlreadyExists):
+            await herder.put_connector("c", config(), replace=False)
+        with pytest.raises(BadRequest, match=r"tasks\.max"):
+            await herder.put_connector("d", config("d", **{"tasks.max": "many"}), replace=False)
+        await herder.patch_connector("c", {"tasks.max": "1", "word": "x"})
+        await until(lambda: [task["config"]["word"] for task in herder.task_infos("c")] == ["x"])
+        await until(lambda: states(herder) == ["RUNNING"] * 2)
+        for target, wanted in ((TargetState.PAUSED, ["PAUSED"] * 2), (TargetState.STOPPED, ["STOPPED"])):
+            await herder.set_target_state("c", target)
+            await until(lambda wanted=wanted: states(herder) == wanted)  # type: ignore[misc]
+        await herder.set_target_state("c", TargetState.STARTED)
+        await until(lambda: states(herder) == ["RUNNING"] * 2)
+        await herder.delete_connector("c")
+        await until(lambda: not herder.connectors() and not herder.worker.connector_names())
+        await until(lambda: not herder.worker.task_ids())
+
+
+async def test_a_worker_that_comes_later_finds_what_was_made() -> None:
+    """Configs, targets and statuses are in the topics: the next worker of the group goes on from them."""
+    async with FakeCluster() as cluster:
+        async with herding(cluster, "a:1") as herder:
+            await herder.put_connector("c", config(), replace=False)
+            await herder.put_connector("p", config("p"), TargetState.PAUSED, replace=False)
+            await until(lambda: states(herder) == ["RUNNING"] * 3 and states(herder, "p")[0] == "PAUSED")
+        async with herding(cluster, "b:1") as later:
+            assert later.connectors() == ["c", "p"]
+            await until(lambda: states(later) == ["RUNNING"] * 3 and states(later, "p")[0] == "PAUSED")
+            await until(lambda: {part["worker_id"] for part in later.connector_status("c")["tasks"]} == {"b:1"})
+
+
+async def test_two_workers_share_and_one_leads() -> None:
+    """What is the leader's to do the other does not: it says who leads; what one has the other does not restart."""
+    async with FakeCluster() as cluster, herding(cluster, "a:1") as first, herding(cluster, "b:1") as second:
+        await until(lambda: first.group.is_leader != second.group.is_leader)
+        leader, other = (first, second) if first.group.is_leader else (second, first)
+        with pytest.raises(NotHere) as refused:
+            await other.put_connector("c", config(), replace=False)
+        assert refused.value.url == leader.url
+        await leader.put_connector("c", config(**{"tasks.max": "4"}), replace=False)
+        await until(lambda: states(other) == ["RUNNING"] * 5)
+        await until(lambda: len(first.worker.task_ids()) == len(second.worker.task_ids()) == 2)
+        with pytest.raises(NotHere) as refused:
+            await leader.restart_task(min(other.worker.task_ids()))
+        assert refused.value.url == other.url
+        assert other.rebalance_texts() == {"leader_name": leader.url, "connect_protocol": "sessioned"}
+        with pytest.raises(ConnectorNotFound):
+            await other.restart_task(ConnectorTaskId("c", 9))
+
+
+async def test_a_worker_that_leaves_leaves_its_work() -> None:
+    """The one that stays has all of it, and nothing runs twice."""
+    async with FakeCluster() as cluster, herding(cluster, "a:1") as first:
+        async with herding(cluster, "b:1") as second:
+            await until(lambda: first.group.is_leader != second.group.is_leader)
+            leader = first if first.group.is_leader else second
+            await leader.put_connector("c", config(**{"tasks.max": "4"}), replace=False)
+            await until(lambda: len(first.worker.task_ids()) == len(second.worker.task_ids()) == 2)
+            assert not first.worker.task_ids() & second.worker.task_ids()
+        await until(lambda: len(first.worker.task_ids()) == 4 and first.group.is_leader)
+        await until(lambda: {part["worker_id"] for part in first.connector_status("c")["tasks"]} == {"a:1"})
+
+
+async def test_restarts_and_levels_reach_every_worker() -> None:
+    """They go through the config topic: each worker does its part."""
+    async with FakeCluster() as cluster, herding(cluster, "a:1") as first, herding(cluster, "b:1") as second:
+        await until(lambda: first.group.is_leader != second.group.is_leader)
+        leader = first if first.group.is_leader else second
+        await leader.put_connector("c", config(), replace=False)
+        await until(lambda: states(first) == ["RUNNING"] * 3)
+        before = sum(herder.startup_metrics()["task_startup_attempts_total"] for herder in (first, second))
+        shown = await leader.restart(RestartRequest("c", only_failed=False, include_tasks=True))
+        assert [task["state"] for task in shown["tasks"]] == ["RESTARTING", "RESTARTING"]
+        await until(
+            lambda: sum(h.startup_metrics()["task_startup_attempts_total"] for h in (first, second)) >= before + 2
+        )
+        await until(lambda: states(second) == ["RUNNING"] * 3)
+        level = LoggerLevel("penstock.test.levels", "DEBUG")
+        await first.set_cluster_level(level.logger, level.level)
+        for herder in (first, second):
+            await until(lambda herder=herder: level.logger in herder.loggers.levels())  # type: ignore[misc]
