@@ -57,7 +57,7 @@ async def broker(request: pytest.FixtureRequest) -> AsyncIterator[Broker]:
     if request.param == "kafka":
         yield request.getfixturevalue("embedded")
     else:
-        async with FakeCluster(configs=QUICK) as cluster:
+        async with FakeCluster(configs=QUICK, transaction_completion_ms=10) as cluster:
             yield cluster
 
 

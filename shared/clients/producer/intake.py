@@ -145,6 +145,7 @@ class Intake:
         told = False
         try:
             self._check_open()
+            checked_callback(on_delivery)
             if self._interceptors:
                 record, told = self._interceptors.on_send(record), True
                 on_delivery = self._interceptors.told_too(record, on_delivery)
@@ -176,7 +177,6 @@ class Intake:
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + self._settings.max_block_ms
         metadata_by_ms = deadline_ms if patient else 0
         topic = record.topic
-        checked_callback(on_delivery)
         self._check(record)
         if self._known(topic) is None:
             async with self._until_closed("a send waited for metadata"):

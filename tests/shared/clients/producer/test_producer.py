@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shared.clients.producer import Producer, ProducerSettings
+from shared.clients.producer import Producer, ProducerInterceptor, ProducerSettings
 from shared.common.errors import (
     IllegalState,
     InvalidTimestamp,
@@ -24,11 +24,14 @@ from shared.testing.fake_broker import Api, Drop, ErrorCode, Fail, FakeCluster
 
 
 @asynccontextmanager
-async def producing(cluster: FakeCluster, **settings: Any) -> AsyncIterator[Producer]:
+async def producing(
+    cluster: FakeCluster, *, interceptors: tuple[ProducerInterceptor, ...] = (), **settings: Any
+) -> AsyncIterator[Producer]:
     """A producer of the topic `t`, which has one partition."""
     cluster.create_topic("t", partitions=1)
     kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=1_000)
-    async with Producer(kafka, ProducerSettings(linger_ms=0, delivery_timeout_ms=5_000, **settings)) as producer:
+    given = ProducerSettings(linger_ms=0, delivery_timeout_ms=5_000, **settings)
+    async with Producer(kafka, given, interceptors=interceptors) as producer:
         yield producer
 
 
@@ -64,13 +67,14 @@ async def test_an_odd_record_leaves_nothing_behind(odd: dict[str, Any]) -> None:
         assert producer.metrics()["buffer_available_bytes"] == ProducerSettings().buffer_memory
 
 
+@pytest.mark.parametrize("interceptors", [(), (ProducerInterceptor(),)])
 @pytest.mark.parametrize("warm", [False, True])
-async def test_an_odd_callback_leaves_nothing_behind(warm: bool) -> None:
+async def test_an_odd_callback_leaves_nothing_behind(warm: bool, interceptors: tuple[ProducerInterceptor, ...]) -> None:
     """What cannot be called is refused, also beside an open batch, and nothing of the record is enqueued."""
 
     async def waiting(*_: object) -> None: ...
 
-    async with FakeCluster() as cluster, producing(cluster, max_in_flight_requests_per_connection=1) as producer:
+    async with FakeCluster() as cluster, producing(cluster, interceptors=interceptors) as producer:
         if warm:
             await (await producer.send("t", b"good"))
         before = await producer.send("t", b"good")
