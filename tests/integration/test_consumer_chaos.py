@@ -40,6 +40,10 @@ STOPPED_S = 3
 CONCURRENCY = 16
 CLOCK_NS = 5_000_000
 """The broker's time-stamps are in ms of another clock of the same machine."""
+COMMIT_GAP_NS = 1_000_000_000
+"""The median of the times between two commits of a partition, at most: five times the members' `commit_interval_ms`."""
+GAPS_JUDGED = 20
+"""With fewer the median says nothing."""
 COMMIT_LAG_NS = 3_000_000_000
 """How long before a loss what was done may not be committed: a rebalance may wait a session or two for the dead."""
 NEVER_NS = 2**63
@@ -316,6 +320,9 @@ def judge(ownerships: list[Ownership], commits: dict[int, list[Commit]], sent: C
             for offset in [*range(commit.offset.offset), *beyond]:
                 first_ns = min(offsets[offset])  # what ended after its ownership was lost counts for nothing
                 assert first_ns <= commit.at_ns + CLOCK_NS, f"{partition}@{offset} was committed before it was done"
+    gaps = sorted(after.at_ns - at.at_ns for each in commits.values() for at, after in itertools.pairwise(each))
+    median_ns = gaps[len(gaps) // 2] if len(gaps) >= GAPS_JUDGED else 0
+    assert median_ns <= COMMIT_GAP_NS, f"commits are too rare: one in {median_ns / 1e6:.0f} ms"
     counts["in flight at take-overs"] = in_flight(ownerships, commits)
     assert counts["done twice or more"] <= counts["in flight at take-overs"], (
         f"more was done twice than in flight: {counts}"
@@ -370,6 +377,22 @@ def test_a_member_that_never_commits_is_found() -> None:
     assert counts["done twice or more"] == 100 <= counts["in flight at take-overs"]
     with pytest.raises(AssertionError, match="more was done twice"):
         judge(*history(commits_at=0))
+
+
+@pytest.mark.parametrize("interval_ms", [200, 3_000])
+def test_commits_that_are_too_rare_are_found(interval_ms: int) -> None:
+    """Fifteen times their interval, though what is lost at a take-over would still pass for in flight."""
+    owned, commits, sent = history(commits_at=900)
+    end = commits[0].pop()
+    step_ns = interval_ms * 1_000_000
+    commits[0] += [
+        Commit(0, commits[0][0].at_ns + step_ns * n, OffsetAndMetadata(900)) for n in range(1, GAPS_JUDGED + 1)
+    ] + [Commit(0, end.at_ns + 60_000_000_000, end.offset)]
+    if interval_ms == 200:
+        judge(owned, commits, sent)
+    else:
+        with pytest.raises(AssertionError, match="commits are too rare: one in 3000 ms"):
+            judge(owned, commits, sent)
 
 
 @pytest.mark.parametrize(

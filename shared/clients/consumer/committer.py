@@ -33,6 +33,8 @@ log = get_logger(__name__)
 OnCommit = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Exception | None], object]
 
 BACKOFF_MAX_MS = 1_000
+WAITING_MAX = 10_000
+"""Callbacks of asynchronous commits that wait for an answer: while the coordinator is away each commit adds one."""
 REFUSED_RETRY_MS = 5_000
 """So long a partition that the coordinator does not know is tried, which may just have been made; the next commit of
 one that was given up is tried once."""
@@ -75,10 +77,17 @@ class Committer:
     def commit_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], callback: OnCommit | None = None
     ) -> None:
-        """Have offsets committed beside the caller; `callback(offsets, error)` is called once, None for success."""
+        """Have offsets committed beside the caller; `callback(offsets, error)` is called once, None for success.
+
+        Where WAITING_MAX callbacks wait already, the oldest is told that its commit has no answer yet.
+        """
         numbers = self.sequence.register(offsets)
         if callback is not None:
             self._waiting.append((dict(offsets), numbers, callback))
+            if len(self._waiting) > WAITING_MAX:
+                where = self._where(self._member())
+                error = CoordinatorNotAvailable(f"{where}: no answer yet, and {WAITING_MAX} later commits wait")
+                asyncio.get_running_loop().call_soon(self._tell, self._waiting.pop(0), error)
         self._start()
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float) -> None:

@@ -151,11 +151,12 @@ class GroupCoordinator:
             case Sync():
                 self.state.on_sync(await self._requests.sync(step), self._clock.monotonic_ms())
             case Leave(member_id):
-                self.gone_because = (
-                    f"left the group: no poll within max_poll_interval_ms={self.state.config.max_poll_interval_ms}"
-                )
+                what = "left the group" if member_id else "gave up its place, which is kept for a session"
+                limit_ms = self.state.config.max_poll_interval_ms
+                self.gone_because = f"{what}: no poll within max_poll_interval_ms={limit_ms}"
                 log.error(self.gone_because, **self._requests.fields())
-                await self._requests.leave(member_id)
+                if member_id:
+                    await self._requests.leave(member_id)
 
     async def _call(self, call: Any) -> None:
         self._calling = True

@@ -180,9 +180,10 @@ class GroupState(Member):
         return Lose(self.owned) if self.owned else Wait(0 if self.state is MemberState.UNJOINED else None)
 
     def _leave_idle(self) -> Step:
+        was_in = self.generation != NO_GENERATION
         self._to(MemberState.LEFT)
         member_id = self.leave()
-        return Leave(member_id) if member_id else Wait(0)
+        return Leave(member_id) if member_id or was_in else Wait(0)
 
     def leave(self) -> str:
         """For good; gives the member id that the group is to be told, "" for none: a static member stays in it."""

@@ -39,7 +39,7 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Send LeaveGroup for the member that this was, since nobody polls."""
+    """Nobody polls: send LeaveGroup for the member that this was, none for a static one, which has no id here."""
 
     member_id: str
 

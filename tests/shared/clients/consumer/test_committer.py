@@ -262,6 +262,21 @@ async def test_what_only_a_rebalance_can_mend_is_raised_at_once(code: int, error
     await member.committer.close()
 
 
+async def test_callbacks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the coordinator is away the oldest are told by an error that passes; the newest offsets are committed."""
+    monkeypatch.setattr("shared.clients.consumer.committer.WAITING_MAX", 3)
+    member = Member(coordinator := Coordinator())
+    coordinator.gate = asyncio.Event()
+    for offset in range(1, 8):
+        member.later(offset)
+    await asyncio.sleep(0)
+    assert member.told == [(offset, "CoordinatorNotAvailable") for offset in range(1, 5)]
+    coordinator.gate.set()
+    await member.committer.commit({}, 5_000)
+    assert member.told[4:] == [(5, "NoneType"), (6, "NoneType"), (7, "NoneType")]
+    assert coordinator.committed == {A: at(7)}
+
+
 async def test_callbacks_are_called_before_a_sync_commit_returns() -> None:
     """A sync commit completes what was pending before it, and its callbacks know."""
     member = Member(coordinator := Coordinator())

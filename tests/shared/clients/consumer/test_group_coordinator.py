@@ -341,8 +341,8 @@ async def test_an_eager_member_gives_everything_back(cluster: FakeCluster) -> No
 async def test_new_partitions_are_shared_out(cluster: FakeCluster, assignor: str) -> None:
     """The leader has the group assign anew when a topic that a pattern matches comes up."""
     async with (
-        member(cluster, re.compile("t"), partition_assignment_strategy=assignor) as first,
-        member(cluster, re.compile("t"), partition_assignment_strategy=assignor) as second,
+        member(cluster, re.compile("t.*"), partition_assignment_strategy=assignor) as first,
+        member(cluster, re.compile("t.*"), partition_assignment_strategy=assignor) as second,
     ):
         await poll_until(lambda: first.assignment() | second.assignment() == ALL, first, second)
         cluster.create_topic("t2", partitions=2)

@@ -163,6 +163,17 @@ async def test_a_poll_that_comes_too_late_is_noticed_whatever_blocked(cluster: F
     assert len(lost) == 1
 
 
+async def test_a_static_member_that_polls_too_late_is_told_why(cluster: FakeCluster) -> None:
+    """The group is told nothing, since its place is kept; its commit says what it was that came too late."""
+    async with opened(cluster, max_poll_interval_ms=150, group_instance_id="i") as consumer:
+        consumer.subscribe(["t"])
+        while not await consumer.poll(50):
+            pass
+        hold_up(0.3)
+        with pytest.raises(CommitFailed, match="kept for a session: no poll within max_poll_interval_ms=150"):
+            await consumer.commit()
+
+
 async def test_a_close_has_one_deadline_and_the_group_is_told(cluster: FakeCluster) -> None:
     """Listener, commit and leave share it; however long the listener hangs, LeaveGroup is sent."""
 
