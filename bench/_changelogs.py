@@ -1,0 +1,130 @@
+"""Changelogs for the bench of compaction, written in the engine's own format without an engine.
+
+A partition has live sessions, each with a key of its own, and closed ones of keys that never come back, over
+`CLOSED_DAYS` days. A delta then touches as many live sessions as it is told in each of three ways: some are changed,
+some closed (a final, which takes the live row out), some are new, so that the number of live ones stays what it was.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import datasketches
+import msgspec
+
+from shared.clients.admin import Admin, NewTopic
+from shared.clients.producer import Producer, ProducerSettings
+from shared.common.records import ProducerRecord
+from shared.common.settings import KafkaSettings
+from shared.streams import changelog_format as log
+from shared.streams.aggregations import Aggregate, Count, CountDistinct, Sum
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.topics import CHANGELOG_CONFIGS
+from shared.streams.topology import Topology
+
+COMMIT_ENTRIES = 50_000
+DAY_MS = 86_400_000
+CLOSED_DAYS = 30
+PLACES = ("harbour", "market", "mill")
+Entry = tuple[bytes | None, bytes]
+
+
+class Kind(NamedTuple):
+    """Sessions of one sort: their aggregations, and the state columns of the i-th one after so many commits."""
+
+    name: str
+    aggregations: dict[str, Any]
+    state: Callable[[int, int], list[Any]]
+
+    def topology(self) -> Topology:
+        """A topology that holds such sessions in the store `s`."""
+        builder = StreamsBuilder()
+        windows = builder.stream("source").group_by_key().session_window(1_800_000)
+        windows.aggregate("s", **self.aggregations).on_close().to("out")
+        return builder.build()
+
+
+def _sketch() -> bytes:
+    sketch = datasketches.hll_sketch(12)
+    for place in PLACES:
+        sketch.update(place)
+    return bytes(CountDistinct("place").to_columns(sketch)[0])  # type: ignore[arg-type]
+
+
+_SKETCH, _JSON = _sketch(), msgspec.json.encode(PLACES)
+NUMBERS = Kind("numbers", {"n": Count(), "total": Sum("x")}, lambda i, commit: [commit + 1, 0.5 * i, commit + 1])
+SKETCHES = Kind("sketches", {"n": Count(), "places": CountDistinct("place")}, lambda i, commit: [3, _SKETCH])
+OBJECTS = Kind(
+    "JSON",
+    {"n": Count(), "visits": Aggregate(list, lambda of, value: [*of, value["place"]], lambda a, b: a + b)},
+    lambda i, commit: [3, _JSON],
+)
+
+
+class ChangelogWriter:
+    """Writes one application's changelog, commit by commit; live sessions are those with numbers in `live`."""
+
+    def __init__(self, kafka: KafkaSettings, application: str, kind: Kind) -> None:
+        self.kafka, self.application, self.kind = kafka, application, kind
+        self.topic = f"{application}-changelog"
+        self._schemas = kind.topology().schemas()
+        self._codec = log.StateCodec(self._schemas[0].state_columns())
+        self._commit, self._closed, self.live = 0, 0, range(0)
+
+    async def create(self) -> None:
+        """Make the topic, with the takeover as which every owner begins."""
+        async with Admin(self.kafka) as admin:
+            await admin.create_topics([NewTopic(self.topic, 1, 1, CHANGELOG_CONFIGS)])
+        await self._write(iter([(None, log.encode_takeover(1, log.Takeover(self.application, "bench", 0)))]))
+
+    async def delete(self) -> None:
+        """Delete the topic."""
+        async with Admin(self.kafka) as admin:
+            await admin.delete_topics([self.topic])
+
+    async def fill(self, live: int, closed: int) -> int:
+        """Live sessions and closed ones; how many entries that were."""
+        self.live = range(live)
+        return await self._write(self._fill(closed))
+
+    async def change(self, each: int) -> int:
+        """A delta of `each` sessions changed, closed and new; how many entries that were."""
+        assert len(self.live) >= 2 * each
+        return await self._write(self._change(each))
+
+    def _fill(self, closed: int) -> Iterator[Entry]:
+        for i in self.live:
+            yield self._live(i)
+        for i in range(closed):
+            yield self._final(b"closed-%d" % i, i * 7919 % (CLOSED_DAYS * DAY_MS), i)
+
+    def _change(self, each: int) -> Iterator[Entry]:
+        first, last = self.live.start, self.live.stop
+        for i in range(first, first + each):  # the oldest close, the next ones change
+            yield self._final(b"live-%d" % i, i, i)
+            yield self._live(i + each)
+            yield self._live(last + i - first)
+        self.live = range(first + each, last + each)
+
+    def _live(self, i: int) -> Entry:
+        state = self._codec.pack(self.kind.state(i, self._commit))
+        return b"live-%d" % i, log.encode_live(0, 1, self._commit, i, i + 1_000, state)
+
+    def _final(self, key: bytes, start: int, i: int) -> Entry:
+        state = self._codec.pack(self.kind.state(i, self._commit))
+        return key, log.encode_final(0, 1, self._commit, start, start + 1_000, start + 9, state)
+
+    async def _write(self, entries: Iterator[Entry]) -> int:
+        done = 0
+        async with Producer(self.kafka, ProducerSettings(linger_ms=0, batch_size=256 * 1024)) as producer:
+            while part := list(itertools.islice(entries, COMMIT_ENTRIES)):
+                done += len(part)
+                progress = log.Progress(
+                    self.application, "exactly_once", {"source": done}, 0, {"s": 0}, {}, self._schemas, 0
+                )
+                part.append((None, log.encode_progress(1, self._commit, progress)))
+                await (await producer.send_many([ProducerRecord(self.topic, v, k, (), 0, None) for k, v in part]))
+                self._commit += 1
+        return done
