@@ -181,9 +181,8 @@ async def run(sessions: int, state_sessions: int, delta: int) -> dict[str, Any]:
 
 def show(found: dict[str, Any]) -> int:
     """Print the tables; how many of what is asked for was missed."""
-    print(
-        f"{found['sessions']:,} live sessions ({found['state_sessions']:,} where they grow), a delta of {found['delta']:,} changed, as many closed and as many new"
-    )
+    print(f"{found['sessions']:,} live sessions ({found['state_sessions']:,} where they grow)")
+    print(f"a delta of {found['delta']:,} sessions changed, as many closed and as many new")
     print(f"Spark's start: {found['spark_start']:.1f} s")
     head = f"{'':>4} {'records':>11} {'compact s':>10} {'records/s':>10} {'delta s':>8} {'rewritten':>16}"
     head += f" {'optimize s':>10} {'restore s':>9} {'sessions/s':>11} {'replay s':>9}"

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from services.compactor import tables
@@ -32,13 +31,13 @@ from services.compactor.failures import CompactionConflict
 from services.compactor.generations import layouts_of, newest_of
 from services.compactor.kafka import read_range, topic_offsets
 from services.compactor.late_states import late_states, uncorrectable
+from services.compactor.nearby import clustered, nearby, with_nearby_sessions
 from services.compactor.settings import CompactSettings
 from shared.common.errors import FatalError
 from shared.streams import late_records as names
 from shared.streams.changelog_format import StoreSchema, decode_progress
 
 REFUSED_SAID_MAX = 10  # late records left out that are named one by one
-_WINDOW = ("partition", "key", "start_ms", "end_ms")
 _GROUP = ("partition", "key", "cluster")
 _LATE_ROW = (
     "row string, partition int, store string, key binary, start_ms bigint, changelog_offset bigint, "
@@ -215,62 +214,45 @@ class Corrections:
         end = F.col("start_ms") + (0 if store.kind == "session" else store.size_ms)
         ours = late.select("partition", "key", start.alias("start_ms"), "state", closed_ms, F.lit(-1).alias("revision"))
         ours = ours.withColumn("end_ms", end).select(*columns).withColumn("is_late", F.lit(True))
-        if tables.exists(self.spark, path):
-            found = newest_windows(self.spark.table(tables.delta(path)))
+        session = store.kind == "session"
+        if not tables.exists(self.spark, path):
+            return clustered(ours, store.gap_ms) if session else ours.withColumn("cluster", F.col("start_ms"))
+
+        def read(found: DataFrame) -> DataFrame:
             fields = [F.col("state")[name].alias(name) for name, _ in layout.columns]
-            found = found.withColumns(
-                {
-                    "key": F.col("key").cast("binary"),
-                    "closed_ms": F.unix_millis("closed_at"),
-                    "state": F.struct(*fields).cast(tables.struct_type(layout)),
-                }
-            ).select(*columns)
-            keys = ours.select("partition", "key").union(found.filter("revision > 0").select("partition", "key"))
-            there = found.join(keys.distinct(), ["partition", "key"], "left_semi")
-            ours = ours.unionByName(there.withColumn("is_late", F.lit(False)))
-        if store.kind != "session":
-            return ours.withColumn("cluster", F.col("start_ms"))
-        order = SparkWindow.partitionBy("partition", "key").orderBy("start_ms", "end_ms", "is_late", "revision")
-        before = F.max("end_ms").over(order.rowsBetween(SparkWindow.unboundedPreceding, -1))
-        first = F.coalesce(F.col("start_ms") > before + store.gap_ms, F.lit(True)).cast("bigint")
-        until = order.rowsBetween(SparkWindow.unboundedPreceding, SparkWindow.currentRow)
-        return ours.withColumn("first", first).withColumn("cluster", F.sum("first").over(until)).drop("first")
+            computed = {
+                "key": F.col("key").cast("binary"),
+                "closed_ms": F.unix_millis("closed_at"),
+                "state": F.struct(*fields).cast(tables.struct_type(layout)),
+            }
+            return found.withColumns(computed).select(*columns).withColumn("is_late", F.lit(False))
+
+        closed = self.spark.table(tables.delta(path))
+        if session:
+            return with_nearby_sessions(closed, ours, store.gap_ms, read)
+        return ours.unionByName(read(nearby(closed, ours))).withColumn("cluster", F.col("start_ms"))
 
     # --- writing it ---
 
     def _append(self, store: StoreSchema, rows: DataFrame, path: str, read: _Range) -> None:
         said = {"penstock_late_run": read.run, "job": self.job, "to_offsets": read.end}
-        (
-            rows.repartition("day")
-            .write.format("delta")
-            .mode("append")
-            .partitionBy("day")
-            .option("mergeSchema", True)
-            .option("txnAppId", f"penstock-late-{self.settings.application}-{store.name}")
-            .option("txnVersion", read.run)
-            .option("userMetadata", json.dumps(said))
-            .save(path)
-        )
+        transaction = f"penstock-late-{self.settings.application}-{store.name}"
+        tables.append_closed(rows, store, path, (transaction, read.run), json.dumps(said))
         if not any(note["job"] == self.job for note in self._notes(path, read.run)):
             raise CompactionConflict(f"another job has made corrections {read.run} of {path}; this one stops")
 
     def _cover(self, store: StoreSchema, read: _Range) -> None:
+        """Say how far the late topic is covered, unless another job has covered more by now."""
         rows = [("late", p, store.name, b"", 0, end, read.topic_id, read.run) for p, end in read.end.items()]
         self.spark.createDataFrame(rows, _LATE_ROW).createOrReplaceTempView("penstock_late")
         columns = _LATE_ROW.replace(",", "").split()[::2]
         same = " AND ".join(f"t.{name} = s.{name}" for name in ("row", "partition", "store"))
         self.spark.sql(
             f"MERGE INTO {tables.delta(self.state)} t USING penstock_late s ON t.row = 'late' AND {same} "
-            f"WHEN MATCHED THEN UPDATE SET {', '.join(f't.{n} = s.{n}' for n in columns)} "
+            "WHEN MATCHED AND (t.run < s.run OR t.topic_id <> s.topic_id) "
+            f"THEN UPDATE SET {', '.join(f't.{n} = s.{n}' for n in columns)} "
             f"WHEN NOT MATCHED THEN INSERT ({', '.join(columns)}) VALUES ({', '.join(f's.{n}' for n in columns)})"
         )
-
-
-def newest_windows(closed: DataFrame) -> DataFrame:
-    """The windows that a table of closed ones says there are: of each its highest revision, unless it is no more."""
-    order = SparkWindow.partitionBy(*_WINDOW).orderBy(F.col("revision").desc())
-    newest = closed.withColumn("_place", F.row_number().over(order)).filter("_place = 1").drop("_place")
-    return newest.filter("state IS NOT NULL")
 
 
 def starts(store: StoreSchema) -> SparkColumn:

@@ -221,19 +221,8 @@ class Fold(ABC):
             if not count:
                 continue
             decoded = own.mapInArrow(final_rows(topic, layout, window.generations), tables.final_schema(layout))
-            # A day's rows in one task: as many files as days, not days times tasks.
-            (
-                tables.closed_frame(decoded, store)
-                .repartition("day")
-                .write.format("delta")
-                .mode("append")
-                .partitionBy("day")
-                .option("mergeSchema", True)
-                .option("txnAppId", self._transaction(store.name))
-                .option("txnVersion", plan.run)
-                .option("userMetadata", said)
-                .save(self.closed(store.name))
-            )
+            once = (self._transaction(store.name), plan.run)
+            tables.append_closed(tables.closed_frame(decoded, store), store, self.closed(store.name), once, said)
             self._require_ours(self.closed(store.name), plan)
             self.say(f"closed/{store.name}: {count} windows")
             appended += count

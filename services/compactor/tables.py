@@ -30,6 +30,7 @@ CLOSED_COLUMNS = (
     *("revision", "partition", "changelog_offset", "day"),
 )
 HISTORY_VERSIONS_MAX = 100  # how far back a crashed run's append is looked for; only upkeep can lie between
+INDEXED_COLUMNS = 32  # whose bounds Delta keeps by itself
 _NAME_FORBIDDEN = frozenset(" ,;{}()\n\t=/\\")
 
 
@@ -168,6 +169,28 @@ def closed_frame(finals: DataFrame, store: StoreSchema, revision: Any = None) ->
         "partition",
         "changelog_offset",
         F.to_date(F.timestamp_millis("end_ms")).alias("day"),
+    )
+
+
+def append_closed(rows: DataFrame, store: StoreSchema, path: str, once: tuple[str, int], said: str) -> None:
+    """Append rows to `closed/<store>`, once for `once` (a transaction's name and version), with what is said of them.
+
+    A table that this makes keeps the bounds of every column for each file, `revision` among them however many results
+    stand before it.
+    """
+    numbers = len(CLOSED_COLUMNS) + len(store.aggregations) + len(store.state_columns())
+    (
+        # A day's rows in one task: as many files as days, not days times tasks.
+        rows.repartition("day")
+        .write.format("delta")
+        .mode("append")
+        .partitionBy("day")
+        .option("mergeSchema", True)
+        .option("delta.dataSkippingNumIndexedCols", max(INDEXED_COLUMNS, numbers))
+        .option("txnAppId", once[0])
+        .option("txnVersion", once[1])
+        .option("userMetadata", said)
+        .save(path)
     )
 
 

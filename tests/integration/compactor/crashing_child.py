@@ -1,4 +1,5 @@
-"""A compaction in a process of its own that is killed (SIGKILL, with its JVM) at one of five points; run by a test."""
+"""A compaction in a process of its own that is killed (SIGKILL, with its JVM) at one of five points, or waits until it
+is overtaken; run by a test."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from services.compactor import fold, upkeep
+from services.compactor import compact, fold, upkeep
 from services.compactor.compact import Compaction
 from services.compactor.fold import Merged, Plan
 from services.compactor.kafka import delete_records
+from services.compactor.main import DONE, compact_main
 from services.compactor.settings import CompactSettings
 from services.compactor.spark import spark_session
 
@@ -88,16 +90,31 @@ class DuringOptimize(Compaction):
         return super()._look_after(summary)
 
 
+class Overtaken(Compaction):
+    """Waits with its plan made until a file is there, and says so by another one."""
+
+    def plan(self) -> Plan:
+        plan = super().plan()
+        Path(os.environ["PLANNED"]).touch()
+        while not Path(os.environ["OVERTAKEN"]).exists():
+            time.sleep(POLL_SECONDS)
+        return plan
+
+
 POINTS = {kind.__name__: kind for kind in (BeforeRead, DuringMerge, BeforeDelete, DuringDelete, DuringOptimize)}
 
 
-def main(arguments: list[str]) -> None:
-    """The point, then the flags of `penstock compact`."""
+def main(arguments: list[str]) -> int:
+    """The point, then the flags of `penstock compact`; the exit status of one that lives to its end."""
+    if arguments[0] == Overtaken.__name__:
+        compact.Compaction = Overtaken  # type: ignore[misc]
+        return compact_main(arguments[1:])
     settings = CompactSettings.load(arguments[1:])
     with spark_session(settings.spark, "crashing", settings.tables) as spark:
         assert isinstance(spark, SparkSession)
         POINTS[arguments[0]](spark, settings, print).run()
+    return DONE
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    raise SystemExit(main(sys.argv[1:]))

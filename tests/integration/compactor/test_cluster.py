@@ -1,4 +1,4 @@
-"""Both jobs on a standalone Spark master with one worker, as separate processes from pyspark's own jars."""
+"""All jobs on a standalone Spark master with two workers, as separate processes from pyspark's own jars."""
 
 from __future__ import annotations
 
@@ -23,11 +23,23 @@ from services.local.kafka import EmbeddedKafka
 from shared.common import lake
 from shared.common.java import find_java
 
-START_SECONDS = 90
+START_SECONDS = 180
+WORKERS = 2
+TOPOLOGY = """
+from shared.streams.aggregations import Count, Sum
+from shared.streams.dsl import StreamsBuilder
+
+
+def build(topic):
+    builder = StreamsBuilder()
+    keyed = builder.stream(topic, late=f"{topic}-late-again", dead_letters=f"{topic}-dlq-again").group_by_key()
+    keyed.session_window(100, 50).aggregate("banks", count=Count(), total=Sum("delay")).on_close()
+    return builder.build()
+"""
 SPARK_CLASS = Path(sys.executable).parent / "spark-class"
 MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
 
-pytestmark = pytest.mark.soak  # four JVMs after each other: more than a minute on two cores
+pytestmark = pytest.mark.soak  # nine JVMs: more than a minute on two cores
 
 
 def free_port() -> int:
@@ -54,26 +66,33 @@ def running(arguments: list[str], folder: Path, environment: dict[str, str]) -> 
 
 @pytest.fixture
 def master(tmp_path: Path) -> Iterator[str]:
-    """The URL of a master that has one worker: one core, one gigabyte."""
+    """The URL of a master that has two workers, each with one core and one gigabyte."""
     use_java(find_java())
     port, web = free_port(), free_port()
     url = f"spark://127.0.0.1:{port}"
-    own = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_DIR": str(tmp_path / "executors")}
+    own = {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": f"{Path.cwd()}:{tmp_path}"}
     own["PATH"] = f"{SPARK_CLASS.parent}:{os.environ['PATH']}"  # the launcher asks the Python there where Spark is
     asked = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(web)]
-    offered = ["--host", "127.0.0.1", "--webui-port", str(free_port()), "--cores", "1", "--memory", "1g", url]
+    offered = ["--host", "127.0.0.1", "--cores", "1", "--memory", "1g"]
     environment = os.environ | own
-    with (
-        running([MASTER, *asked], tmp_path / "master", environment) as first,
-        running([WORKER, *offered], tmp_path / "worker", environment) as second,
-    ):
+    with contextlib.ExitStack() as stack:
+        daemons = [stack.enter_context(running([MASTER, *asked], tmp_path / "master", environment))]
+        for number in range(WORKERS):
+            work = ["--work-dir", str(executors(tmp_path, number)), "--webui-port", str(free_port())]
+            line = [WORKER, *offered, *work, url]
+            daemons.append(stack.enter_context(running(line, tmp_path / f"worker-{number}", environment)))
         deadline = time.monotonic() + START_SECONDS
-        while not any(w["state"] == "ALIVE" for w in state(web).get("workers", [])):
-            ended = first.poll() is not None or second.poll() is not None
-            assert not ended, (tmp_path / "worker" / "log").read_text()
-            assert time.monotonic() < deadline, (tmp_path / "worker" / "log").read_text()
+        while [w["state"] for w in state(web).get("workers", [])] != ["ALIVE"] * WORKERS:
+            logs = "\n".join(file.read_text() for file in tmp_path.glob("worker-*/log"))
+            assert all(daemon.poll() is None for daemon in daemons), logs
+            assert time.monotonic() < deadline, logs
             time.sleep(0.2)
         yield url
+
+
+def executors(folder: Path, worker: int) -> Path:
+    """Where a worker's executors have their folders."""
+    return folder / f"executors-{worker}"
 
 
 def state(port: int) -> dict[str, Any]:
@@ -84,29 +103,37 @@ def state(port: int) -> dict[str, Any]:
         return {}
 
 
-def test_compact_and_audit_on_a_cluster(
+def test_compact_audit_and_backfill_on_a_cluster(
     simulate: Any, topics: Any, kafka: EmbeddedKafka, master: str, tmp_path: Path
 ) -> None:
-    """The executors are other processes with code of their own: the tables and the audit are as on one machine."""
+    """The executors are other processes with code of their own: tables, audit and backfill are as on one machine."""
     simulation = simulate()
     simulation.feed(200, seed=1)
     topics.write(simulation)
-    flags = ["--application", simulation.name, "--lake", str(tmp_path / "lake"), "--spark.master", master]
+    (tmp_path / "replayed.py").write_text(TOPOLOGY)
+    flags = ["--lake", str(tmp_path / "lake"), "--spark.master", master]
     flags += ["--kafka.bootstrap-servers", kafka.bootstrap_servers]
     flags += ["--spark.conf", "spark.driver.host=127.0.0.1", "--spark.conf", "spark.executor.memory=512m"]
+    # Both executors are there before the first task is handed out.
+    flags += ["--spark.conf", "spark.scheduler.minRegisteredResourcesRatio=1.0"]
+    flags += ["--spark.conf", "spark.scheduler.maxRegisteredResourcesWaitingTime=120s"]
 
-    def job(*command: str) -> dict[str, Any]:
-        line = [sys.executable, "-m", "services.cli", *command, *flags]
-        environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"}
+    def job(*command: str, application: str = simulation.name) -> dict[str, Any]:
+        line = [sys.executable, "-m", "services.cli", *command, "--application", application, *flags]
+        environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": f"{Path.cwd()}:{tmp_path}"}
         done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{done.stderr}\n{done.stdout}"
         return dict(json.loads(done.stdout.splitlines()[-1]))
 
     compacted = job("compact")
     assert compacted["finals"] == sum(len(task.closed) for task in simulation.tasks)
-    assert any((tmp_path / "executors").glob("app-*/0/stderr")), "the work was done in an executor of the worker's"
+    for worker in range(WORKERS):
+        assert any(executors(tmp_path, worker).glob("app-*/*/stderr")), f"worker {worker} had no executor"
     told = lake.describe(str(tmp_path / "lake"), simulation.name)
     assert told["live_rows"] == sum(len(task.written) for task in simulation.tasks)
     audit = job("audit", "--json")
     assert audit["audit_ok"], audit
     assert audit["sessions_closed"] == compacted["finals"]
+    topology = ("--topology", "replayed:build", "--topology-options", json.dumps({"topic": simulation.name}))
+    replayed = job("backfill", *topology, application=f"{simulation.name}-again")
+    assert (replayed["finals"], replayed["live_rows"]) == (compacted["finals"], compacted["live_rows"])

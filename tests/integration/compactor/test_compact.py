@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,11 @@ import msgspec
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
+from prometheus_client import CollectorRegistry
 
-from services.aggregator.backlog import Backlog, measure
+from services.aggregator.backlog import Backlog, BacklogWatch, measure
+from services.aggregator.compaction import CompactionSupervisor
+from services.aggregator.settings import AggregatorSettings
 from services.compactor import upkeep
 from services.compactor.compact import Compaction
 from services.compactor.failures import CompactionConflict
@@ -296,3 +300,34 @@ def test_the_backlog_is_what_no_snapshot_covers(simulate: Any, topics: Any, job:
     assert before.bytes > 1_000 > after.bytes
     assert after.snapshot_ms == lake.describe(str(tmp_path), simulation.name)["compacted_at_ms"]
     assert after.snapshot_ms is not None
+
+
+@pytest.mark.soak
+async def test_bytes_start_the_job(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
+    """A changelog that has grown by enough starts the real job as a child process, long before its time, and once."""
+    simulation = simulate()
+    simulation.feed(60, seed=9)
+    await asyncio.to_thread(topics.write, simulation)
+    flags = ["--compaction.interval-ms=86400000", "--compaction.changelog-bytes=1000", "--streams.lake", str(tmp_path)]
+    flags += ["--compaction.backlog-interval-ms=200", "--streams.application-id", simulation.name, "--topology=a:b"]
+    kafka = job(simulation).settings.kafka
+    given = AggregatorSettings.load([*flags, f"--kafka.bootstrap-servers={kafka.bootstrap_servers}"], environ={})
+    registry = CollectorRegistry()
+    supervisor = CompactionSupervisor(given, registry)
+    watch = BacklogWatch(given, registry, lambda: True, ask=supervisor.ask)
+    running = [asyncio.create_task(each.run()) for each in (supervisor, watch)]
+    try:
+        deadline = time.monotonic() + 300
+        while not (runs := supervisor.describe()) or runs[-1]["status"] == "running":
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(2)
+        assert [run["status"] for run in supervisor.describe()] == ["done"]
+        assert watch.last is not None
+        assert watch.last.bytes is not None
+        assert watch.last.bytes < 1_000
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)

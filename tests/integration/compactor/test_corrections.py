@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 from services.compactor import tables
 from services.compactor.audit import run_audit
 from services.compactor.compact import Compaction
-from services.compactor.corrections import Corrected, Corrections, newest_windows
+from services.compactor.corrections import Corrected, Corrections, NotCorrectable, _Range
+from services.compactor.failures import CompactionConflict
 from services.compactor.generations import layouts_of
+from services.compactor.nearby import newest_windows
 from services.compactor.settings import AuditSettings, CompactSettings
 from services.local.kafka import EmbeddedKafka
 from shared.common import lake
@@ -124,13 +127,20 @@ def test_late_records_become_corrections(
 
 
 def corrected_rows(
-    spark: Any, settings: CompactSettings, store: log.StoreSchema, finals: list[Any], late: list[Any]
+    spark: Any,
+    settings: CompactSettings,
+    store: log.StoreSchema,
+    finals: list[Any],
+    late: list[Any],
+    gone: tuple[str, ...] = (),
 ) -> list[Any]:
-    """What is appended: partition, start, end, count, latest, revision, when it closed."""
+    """What is appended: partition, start, end, count, latest, revision, when it closed; folders `gone` are removed."""
     (layout,) = layouts_of((store,))
     closed = spark.createDataFrame(finals, tables.final_schema(layout))
     path = f"{settings.tables}/closed/{store.name}"
-    tables.closed_frame(closed, store).write.format("delta").partitionBy("day").save(path)
+    tables.append_closed(tables.closed_frame(closed, store), store, path, ("finals", 1), "{}")
+    for folder in gone:
+        shutil.rmtree(Path(path) / folder)
     schema = f"partition INT, key BINARY, timestamp_ms BIGINT, closed_ms BIGINT, state {tables.struct_type(layout)}"
     frame = spark.createDataFrame(late, schema)
     rows = Corrections(spark, settings, print, "job")._rows(store, layout, frame, path)
@@ -158,3 +168,80 @@ def test_a_late_record_joins_closed_sessions(spark: Any, settings: CompactSettin
     finals = [(b"k", *bounds, 50, (bounds[1], 2), 50, 0, 7) for bounds in ((0, 10), (28, 30), (41, 45), (46, 47))]
     found = corrected_rows(spark, settings, schema("session", 10), finals, [(0, b"k", 18, 60, (18, 1))])
     assert found == [(0, 0, 10, None, None, 1, 60), (0, 0, 30, 5, 30, 1, 60), (0, 28, 30, None, None, 1, 60)]
+
+
+DAY_MS = 86_400_000
+
+
+def test_days_without_late_records_are_not_read(spark: Any, settings: CompactSettings) -> None:
+    """Of many days of one key those near its late records alone are read: the files of the others may be gone."""
+    finals = [(b"k", day * DAY_MS, day * DAY_MS + 5, 50, (day, 2), 50, 0, 7) for day in range(9)]
+    gone = tuple(f"day=1970-01-0{day + 1}" for day in range(9) if day not in (3, 7))
+    late = [(0, b"k", 3 * DAY_MS + 9, 60, (9, 1)), (0, b"j", 7 * DAY_MS, 60, (1, 1))]
+    found = corrected_rows(spark, settings, schema("session", 10), finals, late, gone)
+    start = 3 * DAY_MS
+    assert found == [
+        (0, start, start + 5, None, None, 1, 60),
+        (0, start, start + 9, 3, 9, 1, 60),
+        (0, 7 * DAY_MS, 7 * DAY_MS, 1, 1, 1, 60),
+    ]
+    with pytest.raises(Exception, match="FILE_NOT_EXIST"):
+        spark.read.format("delta").load(f"{settings.tables}/closed/s").groupBy("key").count().collect()
+
+
+@pytest.mark.soak
+def test_what_a_late_record_joins_is_followed_as_far_as_it_goes(spark: Any, settings: CompactSettings) -> None:
+    """Sessions that the stream cut, each within the gap of the one before, are all taken in, over midnight too."""
+    bounds = [(DAY_MS + at, DAY_MS + at + 8) for at in range(-100, 100, 10)]
+    finals = [(b"k", *of, 50, (of[1], 2), 50, 0, 7) for of in bounds]
+    found = corrected_rows(spark, settings, schema("session", 10), finals, [(0, b"k", DAY_MS - 110, 60, (18, 1))])
+    assert [row for row in found if row[3]] == [(0, DAY_MS - 110, DAY_MS + 98, 41, DAY_MS + 98, 1, 60)]
+    assert len(found) == 1 + len(bounds)
+
+
+def test_of_two_jobs_with_corrections_one_wins(spark: Any, settings: CompactSettings) -> None:
+    """The append of the same run by another job is refused, and who is overtaken takes nothing back."""
+    store = schema("session", 10)
+    path, state = f"{settings.tables}/closed/s", f"{settings.tables}/state"
+    tables.ensure_state(spark, state, layouts_of((store,)))
+    closed = [(b"k", 0, 10, 30, (3, 2), 30, 0, 7)]
+    rows = tables.closed_frame(spark.createDataFrame(closed, tables.final_schema(layouts_of((store,))[0])), store)
+    first, second = (Corrections(spark, settings, print, job) for job in ("first", "second"))
+    read = _Range(1, "t-late", "id", {0: 0}, {0: 5})
+    first._append(store, rows, path, read)
+    with pytest.raises(CompactionConflict, match="another job has made corrections 1"):
+        second._append(store, rows, path, read)
+    assert spark.read.format("delta").load(path).count() == 1
+    assert second._pending(path, 1) == {"0": 5}
+    second._cover(store, read._replace(run=2, end={0: 9}))
+    first._cover(store, read)
+    (row,) = spark.read.format("delta").load(state).filter("row = 'late'").collect()
+    assert (row.run, row.changelog_offset) == (2, 9)
+    second._cover(store, _Range(1, "t-late", "id of a topic made again", {0: 0}, {0: 2}))
+    (row,) = spark.read.format("delta").load(state).filter("row = 'late'").collect()
+    assert (row.run, row.changelog_offset) == (1, 2)
+
+
+@pytest.mark.soak
+def test_upkeep_does_not_wait_for_what_cannot_be_corrected(
+    spark: Any, simulate: Callable[..., Any], topics: Any, settings: CompactSettings
+) -> None:
+    """Late records are refused by the name of what refuses them, with the changelog deleted and files optimized."""
+    simulation = simulate(1)
+    (task,) = simulation.tasks
+    simulation.feed(40, seed=1)
+    topics.write(simulation)
+    first = Compaction(spark, settings.model_copy(update={"with_late": False}), print).run()
+    with pytest.raises(NotCorrectable, match=r"store 'banks': the aggregations last \(aggregate\) cannot be merged"):
+        Corrections(spark, settings, print, "job").run()
+    simulation.feed(40, seed=2)
+    done = log.decode_progress(log.decode(task.changelog[-1][1]).body)
+    loose = msgspec.structs.replace(done, guarantee="at_least_once")
+    task.changelog[-1] = (None, log.encode_progress(task.epoch, task.commit_number, loose))
+    topics.write(simulation)
+    told: list[str] = []
+    job = Compaction(spark, settings.model_copy(update={"delete_covered": True, "optimize_files_max": 1}), told.append)
+    with pytest.raises(NotCorrectable, match="--with-late needs exactly_once"):
+        job.run()
+    assert any(line.startswith("optimized ") for line in told)
+    assert job.plan().offsets.earliest == first.to_offsets

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from tests.integration.compactor.crashing_child import POINTS
 from tests.integration.compactor.test_compact import closed_in_lake, closed_in_tasks, live_in_lake, live_in_tasks
 
 CHILD = Path(__file__).with_name("crashing_child.py")
+START_SECONDS = 300
 pytestmark = pytest.mark.soak
 
 
@@ -72,16 +75,28 @@ def test_a_killed_job_is_made_good_by_the_next(
 def test_of_two_jobs_at_once_one_wins(
     simulate: Any, topics: Any, flags: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    """Of two processes started together a loser says so by its exit status, and rows are there once."""
+    """Of two processes with the same plan the slower one says so by its exit status, and rows are there once."""
     simulation = simulate()
     simulation.feed(200, seed=5)
     topics.write(simulation)
-    command = [sys.executable, "-m", "services.cli", "compact", *flags(simulation)]
-    jobs = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    ends = [(*job.communicate(timeout=300), job.returncode) for job in jobs]
-    statuses = sorted(end[2] for end in ends)
-    assert statuses in ([DONE, DONE], [DONE, CONFLICT]), ends
-    if CONFLICT in statuses:
-        assert any("another job" in err for _, err, status in ends if status == CONFLICT)
+    files = {name: tmp_path / name for name in ("PLANNED", "OVERTAKEN")}
+    environment = os.environ | {name: str(file) for name, file in files.items()}
+    slow = [sys.executable, str(CHILD), "Overtaken", *flags(simulation)]
+    loser = subprocess.Popen(slow, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not files["PLANNED"].exists():
+            assert loser.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        fast = [sys.executable, "-m", "services.cli", "compact", *flags(simulation)]
+        winner = subprocess.run(fast, capture_output=True, text=True, timeout=START_SECONDS, check=False)
+        assert winner.returncode == DONE, winner.stderr
+        files["OVERTAKEN"].touch()
+        _, said = loser.communicate(timeout=START_SECONDS)
+    finally:
+        loser.kill()
+    assert loser.returncode == CONFLICT, said
+    assert "another job" in said
     assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)
     assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation)
