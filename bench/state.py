@@ -1,0 +1,172 @@
+"""State larger than memory: what a process with many live sessions takes, with its stores in memory and in RocksDB.
+
+Each contestant is a process of its own that runs one task, as a stream worker does, without a broker: a session count
+and a mean, records of as many keys as there are to be sessions, a commit every 10,000 records, and then a second record
+for one key in ten, taken at random, which has to be looked up again. `held` is how much more memory the process holds
+(private pages: anonymous ones and those written to) when all is committed than when it began, `on disk` what its folder
+takes. RocksDB's share and the rows kept in memory are limited, so that part does not grow with the sessions.
+
+With `--data-mib` each process may have so much more private memory than at its start, by a limit of the kernel's: what
+asks for more ends with MemoryError, and is said to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from shared.common.records import Columns, Int64Array
+from shared.streams.aggregations import Count, Mean
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.processor import ProcessingFailed
+from shared.streams.state.checkpoint import CommitPlace
+from shared.streams.state.state_directory import StateDirectory
+from shared.streams.stream_task import StreamTask
+
+STORES = ("in_memory", "rocksDB")
+BATCH = 10_000
+AGAIN_SHARE = 0.1
+GAP_MS = 30 * 60_000
+START_MS = 1_700_000_000_000
+ROCKSDB_BYTES, ROWS_BYTES = 8 * 1024 * 1024, 4 * 1024 * 1024
+OUT_OF_MEMORY = "out of memory"
+
+
+class Click(msgspec.Struct):
+    """What a record's value has."""
+
+    ms: int
+
+
+class Filled:
+    """A task whose store is filled, batch by batch."""
+
+    def __init__(self, folder: Path | None) -> None:
+        builder = StreamsBuilder()
+        windows = builder.stream("clicks", value=Click).group_by_key().session_window(GAP_MS)
+        windows.aggregate("visits", n=Count(), ms=Mean("ms")).on_close().to("visits")
+        self.directory = None
+        if folder is not None:
+            limits = {"memory_bytes_max": ROCKSDB_BYTES, "cache_bytes_max": ROWS_BYTES}
+            self.directory = StateDirectory(str(folder), "bench", **limits)
+        local = None if self.directory is None else self.directory.state_of(0)
+        self.task = StreamTask(builder.build(), 0, application="bench", local=local)
+        self.task.initialize(START_MS)
+        self._offset = self._changelog = 0
+
+    def take(self, numbers: Int64Array) -> None:
+        """A record of each of these keys, and a commit."""
+        count = len(numbers)
+        keys: list[bytes | None] = [b"user-%09d" % n for n in numbers.tolist()]
+        offsets = np.arange(self._offset, self._offset + count)
+        times = np.full(count, START_MS)
+        self._offset += count
+        self.task.process(Columns("clicks", 0, keys, [b'{"ms":5}'] * count, times, offsets), START_MS)
+        self._changelog += len(self.task.prepare_commit(START_MS).changelog)
+        self.task.commit_succeeded(CommitPlace(None, self._changelog, self._changelog))
+
+    def held(self, key: int) -> list[Any]:
+        """The states of one key's session."""
+        store: Any = self.task.stores["visits"]
+        (session,) = store.find(f"user-{key:09d}", START_MS, START_MS)
+        return list(session.states)
+
+
+def contest(store: str, sessions: int, data_mib: int | None) -> dict[str, float | str]:
+    """One contestant's figures; where it ran out of memory, that alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        filled = Filled(Path(folder) if store == "rocksDB" else None)
+        filled.take(np.arange(-BATCH, 0) + 10**8)  # what is made once is there before it is measured
+        before = private_kib()
+        if data_mib is not None:
+            limit = (private_kib("VmData") + data_mib * 1024) * 1024
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        try:
+            return _fill(filled, sessions, before, Path(folder))
+        except (MemoryError, ProcessingFailed) as e:
+            if not isinstance(e, MemoryError) and not isinstance(e.__cause__, MemoryError):
+                raise
+            return {"failed": OUT_OF_MEMORY}
+
+
+def _fill(filled: Filled, sessions: int, before: int, folder: Path) -> dict[str, float | str]:
+    random = np.random.default_rng(1)
+    started, cpu = time.monotonic(), time.process_time()
+    for first in range(0, sessions, BATCH):
+        filled.take(np.arange(first, min(first + BATCH, sessions)))
+    filling = time.monotonic() - started
+    again = random.choice(sessions, int(sessions * AGAIN_SHARE), replace=False)
+    for first in range(0, len(again), BATCH):
+        filled.take(again[first : first + BATCH])
+    assert len(filled.task.stores["visits"]) == sessions + BATCH
+    twice = int(again[0])
+    assert (filled.held(twice)[0], filled.held(10**8 - 1)[0]) == (2, 1), "what was put away is not as it was"
+    records = sessions + len(again)
+    on_disk = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return {
+        "held_mib": (private_kib() - before) / 1024,
+        "on_disk_mib": on_disk / 1024 / 1024,
+        "sessions_per_second": sessions / filling,
+        "cpu_us_per_record": (time.process_time() - cpu) / records * 1e6,
+    }
+
+
+def private_kib(of: str = "RssAnon") -> int:
+    """What the kernel says of this process' memory."""
+    found = re.search(rf"^{of}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1])
+
+
+def main() -> int:
+    """Run both, print; 1 where RocksDB's failed, or held more than what is in memory."""
+    parser = argparse.ArgumentParser(prog="scripts/bench state", description=__doc__)
+    parser.add_argument("--sessions", type=int, default=1_000_000)
+    parser.add_argument("--data-mib", type=int, help="private memory that a process may take besides")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--one", choices=STORES, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(contest(given.one, given.sessions, given.data_mib)))
+        return 0
+    figures: dict[str, dict[str, Any]] = {}
+    for store in STORES:
+        command = [sys.executable, "-m", "bench.state", "--one", store, "--sessions", str(given.sessions)]
+        command += [] if given.data_mib is None else ["--data-mib", str(given.data_mib)]
+        ended = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        lines = ended.stdout.splitlines()
+        figures[store] = json.loads(lines[-1]) if ended.returncode == 0 and lines else {"failed": "ended early"}
+    return report(given.sessions, figures, as_json=given.json)
+
+
+def report(sessions: int, figures: dict[str, dict[str, Any]], *, as_json: bool) -> int:
+    """Print what was measured; the exit status."""
+    if as_json:
+        print(json.dumps(figures))
+    else:
+        print(f"{sessions:,} live sessions with count and mean")
+        for store, of in figures.items():
+            if "failed" in of:
+                print(f"{store:10} {of['failed']}")
+                continue
+            print(
+                f"{store:10} {of['held_mib']:6.0f} MiB held {of['on_disk_mib']:6.0f} MiB on disk "
+                f"{of['sessions_per_second']:9,.0f} sessions/s {of['cpu_us_per_record']:6.2f} µs CPU a record"
+            )
+    on_disk, in_memory = figures["rocksDB"], figures["in_memory"]
+    return int("failed" in on_disk or ("failed" not in in_memory and on_disk["held_mib"] > in_memory["held_mib"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""The benchmark of state larger than memory: what it measures, and what it calls a failure."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench import state
+
+ROOT = Path(__file__).parents[2]
+KEPT = {"held_mib": 17.0, "on_disk_mib": 8.0, "sessions_per_second": 9_000.0, "cpu_us_per_record": 40.0}
+
+
+def run(store: str, sessions: int, data_mib: int) -> dict[str, Any]:
+    """One contestant in a process of its own."""
+    given = ["--one", store, "--sessions", str(sessions), "--data-mib", str(data_mib)]
+    ended = subprocess.run(
+        [sys.executable, "-m", "bench.state", *given], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    )
+    result: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return result
+
+
+def test_memory_that_is_limited_ends_the_one_in_memory() -> None:
+    """With 8 MiB besides a store in memory cannot hold 100,000 sessions, and says so."""
+    assert run("in_memory", 100_000, 8) == {"failed": state.OUT_OF_MEMORY}
+
+
+def test_what_is_on_disk_comes_back_as_it_was(tmp_path: Path) -> None:
+    """Sessions that were put away are found again with what they had, and take more when more comes."""
+    figures = state.contest("rocksDB", 3_000, None)
+    assert float(figures["cpu_us_per_record"]) > 0
+    filled = state.Filled(tmp_path)
+    for _ in range(3):
+        filled.take(np.arange(5))
+    assert filled.held(4)[0] == 3
+
+
+@pytest.mark.soak
+def test_rocksdb_holds_what_memory_does_not() -> None:
+    """Within 40 MiB besides, a limit of the kernel's, 200,000 sessions are held on disk, and cannot be in memory."""
+    assert run("in_memory", 200_000, 40) == {"failed": state.OUT_OF_MEMORY}
+    kept = run("rocksDB", 200_000, 40)
+    assert kept["held_mib"] < 40
+    assert kept["on_disk_mib"] > 0
+
+
+@pytest.mark.parametrize(
+    ("in_memory", "on_disk", "status"),
+    [
+        (KEPT | {"held_mib": 50.0}, KEPT, 0),
+        ({"failed": state.OUT_OF_MEMORY}, KEPT, 0),
+        (KEPT | {"held_mib": 5.0}, KEPT, 1),
+        (KEPT, {"failed": state.OUT_OF_MEMORY}, 1),
+    ],
+)
+def test_what_fails(
+    in_memory: dict[str, Any], on_disk: dict[str, Any], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """RocksDB has to hold its sessions, and in less memory than the other, where that one holds them at all."""
+    figures = {"in_memory": in_memory, "rocksDB": on_disk}
+    assert state.report(300_000, figures, as_json=False) == status
+    assert state.report(300_000, figures, as_json=True) == status
+    said = capsys.readouterr().out
+    assert said.startswith("300,000 live sessions")
+    assert json.loads(said.splitlines()[-1]) == figures
