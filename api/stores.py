@@ -37,8 +37,18 @@ class StoresView(Protocol):
         """Rows and the position that they reflect; ConfigError for a store that cannot be asked for so."""
         ...
 
-    async def find_windows(self, store: str, *, key: str, from_ms: int | None, to_ms: int | None) -> FoundWindows:
-        """A key's windows, open and closed, of all instances; ConfigError as above, Problem where it is busy."""
+    async def find_windows(
+        self,
+        store: str,
+        *,
+        key: Key,
+        key_from: Key,
+        key_to: Key,
+        from_ms: int | None,
+        to_ms: int | None,
+        rows_max: int,
+    ) -> FoundWindows:
+        """The keys' windows, open and closed, of all instances; ConfigError as above, Problem where it is busy."""
         ...
 
 
@@ -47,6 +57,7 @@ class FoundWindows(TypedDict):
 
     windows: list[dict[str, Any]]
     position: dict[int, dict[str, int]]
+    is_cut: bool
 
 
 Status = Literal["open", "closed", "all"]
@@ -82,22 +93,23 @@ def stores_router(view: StoresView, whole: WholeView | None = None) -> APIRouter
         return json_response(answer)
 
     @router.get(
-        "/v1/streams/stores/{store}/windows", summary="A key's windows, open and closed, from changelog and lake"
+        "/v1/streams/stores/{store}/windows",
+        summary="Windows by keys and time, open and closed",
     )
     async def windows(
         store: str,
-        key: Annotated[str, Query(description="of a store of bytes in hexadecimal")],
+        keys: Annotated[Keys, Depends(asked_keys)],
         from_ms: Annotated[int | None, Query(description="only windows that end at this time or later")] = None,
         to_ms: Annotated[int | None, Query(description="only windows that begin at this time or earlier")] = None,
         status: Annotated[Status, Query(description="only these")] = "all",
         rows_max: Annotated[int, Query(ge=1, le=ROWS_MAX)] = ROWS_DEFAULT,
     ) -> Response:
         try:
-            found = await view.find_windows(store, key=key, from_ms=from_ms, to_ms=to_ms)
+            found = await view.find_windows(store, **keys, from_ms=from_ms, to_ms=to_ms, rows_max=rows_max)
         except ConfigError as e:
             raise Problem(NOT_READABLE, str(e)) from None
         rows = [row for row in found["windows"] if status in ("all", row["status"])]
-        cut = {"windows": rows[:rows_max], "is_cut": len(rows) > rows_max}
+        cut = {"windows": rows[:rows_max], "is_cut": found["is_cut"] or len(rows) > rows_max}
         return json_response({"store": store, **cut, "position": found["position"]})
 
     return router

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from api.app import create_app
 from api.contact import Contact
 from api.health import Check, CheckResult, health_router
+from api.keys import Key
 from api.problem import ErrorKind, Problem
 from api.server import HttpServer
 from api.state import StreamsState, WindowRow, streams_router
@@ -20,13 +21,15 @@ from api.stores import FoundWindows, stores_router
 from services.aggregator.backlog import BacklogWatch
 from services.aggregator.compaction import SCHEDULE_NAME, CompactionSupervisor
 from services.aggregator.live_state import describe_stores, live_windows
-from services.aggregator.sessions import Asked, Query
+from services.aggregator.questions import Asked
+from services.aggregator.sessions import Query
 from services.aggregator.settings import AggregatorSettings
 from services.aggregator.whole import Whole, advertised, tokens_of
 from services.aggregator.workers import Workers
 from shared.common import daemon
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import ConfigError
+from shared.common.key_range import KeyRange
 from shared.streams.changelog_reader import ROWS
 from shared.streams.instance_registry import InstanceRegistry
 from shared.streams.instances import Registration
@@ -137,7 +140,17 @@ class Aggregator:
             for partition in [p for p, task in running.items() if now.get(p) is not task]:
                 del running[partition]
 
-    async def find_windows(self, store: str, *, key: str, from_ms: int | None, to_ms: int | None) -> FoundWindows:
+    async def find_windows(
+        self,
+        store: str,
+        *,
+        key: Key,
+        key_from: Key,
+        key_to: Key,
+        from_ms: int | None,
+        to_ms: int | None,
+        rows_max: int,
+    ) -> FoundWindows:
         """What `GET /v1/streams/stores/{store}/windows` answers: from changelog and lake, whoever has the partition."""
         if self._finding.locked():
             raise Problem(BUSY, f"{FINDING_MAX} such questions are being answered")
@@ -146,10 +159,11 @@ class Aggregator:
             raise ConfigError(f"no store with windows {store!r}")
         reach = (str(EVER_MS[0] if from_ms is None else from_ms), str(EVER_MS[1] if to_ms is None else to_ms))
         where = (self._settings.kafka, streams.application_id, streams.lake, streams.lake_options)
-        query = Query(Asked(*where, store, key, *reach, streams.skip_changelog_records, FINDING_MS))
+        keys, skipped = KeyRange.of(key, key_from, key_to), streams.skip_changelog_records
+        query = Query(Asked(*where, store, keys, *reach, skipped, FINDING_MS, rows_max))
         async with self._finding:
             _, found = await query.run()
-        return {"windows": [one._asdict() for one in found], "position": query.position}
+        return {"windows": [one._asdict() for one in found], "position": query.position, "is_cut": query.is_cut}
 
     def registration(self) -> Registration:
         """What this instance says of itself to the others."""

@@ -1,4 +1,4 @@
-"""`penstock sessions`: a key's windows, open and closed, as of the newest commit, whether an aggregator runs or not.
+"""`penstock sessions`: windows by key and time, open and closed, as of the newest commit, if an aggregator runs or not.
 
 The lake has what was compacted; what came since is in the changelog's tail, which is read by the reader's rule from the
 covered offsets. Together they are what the aggregator holds and held: a live window of the snapshot that the tail
@@ -10,16 +10,19 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import datasketches
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from services.aggregator.live_state import key_text
+from services.aggregator.questions import Question
 from services.aggregator.settings import SessionsSettings
 from shared.clients.admin import Admin, TopicDescription
 from shared.clients.consumer import Consumer, ConsumerSettings
@@ -33,9 +36,9 @@ from shared.common.errors import (
     OffsetOutOfRange,
     PenstockError,
 )
+from shared.common.key_range import KeyRange
 from shared.common.log import configure
 from shared.common.records import TopicPartition
-from shared.common.settings import KafkaSettings
 from shared.common.topic_names import changelog_topic
 from shared.streams.changelog_format import (
     DELETED,
@@ -51,6 +54,9 @@ from shared.streams.changelog_format import (
 from shared.streams.changelog_reader import Change, ChangelogReader, CorruptEntry
 
 POLL_MS = 500
+CHANGES_MAX = 200_000
+"""Of one partition's tail, of the keys that are asked for: they are kept until the answer is made."""
+REVISIONS_EXPECTED = 2
 PROGRAM = "penstock sessions"
 
 
@@ -63,6 +69,7 @@ class Found(NamedTuple):
     status: str
     revision: int
     results: dict[str, Any]
+    key: str | bytes = ""
 
 
 class Told(NamedTuple):
@@ -128,6 +135,28 @@ def merge(
     return [one for one in found if one.end_ms >= reach[0] and one.start_ms <= reach[1]]
 
 
+def merged(
+    partition: int,
+    store: StoreSchema,
+    live: Sequence[dict[str, Any]],
+    changes: Sequence[Told],
+    reach: tuple[int, int],
+) -> list[Found]:
+    """As `merge`, of the store's windows of many keys, each with its key."""
+    lives, told_of = defaultdict[bytes, list[dict[str, Any]]](list), defaultdict[bytes, list[Told]](list)
+    for row in live:
+        lives[row["key"]].append(row)
+    for change in changes:
+        if change.store == store.name:
+            told_of[change.key].append(change)
+    found = []
+    for raw in {**lives, **told_of}:
+        key: str | bytes = raw.decode() if store.key == "string" else raw
+        own = merge(partition, store, lives.get(raw, ()), told_of.get(raw, ()), reach)
+        found += [one._replace(key=key) for one in own]
+    return found
+
+
 def results(store: StoreSchema, state: dict[str, Any]) -> dict[str, Any]:
     """The named results of a state, by its columns' names; an aggregation that it has no columns for is None."""
     return {
@@ -153,58 +182,22 @@ def _result(aggregation: AggregationSchema, state: dict[str, Any]) -> Any:
     return msgspec.json.decode(text) if text else None
 
 
-class Question(Protocol):
-    """What is asked; `SessionsSettings` says what each means."""
-
-    @property
-    def kafka(self) -> KafkaSettings: ...
-    @property
-    def application(self) -> str: ...
-    @property
-    def lake(self) -> str | None: ...
-    @property
-    def lake_options(self) -> dict[str, str]: ...
-    @property
-    def store(self) -> str | None: ...
-    @property
-    def key(self) -> str: ...
-    @property
-    def from_(self) -> str: ...
-    @property
-    def to(self) -> str: ...
-    @property
-    def skip_changelog_records(self) -> str: ...
-    @property
-    def kafka_timeout_ms(self) -> int: ...
-
-
-class Asked(NamedTuple):
-    """A question that does not come from a command line."""
-
-    kafka: KafkaSettings
-    application: str
-    lake: str | None
-    lake_options: dict[str, str]
-    store: str | None
-    key: str
-    from_: str
-    to: str
-    skip_changelog_records: str
-    kafka_timeout_ms: int
-
-
 class Query:
-    """One question to changelog and lake; `position` has the source offsets that the answer reflects, by partition."""
+    """One question to changelog and lake; `position` has the source offsets that the answer reflects, by partition.
+
+    `is_cut` says that there are more windows than `rows_max`; the answer has those that begin first.
+    """
 
     def __init__(self, settings: Question) -> None:
         self.position: dict[int, dict[str, int]] = {}
+        self.is_cut = False
         self._settings = settings
         self._topic = changelog_topic(settings.application)
         self._where = (settings.lake or "", settings.application)
         self._options = settings.lake_options or None
 
     async def run(self) -> tuple[StoreSchema, list[Found]]:
-        """The store, and the key's windows in order of start.
+        """The store, and the keys' windows in order of start.
 
         Raises ConfigError, ChangelogHole, CorruptRecord (naming topic, partition and offset) or LakeUnavailable.
         """
@@ -219,20 +212,27 @@ class Query:
         progress |= {p: tail.progress for p, tail in tails.items() if tail.progress is not None}
         self.position = {p: dict(newest.sources) for p, newest in sorted(progress.items())}
         store = chosen([*progress.values(), *known], settings.store)
-        key = settings.key.encode() if store.key == "string" else bytes.fromhex(settings.key)
-        live, found = [], []
+        keys: Any = settings.keys.texts() if store.key == "string" else settings.keys
+        live: list[dict[str, Any]] = []
+        found: list[Found] = []
+        more_from: list[int] = []
         if snapshot is not None:
-            arguments = (*self._where, store.name)
-            live = await asyncio.to_thread(
-                lake.find_windows, *arguments, snapshot.version, key, (-(2**62), 2**62), self._options
+            where, most = (*self._where, store.name), settings.rows_max + 1
+            arguments = (*where, snapshot.version, settings.keys, reach, most, self._options)
+            live = await asyncio.to_thread(lake.find_windows, *arguments)
+            if len(live) == most:
+                more_from.append(live[-1]["start_ms"])
+            closed, more = await asyncio.to_thread(
+                lake.find_closed_of, *where, keys, reach, most * REVISIONS_EXPECTED, self._options
             )
-            text: str | bytes = settings.key if store.key == "string" else key
-            closed = await asyncio.to_thread(lake.find_closed, *arguments, text, reach, self._options)
             found = [_closed(store, row) for row in closed if _is_covered(row, covered)]
+            more_from += [] if more is None else [more]
         for partition, tail in tails.items():
-            own = [c for c in tail.changes if c.store == store.name and c.key == key]
-            found += merge(partition, store, live, own, reach)
-        return store, sorted(found, key=lambda one: (one.start_ms, one.end_ms, one.partition))
+            found += merged(partition, store, live, tail.changes, reach)
+        found = [one for one in found if all(one.start_ms < limit for limit in more_from)]
+        self.is_cut = bool(more_from) or len(found) > settings.rows_max
+        found.sort(key=lambda one: (one.start_ms, one.end_ms, one.partition))
+        return store, found[: settings.rows_max]
 
     async def _snapshot_and_tails(self, topic: TopicDescription) -> tuple[lake.Snapshot | None, dict[int, Tail]]:
         """A snapshot and what came after it: the newer one, where compactions end while the first is read on from."""
@@ -261,12 +261,11 @@ class Query:
             isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none", max_poll_records=None
         )
         skipped = parse_places(self._settings.skip_changelog_records)
-        key, tails, readers = self._settings.key, dict[int, Tail](), dict[int, ChangelogReader]()
-        wanted = {key.encode(), _hex(key)}
+        tails, readers = dict[int, Tail](), dict[int, ChangelogReader]()
         for p in partitions:
             changes: list[Told] = []
             readers[p] = ChangelogReader(
-                _keeper(changes, wanted),
+                _keeper(changes, self._settings.keys),
                 epoch=covered[p].epoch if p in covered else 0,
                 skip=frozenset(offset for own, offset in skipped if own == p),
             )
@@ -304,9 +303,13 @@ def feed(reader: ChangelogReader, at: TopicPartition, offset: int, key: bytes | 
         raise CorruptRecord(f"{at} at offset {e.offset}: {e.reason}. {way_out(at.partition, e.offset)}") from e
 
 
-def _keeper(changes: list[Told], keys: set[bytes | None]) -> Callable[[Change], None]:
+def _keeper(changes: list[Told], keys: KeyRange) -> Callable[[Change], None]:
     def keep(change: Change) -> None:
-        if change.key in keys:
+        if keys.has(change.key):
+            if len(changes) == CHANGES_MAX:
+                raise ConfigError(
+                    f"a partition's changelog has over {CHANGES_MAX} changes of these keys: ask for fewer"
+                )
             changes.append(told(change))
 
     return keep
@@ -342,12 +345,12 @@ def show(store: StoreSchema, found: Sequence[Found], console: Console) -> None:
     """The windows as a table."""
     table = Table(title=f"{store.name}: {len(found)} windows")
     names = [a.name for a in store.aggregations]
-    for name in ("start", "end", "status", "revision", *names):
+    for name in ("key", "start", "end", "status", "revision", *names):
         table.add_column(name)
     for one in found:
         times = (datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds") for ms in one[1:3])
         shown = (json.dumps(one.results.get(name)) for name in names)
-        table.add_row(*times, one.status, str(one.revision), *shown)
+        table.add_row(key_text(one.key), *times, one.status, str(one.revision), *shown)
     console.print(table)
 
 
@@ -357,20 +360,13 @@ def _closed(store: StoreSchema, row: dict[str, Any]) -> Found:
         text = values[a.name]
         if a.result == "json" and isinstance(text, str):
             values[a.name] = msgspec.json.decode(text)
-    return Found(row["partition"], row["start_ms"], row["end_ms"], "closed", row["revision"], values)
+    return Found(row["partition"], row["start_ms"], row["end_ms"], "closed", row["revision"], values, row["key"])
 
 
 def _is_covered(row: dict[str, Any], covered: dict[int, lake.PartitionSnapshot]) -> bool:
     """Whether the snapshot covers it: a compaction that crashed may have appended what the tail has as well."""
     own = covered.get(row["partition"])
     return own is not None and row["changelog_offset"] < own.covered_offset
-
-
-def _hex(text: str) -> bytes | None:
-    try:
-        return bytes.fromhex(text)
-    except ValueError:
-        return None
 
 
 def main(arguments: list[str]) -> int:
@@ -388,7 +384,7 @@ def main(arguments: list[str]) -> int:
         return 1
     if settings.json_line:
         for one in found:
-            print(json.dumps(one._asdict()))
+            print(msgspec.json.encode(one._asdict()).decode())
     else:
         show(store, found, Console())
     return 0

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Base64Bytes, Field
 
 from api.settings import GuardedSettings
+from shared.common.key_range import KeyRange
 from shared.common.settings import CommandSettings, HttpSettings, KafkaSettings, PositiveMs, Section
 from shared.streams.settings import StreamsSettings
 
@@ -80,7 +81,11 @@ class SessionsSettings(CommandSettings):
     lake: str | None = Field(None, min_length=1, description="folder or URI of the Delta tables; unset: none")
     lake_options: dict[str, str] = Field({}, description="object store options for the lake, as deltalake takes them")
     store: str | None = Field(None, description="the store to ask; default: the only one")
-    key: str = Field(description="the windows' key; with a store of bytes, in hexadecimal")
+    key: str | None = Field(None, description="the windows' key, as text; default: all keys")
+    key_base64: Base64Bytes | None = Field(None, description="the windows' key, as bytes")
+    key_from: str | None = Field(None, description="only keys from here on")
+    key_to: str | None = Field(None, description="only keys up to here")
+    rows_max: Annotated[int, Field(ge=1, le=100_000)] = Field(10_000, description="windows, those that begin first")
     from_: str = Field(
         "1970-01-01", alias="from", description="windows that end before it are left out: ISO 8601 (UTC), or ms"
     )
@@ -92,6 +97,11 @@ class SessionsSettings(CommandSettings):
     )
     json_line: bool = Field(False, description="print one JSON object a window; --json is the same")
     kafka_timeout_ms: PositiveMs = Field(30_000, description="how long reading the changelog's tail may take")
+
+    @property
+    def keys(self) -> KeyRange:
+        """The keys that are asked for."""
+        return KeyRange.of(self.key if self.key is not None else self.key_base64, self.key_from, self.key_to)
 
 
 class AggregatorSettings(GuardedSettings):

@@ -21,6 +21,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.schema import PrimitiveType, StructType
 
 from shared.common.errors import ConfigError, FatalError, RetriableError
+from shared.common.key_range import KeyRange
 
 PROGRESS_COLUMNS = ("partition", "changelog_offset", "epoch", "commit", "progress", "topic_id")
 WINDOW_KEY = ("key", "start_ms", "end_ms")
@@ -121,19 +122,20 @@ def find_windows(
     application: str,
     store: str,
     version: int,
-    key: bytes,
+    keys: KeyRange,
     reach: tuple[int, int],
+    rows_max: int,
     storage_options: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """A key's live windows that touch `reach` (ms, both inclusive) at that version of `state`.
+    """The keys' live windows that touch `reach` (ms, both inclusive) at that version of `state`, the first by start.
 
-    Each has partition, start_ms, end_ms and `state`, a dict. Raises LakeUnavailable or NotASnapshot.
+    Each has partition, key (bytes), start_ms, end_ms and `state`, a dict. Raises LakeUnavailable or NotASnapshot.
     """
     table = _open(table_uri(lake, application, "state"), version, storage_options)
     if table is None or store not in _fields(table):
         return []
-    where = f"row = 'window' AND store = {_text(store)} AND key = X'{key.hex()}' AND {_touches(reach)}"
-    query = f"SELECT partition, start_ms, end_ms, {_name(store)} AS state FROM t WHERE {where}"
+    where = f"row = 'window' AND store = {_text(store)} AND {_within(*keys)} AND {_touches(reach)}"
+    query = f"SELECT partition, key, start_ms, end_ms, {_name(store)} AS state FROM t WHERE {where} {_first(rows_max)}"
     return [row for batch in _query(table, query) for row in batch.to_pylist()]
 
 
@@ -145,25 +147,54 @@ def find_closed(
     reach: tuple[int, int],
     storage_options: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """A key's closed windows that touch `reach` (ms, both inclusive). Raises LakeUnavailable.
+    """A key's closed windows that touch `reach` (ms, both inclusive). Raises LakeUnavailable."""
+    return find_closed_of(lake, application, store, (key, key), reach, None, storage_options)[0]
 
-    All columns but dates and timestamps: what they say is in ms too, and Python's own types end with the year 9999.
-    Of a window that was corrected the row with the highest revision; none where that says it went into a wider one.
+
+def find_closed_of(
+    lake: str,
+    application: str,
+    store: str,
+    keys: tuple[str | bytes | None, str | bytes | None],
+    reach: tuple[int, int],
+    rows_max: int | None,
+    storage_options: Mapping[str, str] | None = None,
+) -> tuple[list[dict[str, Any]], int | None]:
+    """Closed windows of keys between two bounds, as the store has them; the first by start, of `rows_max` rows.
+
+    The second value is the start from which on there may be more than those; None where these are all. All columns
+    but dates and timestamps: what they say is in ms too, and Python's own types end with the year 9999. Of a window
+    that was corrected the row with the highest revision; none where that says it went into a wider one.
     """
     table = _open(table_uri(lake, application, "closed", store), None, storage_options)
     if table is None:
-        return []
-    text = f"X'{key.hex()}'" if isinstance(key, bytes) else _text(key)
+        return [], None
     # The window's end is on its day, or on a later one than `reach` begins.
     day = f"day >= to_timestamp_millis({reach[0]})::date"
     columns = ", ".join(_name(name) for name, field in _fields(table).items() if _type(field) not in TEMPORAL)
-    query = f"SELECT {columns} FROM t WHERE {day} AND key = {text} AND {_touches(reach)}"
-    newest: dict[tuple[int, int, int], dict[str, Any]] = {}
-    for row in (row for batch in _query(table, query) for row in batch.to_pylist()):
-        window = (row["partition"], row["start_ms"], row["end_ms"])
+    query = f"SELECT {columns} FROM t WHERE {day} AND {_within(*keys)} AND {_touches(reach)} {_first(rows_max)}"
+    rows = [row for batch in _query(table, query) for row in batch.to_pylist()]
+    more_from = max(row["start_ms"] for row in rows) if rows and len(rows) == rows_max else None
+    newest: dict[tuple[int, Any, int, int], dict[str, Any]] = {}
+    for row in rows:
+        window = (row["partition"], row["key"], row["start_ms"], row["end_ms"])
         if window not in newest or newest[window]["revision"] < row["revision"]:
             newest[window] = row
-    return [row for row in newest.values() if row["state"] is not None]
+    return [row for row in newest.values() if row["state"] is not None], more_from
+
+
+def _within(first: str | bytes | None, last: str | bytes | None) -> str:
+    bounds = [(">=", first), ("<=", last)] if first != last else [("=", first)]
+    said = [f"key {sign} {_key(bound)}" for sign, bound in bounds if bound is not None]
+    return " AND ".join(said) or "key IS NOT NULL"
+
+
+def _key(key: str | bytes) -> str:
+    return f"X'{key.hex()}'" if isinstance(key, bytes) else _text(key)
+
+
+def _first(rows_max: int | None) -> str:
+    return "" if rows_max is None else f"ORDER BY start_ms, end_ms, partition LIMIT {int(rows_max)}"
 
 
 def _touches(reach: tuple[int, int]) -> str:

@@ -27,7 +27,8 @@ class View:
     async def find_windows(self, store: str, **wanted: Any) -> Any:
         await self.read_store(store)
         windows = [{"start_ms": at, "status": status} for at, status in enumerate(("closed", "closed", "open"))]
-        return {"windows": windows, "position": {0: {wanted["key"]: wanted["from_ms"] or 9}}}
+        position = {0: {wanted["key"] or wanted["key_from"]: wanted["from_ms"] or 9}}
+        return {"windows": windows, "position": position, "is_cut": wanted["rows_max"] == 2}
 
 
 async def get(path: str) -> httpx.Response:
@@ -72,7 +73,7 @@ async def test_all_instances_are_asked_unless_it_is_one_of_them() -> None:
 
 
 async def test_a_keys_windows_open_and_closed() -> None:
-    """Of both kinds or one, as many as asked for, with the position; a key is needed, and the store must be there."""
+    """Of both kinds or one, as many as asked for, with the position; the store must be there."""
 
     async def starts(query: str) -> list[int]:
         answer = (await get(f"/v1/streams/stores/s/windows?key=k{query}")).json()
@@ -87,5 +88,6 @@ async def test_a_keys_windows_open_and_closed() -> None:
     ]
     assert (await get("/v1/streams/stores/s/windows?key=k&from_ms=3")).json()["position"] == {"0": {"k": 3}}
     assert (await get("/v1/streams/stores/x/windows?key=k")).status_code == 404
-    for wrong in ("", "?key=k&status=late"):
-        assert (await get(f"/v1/streams/stores/s/windows{wrong}")).status_code == 400
+    assert (await get("/v1/streams/stores/s/windows?key=k&status=late")).status_code == 400
+    ranged = (await get("/v1/streams/stores/s/windows?key_from=a&rows_max=2&status=open")).json()
+    assert (ranged["is_cut"], ranged["position"], len(ranged["windows"])) == (True, {"0": {"a": 9}}, 1)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from services.aggregator.sessions import Found, Told, chosen, feed, merge, results, show, time_ms, told
+from services.aggregator.sessions import Found, Told, chosen, feed, merge, merged, results, show, time_ms, told
 from shared.common.errors import ConfigError, CorruptRecord
 from shared.common.records import TopicPartition
 from shared.streams.aggregations import Count, CountDistinct, Mean, Min
@@ -144,3 +144,15 @@ def test_what_is_shown() -> None:
     assert "s: 1 windows" in said
     assert "1970-01-01T00:00:01.500+00:00" in said
     assert "4.0" in said
+
+
+def test_windows_of_many_keys_are_each_their_own() -> None:
+    """A key's changes touch no other's windows, and each window is told with its key."""
+    live = [{"partition": 0, "key": key, "start_ms": 0, "end_ms": 4, "state": state(ONE)} for key in (b"k", b"l")]
+    found = merged(0, STORE, live, [change(FINAL, 0, 4, ONE, TWO), change(LIVE, 20, 30, TWO)], ALWAYS)
+    assert sorted((one.key, one.start_ms, one.status, one.results["n"]) for one in found) == [
+        ("k", 0, "closed", 2),
+        ("k", 20, "open", 1),
+        ("l", 0, "open", 1),
+    ]
+    assert merged(0, STORE, live, [change(FINAL, 0, 4, ONE)], (5, 9)) == []

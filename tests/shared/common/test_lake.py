@@ -12,6 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from shared.common import lake
 from shared.common.errors import ConfigError
+from shared.common.key_range import KeyRange
 
 STATE = pa.struct([("n", pa.int64()), ("it's", pa.binary())])
 SCHEMA = pa.schema(
@@ -137,6 +138,39 @@ def test_the_newest_revision_of_a_window_counts(tmp_path: Path) -> None:
     write_deltalake(str(tmp_path / "app" / "closed" / "s"), arrow, partition_by=["day"])
     found = lake.find_closed(str(tmp_path), "app", "s", "k", (0, 100))
     assert sorted((r["start_ms"], r["end_ms"], r["state"]["n"]) for r in found) == [(0, 10, 3), (20, 40, 4)]
+
+
+def test_live_windows_of_a_range_of_keys(tmp_path: Path) -> None:
+    """A snapshot's windows of one key or of several, with their keys, no more than asked for."""
+    write(tmp_path, 10, [(0, b"a"), (1, b"b"), (1, b"c")])
+
+    def found(keys: KeyRange, rows_max: int = 9, reach: tuple[int, int] = (0, 9)) -> list[bytes]:
+        rows = lake.find_windows(str(tmp_path), "app", STORE, 0, keys, reach, rows_max)
+        assert all((row["start_ms"], row["state"]["it's"]) == (5, row["key"]) for row in rows)
+        return sorted(row["key"] for row in rows)
+
+    assert found(KeyRange.of("b")) == [b"b"]
+    assert found(KeyRange.of(low=b"b")) == [b"b", b"c"]
+    assert (found(KeyRange.of(high="b")), len(found(KeyRange.of(), 2))) == ([b"a", b"b"], 2)
+    assert found(KeyRange.of(), reach=(7, 9)) == []
+
+
+def test_windows_of_a_range_of_keys(tmp_path: Path) -> None:
+    """Keys between two bounds, the windows that begin first, and from which start on there may be more."""
+    keys, starts = ["a", "b", "c", "b"], [30, 20, 10, 5]
+    table: dict[str, Any] = {"start_ms": starts, "end_ms": starts, "revision": [0] * 4, "key": keys}
+    table |= {"partition": [0] * 4, "day": [datetime.date(1970, 1, 1)] * 4}
+    states = pa.array([{"n": n} for n in starts], pa.struct([("n", pa.int64())]))
+    write_deltalake(str(tmp_path / "app" / "closed" / "s"), pa.table(table).append_column("state", states))
+
+    def found(first: str | None, last: str | None, rows_max: int) -> tuple[list[int], int | None]:
+        rows, more_from = lake.find_closed_of(str(tmp_path), "app", "s", (first, last), (0, 100), rows_max)
+        return sorted(row["start_ms"] for row in rows), more_from
+
+    assert found("b", "c", 9) == ([5, 10, 20], None)
+    assert found(None, "b", 9) == ([5, 20, 30], None)
+    assert found(None, None, 2) == ([5, 10], 10)
+    assert found("b", "b", 2) == ([5, 20], 20)
 
 
 def test_windows_beyond_the_years_of_python_are_found(tmp_path: Path) -> None:

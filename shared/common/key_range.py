@@ -1,0 +1,47 @@
+"""Which keys are asked for: one, or those between two bounds, as bytes; text is UTF-8, whose order is the same.
+
+>>> KeyRange.of("ann").has(b"ann"), KeyRange.of(low="b", high=b"c").has(b"bob"), KeyRange.of().has(b"\\xff")
+(True, True, True)
+>>> KeyRange.of("ann", low="b").has(b"ann")
+False
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shared.common.errors import ConfigError
+
+
+class KeyRange(NamedTuple):
+    """Both bounds inclusive; None leaves one open."""
+
+    first: bytes | None = None
+    last: bytes | None = None
+
+    @classmethod
+    def of(
+        cls, key: str | bytes | None = None, low: str | bytes | None = None, high: str | bytes | None = None
+    ) -> KeyRange:
+        """One key, the keys from `low` to `high`, or what is both."""
+        only, lows, highs = _raw(key), _raw(low), _raw(high)
+        if only is None:
+            return cls(lows, highs)
+        return cls(max(only, lows or only), min(only, only if highs is None else highs))
+
+    def has(self, key: bytes | None) -> bool:
+        """Whether a key is among them."""
+        if key is None:
+            return False
+        return (self.first is None or key >= self.first) and (self.last is None or key <= self.last)
+
+    def texts(self) -> tuple[str | None, str | None]:
+        """The bounds as text; ConfigError where one is not UTF-8."""
+        try:
+            return tuple(None if bound is None else bound.decode() for bound in self)  # type: ignore[return-value]
+        except UnicodeDecodeError as e:
+            raise ConfigError(f"the keys are text, and {e.object!r} is not UTF-8") from None
+
+
+def _raw(key: str | bytes | None) -> bytes | None:
+    return key.encode() if isinstance(key, str) else key
