@@ -1,0 +1,76 @@
+"""What docs/consumer.md says of the consumer, its handlers and dead letters is true."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from sybil import Example, Sybil
+from sybil.parsers.markdown import CodeBlockParser
+
+import penstock.errors
+from penstock import Consumer, ConsumerRecord, ConsumerSettings, KafkaSettings, Producer, ProducerRecord, TopicPartition
+from penstock.testing import FakeCluster
+from services.consumer.handlers import load_handler
+from services.consumer.settings import ConsumerServiceSettings
+from shared.clients.consumer.dead_letters import CUT, HEADERS
+
+DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "consumer.md"
+TEXT = DOCUMENT.read_text(encoding="utf-8")
+
+
+def nothing(_: Example) -> None:
+    """Blocks are looked at here, not evaluated by Sybil."""
+
+
+def functions() -> dict[str, Any]:
+    """What the blocks of the document define."""
+    names: dict[str, Any] = {"__name__": "document"}
+    for example in Sybil(parsers=[CodeBlockParser("python", nothing)]).parse(DOCUMENT).examples():
+        exec(compile(str(example.parsed), str(DOCUMENT), "exec"), names)
+    return names
+
+
+async def test_the_clients_code_runs() -> None:
+    """Each function that it shows does what it says, and commits what it has read."""
+    shown = functions()
+    async with FakeCluster() as cluster:
+        cluster.create_topic("orders")
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with Producer(kafka) as producer:
+            assert await (await producer.send_many([ProducerRecord("orders", b"tea")] * 3)).first_error() is None
+        for group, name, outcome in (("a", "count", 3), ("b", "values", [b"tea"] * 3)):
+            async with Consumer(kafka, ConsumerSettings(group_id=group, auto_offset_reset="earliest")) as consumer:
+                assert await shown[name](consumer, 3) == outcome
+            assert cluster.committed(group)[TopicPartition("orders", 0)].offset == 3
+
+
+async def test_its_handlers_are_handlers(tmp_path: Path, monkeypatch: Any) -> None:
+    """One takes a record, the other a batch; both return what is to be produced."""
+    blocks = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    (tmp_path / "shown_handlers.py").write_text(next(block for block in blocks if "def handle(" in block))
+    monkeypatch.syspath_prepend(tmp_path)
+    one, many = (load_handler(f"shown_handlers:{name}") for name in ("handle", "handle_batch"))
+    assert (one.batch, many.batch) == (False, True)
+    record = ConsumerRecord("orders", 0, 1, 5, b"ann", {"cups": 2})
+    assert await one.function(record) == ProducerRecord("brewed", b"tea", b"ann")
+    assert await many.function([record]) == [ProducerRecord("brewed", b"tea", b"ann")]
+
+
+def test_what_it_names_is_there() -> None:
+    """Errors, settings, strategies, orderings and headers are called what it calls them."""
+    errors = set(re.findall(r"`([A-Z][a-z]\w+[A-Z]\w+)`", TEXT)) - {"RebalanceListener"}
+    assert len(errors) > 6
+    assert [name for name in errors if not hasattr(penstock.errors, name)] == []
+    own, client = ConsumerServiceSettings.model_fields, ConsumerSettings.model_fields
+    others = {"commit_async", "not_retriable", "penstock_consumer_offsets_skipped_total"}
+    settings = set(re.findall(r"`([a-z]+_[a-z_]+)`", TEXT)) - others
+    assert len(settings) > 10
+    assert [name for name in settings if name not in own and name not in client] == []
+    assert set(re.findall(r"penstock\.dlq\.\w+", TEXT)) == {*HEADERS, CUT}
+    for field, names in (
+        (client["commit_strategy"], "none auto sync async"),
+        (own["ordering"], "key partition unordered"),
+    ):
+        assert all(f"| `{name}` |" in TEXT and name in str(field.annotation) for name in names.split())
