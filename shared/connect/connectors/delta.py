@@ -1,8 +1,8 @@
 """The Delta sink: each record once, since a commit carries the offsets it brings the table to.
 
 Records are kept until there are `flush.size` of them or offsets are committed; then they are one append to the table.
-A task that begins reads on where the table is, whatever the group has committed; a record from below that place is of a
-topic that was made anew, and fails the task.
+A task that begins reads on where the table is, whatever the group has committed. A record from below that place, or
+from before the last one where nothing has failed, is of a topic that was made anew, and fails the task.
 
 What fails in passing makes the task read again. Anything else cannot get better by that, and the worker would go on and
 on: it is kept until the next `put`, which fails the task.
@@ -37,6 +37,7 @@ class DeltaSinkTask(SinkTask):
         self._name = props["name"]
         self._buffer: list[SinkRecord] = []
         self._versions: dict[TopicPartition, int | None] = {}
+        self._opened: dict[TopicPartition, int] = {}
         self._begun: dict[TopicPartition, int] = {}
         self._failure: Exception | None = None
 
@@ -48,13 +49,14 @@ class DeltaSinkTask(SinkTask):
         found = await asyncio.to_thread(table_versions, self._uri, list(names), self._options)
         for name, tp in names.items():
             self._versions[tp] = found.get(name)
-            self._begun[tp] = found.get(name, 0)
+            self._opened[tp] = self._begun[tp] = found.get(name, 0)
             if name in found:
                 self.context.offset(tp, found[name])
 
     async def close(self, partitions: frozenset[TopicPartition]) -> None:
         for tp in partitions:
             self._versions.pop(tp, None)
+            self._opened.pop(tp, None)
             self._begun.pop(tp, None)
         self._buffer = [record for record in self._buffer if _place(record)[0] not in partitions]
 
@@ -76,9 +78,10 @@ class DeltaSinkTask(SinkTask):
         tp, offset = _place(record)
         if offset < self._begun.get(tp, 0):
             raise ConnectError(
-                f"{tp} is read from offset {offset}, and the table has it up to {self._begun[tp]}: was the topic "
+                f"{tp} is read from offset {offset}, and was read up to {self._begun[tp]}: was the topic "
                 "deleted and made anew? Reset the connector's offsets to have its records appended"
             )
+        self._begun[tp] = offset + 1
 
     async def _refused(self, record: SinkRecord, error: DataError) -> None:
         reporter = self.context.errant_record_reporter
@@ -97,6 +100,7 @@ class DeltaSinkTask(SinkTask):
         try:
             await self._append(fresh, {tp: offset.offset for tp, offset in offsets.items()})
         except RetriableError:
+            self._begun.update({tp: begun for tp, begun in self._opened.items() if tp in offsets})
             raise
         except Exception as e:
             self._failure = e

@@ -90,6 +90,7 @@ class FilesSinkTask(SinkTask):
                 await self._write(tp, size)
             if buffer and self._due_in_ms(tp) <= 0:
                 await self._write(tp, len(buffer))
+        self._taken.clear()  # all is taken: this batch does not come again
         due_in_ms = min((self._due_in_ms(tp) for tp, buffer in self._buffers.items() if buffer), default=NEVER_MS)
         if due_in_ms < NEVER_MS:
             self.context.timeout(max(1, int(due_in_ms)))  # else `put` would only come with the next record

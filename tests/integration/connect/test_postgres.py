@@ -14,6 +14,8 @@ from shared.common.records import OffsetAndMetadata
 from shared.common.settings import KafkaSettings
 from shared.connect.connectors.postgres.sink import PostgresSinkConnector
 from shared.connect.connectors.postgres.source import PostgresSourceConnector, PostgresSourceTask
+from shared.connect.errors import ConnectError
+from shared.connect.record import SinkRecord
 from shared.connect.states import ConnectorTaskId
 from tests.integration.connect.postgres import found, server
 from tests.shared.connect.harness import TP, Running, running
@@ -183,6 +185,15 @@ async def test_a_topic_that_was_made_anew_is_not_left_out_in_silence(url: str, d
         await run.run(PostgresSinkConnector, consumer_override_auto_offset_reset="earliest", **settings)
         await run.until(lambda: "failure" in run.listener.of(ConnectorTaskId("c", 0)))
         assert "t-0 is read from offset 0, and the database has it up to 20" in run.listener.traces[0]
+    await db.execute("DROP TABLE t; DROP TABLE penstock_connect_offsets")
+    async with running() as run:  # and while the task runs
+        await produce(run, *[(None, {"n": n}) for n in range(20)])
+        await run.run(PostgresSinkConnector, **settings)
+        await until_rows(run, db, "SELECT count(*)::int FROM t", [(20,)])
+        await run.until(lambda: run.cluster.committed("connect-c").get(TP) == OffsetAndMetadata(20))
+        sink = run.worker._tasks[ConnectorTaskId("c", 0)].task  # type: ignore[attr-defined]
+        with pytest.raises(ConnectError, match="t-0 is read from offset 0, and the database has it up to 20"):
+            await sink.put([SinkRecord("t", 0, None, None, None, {"n": 0}, kafka_offset=0)])
 
 
 async def test_a_batch_may_have_many_sets_of_columns(url: str, db: Any) -> None:

@@ -3,8 +3,9 @@
 A transaction locks its partitions' rows and compares: where one says something else than this task left, another task
 has the partition by now. So a task that lost its place without knowing it can change nothing.
 
-What was written is left out when it comes again. But a task begins where the table says: a record from below that place
-is of another log, that of a topic that was deleted and made anew, and says so instead of being left out.
+What was written is left out when it comes again. But a task begins where the table says, and once a batch is through,
+nothing before its end comes again: a record from below is of another log, that of a topic that was deleted and made
+anew, and says so instead of being left out.
 """
 
 from __future__ import annotations
@@ -100,6 +101,10 @@ class OffsetTable:
         """The transaction that `advance` was part of is committed."""
         self._known.update(self._written)
         self._written = {}
+
+    def settled(self) -> None:
+        """What was delivered is written, and is not delivered again."""
+        self._begun.update(self._known)
 
     async def alter(self, connection: Any, offsets: Mapping[TopicPartition, int | None]) -> None:
         """Set offsets by hand; None: nothing was written."""

@@ -108,6 +108,8 @@ class PostgresSinkTask(SinkTask):
         size = self._values["batch.size"]
         for at in range(0, len(records), size):
             await self._put(records[at : at + size])
+        if self._offsets is not None:
+            self._offsets.settled()
         self._retries_left = self._values["max.retries"]
 
     async def _put(self, records: list[SinkRecord]) -> None:

@@ -15,7 +15,7 @@ from shared.common.lake_append import WriterFenced, append_once, table_versions
 from shared.common.records import OffsetAndMetadata, TopicPartition
 from shared.common.settings import KafkaSettings
 from shared.connect.connectors.delta import DeltaSinkConnector, DeltaSinkTask
-from shared.connect.errors import ConnectError
+from shared.connect.errors import ConnectError, RetriableError
 from tests.shared.connect.connectors.sink_context import A, B, Context, Reporter, record, records
 from tests.shared.connect.harness import Running, running
 
@@ -121,13 +121,33 @@ async def test_a_task_that_lost_its_place_ends(tmp_path: Path) -> None:
         await task.put([])
 
 
+async def test_what_is_read_again_after_a_failure_is_no_new_topic(tmp_path: Path) -> None:
+    """A commit that failed in passing takes the task back; else a record from before the last one is refused."""
+    task = await started(tmp_path, Context(), A)
+    await task.put(records(A, 0, 3))
+    await task.pre_commit(at(a=3))
+    await task.put(records(A, 3, 6))
+    hidden = tmp_path / "_delta_log"
+    hidden.rename(tmp_path / "away")
+    hidden.write_text("in the way")
+    with pytest.raises(RetriableError):
+        await task.pre_commit(at(a=6))
+    hidden.unlink()
+    (tmp_path / "away").rename(hidden)
+    await task.put(records(A, 0, 6))
+    await task.pre_commit(at(a=6))
+    assert rows(tmp_path) == list(range(6))
+    with pytest.raises(ConnectError, match="t-0 is read from offset 0, and was read up to 6"):
+        await task.put(records(A, 0, 1))
+
+
 async def test_a_topic_made_anew_is_said_and_offsets_can_be_set(tmp_path: Path) -> None:
     """Records from below where the table is are refused; once the offsets are reset they are appended."""
     task = await started(tmp_path, Context(), A)
     await task.put(records(A, 0, 3))
     await task.pre_commit(at(a=3))
     task = await started(tmp_path, Context(), A)
-    with pytest.raises(ConnectError, match="t-0 is read from offset 0, and the table has it up to 3"):
+    with pytest.raises(ConnectError, match="t-0 is read from offset 0, and was read up to 3"):
         await task.put(records(A, 0, 2))
     await DeltaSinkConnector().alter_offsets({"table.uri": str(tmp_path), "name": "c"}, {A: None, B: 7})
     task = await started(tmp_path, context := Context(), A, B)

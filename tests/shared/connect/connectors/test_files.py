@@ -96,6 +96,8 @@ async def test_what_comes_again_is_written_once(tmp_path: Path) -> None:
     current = {A: OffsetAndMetadata(25), B: OffsetAndMetadata(10)}
     written = {A: OffsetAndMetadata(20), B: OffsetAndMetadata(10)}
     assert await task.pre_commit(current) == await task.pre_commit(current) == written
+    await task.put([record(B, 0)])  # of a topic that was made anew: nothing had failed
+    assert (B, 0) in [(TopicPartition(*r.original[:2]), r.original[2]) for r in task._buffers[B]]
     await task.close(frozenset({A}))
     await task.open(frozenset({A}))  # back again, at the offset last committed
     await task.put(records(A, 0, 10))

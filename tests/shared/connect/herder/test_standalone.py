@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -44,6 +45,10 @@ class Idle(SourceTask):
     async def stop(self) -> None: ...
 
 
+going = threading.Event()
+"""Lets a slow validation end."""
+
+
 class Divided(SourceConnector):
     """Makes as many tasks as `tasks.max` says; `fails` makes it fail at its start."""
 
@@ -62,6 +67,8 @@ class Divided(SourceConnector):
         return ConfigDef()
 
     def validate(self, props: Props) -> list[ConfigValue]:
+        if "slow" in props:
+            assert going.wait(60)
         if "confused" in props:
             raise KeyError(props["confused"])
         return []
@@ -274,3 +281,15 @@ async def test_a_validation_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> 
         assert herder.connector_info("c")["config"]["password"] == "[hidden]"
         await herder.put_connector("c", herder.shown_config("c") | {"word": "x"}, replace=True)
         assert herder.connector_config("c")["password"] == "pl41n"
+
+
+async def test_a_validation_that_blocks_holds_up_nothing() -> None:
+    """Others are made meanwhile; it is made when its validation ends."""
+    going.clear()
+    async with herding() as (herder, _):
+        slow = asyncio.ensure_future(herder.put_connector("s", {**config(slow="1"), "name": "s"}, replace=False))
+        await herder.put_connector("c", config(), replace=False)
+        assert not slow.done()
+        going.set()
+        await slow
+        assert herder.connectors() == ["c", "s"]
