@@ -31,7 +31,9 @@ async def produce(run: Running, *values: Any) -> None:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    """The files that are whole: those that are being written are called `.new`."""
+    whole = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".new"]
+    return sorted(path.relative_to(folder).as_posix() for path in whole)
 
 
 async def test_files_are_whole_and_offsets_follow_them(tmp_path: Path) -> None:
