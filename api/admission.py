@@ -50,25 +50,27 @@ class Admission:
         """Requests that are being worked on."""
         return self._at_work.total()
 
-    @contextmanager
-    def working_for(self, client: str) -> Iterator[None]:
-        """Count a request while it is worked on; Problem (429) where the client has too many."""
+    def enter(self, client: str) -> None:
+        """A request is worked on until `leave`; Problem (429) where the client has too many already."""
         if self._at_work[client] >= self._settings.max_concurrent_requests:
             kind = ErrorKind(429, "RATE_LIMITED", "Too much asked", 1)
             raise Problem(kind, f"more than max_concurrent_requests={self._settings.max_concurrent_requests} at a time")
-        with self.still_working_for(client):
-            yield
+        self._at_work[client] += 1
+
+    def leave(self, client: str) -> None:
+        """A request is done."""
+        self._at_work[client] -= 1
+        if not self._at_work[client]:
+            del self._at_work[client]
 
     @contextmanager
     def still_working_for(self, client: str) -> Iterator[None]:
-        """Count what a request that was taken goes on with, such as an answer that streams."""
+        """Count what a request that was let in goes on with, such as an answer that streams."""
         self._at_work[client] += 1
         try:
             yield
         finally:
-            self._at_work[client] -= 1
-            if not self._at_work[client]:
-                del self._at_work[client]
+            self.leave(client)
 
     async def check(self, topic: str, client: str) -> None:
         """Let a request in, and count it; what is raised refuses it.

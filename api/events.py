@@ -64,7 +64,10 @@ class Lines:
             await asyncio.sleep(0)
             parsed = reader.more(self._clock.now_ms())
         elif (chunk := await self._body.next()) is None:
-            parsed, self._reader = reader.close(self._clock.now_ms()), None
+            self._reader = None
+            if not reader.unfinished:
+                return None
+            parsed = reader.close(self._clock.now_ms())
         else:
             parsed = reader.feed(chunk, self._clock.now_ms())
             self._body.seen(ended=reader.ended, unfinished=reader.unfinished)
@@ -108,10 +111,15 @@ class Whole:
 
 
 async def open_events(
-    request: Request, body: BodyReader, topic: str, read: Read, settings: IngestSettings, clock: Clock
+    request: Request,
+    media_type: str,
+    body: BodyReader,
+    topic: str,
+    read: Read,
+    settings: IngestSettings,
+    clock: Clock,
 ) -> Events:
-    """The events of a request by its Content-Type; Problem (400, 408, 413, 415, 503) where there cannot be any."""
-    media_type = check_media_type(request)
+    """The events of a request, by what `check_media_type` gave; Problem (400, 408, 413, 503) where it has none."""
     key, time = _from_headers(request, topic, settings, clock)
     parser = EventParser(topic, settings, read, key=key, time=time)
     if media_type in NDJSON_TYPES:

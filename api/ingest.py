@@ -133,30 +133,42 @@ class Ingest:
         """One request; raises Problem and PenstockError for what the whole of it is refused for."""
         client, principal = client_of(request), str(request.scope.get("principal", ""))
         asked = Asked(topic, offsets, atomic, ack == "all", client, principal)
-        with self.working_for(topic, client):
-            return await self._post(asked, request)
+        try:
+            self.admission.enter(client)
+            try:
+                return await self._post(asked, request)
+            finally:
+                self.admission.leave(client)
+        except (Problem, PenstockError) as e:
+            self._refused(topic, e)
+            raise
 
     @contextmanager
     def working_for(self, topic: str, client: str) -> Iterator[None]:
-        """Work on a request; where it is refused as a whole, count it by what is raised."""
+        """Work on a request of another interface; where it is refused as a whole, count it by what is raised."""
         try:
-            with self.admission.working_for(client):
+            self.admission.enter(client)
+            try:
                 yield
+            finally:
+                self.admission.leave(client)
         except (Problem, PenstockError) as e:
-            kind = e.kind if isinstance(e, Problem) else kind_of(e)
-            self.metrics.refused_request(topic if self.admission.has_seen(topic) else "", kind)
+            self._refused(topic, e)
             raise
 
+    def _refused(self, topic: str, error: Problem | PenstockError) -> None:
+        kind = error.kind if isinstance(error, Problem) else kind_of(error)
+        self.metrics.refused_request(topic if self.admission.has_seen(topic) else "", kind)
+
     async def _post(self, asked: Asked, request: Request) -> Response:
-        check_media_type(request)
+        media_type = check_media_type(request)
         await self.admission.check(asked.topic, asked.client)
         body = self.admission.body(request)
         try:
             if asked.atomic or KEY_HEADER in request.headers:
-                return await self._as_one(asked, request, body)
-            events = await open_events(
-                request, body, asked.topic, self.reader(asked.topic), self._settings, self._clock
-            )
+                return await self._as_one(asked, request, media_type, body)
+            read = self.reader(asked.topic)
+            events = await open_events(request, media_type, body, asked.topic, read, self._settings, self._clock)
             if not asked.acknowledged:
                 return await self._unacknowledged(asked, events)
             if events.unit == "line" and NDJSON_TYPE in request.headers.get("accept", ""):
@@ -217,7 +229,7 @@ class Ingest:
         self.metrics.answered(asked.topic, 202 if taken else work.tally.status)
         return accepted(work.tally, taken) if taken else self._answer(work.tally)
 
-    async def _as_one(self, asked: Asked, request: Request, body: BodyReader) -> Response:
+    async def _as_one(self, asked: Asked, request: Request, media_type: str, body: BodyReader) -> Response:
         """All of the body in one transaction, with the key where there is one."""
         if self._transactor is None or not asked.acknowledged:
             why = "ack=none promises nothing" if not asked.acknowledged else "this service has no transactions"
@@ -225,7 +237,8 @@ class Ingest:
         whole = await whole_body(request, body, self._settings.max_body_bytes)
         key = self._key_of(asked, request, whole)
         read = self.reader(asked.topic)
-        events = await open_events(request, BodyReader.of(whole), asked.topic, read, self._settings, self._clock)
+        again = BodyReader.of(whole)
+        events = await open_events(request, media_type, again, asked.topic, read, self._settings, self._clock)
         work = self._work(asked, events.unit)
         all_of_it = await self._read_all(events, work)
         if all_of_it.records and not (asked.atomic and work.tally.errors):

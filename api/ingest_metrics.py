@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from api.event import RecordError
 from api.problem import ErrorKind
@@ -29,16 +29,26 @@ class IngestMetrics:
             "error_code",
         )
         self._seconds = metrics.histogram(registry, "ingest_request_seconds", "Last byte to answer.", "topic")
+        # Looking a label up costs several times what counting does.
+        self._answered: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        self._stored_in: dict[str, Counter] = {}
 
     def answered(self, topic: str, status: int, seconds: float | None = None) -> None:
         """A request was answered, `seconds` after the last byte of it."""
-        self._requests.labels(topic, status).inc()
+        found = self._answered.get((topic, status))
+        if found is None:
+            found = self._answered[topic, status] = self._requests.labels(topic, status), self._seconds.labels(topic)
+        requests, histogram = found
+        requests.inc()
         if seconds is not None:
-            self._seconds.labels(topic).observe(seconds)
+            histogram.observe(seconds)
 
     def stored(self, topic: str, records: int) -> None:
         """Kafka acknowledged so many records."""
-        self._stored.labels(topic).inc(records)
+        counter = self._stored_in.get(topic)
+        if counter is None:
+            counter = self._stored_in[topic] = self._stored.labels(topic)
+        counter.inc(records)
 
     def refused_request(self, topic: str, kind: ErrorKind) -> None:
         """The whole of a request was refused; the topic is empty where nobody knows such a one."""

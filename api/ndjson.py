@@ -25,7 +25,7 @@ from api.settings import IngestSettings
 from shared.common.records import Headers, ProducerRecord
 
 BLANK = b" \t\r"
-LINES_MAX = 2_000
+LINES_MAX = 4_000
 """Lines that are parsed at once: between them others get on, and errors are counted."""
 
 _decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
