@@ -38,10 +38,11 @@ class ResetSettings(CommandSettings):
 
 
 class ResetPlan(NamedTuple):
-    """What goes: the committed offsets by topic and partition, topics, and the snapshot's folder.
+    """What goes: the committed offsets by topic and partition, topics, the snapshot's folder, and the `state` folders.
 
     `by_hand` is a snapshot at a URI, which has to be removed with the store's own tools. `unsure` are topics that stay,
-    since by their names they may be another application's: each with that application.
+    since by their names they may be another application's: each with that application. `state` is this machine's; on
+    others an instance throws what it finds of a deleted changelog away by itself.
     """
 
     application: str
@@ -50,11 +51,12 @@ class ResetPlan(NamedTuple):
     snapshot: str | None
     by_hand: str | None
     unsure: dict[str, str]
+    state: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to forget."""
-        return not (self.offsets or self.topics or self.snapshot or self.by_hand)
+        return not (self.offsets or self.topics or self.snapshot or self.by_hand or self.state)
 
 
 async def plan_reset(admin: Admin, settings: StreamsSettings) -> ResetPlan:
@@ -73,7 +75,7 @@ async def plan_reset(admin: Admin, settings: StreamsSettings) -> ResetPlan:
     own = [name for name in known if name in always or name in repartition]
     snapshot, by_hand = _snapshot(settings)
     committed = {str(at): to.offset for at, to in sorted(offsets.items())}
-    return ResetPlan(application, committed, own, snapshot, by_hand, unsure)
+    return ResetPlan(application, committed, own, snapshot, by_hand, unsure, _state(settings))
 
 
 def repartition_topics(
@@ -111,12 +113,21 @@ def _snapshot(settings: StreamsSettings) -> tuple[str | None, str | None]:
     return (root, None) if root and Path(root).is_dir() else (None, None)
 
 
+def _state(settings: StreamsSettings) -> tuple[str, ...]:
+    """The folders of the application's stores on disk: an instance's own, and those of its workers."""
+    root = Path(settings.state_dir)
+    folders = (root / settings.application_id, *root.glob(f"worker-*/{settings.application_id}"))
+    return tuple(sorted(str(folder) for folder in folders if folder.is_dir()))
+
+
 async def carry_out(admin: Admin, plan: ResetPlan) -> None:
     """Forget what the plan names; the group's offsets go last."""
     if plan.topics:
         await admin.delete_topics(plan.topics)
     if plan.snapshot is not None:
         shutil.rmtree(plan.snapshot)
+    for folder in plan.state:
+        shutil.rmtree(folder)
     if plan.offsets:
         await admin.delete_group(plan.application)
 
@@ -129,6 +140,7 @@ def lines_of(plan: ResetPlan) -> list[str]:
     lines = [f"topic {topic}: its records" for topic in plan.topics]
     if plan.snapshot is not None:
         lines.append(f"snapshot {plan.snapshot}: open windows and closed ones")
+    lines += [f"state {folder}: stores on disk" for folder in plan.state]
     lines += [f"offset of {at}: {offset}" for at, offset in plan.offsets.items()]
     if plan.by_hand is not None:
         lines.append(f"to be removed by hand, before the next start: everything below {plan.by_hand}")

@@ -40,23 +40,29 @@ async def test_it_is_said_first_and_done_then(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without --execute nothing changes; with it what is the application's goes, and what is others' stays."""
-    monkeypatch.setenv("PENSTOCK_STREAMS__LAKE", str(tmp_path))
+    lake, state = tmp_path / "lake", tmp_path / "state"
+    monkeypatch.setenv("PENSTOCK_STREAMS__LAKE", str(lake))
+    monkeypatch.setenv("PENSTOCK_STREAMS__STATE_DIR", str(state))
+    kept = [state / "app", state / "worker-1" / "app", state / "other"]
+    for folder in kept:
+        folder.mkdir(parents=True)
     async with FakeCluster() as cluster, Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
-        await prepare(admin, tmp_path)
+        await prepare(admin, lake)
         for more in ([], ["--execute"], []):
             assert await asyncio.to_thread(main, arguments(cluster, *more)) == 0
-            if "app" in folders(tmp_path):
+            if "app" in folders(lake):
                 assert set(OWN) <= set(await admin.list_topics())
                 assert await admin.group_offsets("app")
         assert await admin.list_topics() == sorted(OTHERS)
         assert [group.group_id for group in await admin.list_groups()] == []
-    assert folders(tmp_path) == ["other"]
+    assert folders(lake) == ["other"]
+    assert [folder.is_dir() for folder in kept] == [False, False, True]
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["executed"] for one in said] == [False, True, False]
-    plan = {"application": "app", "offsets": {"app-0": 0}, "topics": OWN, "snapshot": str(tmp_path / "app")}
+    plan = {"application": "app", "offsets": {"app-0": 0}, "topics": OWN, "snapshot": str(lake / "app")}
     rest = {"by_hand": None, "unsure": {}, "executed": False}
-    assert said[0] == {**plan, **rest}
-    assert said[2] == {**plan, "offsets": {}, "topics": [], "snapshot": None, **rest}
+    assert said[0] == {**plan, **rest, "state": [str(folder) for folder in kept[:2]]}
+    assert said[2] == {**plan, "offsets": {}, "topics": [], "snapshot": None, **rest, "state": []}
 
 
 async def test_an_application_whose_name_begins_with_anothers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,8 +107,9 @@ def test_the_plan_in_words() -> None:
         "to be removed by hand, before the next start: everything below s3://lake/app",
         "topic app-x-y-repartition stays: it may be application app-x's",
     ]
-    assert lines_of(ResetPlan("app", {}, [], "/lake/app", None, {})) == [
-        "snapshot /lake/app: open windows and closed ones"
+    assert lines_of(ResetPlan("app", {}, [], "/lake/app", None, {}, ("/state/app",))) == [
+        "snapshot /lake/app: open windows and closed ones",
+        "state /state/app: stores on disk",
     ]
     assert lines_of(ResetPlan("app", {}, [], None, None, {})) == ["application app: there is nothing to forget"]
 
