@@ -307,13 +307,17 @@ class HandlerRunner(RebalanceListener):
         )  # fmt: skip
 
     async def _cancel(self, executions: Iterable[Execution]) -> None:
-        tasks = [self._tasks[execution] for execution in executions if execution in self._tasks]
-        for task in tasks:
+        tasks = {execution: self._tasks[execution] for execution in executions if execution in self._tasks}
+        for task in tasks.values():
             task.cancel()
         if tasks:
-            _, stubborn = await asyncio.wait(tasks, timeout=CANCEL_TIMEOUT_MS / 1000)
+            _, stubborn = await asyncio.wait(tasks.values(), timeout=CANCEL_TIMEOUT_MS / 1000)
             if stubborn:
                 log.error("handlers do not end when cancelled, their results will be ignored", count=len(stubborn))
+        for execution, task in tasks.items():
+            if task.done() and execution in self._tasks:  # cancelled before its first step, so that none of it has run
+                del self._tasks[execution]
+                self._settle(execution, Outcome(retry=list(execution.works)))
 
     def _forget(self, partitions: Iterable[TopicPartition]) -> None:
         self._paused -= set(partitions)

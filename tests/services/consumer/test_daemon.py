@@ -1,14 +1,20 @@
-"""The handler daemon before it reaches Kafka: what it refuses, and what it says of its health."""
+"""The handler daemon: what it refuses, and what it says of its health."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from services.consumer.daemon import ConsumerDaemon
 from services.consumer.settings import ConsumerServiceSettings
+from shared.clients.consumer import ReadingSettings
 from shared.common.errors import ConfigError
+from shared.common.settings import HttpSettings, KafkaSettings
+from shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster, Request
 
 
 @pytest.fixture
@@ -27,3 +33,45 @@ def test_an_exception_nobody_has_is_refused_at_start_up(arguments: list[str]) ->
         ConsumerDaemon(ConsumerServiceSettings.load([*arguments, "--retry.retriable", "OSError,Nonsense"], environ={}))
     with pytest.raises(ConfigError, match=r"retry\.not_retriable: no exception class 'Nonsense'"):
         ConsumerDaemon(ConsumerServiceSettings.load([*arguments, "--retry.not-retriable", "Nonsense"], environ={}))
+
+
+@asynccontextmanager
+async def running(cluster: FakeCluster, arguments: list[str], **given: object) -> AsyncIterator[ConsumerDaemon]:
+    kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, retry_backoff_ms=5)
+    reading = {"heartbeat_interval_ms": 20, "fetch_max_wait_ms": 20, "auto_offset_reset": "earliest"}
+    settings = ConsumerServiceSettings.load(arguments, environ={}).model_copy(
+        update={
+            "kafka": kafka,
+            "consumer": ReadingSettings.model_validate(reading),
+            "http": HttpSettings(port=0),
+            **given,
+        }
+    )
+    daemon = ConsumerDaemon(settings)
+    await daemon.startup()
+    running = asyncio.create_task(daemon.main_loop())
+    try:
+        async with asyncio.timeout(20):
+            yield daemon
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+        await daemon.shutdown()
+
+
+async def test_a_rebalance_that_does_not_end_is_said(arguments: list[str]) -> None:
+    """After `stuck_after_ms`, and no more once the member is in the group."""
+    is_held_up = True
+
+    def hold_up(_: Request) -> Fail | None:
+        return Fail(ErrorCode.REBALANCE_IN_PROGRESS) if is_held_up else None
+
+    async with FakeCluster() as cluster:
+        cluster.create_topic("clicks")
+        cluster.control(Api.SYNC_GROUP, hold_up)
+        async with running(cluster, arguments, stuck_after_ms=100) as daemon:
+            while "not in the group: its rebalance takes" not in daemon.check().detail:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            is_held_up = False
+            while not daemon.check().ok:  # noqa: ASYNC110 - the daemon is another task
+                await asyncio.sleep(0)

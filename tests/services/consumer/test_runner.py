@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -111,6 +112,26 @@ async def test_lag_is_known_where_a_topic_does_not_answer(monkeypatch: pytest.Mo
 async def alter(cluster: FakeCluster, offset: int) -> None:
     async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
         await admin.alter_group_offsets("g", {T: offset})
+
+
+async def test_a_handler_that_holds_the_loop_up_costs_the_place(caplog: pytest.LogCaptureFixture) -> None:
+    """The group forgets the member, which says why; it comes back, and what was not committed is handled again."""
+    calls: list[int] = []
+
+    async def handle(record: ConsumerRecord) -> None:
+        calls.append(record.offset)
+        if len(calls) == 5:
+            end = time.monotonic() + 1.6
+            while time.monotonic() < end:
+                pass
+
+    async with broker(RECORDS) as cluster:
+        consumer = {"auto_offset_reset": "earliest", "session_timeout_ms": 1_000}
+        async with serving(cluster, handle, consumer=consumer, max_concurrency=1):
+            await until(lambda: cluster.committed("g").get(T) == OffsetAndMetadata(RECORDS))
+    assert "in which no heartbeat was sent" in caplog.text
+    assert "lost partitions=['t-0']" in caplog.text
+    assert set(calls) == set(range(RECORDS))
 
 
 async def test_a_stop_while_the_partitions_are_lost() -> None:
