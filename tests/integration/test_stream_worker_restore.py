@@ -12,11 +12,13 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from services.aggregator.sessions import Asked, Query
+from services.aggregator.questions import Asked
+from services.aggregator.sessions import Query
 from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin
 from shared.common import lake
 from shared.common.errors import ChangelogHole
+from shared.common.key_range import KeyRange
 from shared.common.records import TopicPartition
 from shared.streams.aggregations import CountDistinct
 from shared.streams.changelog_format import DELETED, FINAL, LIVE, StateCodec, StoreSchema
@@ -185,7 +187,8 @@ async def test_a_question_that_lost_its_ground_is_answered_from_the_newer_snapsh
 
         async def ask(root: Path | None) -> list[Any]:
             where = None if root is None else str(root)
-            asked = Asked(chain.kafka, topic_name, where, {}, None, "key-1", "0", "9999-12-31", "", 30_000)
+            keys = KeyRange.of("key-1")
+            asked = Asked(chain.kafka, topic_name, where, {}, None, keys, "0", "9999-12-31", "", 30_000, 1_000)
             return [one for one in (await Query(asked).run())[1] if one.status == "open"]
 
         wanted = await ask(None)

@@ -35,7 +35,7 @@ def test_waits_double_up_to_their_limit() -> None:
     assert waits[:2] == [300, 600]
     assert all(wait is not None and 0 <= wait < 1_000 for wait in waits[2:])
     assert made.retry_after(RetriableError(), 10_000, 0, 0) is not None
-    assert metrics.values()["total_retries"] == 7
+    assert metrics.values(0)["total_retries"] == 7
 
 
 def test_no_wait_goes_beyond_the_timeout() -> None:
@@ -53,7 +53,7 @@ def test_without_a_timeout_nothing_is_tried_again() -> None:
     endless, _ = operator(retry_timeout_ms=-1)
     assert endless.retry_after(DataError("bad"), 1, 0, 0) is None
     assert endless.retry_after(KafkaTimeout("a client's"), 1, 0, 10**9) is not None
-    assert metrics.values()["total_retries"] == 0
+    assert metrics.values(0)["total_retries"] == 0
 
 
 def test_an_error_that_is_not_tolerated_ends_the_task() -> None:
@@ -62,7 +62,7 @@ def test_an_error_that_is_not_tolerated_ends_the_task() -> None:
     with pytest.raises(ToleranceExceeded, match="VALUE_CONVERTER by JsonConverter: DataError: bad") as raised:
         made.failed(failure(), 5)
     assert isinstance(raised.value.__cause__, DataError)
-    values = metrics.values()
+    values = metrics.values(0)
     assert (values["total_record_errors"], values["total_record_failures"], values["last_error_timestamp"]) == (1, 1, 5)
 
 
@@ -71,8 +71,8 @@ def test_a_tolerated_error_skips_the_record() -> None:
     made, metrics = operator(tolerate=True)
     for stage in (Stage.KEY_CONVERTER, Stage.VALUE_CONVERTER, Stage.HEADER_CONVERTER, Stage.TRANSFORMATION):
         made.failed(failure(stage, ZeroDivisionError()), 1)
-    assert metrics.values()["total_records_skipped"] == made.total_failures == 4
-    assert metrics.values()["total_record_errors"] == 0
+    assert metrics.values(0)["total_records_skipped"] == made.total_failures == 4
+    assert metrics.values(0)["total_record_errors"] == 0
 
 
 def test_elsewhere_only_what_is_retriable_is_tolerated() -> None:
