@@ -239,7 +239,7 @@ def main() -> int:
     """Run, print, compare."""
     parser = argparse.ArgumentParser(prog="scripts/bench producer", description=__doc__)
     parser.add_argument("--records", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--profile", action="store_true", help="print where the CPU time of ours goes, and end")
     parser.add_argument("--one", choices=CONTESTANTS, help=argparse.SUPPRESS)

@@ -43,7 +43,9 @@ async def processed(chain: Chain, worker: StreamWorker) -> RestoreReport:
         return worker.tasks()[0].report
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize(
+    "guarantee", [GUARANTEES[0], *(pytest.param(g, marks=pytest.mark.soak) for g in GUARANTEES[1:])]
+)
 async def test_a_killed_worker_restores_only_the_tail(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, guarantee: str
 ) -> None:

@@ -78,6 +78,7 @@ def test_nodes_before_the_window_are_refused_by_name(simulate: Any, topics: Any,
         audit(simulation)
 
 
+@pytest.mark.soak
 def test_what_json_does_not_have_is_not_compared(simulate: Any, topics: Any, jobs: Any) -> None:
     """Fields under another name and distinct counts of other values than text are left out, by name."""
     _, audit = jobs
@@ -96,6 +97,7 @@ def test_what_json_does_not_have_is_not_compared(simulate: Any, topics: Any, job
     ]
 
 
+@pytest.mark.soak
 def test_what_others_refused_is_in_our_sessions(simulate: Any, topics: Any, jobs: Any) -> None:
     """What was late for another store, or a dead letter of another group, is no difference where it was taken in."""
     _, audit = jobs

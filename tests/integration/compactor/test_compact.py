@@ -157,6 +157,7 @@ class Overtaken(Compaction):
         return plan
 
 
+@pytest.mark.soak
 def test_crashed_and_overtaken_runs(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
     """A run after a crashed one appends nothing twice and skips nothing; of two at once one wins and one says so."""
     simulation = simulate()
@@ -177,6 +178,7 @@ def test_crashed_and_overtaken_runs(simulate: Any, topics: Any, job: Any, tmp_pa
     assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation)
 
 
+@pytest.mark.soak
 def test_a_backlog_is_made_up_for_in_bounded_runs(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
     """Runs that read little each leave what one does, say what they left, and read on where a commit is longer."""
     simulation = simulate(1)

@@ -199,6 +199,7 @@ def test_what_a_late_record_joins_is_followed_as_far_as_it_goes(spark: Any, sett
     assert len(found) == 1 + len(bounds)
 
 
+@pytest.mark.soak
 def test_of_two_jobs_with_corrections_one_wins(spark: Any, settings: CompactSettings) -> None:
     """The append of the same run by another job is refused, and who is overtaken takes nothing back."""
     store = schema("session", 10)
