@@ -35,6 +35,14 @@ class Keys(TypedDict):
     key_to: Key
 
 
+class StoreQuestion(Keys):
+    """Which rows of a store: their keys, when their windows are (ms since the epoch, None: ever), and how many."""
+
+    from_ms: int | None
+    to_ms: int | None
+    rows_max: int
+
+
 def asked_keys(
     key: Annotated[str | None, Query(description="only this key")] = None,
     key_from: Annotated[str | None, Query(description="only keys from here on")] = None,

@@ -8,10 +8,11 @@ is also what the instances ask each other.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Protocol, TypedDict
+from typing import Annotated, Any, Protocol, TypedDict, Unpack
 
 from fastapi import APIRouter, Query, Response
 
+from api.keys import StoreQuestion
 from api.problem import ErrorKind, Problem, json_response
 
 
@@ -121,7 +122,7 @@ class WholeView(Protocol):
         """`windows`: of all instances, those that end last first."""
         ...
 
-    async def read_store(self, store: str, *, partial: bool, **wanted: Any) -> dict[str, Any]:
+    async def read_store(self, store: str, *, partial: bool, **question: Unpack[StoreQuestion]) -> dict[str, Any]:
         """As `StoresView`; Problem (503) where a partition is missing, unless `partial` takes what there is."""
         ...
 

@@ -7,11 +7,11 @@ there is, with the partitions that are missing.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Protocol, TypedDict
+from typing import Annotated, Any, Literal, Protocol, TypedDict, Unpack
 
 from fastapi import APIRouter, Depends, Query, Response
 
-from api.keys import Key, Keys, asked_keys
+from api.keys import Keys, StoreQuestion, asked_keys
 from api.problem import ErrorKind, Problem, json_response
 from api.state import Local, WholeView
 from shared.common.errors import ConfigError
@@ -23,31 +23,11 @@ ROWS_DEFAULT, ROWS_MAX = 1_000, 10_000
 class StoresView(Protocol):
     """What a service that runs tasks lets read of them."""
 
-    async def read_store(
-        self,
-        store: str,
-        *,
-        key: Key,
-        key_from: Key,
-        key_to: Key,
-        from_ms: int | None,
-        to_ms: int | None,
-        rows_max: int,
-    ) -> Any:
+    async def read_store(self, store: str, **question: Unpack[StoreQuestion]) -> Any:
         """Rows and the position that they reflect; ConfigError for a store that cannot be asked for so."""
         ...
 
-    async def find_windows(
-        self,
-        store: str,
-        *,
-        key: Key,
-        key_from: Key,
-        key_to: Key,
-        from_ms: int | None,
-        to_ms: int | None,
-        rows_max: int,
-    ) -> FoundWindows:
+    async def find_windows(self, store: str, **question: Unpack[StoreQuestion]) -> FoundWindows:
         """The keys' windows, open and closed, of all instances; ConfigError as above, Problem where it is busy."""
         ...
 
@@ -77,17 +57,12 @@ def stores_router(view: StoresView, whole: WholeView | None = None) -> APIRouter
         local: Local = False,
         partial: Annotated[bool, Query(description="also where partitions are missing")] = False,
     ) -> Response:
-        wanted: dict[str, Any] = {
-            **keys,
-            "from_ms": from_ms,
-            "to_ms": to_ms,
-            "rows_max": rows_max,
-        }
+        question = StoreQuestion(**keys, from_ms=from_ms, to_ms=to_ms, rows_max=rows_max)
         try:
             if local or whole is None:
-                answer = await view.read_store(store, **wanted)
+                answer = await view.read_store(store, **question)
             else:
-                answer = await whole.read_store(store, partial=partial, **wanted)
+                answer = await whole.read_store(store, partial=partial, **question)
         except ConfigError as e:
             raise Problem(NOT_READABLE, str(e)) from None
         return json_response(answer)

@@ -6,14 +6,14 @@ import asyncio
 import os
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 from prometheus_client import CollectorRegistry
 
 from api.app import create_app
 from api.contact import Contact
 from api.health import Check, CheckResult, health_router
-from api.keys import Key
+from api.keys import StoreQuestion
 from api.problem import ErrorKind, Problem
 from api.server import HttpServer
 from api.state import StreamsState, WindowRow, streams_router
@@ -124,11 +124,11 @@ class Aggregator:
         state: dict[str, Any] = {**self.worker.describe(), "compactions": self.compaction.describe()}
         return cast(StreamsState, state)
 
-    async def read_store(self, store: str, **wanted: Any) -> StoreAnswer:
+    async def read_store(self, store: str, **question: Unpack[StoreQuestion]) -> StoreAnswer:
         """What `GET /v1/streams/stores/{store}` answers: the tasks that run here, which go on meanwhile."""
         running = {partition: owned.task for partition, owned in self.worker.tasks().items() if owned.task is not None}
         topology, tables = self.worker.topology, self.worker.global_tables
-        reading = read_in_slices(running, store, StoreQuery(**wanted), topology, tables)
+        reading = read_in_slices(running, store, StoreQuery(**question), topology, tables)
         while True:
             try:
                 next(reading)
@@ -140,26 +140,18 @@ class Aggregator:
             for partition in [p for p, task in running.items() if now.get(p) is not task]:
                 del running[partition]
 
-    async def find_windows(
-        self,
-        store: str,
-        *,
-        key: Key,
-        key_from: Key,
-        key_to: Key,
-        from_ms: int | None,
-        to_ms: int | None,
-        rows_max: int,
-    ) -> FoundWindows:
+    async def find_windows(self, store: str, **question: Unpack[StoreQuestion]) -> FoundWindows:
         """What `GET /v1/streams/stores/{store}/windows` answers: from changelog and lake, whoever has the partition."""
         if self._finding.locked():
             raise Problem(BUSY, f"{FINDING_MAX} such questions are being answered")
         streams, builder = self._settings.streams, self.worker.topology.stores.get(store)
         if builder is None or builder.schema.kind in ROWS:
             raise ConfigError(f"no store with windows {store!r}")
+        from_ms, to_ms = question["from_ms"], question["to_ms"]
         reach = (str(EVER_MS[0] if from_ms is None else from_ms), str(EVER_MS[1] if to_ms is None else to_ms))
         where = (self._settings.kafka, streams.application_id, streams.lake, streams.lake_options)
-        keys, skipped = KeyRange.of(key, key_from, key_to), streams.skip_changelog_records
+        keys = KeyRange.of(question["key"], question["key_from"], question["key_to"])
+        skipped, rows_max = streams.skip_changelog_records, question["rows_max"]
         query = Query(Asked(*where, store, keys, *reach, skipped, FINDING_MS, rows_max))
         async with self._finding:
             _, found = await query.run()

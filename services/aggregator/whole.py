@@ -11,14 +11,14 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, Unpack, cast
 from urllib.parse import quote
 
 import httpx
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from api.keys import query_params
+from api.keys import StoreQuestion, query_params
 from api.problem import ErrorKind, Problem
 from api.server import HttpServer
 from api.settings import GuardedSettings, Scope
@@ -55,7 +55,7 @@ class OwnView(StreamsView, Protocol):
         """What it has."""
         ...
 
-    async def read_store(self, store: str, **wanted: Any) -> Any:
+    async def read_store(self, store: str, **question: Unpack[StoreQuestion]) -> Any:
         """As `api.stores.StoresView`."""
         ...
 
@@ -132,16 +132,16 @@ class Whole:
         found = [Part(parts.own, {"windows": self._own.windows(store, key, limit)}), *answers]
         return {"windows": merge_windows(found, limit), "missing": missing_rows(missing)}
 
-    async def read_store(self, store: str, *, partial: bool, **wanted: Any) -> dict[str, Any]:
+    async def read_store(self, store: str, *, partial: bool, **question: Unpack[StoreQuestion]) -> dict[str, Any]:
         parts = self._parts()
         # ConfigError without such a store
-        own = msgspec.to_builtins(await self._own.read_store(store, **wanted), str_keys=True)
+        own = msgspec.to_builtins(await self._own.read_store(store, **question), str_keys=True)
         if own["kind"] == GLOBAL_TABLE:  # each instance has the whole of it
             return {**own, "missing": []}
         if not any(parts):
             raise Problem(INCOMPLETE, "the source topics are not known yet")
-        answers, missing = await self._ask_all(parts, f"/v1/streams/stores/{quote(store, safe='')}", wanted)
-        answer = merge_rows([Part(parts.own, own), *answers], missing, wanted["rows_max"])
+        answers, missing = await self._ask_all(parts, f"/v1/streams/stores/{quote(store, safe='')}", question)
+        answer = merge_rows([Part(parts.own, own), *answers], missing, question["rows_max"])
         if missing and not partial:
             raise Problem(INCOMPLETE, "; ".join(f"partition {p}: {why}" for p, why in sorted(missing.items())))
         return answer | {"missing": missing_rows(missing)}

@@ -74,28 +74,6 @@ class _Range(NamedTuple):
 Tasks = Mapping[int, StreamTask]
 
 
-def read_store(
-    tasks: Tasks,
-    store: str,
-    query: StoreQuery,
-    topology: Topology | None = None,
-    tables: Mapping[str, GlobalTableRows] | None = None,
-) -> StoreAnswer:
-    """Live windows, or a table's rows, of the tasks' stores of that name; ConfigError where it cannot be asked for.
-
-    `topology` says which stores there are where no task runs here; by default it is that of the tasks. `tables` are the
-    instance's global tables. Rows have `partition` and `key`; windows `start` and `end` (ms, as the window's kind has
-    them) and their results by name, tables `value`; a global table's have no `partition`.
-    """
-    reading = read_in_slices(tasks, store, query, topology, tables)
-    while True:
-        try:
-            next(reading)
-        except StopIteration as done:
-            answer: StoreAnswer = done.value
-            return answer
-
-
 def read_in_slices(
     tasks: Tasks,
     store: str,
@@ -103,7 +81,14 @@ def read_in_slices(
     topology: Topology | None = None,
     tables: Mapping[str, GlobalTableRows] | None = None,
 ) -> Generator[None, None, StoreAnswer]:
-    """As `read_store`, stopping after every slice; a task that leaves `tasks` meanwhile is left out of the answer."""
+    """Live windows, or a table's rows, of the tasks' stores of that name; ConfigError where it cannot be asked for.
+
+    It stops after every slice; a task that leaves `tasks` meanwhile is left out of the answer.
+
+    `topology` says which stores there are where no task runs here; by default it is that of the tasks. `tables` are the
+    instance's global tables. Rows have `partition` and `key`; windows `start` and `end` (ms, as the window's kind has
+    them) and their results by name, tables `value`; a global table's have no `partition`.
+    """
     if not 1 <= query.rows_max <= QUERY_ROWS_MAX:
         raise ConfigError(f"rows_max must be from 1 to {QUERY_ROWS_MAX}, got {query.rows_max}")
     if tables is not None and store in tables:

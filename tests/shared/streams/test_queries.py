@@ -12,7 +12,7 @@ from shared.common.errors import ConfigError
 from shared.streams.aggregations import Count, Sum
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.grouped_stream import WindowedGroup
-from shared.streams.queries import QUERY_ROWS_MAX, SLICE_ROWS, StoreAnswer, StoreQuery, read_in_slices, read_store
+from shared.streams.queries import QUERY_ROWS_MAX, SLICE_ROWS, StoreAnswer, StoreQuery, read_in_slices
 from shared.streams.state.state_directory import StateDirectory
 from shared.streams.stream_join import JoinWindows
 from shared.testing.topology_test_driver import TopologyTestDriver
@@ -39,12 +39,6 @@ def driver_of(kind: str, key: Any = "string") -> TopologyTestDriver:
     return driver
 
 
-def rows(driver: TopologyTestDriver, **wanted: Any) -> list[tuple[str, int, int, int]]:
-    answer = read_store({0: driver.task}, "s", StoreQuery(**wanted))
-    assert not answer.is_cut
-    return sorted((row["key"], row["start"], row["end"], row["sum"]) for row in answer.rows)
-
-
 def rest_of(reading: Generator[None, None, StoreAnswer]) -> tuple[StoreAnswer, int]:
     """The answer, and after how many more slices it came."""
     slices = 0
@@ -54,6 +48,16 @@ def rest_of(reading: Generator[None, None, StoreAnswer]) -> tuple[StoreAnswer, i
         except StopIteration as done:
             return done.value, slices
         slices += 1
+
+
+def read_store(*asked: Any, **more: Any) -> StoreAnswer:
+    return rest_of(read_in_slices(*asked, **more))[0]
+
+
+def rows(driver: TopologyTestDriver, **wanted: Any) -> list[tuple[str, int, int, int]]:
+    answer = read_store({0: driver.task}, "s", StoreQuery(**wanted))
+    assert not answer.is_cut
+    return sorted((row["key"], row["start"], row["end"], row["sum"]) for row in answer.rows)
 
 
 @pytest.mark.parametrize("kind", KINDS)
