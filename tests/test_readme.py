@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sybil import Example, Sybil
-from sybil.parsers.markdown import CodeBlockParser
 from typer.main import get_command
 
 from services.admin.settings import AdminServiceSettings
@@ -31,9 +29,8 @@ from services.local.up import UpSettings
 from services.producer.settings import ProducerServiceSettings
 from shared.common.setting_names import ENV_PREFIX
 from shared.common.settings import CommandSettings
+from tests.documents import README, ROOT, blocks
 
-ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
 TIMEOUT_S = 60
 NO_FILE = {f"{ENV_PREFIX}CONFIG": os.devnull}  # nor a penstock.toml of the current folder
 SETTINGS: dict[str, type[CommandSettings]] = {
@@ -47,15 +44,6 @@ SETTINGS: dict[str, type[CommandSettings]] = {
     "backfill": BackfillSettings,
 }
 OPTIONS = {"demo": demo.app, "dlq": dlq.app}
-
-
-def nothing(_: Example) -> None:
-    """Blocks are looked at here, not evaluated by Sybil."""
-
-
-def blocks(language: str) -> list[str]:
-    document = Sybil(parsers=[CodeBlockParser(language, nothing)]).parse(README)
-    return [str(example.parsed) for example in document.examples()]
 
 
 def file_name(block: str) -> str | None:
@@ -79,7 +67,7 @@ def printed(block: str) -> str:
 
 def commands() -> Iterator[list[str]]:
     """The words of each command in the shell blocks."""
-    for block in blocks("sh"):
+    for block in blocks(README, "sh"):
         for line in block.replace("\\\n", " ").splitlines():
             if words := shlex.split(line, comments=True):
                 yield words
@@ -87,7 +75,7 @@ def commands() -> Iterator[list[str]]:
 
 def test_python_blocks_run_and_print_what_they_say(tmp_path: Path) -> None:
     """The README's topology and its test are whole programs; the printed session is the one that is shown."""
-    found = blocks("python")
+    found = blocks(README)
     assert found
     shown = 0
     for number, block in enumerate(found):

@@ -15,34 +15,23 @@ from pathlib import Path
 
 import httpx
 import pytest
-from sybil import Example, Sybil
-from sybil.parsers.markdown import CodeBlockParser
 
-README = Path(__file__).resolve().parent.parent.parent / "README.md"
+from tests.documents import README, block
+
 START_TIMEOUT_S, RESULT_TIMEOUT_S, AUDIT_TIMEOUT_S, STOP_TIMEOUT_S = 180, 60, 240, 90
 LAST_LINE = "Ctrl-C stops everything"
 
 
-def nothing(_: Example) -> None:
-    """Blocks are taken out here, not evaluated by Sybil."""
-
-
-def block(language: str, containing: str) -> str:
-    examples = Sybil(parsers=[CodeBlockParser(language, nothing)]).parse(README).examples()
-    (found,) = [str(example.parsed) for example in examples if containing in str(example.parsed)]
-    return found
-
-
 def flags() -> list[str]:
     """README's flags of `up`."""
-    (line,) = [line for line in block("sh", "penstock up").splitlines() if " up " in line]
+    (line,) = [line for line in block(README, "sh", "penstock up").splitlines() if " up " in line]
     return shlex.split(line)[2:]
 
 
 @pytest.fixture
 def said(tmp_path: Path) -> Iterator[dict[str, str]]:
     """What a running `up` has printed, by the name of the row."""
-    (tmp_path / "visits.py").write_text(block("python", "# visits.py"))
+    (tmp_path / "visits.py").write_text(block(README, "python", "# visits.py"))
     command = [sys.executable, "-m", "services.cli", "up", "--http.port=0", *flags()]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as up:
@@ -87,7 +76,7 @@ def connector_runs(connectors: str, tmp_path: Path) -> None:
 
 def test_what_up_prints_and_readme_shows_works(said: dict[str, str], tmp_path: Path) -> None:
     """The printed event is taken, not a dead letter; README's visit is seen where it says; the printed audit passes."""
-    shown = block("console", "curl").replace("http://127.0.0.1:8080", said["dashboard"])
+    shown = block(README, "console", "curl").replace("http://127.0.0.1:8080", said["dashboard"])
     post, look = (step.strip().rsplit("\n", 1) for step in shown.split("$ ")[1:])
     assert answered(post[0], tmp_path).strip() == post[1]
     assert json.loads(answered(said["ingest"], tmp_path))["stored"] == 1

@@ -14,9 +14,6 @@ from typing import Any
 import duckdb
 import polars as pl
 import pytest
-from sybil import Sybil
-from sybil.example import Example
-from sybil.parsers.markdown import CodeBlockParser
 
 from examples import lake_duckdb, lake_polars
 from services.compactor.compact import Compaction
@@ -24,26 +21,15 @@ from services.compactor.settings import CompactSettings
 from services.local.kafka import EmbeddedKafka
 from shared.common.settings import KafkaSettings
 from shared.testing.topology_test_driver import TopologyTestDriver
+from tests.documents import README, block, names_of
 
-README = Path(__file__).resolve().parent.parent.parent.parent / "README.md"
 TIMEOUT_SECONDS = 60
-
-
-def nothing(_: Example) -> None:
-    """Blocks are taken out here, not evaluated by Sybil."""
-
-
-def block(language: str, containing: str) -> str:
-    examples = Sybil(parsers=[CodeBlockParser(language, nothing)]).parse(README).examples()
-    (found,) = [str(example.parsed) for example in examples if containing in str(example.parsed)]
-    return found
 
 
 @pytest.fixture
 def lake(spark: Any, topics: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> Callable[..., int]:
     """Gives README's topology clicks (minute, key), after those before, and compacts what it wrote: how many closed."""
-    scope: dict[str, Any] = {"__name__": "visits"}
-    exec(block("python", "# visits.py"), scope)
+    scope = names_of(README, block(README, "python", "# visits.py"))
     driver = TopologyTestDriver(scope["topology"]())
     asyncio.run(topics.create(topic_name, 1))
     settings = CompactSettings(
@@ -74,7 +60,7 @@ def test_reading_the_lake(
     So do the examples, on a table of live windows of which a compaction has deleted some by a deletion vector.
     """
     assert lake((0, "ann"), (10, "ann"), (120, "ann"), (121, "bob"), (122, "cat"), (123, "dan")) == 1
-    program = block("py", "DeltaTable(")
+    program = block(README, "py", "DeltaTable(")
     command = [sys.executable, "-c", program]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
     assert run.returncode == 0, run.stderr

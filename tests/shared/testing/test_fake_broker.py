@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from pathlib import Path
 
 import pytest
-from sybil import Example, Sybil
-from sybil.parsers.markdown import CodeBlockParser
 
 import penstock.testing
 from penstock.clients import KafkaSettings, Producer
@@ -16,36 +13,27 @@ from shared.common.records import TopicPartition
 from shared.testing import fake_broker
 from shared.testing.fake_broker import Api, FakeCluster
 from shared.testing.fake_broker.configs import BROKER_CONFIGS
+from tests.documents import DOCS, blocks, names_of
 
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "fake-broker.md"
-
-
-def nothing(_: Example) -> None:
-    """Blocks are looked at here, not evaluated by Sybil."""
+DOCUMENT = DOCS / "fake-broker.md"
 
 
-def blocks() -> list[str]:
-    document = Sybil(parsers=[CodeBlockParser("python", nothing)]).parse(DOCUMENT)
-    return [str(example.parsed) for example in document.examples()]
-
-
-@pytest.mark.parametrize("block", blocks(), ids=lambda block: block.splitlines()[0])
+@pytest.mark.parametrize("block", blocks(DOCUMENT), ids=lambda block: block.splitlines()[0])
 def test_the_document_runs(block: str) -> None:
     """Each block of Python runs from top to bottom."""
-    exec(compile(block, str(DOCUMENT), "exec"), {"__name__": "document"})
+    names_of(DOCUMENT, block)
 
 
 async def test_the_documents_hooks_hook() -> None:
     """The two hooks that the document shows do what it says of them."""
-    names: dict[str, object] = {"__name__": "document"}
-    exec(compile(blocks()[1], str(DOCUMENT), "exec"), names)
+    names = names_of(DOCUMENT, blocks(DOCUMENT)[1])
     async with FakeCluster(2) as cluster:
         cluster.create_topic("t")
         other = 3 - (cluster.leader("t") or 0)
-        names["lead_elsewhere"](cluster, TopicPartition("t", 0), other)  # type: ignore[operator]
+        names["lead_elsewhere"](cluster, TopicPartition("t", 0), other)
         gate, held = asyncio.Event(), asyncio.Event()
         cluster.control(Api.PRODUCE, lambda _: held.set())
-        names["wait_for"](gate, cluster)  # type: ignore[operator]
+        names["wait_for"](gate, cluster)
         producing = asyncio.create_task(produced(cluster))
         await held.wait()
         assert (cluster.leader("t"), cluster.end_offset("t")) == (other, 0)

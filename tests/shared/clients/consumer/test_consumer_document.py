@@ -6,35 +6,21 @@ import re
 from pathlib import Path
 from typing import Any
 
-from sybil import Example, Sybil
-from sybil.parsers.markdown import CodeBlockParser
-
 import penstock.errors
 from penstock import Consumer, ConsumerRecord, ConsumerSettings, KafkaSettings, Producer, ProducerRecord, TopicPartition
 from penstock.testing import FakeCluster
 from services.consumer.handlers import load_handler
 from services.consumer.settings import ConsumerServiceSettings
 from shared.clients.consumer.dead_letters import CUT, HEADERS
+from tests.documents import DOCS, block, names_of
 
-DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "consumer.md"
+DOCUMENT = DOCS / "consumer.md"
 TEXT = DOCUMENT.read_text(encoding="utf-8")
-
-
-def nothing(_: Example) -> None:
-    """Blocks are looked at here, not evaluated by Sybil."""
-
-
-def functions() -> dict[str, Any]:
-    """What the blocks of the document define."""
-    names: dict[str, Any] = {"__name__": "document"}
-    for example in Sybil(parsers=[CodeBlockParser("python", nothing)]).parse(DOCUMENT).examples():
-        exec(compile(str(example.parsed), str(DOCUMENT), "exec"), names)
-    return names
 
 
 async def test_the_clients_code_runs() -> None:
     """Each function that it shows does what it says, and commits what it has read."""
-    shown = functions()
+    shown = names_of(DOCUMENT)
     async with FakeCluster() as cluster:
         cluster.create_topic("orders")
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
@@ -48,8 +34,7 @@ async def test_the_clients_code_runs() -> None:
 
 async def test_its_handlers_are_handlers(tmp_path: Path, monkeypatch: Any) -> None:
     """One takes a record, the other a batch; both return what is to be produced."""
-    blocks = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    (tmp_path / "shown_handlers.py").write_text(next(block for block in blocks if "def handle(" in block))
+    (tmp_path / "shown_handlers.py").write_text(block(DOCUMENT, "python", "def handle("))
     monkeypatch.syspath_prepend(tmp_path)
     one, many = (load_handler(f"shown_handlers:{name}") for name in ("handle", "handle_batch"))
     assert (one.batch, many.batch) == (False, True)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
-from shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
-from shared.clients.producer import Producer
+from shared.clients.consumer import Consumer, RebalanceListener
 from shared.common.errors import IllegalState
-from shared.common.records import OffsetAndMetadata, ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings
+from shared.common.records import OffsetAndMetadata, TopicPartition
 from shared.testing.fake_broker import FakeCluster
+from tests.shared.clients.consumer.filled import filled, opened
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 RECORDS = 10
@@ -21,20 +18,8 @@ RECORDS = 10
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[FakeCluster]:
-    async with FakeCluster(configs={"group.min.session.timeout.ms": "10"}) as cluster:
-        cluster.create_topic("t", partitions=2)
-        async with Producer(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as producer:
-            records = [ProducerRecord("t", b"%d" % i, partition=p) for i in range(RECORDS) for p in (0, 1)]
-            assert await (await producer.send_many(records)).first_error() is None
+    async with filled(RECORDS, partitions=2) as cluster:
         yield cluster
-
-
-@asynccontextmanager
-async def opened(cluster: FakeCluster, **given: object) -> AsyncIterator[Consumer]:
-    kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=500, retry_backoff_ms=5)
-    settings = {"group_id": "g", "auto_offset_reset": "earliest", "heartbeat_interval_ms": 20, "fetch_max_wait_ms": 20}
-    async with asyncio.timeout(10), Consumer(kafka, ConsumerSettings.model_validate({**settings, **given})) as consumer:
-        yield consumer
 
 
 async def offsets_of(consumer: Consumer, count: int) -> list[int]:

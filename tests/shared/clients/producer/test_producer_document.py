@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
-
-from sybil import Example, Sybil
-from sybil.parsers.markdown import CodeBlockParser
 
 import penstock.errors
 from penstock import KafkaSettings, Producer, ProducerSettings, TopicPartition
 from penstock.clients import GroupMetadata, OffsetAndMetadata
 from penstock.testing import FakeCluster
+from tests.documents import DOCS, names_of
 
-DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "producer.md"
-
-
-def nothing(_: Example) -> None:
-    """Blocks are looked at here, not evaluated by Sybil."""
-
-
-def functions() -> dict[str, Any]:
-    """What the blocks of the document define."""
-    names: dict[str, Any] = {"__name__": "document"}
-    for example in Sybil(parsers=[CodeBlockParser("python", nothing)]).parse(DOCUMENT).examples():
-        exec(compile(str(example.parsed), str(DOCUMENT), "exec"), names)
-    return names
+DOCUMENT = DOCS / "producer.md"
 
 
 async def test_the_document_runs() -> None:
     """Each function that it shows does what it says."""
-    shown = functions()
+    shown = names_of(DOCUMENT)
     async with FakeCluster() as cluster:
         for topic in ("orders", "brewed"):
             cluster.create_topic(topic)

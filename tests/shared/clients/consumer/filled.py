@@ -1,0 +1,34 @@
+"""A fake cluster with records in topic `t`, and a consumer of it that is quick to notice what happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.clients.producer import Producer
+from shared.common.records import ProducerRecord
+from shared.common.settings import KafkaSettings
+from shared.testing.fake_broker import FakeCluster
+
+
+@asynccontextmanager
+async def filled(records: int, partitions: int = 1) -> AsyncIterator[FakeCluster]:
+    """So many records in each partition, of which each has its number as value."""
+    async with FakeCluster(configs={"group.min.session.timeout.ms": "10"}) as cluster:
+        cluster.create_topic("t", partitions=partitions)
+        async with Producer(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as producer:
+            made = [ProducerRecord("t", b"%d" % i, partition=p) for i in range(records) for p in range(partitions)]
+            assert await (await producer.send_many(made)).first_error() is None
+        yield cluster
+
+
+@asynccontextmanager
+async def opened(cluster: FakeCluster, *, request_timeout_ms: int = 500, **given: object) -> AsyncIterator[Consumer]:
+    """In group `g`, with these settings beside its own; open for 20 seconds at most."""
+    bootstrap = cluster.bootstrap_servers
+    kafka = KafkaSettings(bootstrap_servers=bootstrap, request_timeout_ms=request_timeout_ms, retry_backoff_ms=5)
+    settings = {"group_id": "g", "auto_offset_reset": "earliest", "heartbeat_interval_ms": 20, "fetch_max_wait_ms": 20}
+    async with asyncio.timeout(20), Consumer(kafka, ConsumerSettings.model_validate({**settings, **given})) as consumer:
+        yield consumer
