@@ -9,7 +9,6 @@ again from the beginning.
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sys
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -22,7 +21,7 @@ from shared.clients.admin import Admin
 from shared.common import log
 from shared.common.command_line import run_app
 from shared.common.errors import GroupNotEmpty, GroupNotFound
-from shared.common.lake import table_uri
+from shared.common.lake_files import TableFiles, find_files, remove_files, remove_folder
 from shared.common.settings import CommandSettings, KafkaSettings
 from shared.common.topic_names import CHANGELOG_SUFFIX, changelog_topic, instances_topic, is_repartition_topic
 from shared.streams.settings import StreamsSettings
@@ -38,29 +37,30 @@ class ResetSettings(CommandSettings):
 
 
 class ResetPlan(NamedTuple):
-    """What goes: the committed offsets by topic and partition, topics, the snapshot's folder, and the `state` folders.
+    """What goes: the committed offsets by topic and partition, topics, the snapshot's folder or URI with its `tables`,
+    and the `state` folders.
 
-    `by_hand` is a snapshot at a URI, which has to be removed with the store's own tools. `unsure` are topics that stay,
-    since by their names they may be another application's: each with that application. `state` is this machine's; on
-    others an instance throws what it finds of a deleted changelog away by itself.
+    `unsure` are topics that stay, since by their names they may be another application's: each with that application.
+    `state` is this machine's; on others an instance throws what it finds of a deleted changelog away by itself.
     """
 
     application: str
     offsets: dict[str, int]
     topics: list[str]
     snapshot: str | None
-    by_hand: str | None
+    tables: dict[str, TableFiles]
     unsure: dict[str, str]
     state: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to forget."""
-        return not (self.offsets or self.topics or self.snapshot or self.by_hand or self.state)
+        return not (self.offsets or self.topics or self.snapshot or self.state)
 
 
 async def plan_reset(admin: Admin, settings: StreamsSettings) -> ResetPlan:
-    """What a reset would do now; GroupNotEmpty names the members that still run."""
+    """What a reset would do now; GroupNotEmpty names the members that still run. LakeNotRemoved where the lake cannot
+    be looked into."""
     application = settings.application_id
     try:
         members = (await admin.describe_group(application)).members
@@ -73,9 +73,12 @@ async def plan_reset(admin: Admin, settings: StreamsSettings) -> ResetPlan:
     always = (changelog_topic(application), instances_topic(application))
     repartition, unsure = repartition_topics(known, application, {at.topic for at in offsets})
     own = [name for name in known if name in always or name in repartition]
-    snapshot, by_hand = _snapshot(settings)
+    found = None
+    if settings.lake is not None:
+        found = await asyncio.to_thread(find_files, settings.lake, application, settings.lake_options)
+    snapshot, tables = (found.root, found.tables) if found else (None, {})
     committed = {str(at): to.offset for at, to in sorted(offsets.items())}
-    return ResetPlan(application, committed, own, snapshot, by_hand, unsure, _state(settings))
+    return ResetPlan(application, committed, own, snapshot, tables, unsure, _state(settings))
 
 
 def repartition_topics(
@@ -105,14 +108,6 @@ def repartition_topics(
     return own, unsure
 
 
-def _snapshot(settings: StreamsSettings) -> tuple[str | None, str | None]:
-    """The folder of the application's tables, or their URI."""
-    root = "" if settings.lake is None else table_uri(settings.lake, settings.application_id)
-    if "://" in root:
-        return None, root
-    return (root, None) if root and Path(root).is_dir() else (None, None)
-
-
 def _state(settings: StreamsSettings) -> tuple[str, ...]:
     """The folders of the application's stores on disk: an instance's own, and those of its workers."""
     root = Path(settings.state_dir)
@@ -120,14 +115,14 @@ def _state(settings: StreamsSettings) -> tuple[str, ...]:
     return tuple(sorted(str(folder) for folder in folders if folder.is_dir()))
 
 
-async def carry_out(admin: Admin, plan: ResetPlan) -> None:
-    """Forget what the plan names; the group's offsets go last."""
+async def carry_out(admin: Admin, plan: ResetPlan, settings: StreamsSettings) -> None:
+    """Forget what the plan names; the group's offsets go last. LakeNotRemoved where files could not be removed."""
     if plan.topics:
         await admin.delete_topics(plan.topics)
-    if plan.snapshot is not None:
-        shutil.rmtree(plan.snapshot)
+    if plan.snapshot is not None and settings.lake is not None:
+        await asyncio.to_thread(remove_files, settings.lake, plan.application, settings.lake_options)
     for folder in plan.state:
-        shutil.rmtree(folder)
+        await asyncio.to_thread(remove_folder, Path(folder))
     if plan.offsets:
         await admin.delete_group(plan.application)
 
@@ -139,11 +134,12 @@ def lines_of(plan: ResetPlan) -> list[str]:
         return [f"application {plan.application}: there is nothing to forget", *unsure]
     lines = [f"topic {topic}: its records" for topic in plan.topics]
     if plan.snapshot is not None:
-        lines.append(f"snapshot {plan.snapshot}: open windows and closed ones")
+        tables = [
+            f"{name} ({n} file{'s'[: n != 1]}, {size_bytes} bytes)" for name, (n, size_bytes) in plan.tables.items()
+        ]
+        lines.append(f"snapshot {plan.snapshot}: {', '.join(tables) or 'an empty folder'}")
     lines += [f"state {folder}: stores on disk" for folder in plan.state]
     lines += [f"offset of {at}: {offset}" for at, offset in plan.offsets.items()]
-    if plan.by_hand is not None:
-        lines.append(f"to be removed by hand, before the next start: everything below {plan.by_hand}")
     return lines + unsure
 
 
@@ -173,7 +169,8 @@ def reset(
     log.configure(settings.log, "streams")
     plan = asyncio.run(_reset(settings, execute))
     if json:
-        typer.echo(msgspec.json.encode({**plan._asdict(), "executed": execute}))
+        sizes = {name: table._asdict() for name, table in plan.tables.items()}
+        typer.echo(msgspec.json.encode({**plan._asdict(), "tables": sizes, "executed": execute}))
         return
     for line in lines_of(plan):
         typer.echo(line)
@@ -185,7 +182,7 @@ async def _reset(settings: ResetSettings, execute: bool) -> ResetPlan:
     async with Admin(settings.kafka) as admin:
         plan = await plan_reset(admin, settings.streams)
         if execute:
-            await carry_out(admin, plan)
+            await carry_out(admin, plan, settings.streams)
     return plan
 
 

@@ -10,6 +10,7 @@ from pydantic import Base64Bytes, Field
 from api.settings import GuardedSettings
 from shared.common.key_range import KeyRange
 from shared.common.settings import CommandSettings, HttpSettings, KafkaSettings, PositiveMs, Section
+from shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX
 from shared.streams.settings import StreamsSettings
 
 WORKERS_MAX = 64
@@ -77,7 +78,9 @@ class SessionsSettings(CommandSettings):
     """`penstock sessions`: a key's windows in a span of time, open and closed."""
 
     kafka: KafkaSettings = KafkaSettings()
-    application: str = Field(pattern=r"^[A-Za-z0-9._-]{1,200}$", description="the aggregator's application id")
+    application: str = Field(
+        pattern=APPLICATION_ID, max_length=APPLICATION_ID_MAX, description="the aggregator's application id"
+    )
     lake: str | None = Field(None, min_length=1, description="folder or URI of the Delta tables; unset: none")
     lake_options: dict[str, str] = Field({}, description="object store options for the lake, as deltalake takes them")
     store: str | None = Field(None, description="the store to ask; default: the only one")

@@ -11,6 +11,7 @@ back. Everything here blocks: call it by `asyncio.to_thread`. `storage_options` 
 # ruff: noqa: S608 - SQL is the only way in, and every name and text in it is quoted
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,9 @@ READ_ERRORS = (DeltaError, OSError, ValueError, RuntimeError, pa.ArrowException)
 """What deltalake raises: its own class, or whatever stands in Python for an error of Arrow, JSON or the storage."""
 TEMPORAL = ("date", "timestamp", "timestamp_ntz")
 HISTORY_VERSIONS_MAX = 20  # how far back the newest MERGE is looked for; only upkeep can lie between
+
+
+_COLOUR = re.compile("\x1b\\[[0-9;]*m")
 
 
 class LakeUnavailable(RetriableError):
@@ -64,6 +68,17 @@ def table_uri(lake: str, application: str, *table: str) -> str:
     except (ValueError, RuntimeError) as e:  # a null byte; a home folder that is nobody's
         raise ConfigError(f"lake {lake!r}: {e}") from None
     return "/".join((root.rstrip("/"), application, *table))
+
+
+def one_line(error: BaseException) -> str:
+    """What deltalake says, without its colours, line breaks and the arrows before each cause.
+
+    >>> one_line(OSError("Generic S3 error\\n  \\x1b[31m↳\\x1b[0m client error\\n"))
+    'Generic S3 error: client error'
+    """
+    lines = (line.strip() for line in _COLOUR.sub("", str(error)).splitlines())
+    text = " ".join(line for line in lines if line)
+    return text.replace(" ↳ ", ": ")
 
 
 def read_snapshot(
@@ -240,7 +255,7 @@ def _merged_at_ms(state: DeltaTable) -> int | None:
     try:
         history = state.history(limit=HISTORY_VERSIONS_MAX)
     except READ_ERRORS as e:
-        raise LakeUnavailable(f"{state.table_uri} cannot be read: {e}") from e
+        raise LakeUnavailable(f"{state.table_uri} cannot be read: {one_line(e)}") from e
     # Upkeep writes versions too, but no snapshot.
     return max((int(entry["timestamp"]) for entry in history if entry.get("operation") == "MERGE"), default=None)
 
@@ -252,7 +267,7 @@ def _open(uri: str, version: int | None, storage_options: Mapping[str, str] | No
         return None
     except READ_ERRORS as e:
         at = "" if version is None else f" at version {version}"
-        raise LakeUnavailable(f"{uri}{at} cannot be read: {e}") from e
+        raise LakeUnavailable(f"{uri}{at} cannot be read: {one_line(e)}") from e
 
 
 def _query(table: DeltaTable, query: str) -> Iterator[pa.RecordBatch]:
@@ -263,7 +278,7 @@ def _query(table: DeltaTable, query: str) -> Iterator[pa.RecordBatch]:
         for batch in answer:
             yield batch.cast(schema)
     except READ_ERRORS as e:
-        raise LakeUnavailable(f"{table.table_uri} at version {table.version()} cannot be read: {e}") from e
+        raise LakeUnavailable(f"{table.table_uri} at version {table.version()} cannot be read: {one_line(e)}") from e
 
 
 def _plain(type_: pa.DataType) -> pa.DataType:

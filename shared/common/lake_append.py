@@ -17,6 +17,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError, TableNotFoundError
 
 from shared.common.errors import DataError, FatalError, RetriableError
+from shared.common.lake import one_line
 
 NO_VERSION = -1
 """The version of an application that is to begin again: a table cannot forget one."""
@@ -47,7 +48,7 @@ def _table(uri: str, options: Mapping[str, str]) -> DeltaTable | None:
     except TableNotFoundError:
         return None
     except (DeltaError, OSError) as e:
-        raise RetriableError(f"{uri}: {e}") from e
+        raise RetriableError(f"{uri}: {one_line(e)}") from e
 
 
 def _schema(table: DeltaTable) -> Any:
@@ -91,9 +92,9 @@ def _write(
             commit_properties=CommitProperties(app_transactions=transactions),
         )
     except SchemaMismatchError as e:
-        raise DataError(f"{uri}: {e}") from e
+        raise DataError(f"{uri}: {one_line(e)}") from e
     except (CommitFailedError, DeltaError, OSError) as e:
-        raise RetriableError(f"{uri}: {e}") from e
+        raise RetriableError(f"{uri}: {one_line(e)}") from e
 
 
 def fitted(data: Any, schema: Any) -> Any:

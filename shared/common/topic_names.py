@@ -20,6 +20,9 @@ REPARTITION_SUFFIX = "-repartition"
 INSTANCES_SUFFIX = "-instances"
 KAFKA_PREFIX = "__"
 TOPIC_NAME_MAX = 249
+APPLICATION_ID = r"^[A-Za-z0-9._-]*[A-Za-z0-9_-][A-Za-z0-9._-]*$"
+"""What an application can be called: it names topics, and folders too, so that `..` would be another's."""
+APPLICATION_ID_MAX = 200
 _NAME = re.compile(rf"(?!\.{{1,2}}$)[a-zA-Z0-9._-]{{1,{TOPIC_NAME_MAX}}}")
 
 

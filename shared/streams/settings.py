@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 
 from shared.common.settings import PositiveMs, Section
-from shared.common.topic_names import changelog_topic, instances_topic
+from shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX, changelog_topic, instances_topic
 from shared.streams.changelog_format import parse_places
 from shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
 
@@ -63,7 +63,7 @@ class TaskSettings(BaseModel):
 class StreamsSettings(Section, TaskSettings):
     """Names are Kafka Streams', with underscores, where it has one."""
 
-    application_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")] = Field(
+    application_id: Annotated[str, Field(pattern=APPLICATION_ID, max_length=APPLICATION_ID_MAX)] = Field(
         "penstock", description="names the consumer group, the changelog and the transactional ids"
     )
     commit_interval_ms: PositiveMs = 100

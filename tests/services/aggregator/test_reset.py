@@ -11,6 +11,7 @@ import pytest
 from services.aggregator.reset import ResetPlan, lines_of, main
 from shared.clients.admin import Admin, NewTopic
 from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.common.lake_files import LakeNotRemoved, TableFiles, remove_files
 from shared.common.records import TopicPartition
 from shared.common.settings import KafkaSettings
 from shared.testing.fake_broker import FakeCluster
@@ -60,9 +61,39 @@ async def test_it_is_said_first_and_done_then(
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["executed"] for one in said] == [False, True, False]
     plan = {"application": "app", "offsets": {"app-0": 0}, "topics": OWN, "snapshot": str(lake / "app")}
-    rest = {"by_hand": None, "unsure": {}, "executed": False}
+    plan["tables"] = {"state": {"files": 1, "size_bytes": 4}}
+    rest = {"unsure": {}, "executed": False}
     assert said[0] == {**plan, **rest, "state": [str(folder) for folder in kept[:2]]}
-    assert said[2] == {**plan, "offsets": {}, "topics": [], "snapshot": None, **rest, "state": []}
+    assert said[2] == {**plan, "offsets": {}, "topics": [], "snapshot": None, "tables": {}, **rest, "state": []}
+
+
+async def test_a_snapshot_that_cannot_be_removed_keeps_the_offsets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lake at a URI goes like a folder. Where its removal fails, that is said and the offsets stay: no worker starts
+    on what is left, and the next reset has the rest."""
+    lake = tmp_path / "la ke"
+    monkeypatch.setenv("PENSTOCK_STREAMS__LAKE", lake.as_uri())
+    monkeypatch.setenv("PENSTOCK_STREAMS__STATE_DIR", str(tmp_path / "state"))
+    fail = [True]
+
+    def remove(*where: object) -> None:
+        if fail:
+            raise LakeNotRemoved("file-1 is not removed")
+        remove_files(*where)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("services.aggregator.reset.remove_files", remove)
+    async with FakeCluster() as cluster, Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        await prepare(admin, lake)
+        assert await asyncio.to_thread(main, arguments(cluster, "--execute")) == 1
+        assert capsys.readouterr().err == "penstock streams: LakeNotRemoved: file-1 is not removed\n"
+        assert await admin.group_offsets("app")
+        fail.clear()
+        assert await asyncio.to_thread(main, arguments(cluster, "--execute")) == 0
+        assert [group.group_id for group in await admin.list_groups()] == []
+    assert folders(lake) == ["other"]
+    said = json.loads(capsys.readouterr().out)
+    assert (said["topics"], said["snapshot"], said["offsets"]) == ([], str(lake / "app"), {"app-0": 0})
 
 
 async def test_an_application_whose_name_begins_with_anothers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,23 +130,26 @@ async def test_a_running_application_is_refused(tmp_path: Path, capsys: pytest.C
 
 
 def test_the_plan_in_words() -> None:
-    """Each thing that goes has a line; a snapshot at a URI has to be removed by hand, and that is said."""
-    plan = ResetPlan("app", {"t-0": 7}, ["app-changelog"], None, "s3://lake/app", {"app-x-y-repartition": "app-x"})
+    """Each thing that goes has a line; a snapshot has its tables in it."""
+    tables = {"closed/visits": TableFiles(2, 34), "state": TableFiles(1, 5)}
+    unsure = {"app-x-y-repartition": "app-x"}
+    plan = ResetPlan("app", {"t-0": 7}, ["app-changelog"], "s3://lake/app", tables, unsure)
     assert lines_of(plan) == [
         "topic app-changelog: its records",
+        "snapshot s3://lake/app: closed/visits (2 files, 34 bytes), state (1 file, 5 bytes)",
         "offset of t-0: 7",
-        "to be removed by hand, before the next start: everything below s3://lake/app",
         "topic app-x-y-repartition stays: it may be application app-x's",
     ]
-    assert lines_of(ResetPlan("app", {}, [], "/lake/app", None, {}, ("/state/app",))) == [
-        "snapshot /lake/app: open windows and closed ones",
+    assert lines_of(ResetPlan("app", {}, [], "/lake/app", {}, {}, ("/state/app",))) == [
+        "snapshot /lake/app: an empty folder",
         "state /state/app: stores on disk",
     ]
-    assert lines_of(ResetPlan("app", {}, [], None, None, {})) == ["application app: there is nothing to forget"]
+    assert lines_of(ResetPlan("app", {}, [], None, {}, {})) == ["application app: there is nothing to forget"]
 
 
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     """A wrong flag and a wrong setting both end with status 2."""
     assert main(["reset", "--execut"]) == 2
     assert main(["reset", "--application-id", "a b"]) == 2
+    assert main(["reset", "--application-id", ".."]) == 2
     assert "application" in capsys.readouterr().err

@@ -27,6 +27,7 @@ def test_a_topology_is_all_that_is_needed() -> None:
         ([], "--topology, PENSTOCK_TOPOLOGY"),
         (["--topology=module"], "--topology, PENSTOCK_TOPOLOGY"),
         ([TOPOLOGY, "--streams.application-id=a b"], "streams.application_id"),
+        ([TOPOLOGY, "--streams.application-id=.."], "streams.application_id"),
         ([TOPOLOGY, "--streams.processing-guarantee=at_most_once"], "streams.processing_guarantee"),
         ([TOPOLOGY, "--streams.lake="], "streams.lake"),
         ([TOPOLOGY, "--streams.heartbeat-interval-ms=45000"], "must be below session_timeout_ms=45000"),

@@ -1,0 +1,160 @@
+"""The files of an application's tables, in a local folder or an object store: how many there are, and their removal (an
+edge).
+
+Object stores are reached as the tables themselves are, by deltalake with the same options, so that who can restore from
+a lake can remove what is in it. They know names only: what begins with `<lake>/<application>/` is taken away one by
+one, and a removal that fails can be asked for again. Everything here blocks: call it by `asyncio.to_thread`.
+
+S3's connector for Hadoop leaves objects without content in place of folders (`state/`). They hold nothing and stay, as
+an object store's API has no name for them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from deltalake.fs import DeltaStorageHandler
+from pyarrow.fs import FileSelector, FileType
+
+from shared.common.errors import ConfigError, RetriableError
+from shared.common.lake import READ_ERRORS, one_line, table_uri
+
+DELETIONS_AT_ONCE = 16  # an object store answers each within some ms to tens of ms
+CLOSED = "closed"
+
+
+class LakeNotRemoved(RetriableError):
+    """Files of a lake could not be listed or removed; the message names the first, and why. What is left can be tried
+    again."""
+
+
+class TableFiles(NamedTuple):
+    """A table's files: data and log, also what no version of it refers to any more."""
+
+    files: int
+    size_bytes: int
+
+
+class ApplicationFiles(NamedTuple):
+    """What is below an application's folder, a path or a URI; tables are called `state`, `closed/visits` and so on."""
+
+    root: str
+    tables: dict[str, TableFiles]
+
+
+def find_files(
+    lake: str, application: str, storage_options: Mapping[str, str] | None = None
+) -> ApplicationFiles | None:
+    """What the lake holds of an application; None where it holds nothing. Raises ConfigError or LakeNotRemoved."""
+    root = table_uri(lake, application)
+    folder = local_folder(root)
+    if folder is None:
+        sizes = _objects(root, storage_options)
+        return ApplicationFiles(root, by_table(sizes.items())) if sizes else None
+    if folder.is_symlink():
+        raise ConfigError(f"{folder} is a symbolic link: remove what it leads to, and the link")
+    if not folder.is_dir():
+        return None
+    return ApplicationFiles(str(folder), by_table(_files(folder)))
+
+
+def remove_files(lake: str, application: str, storage_options: Mapping[str, str] | None = None) -> None:
+    """Remove all that `find_files` finds now, and nothing else. Raises ConfigError or LakeNotRemoved."""
+    root = table_uri(lake, application)
+    folder = local_folder(root)
+    if folder is None:
+        objects = list(_objects(root, storage_options))
+        delete_all(root, objects, _opened(root, storage_options).delete_file)
+    else:
+        remove_folder(folder)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder and all that is in it; nothing where there is none. Raises LakeNotRemoved."""
+    try:
+        shutil.rmtree(folder)
+    except OSError as e:
+        if folder.exists():
+            raise LakeNotRemoved(f"{folder} is not removed, or not all of it: {e}; run it again") from e
+
+
+def local_folder(root: str) -> Path | None:
+    """The folder that a path or a `file:` URI names; None for any other URI.
+
+    >>> str(local_folder("file:///lake/my%20app")), local_folder("s3://lake/app")
+    ('/lake/my app', None)
+    """
+    if "://" not in root:
+        return Path(root)
+    parts = urlsplit(root)
+    if parts.scheme != "file":
+        return None
+    if parts.netloc not in ("", "localhost"):
+        raise ConfigError(f"lake {root!r}: a file URI begins with file:///, and {parts.netloc!r} stands for a machine")
+    return Path(url2pathname(parts.path))
+
+
+def by_table(sizes: Iterable[tuple[str, int]]) -> dict[str, TableFiles]:
+    """Files with their sizes, each by its path below the application's folder, added up by table.
+
+    >>> by_table([("state/_delta_log/0.json", 70), ("state/partition=0/x.parquet", 30), ("closed/visits/y.parquet", 5)])
+    {'closed/visits': TableFiles(files=1, size_bytes=5), 'state': TableFiles(files=2, size_bytes=100)}
+    """
+    tables: dict[str, TableFiles] = {}
+    for path, size_bytes in sizes:
+        first, *rest = path.split("/")
+        table = f"{first}/{rest[0]}" if first == CLOSED and len(rest) > 1 else first
+        before = tables.get(table, TableFiles(0, 0))
+        tables[table] = TableFiles(before.files + 1, before.size_bytes + size_bytes)
+    return dict(sorted(tables.items()))
+
+
+def delete_all(root: str, paths: Iterable[str], delete: Callable[[str], None]) -> None:
+    """Delete each, several at once; LakeNotRemoved names the first that could not be and how many are left."""
+    left = list(paths)
+    with ThreadPoolExecutor(DELETIONS_AT_ONCE) as pool:
+        deletions = {path: pool.submit(delete, path) for path in left}
+        for done, (path, deletion) in enumerate(deletions.items()):
+            try:
+                deletion.result()
+            except READ_ERRORS as e:
+                pool.shutdown(cancel_futures=True)
+                raise LakeNotRemoved(
+                    f"{root}/{path} is not removed: {one_line(e)}; {done} of {len(left)} files are: run it again"
+                ) from e
+
+
+def _opened(root: str, storage_options: Mapping[str, str] | None) -> DeltaStorageHandler:
+    try:
+        return DeltaStorageHandler(root, dict(storage_options) if storage_options else None)
+    except READ_ERRORS as e:
+        raise ConfigError(f"lake {root!r}: {one_line(e)}") from e
+
+
+def _objects(root: str, storage_options: Mapping[str, str] | None) -> dict[str, int]:
+    """The objects below a URI by their path there, with their sizes in bytes."""
+    store = _opened(root, storage_options)
+    try:
+        found = store.get_file_info_selector(FileSelector("", allow_not_found=True, recursive=True))
+    except READ_ERRORS as e:
+        raise LakeNotRemoved(f"{root} cannot be listed: {one_line(e)}") from e
+    # An object that stands for a folder comes under the folder's own name; deleted by it, another object would go.
+    folders = {"", *(one.path for one in found if one.type == FileType.Directory)}
+    return {one.path: one.size or 0 for one in found if one.type == FileType.File and one.path not in folders}
+
+
+def _files(folder: Path) -> Iterator[tuple[str, int]]:
+    for at, _, names in os.walk(folder):
+        for name in names:
+            path = Path(at, name)
+            try:
+                yield path.relative_to(folder).as_posix(), path.lstat().st_size
+            except FileNotFoundError:
+                continue
