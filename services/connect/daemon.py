@@ -28,6 +28,7 @@ from shared.connect.herder.distributed import DistributedHerder
 from shared.connect.herder.metrics import ConnectMetrics
 from shared.connect.herder.settings import DistributedConfig, StandaloneConfig
 from shared.connect.herder.standalone import StandaloneHerder
+from shared.connect.isolation.process import Processes
 from shared.connect.isolation.process_task import IsolatedTasks
 from shared.connect.offset_store import OffsetBackingStore
 from shared.connect.plugins import Plugins
@@ -142,8 +143,9 @@ class ConnectDaemon:
         stores = self._stores()
         group_id = config["group.id"] if isinstance(config, DistributedConfig) else "connect"
         here = TaskFactory(config, plugins, stores.offsets, group_id=group_id)
-        tasks = IsolatedTasks(here, config, plugins, stores.offsets, group_id=group_id, log_settings=self._asked.log)
-        worker = Worker(config, plugins, stores.offsets, tasks)
+        processes = Processes(config, self._asked.log)
+        tasks = IsolatedTasks(here, config, plugins, stores.offsets, processes, group_id=group_id)
+        worker = Worker(config, plugins, stores.offsets, tasks, processes=processes)
         herder: DistributedHerder | StandaloneHerder
         if isinstance(config, DistributedConfig):
             herder = DistributedHerder(
@@ -151,7 +153,7 @@ class ConnectDaemon:
             )
         else:
             herder = StandaloneHerder(worker, self._admin, stores, worker_id)
-        herder.loggers.on_level = tasks.set_level
+        herder.loggers.on_level = processes.set_level
         ConnectMetrics(herder, self._registry)
         return herder
 

@@ -7,9 +7,24 @@ letter. ConfigError names a setting. The three are Penstock's own bases, so that
 
 from __future__ import annotations
 
+import traceback
+
 from shared.common.errors import ConfigError, DataError, PenstockError, RetriableError
 
-__all__ = ["ConfigError", "ConnectError", "ConnectorNotFound", "DataError", "PenstockError", "RetriableError"]
+__all__ = [
+    "ConfigError",
+    "ConfigErrorThere",
+    "ConnectError",
+    "ConnectErrorThere",
+    "ConnectorNotFound",
+    "DataError",
+    "FailedThere",
+    "PenstockError",
+    "RetriableError",
+    "RetriableThere",
+    "said_of",
+    "trace_of",
+]
 
 
 class ConnectError(PenstockError):
@@ -18,3 +33,40 @@ class ConnectError(PenstockError):
 
 class ConnectorNotFound(ConnectError):
     """No connector, task or plugin of that name."""
+
+
+class FailedThere(PenstockError):
+    """Raised in another process: `kind` is the class that it had there, `trace` where it came from."""
+
+    def __init__(self, said: str, kind: str, trace: str) -> None:
+        super().__init__(said)
+        self.kind, self.trace = kind, trace
+
+
+class RetriableThere(FailedThere, RetriableError):
+    """Raised in another process, and passing."""
+
+
+class ConfigErrorThere(FailedThere, ConfigError):
+    """Raised in another process: a setting is wrong."""
+
+
+class ConnectErrorThere(FailedThere, ConnectError):
+    """Raised in another process: it cannot be done."""
+
+
+def said_of(error: BaseException) -> str:
+    """The error in one line, with its class.
+
+    >>> said_of(FailedThere("'k'", "KeyError", "Traceback …"))
+    "KeyError: 'k'"
+    """
+    kind = error.kind if isinstance(error, FailedThere) else type(error).__name__
+    return f"{kind}: {error}"
+
+
+def trace_of(error: BaseException) -> str:
+    """The error with where it came from, as status and REST show it."""
+    if isinstance(error, FailedThere):
+        return error.trace
+    return "".join(traceback.format_exception(error)).rstrip()

@@ -7,21 +7,25 @@ are kept apart by name: one that fails or hangs ends by itself, and the worker g
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 
 from shared.common.clock import SYSTEM_CLOCK, Clock
 from shared.common.log import get_logger
 from shared.connect.config_provider import ConfigTransformer, Mask
-from shared.connect.connector import Props, SinkConnector, task_class
-from shared.connect.errors import ConnectError, ConnectorNotFound
-from shared.connect.isolation.places import Here, OwnThread
+from shared.connect.connector import Connector, Props, SinkConnector, task_class
+from shared.connect.errors import ConnectError, ConnectorNotFound, said_of, trace_of
+from shared.connect.isolation.own_thread import in_thread
+from shared.connect.isolation.process import Processes, runs_apart
+from shared.connect.isolation.process_connector import ProcessConnector
 from shared.connect.offset_store import OffsetBackingStore
 from shared.connect.plugins import Plugins, class_name
 from shared.connect.restarts import Restarts
 from shared.connect.states import ConnectorTaskId, State, TargetState
 from shared.connect.status_listener import Id, StatusListener
+from shared.connect.validation import ConfigInfos, validate_connector
 from shared.connect.worker_config import ISOLATION, WorkerConfig
-from shared.connect.worker_connector import WorkerConnector, trace_of
+from shared.connect.worker_connector import WorkerConnector
 from shared.connect.worker_task import TaskSpec, WorkerTask
 
 log = get_logger(__name__)
@@ -43,9 +47,12 @@ class Worker:
         offsets: OffsetBackingStore,
         make_task: TaskMaker,
         *,
+        processes: Processes | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        """`processes` makes those of connectors; by default with the log's own settings."""
         self.config, self.plugins, self.offsets = config, plugins, offsets
+        self._processes = processes or Processes(config)
         self.transformer = ConfigTransformer.of_worker(config["config.providers"], config.props)
         self._make_task = make_task
         self._clock = clock
@@ -143,17 +150,44 @@ class Worker:
         mask = self.transformer.masking(config)
         try:
             props = self.transformer.resolve(config)
-            plugin = self.plugins.connector_class(props.get("connector.class", ""))
-            is_apart = config.get(ISOLATION, self.config[ISOLATION]) == "process"
-            place = OwnThread(f"connector-{name}") if is_apart else Here()
-            connector = WorkerConnector(name, plugin(), props, listener, on_reconfiguration, place=place, mask=mask)
+            made = self._make_connector(name, props)
+            connector = WorkerConnector(name, made, props, listener, on_reconfiguration, mask=mask)
         except Exception as e:  # of the connector's constructor too
-            log.error("connector cannot be made", connector=name, error=mask(str(e)))
+            log.error("connector cannot be made", connector=name, error=mask(said_of(e)))
             listener.on_failure(name, mask(trace_of(e)))
             return State.FAILED
         self._connectors[name] = connector
         self._targets[name] = target
         return await connector.transition_to(target)
+
+    def _make_connector(self, name: str, props: Props) -> Connector:
+        """One here or in a process of its own, as worker and connector say."""
+        plugin = self.plugins.connector_class(props.get("connector.class", ""))
+        if runs_apart(props, self.config):
+            return ProcessConnector(name, plugin, self._processes, self.graceful_timeout_ms)
+        return plugin()
+
+    @asynccontextmanager
+    async def connector_to_ask(self, props: Props) -> AsyncIterator[Connector]:
+        """A connector that is asked something and never started."""
+        connector = self._make_connector(props.get("name", ""), props)
+        try:
+            yield connector
+        finally:
+            if isinstance(connector, ProcessConnector):
+                await connector.close(0)
+
+    async def validate(self, config: Props) -> ConfigInfos:
+        """What is wrong with a configuration, which may have `${…}`; what the connector raises.
+
+        Where the connector has no process of its own it is asked on a thread, since it may look at what it connects to.
+        """
+        props = await in_thread(lambda: self.resolve(config))
+        if props.get(ISOLATION, self.config[ISOLATION]) == "process":
+            async with self.connector_to_ask(props) as connector:
+                assert isinstance(connector, ProcessConnector)
+                return await connector.validated(props)
+        return await in_thread(lambda: validate_connector(self.plugins, props, self.config.values))
 
     async def stop_connector(self, name: str) -> None:
         """Stop a connector, for at most the graceful timeout; nothing where it is not here."""
@@ -168,20 +202,26 @@ class Worker:
     async def connector_task_configs(self, name: str, config: Props) -> list[dict[str, str]]:
         """The tasks that a running connector divides its work into, as they are to be kept: with `${…}` unresolved.
 
-        Raises ConnectorNotFound, ConnectError where there are more than tasks.max, and what the connector raises.
+        Raises ConnectorNotFound, also where it is stopped meanwhile, ConnectError where there are more than tasks.max,
+        and what the connector raises.
         """
         connector = self._connectors.get(name)
         if connector is None:
             raise ConnectorNotFound(f"Connector {name} is not on this worker")
         props = connector.props
         tasks_max = int(props.get("tasks.max", "1"))
-        made = await connector.task_configs(tasks_max)
+        try:
+            made = await connector.task_configs(tasks_max)
+        except Exception:  # of the connector
+            if self._connectors.get(name) is not connector:
+                raise ConnectorNotFound(f"Connector {name} was stopped") from None
+            raise
         if len(made) > tasks_max and props.get("tasks.max.enforce", "true").lower() == "true":
             raise ConnectError(
                 f"The connector {name} has generated {len(made)} tasks, which is greater than {tasks_max}, the maximum "
                 "number of tasks it is configured to create (tasks.max)"
             )
-        plugin = type(connector.connector)
+        plugin = self.plugins.connector_class(props["connector.class"])
         added = {"task.class": class_name(task_class(plugin))}
         if issubclass(plugin, SinkConnector):
             added |= {key: props[key] for key in ("topics", "topics.regex") if key in props}

@@ -59,8 +59,8 @@ def worker_config() -> ConfigDef:
         .define("task.restart.backoff.max.ms", Type.LONG, 300_000, LOW,
                 "The longest wait; a task that ran for so long starts from the shortest again.", at_least(1))
         .define(ISOLATION, Type.STRING, "asyncio", LOW,
-                "Where tasks run: asyncio: all in the worker's event loop; process: each in a process of its own, so "
-                "that one that blocks holds up nothing else. A connector's setting of that name goes before it.",
+                "Where connectors and tasks run: asyncio: all in the worker's event loop; process: each in a process "
+                "of its own, so that one that blocks holds up nothing else. A connector's own setting goes before it.",
                 one_of("asyncio", "process"))
         .define("task.stall.timeout.ms", Type.LONG, 300_000, LOW,
                 "A task that has been inside one call of its connector for so long is reported as stalled.",

@@ -6,24 +6,20 @@ Pausing and stopping both stop the connector itself (it watches nothing then); o
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Callable
 
 from shared.common.log import get_logger
 from shared.connect.config_provider import Mask, unmasked
 from shared.connect.connector import Connector, Props
-from shared.connect.isolation.places import Here, Place
+from shared.connect.errors import said_of, trace_of
+from shared.connect.isolation.process import END_MS
+from shared.connect.isolation.process_connector import ProcessConnector
 from shared.connect.states import Event, State, TargetState, after
 from shared.connect.status_listener import StatusListener
 
 log = get_logger(__name__)
 
 EVENT_OF = {TargetState.PAUSED: Event.PAUSED, TargetState.STOPPED: Event.STOPPED}
-
-
-def trace_of(error: BaseException) -> str:
-    """The error with where it came from, as status and REST show it."""
-    return "".join(traceback.format_exception(error)).rstrip()
 
 
 class WorkerConnector:
@@ -37,12 +33,10 @@ class WorkerConnector:
         listener: StatusListener,
         on_reconfiguration: Callable[[str], None],
         *,
-        place: Place | None = None,
         mask: Mask = unmasked,
     ) -> None:
-        """`place` is where the connector's code runs; `mask` takes secrets out of what it raises."""
+        """`mask` takes secrets out of what the connector raises."""
         self.name, self.connector, self.props = name, connector, props
-        self.place: Place = place or Here()
         self._mask = mask
         self.state = State.UNASSIGNED
         self._listener = listener
@@ -55,14 +49,11 @@ class WorkerConnector:
         return f"<WorkerConnector {self.name} {self.state.name}>"
 
     def request_task_reconfiguration(self) -> None:
-        self.place.back(self._reconfigure)
-
-    def _reconfigure(self) -> None:
         if self.state is State.RUNNING:
             self._on_reconfiguration(self.name)
 
     def raise_error(self, error: Exception) -> None:
-        self.place.back(lambda: self._fail(error))
+        self._fail(error)
 
     async def transition_to(self, target: TargetState) -> State:
         """Come to the target state; gives the state it came to, FAILED where the connector raised."""
@@ -70,18 +61,21 @@ class WorkerConnector:
 
     async def shutdown(self, timeout_ms: float) -> None:
         """Stop; a connector that takes longer is cancelled and abandoned."""
+        end_ms = END_MS
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._ask(None)
         except TimeoutError:
             log.warning("connector did not stop in time and is abandoned", connector=self.name)
+            end_ms = 0
         if self._runner is not None:
             self._runner.cancel()
-        self.place.close()
+        if isinstance(self.connector, ProcessConnector):
+            await self.connector.close(end_ms)
 
     async def task_configs(self, tasks_max: int) -> list[dict[str, str]]:
         """How the connector divides its work; what it raises."""
-        return await self.place.call(lambda: self.connector.task_configs(tasks_max))
+        return await self.connector.task_configs(tasks_max)
 
     async def _ask(self, target: TargetState | None) -> State:
         if self._runner is None:
@@ -103,8 +97,11 @@ class WorkerConnector:
             if target is None:
                 return
 
+    def _has_failed(self) -> bool:
+        return self.state is State.FAILED
+
     async def _change(self, target: TargetState) -> None:
-        if self.state is State.FAILED:
+        if self._has_failed():
             return
         if target is not TargetState.STARTED:
             await self._suspend()
@@ -112,14 +109,15 @@ class WorkerConnector:
         elif not self._started:
             first = self.state is State.UNASSIGNED
             self.connector.initialize(self)
-            await self.place.call(lambda: self.connector.start(self.props))
+            await self.connector.start(self.props)
             self._started = True
-            self._move(Event.STARTUP if first else Event.RUNNING)
+            if not self._has_failed():  # by itself, meanwhile
+                self._move(Event.STARTUP if first else Event.RUNNING)
 
     async def _suspend(self) -> None:
         if self._started:
             self._started = False
-            await self.place.call(self.connector.stop)
+            await self.connector.stop()
 
     async def _end(self) -> None:
         failed = self.state is State.FAILED
@@ -140,6 +138,6 @@ class WorkerConnector:
 
     def _fail(self, error: Exception) -> None:
         if self.state is not State.FAILED:
-            log.error("connector failed", connector=self.name, error=self._mask(f"{type(error).__name__}: {error}"))
+            log.error("connector failed", connector=self.name, error=self._mask(said_of(error)))
             self.state = after(self.state, Event.FAILURE)
             self._listener.on_failure(self.name, self._mask(trace_of(error)))

@@ -15,10 +15,10 @@ from typing import TypeVar
 from shared.common.clock import Clock
 from shared.common.log import get_logger
 from shared.connect.config_provider import Mask, unmasked
+from shared.connect.errors import said_of, trace_of
 from shared.connect.states import ConnectorTaskId, Event, State, TargetState, after
 from shared.connect.status_listener import StatusListener
 from shared.connect.task_metrics import TaskMetrics
-from shared.connect.worker_connector import trace_of
 
 log = get_logger(__name__)
 
@@ -144,7 +144,7 @@ class WorkerTask(ABC):
 
     def _fail(self, error: Exception) -> None:
         self.error = error
-        log.error("task failed", task=str(self.id), error=self.mask(f"{type(error).__name__}: {error}"))
+        log.error("task failed", task=str(self.id), error=self.mask(said_of(error)))
         self.state = after(self.state, Event.FAILURE)
         self.metrics.moved(self.state, self._clock.monotonic_ms())
         self._listener.on_failure(self.id, self._trace(error))

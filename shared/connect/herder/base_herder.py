@@ -7,31 +7,30 @@ need the leader. What changes something is each herder's own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, cast
 
 from shared.clients.admin import Admin
 from shared.common.clock import SYSTEM_CLOCK, Clock
 from shared.common.errors import ConfigError
-from shared.connect.connector import SinkConnector, SourceConnector
-from shared.connect.errors import ConnectError, ConnectorNotFound
+from shared.connect.errors import ConnectError, ConnectorNotFound, said_of
 from shared.connect.herder import secrets, views
 from shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS
-from shared.connect.herder.connector_offsets import ConnectorOffsets, Row
+from shared.connect.herder.connector_offsets import ConnectorOffsets, Row, Wanted
 from shared.connect.herder.errors import BadRequest, Forbidden, RequestTimedOut
 from shared.connect.herder.loggers import Loggers
 from shared.connect.herder.status_reporter import StatusReporter
 from shared.connect.herder.views import Json
 from shared.connect.herder.work_runner import WorkRunner
-from shared.connect.isolation.places import in_thread
 from shared.connect.offset_store import OffsetBackingStore
-from shared.connect.plugins import Plugins, class_name
+from shared.connect.plugins import Plugins
 from shared.connect.states import ConnectorTaskId, TargetState
 from shared.connect.storage.config_records import Config
 from shared.connect.storage.config_state import ConfigSnapshot
 from shared.connect.storage.config_store import ConfigStore
 from shared.connect.storage.status_store import StatusStore
-from shared.connect.validation import ConfigInfos, class_given, plugin_definitions, validate_connector
+from shared.connect.validation import ConfigInfos, class_given, plugin_definitions
 from shared.connect.version import CONNECT_VERSION
 from shared.connect.worker import Worker
 
@@ -39,6 +38,14 @@ NOT_STOPPED = (
     "Connectors must be in the STOPPED state before their offsets can be modified. This can be done for the specified "
     "connector by issuing a 'PUT' request to the '/connectors/{name}/stop' endpoint"
 )
+
+T = TypeVar("T")
+
+
+class InTurn(Protocol):
+    """Runs something as a command of the herder's loop."""
+
+    async def __call__(self, run: Callable[[], Awaitable[T]]) -> T: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,20 +211,17 @@ class BaseHerder:
         return found is not None and self.plugins.any_kind(plugin) is found
 
     async def _validated(self, config: Mapping[str, str]) -> ConfigInfos:
-        """On a thread of its own, since a connector may look at what it connects to."""
         class_given(config)
         mask = self.worker.masking(config)
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_MS / 1000):
-                infos = await in_thread(
-                    lambda: validate_connector(self.plugins, self.worker.resolve(config), self.worker.config.values)
-                )
+                infos = await self.worker.validate(config)
         except TimeoutError:
             raise RequestTimedOut("The connector takes too long to validate its configuration") from None
         except ConfigError as e:
             raise ConfigError(mask(str(e))) from None
         except Exception as e:  # of the connector
-            said = mask(f"{type(e).__name__}: {e}")
+            said = mask(said_of(e))
             raise ConnectError(f"{config['connector.class']} cannot validate its configuration: {said}") from None
         for row in infos.configs:
             value = row["value"]
@@ -242,19 +246,34 @@ class BaseHerder:
             raise BadRequest(NOT_STOPPED.format(name=name))
         return config
 
-    async def _alter_offsets(self, name: str, rows: Sequence[Row] | None) -> Json:
-        config = self._check_stopped(name)
+    async def _alter_offsets(self, name: str, rows: Sequence[Row] | None, in_turn: InTurn) -> Json:
+        """The connector's own word is asked for beside the herder: it may take as long as a request may."""
+        config, wanted = await in_turn(lambda: self._offsets_to_alter(name, rows))
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_MS / 1000), self.worker.connector_to_ask(config) as connector:
+                taken = await cast(Any, connector).alter_offsets(config, wanted)
+        except TimeoutError:
+            raise RequestTimedOut("The connector takes too long to say whether it takes the offsets") from None
+
+        async def keep() -> Json:
+            await self._check_offsets_fenced(name)
+            return {"message": await self._offsets.keep(name, config, rows, wanted, taken=bool(taken))}
+
+        return await in_turn(keep)
+
+    async def _offsets_to_alter(self, name: str, rows: Sequence[Row] | None) -> tuple[dict[str, str], Wanted]:
+        """A stopped connector's resolved config, and which offsets it is to have."""
+        config = await self._check_offsets_fenced(name)
         resolved = self.worker.resolve(config)
-        plugin = self.plugins.connector_class(resolved.get("connector.class", ""))
-        connector = plugin()
-        if isinstance(connector, SinkConnector):
-            said = await self._offsets.alter_sink(name, connector, resolved, rows)
-        elif isinstance(connector, SourceConnector):
+        is_sink = views.kind_of_connector(self.plugins, resolved) == "sink"
+        return resolved, await self._offsets.wanted(name, resolved, rows, is_sink=is_sink)
+
+    async def _check_offsets_fenced(self, name: str) -> Config:
+        """The config of a connector of which nothing runs or writes any more; BadRequest while it is not stopped."""
+        config = self._check_stopped(name)
+        if views.kind_of_connector(self.plugins, config) == "source":
             await self._fence_for_offsets(name)
-            said = await self._offsets.alter_source(name, connector, resolved, rows)
-        else:
-            raise BadRequest(f"{class_name(plugin)} is neither source nor sink")
-        return {"message": said}
+        return config
 
     async def _fence_for_offsets(self, name: str) -> None:
         """Before a source's offsets are changed: make sure that no task of it writes any more."""

@@ -1,7 +1,7 @@
 """Reading, altering and resetting a connector's offsets (an edge): a source's in the store, a sink's in its group.
 
 Offsets are changed only while the connector is STOPPED, which the herder checks; a group that still has members, or a
-task that still writes, is fenced first. The connector itself is asked whether the offsets make sense to it.
+task that still writes, is fenced first. In between the connector itself is asked whether they make sense to it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any, cast
 from shared.clients.admin import Admin
 from shared.common.errors import GroupNotEmpty, GroupNotFound
 from shared.common.records import TopicPartition
-from shared.connect.connector import SinkConnector, SourceConnector
 from shared.connect.errors import ConnectError
 from shared.connect.herder.errors import BadRequest
 from shared.connect.offset_store import (
@@ -27,6 +26,8 @@ from shared.connect.storage.config_records import Config
 Json = dict[str, Any]
 Row = tuple[Json, Json | None]
 """A partition and its offset, as REST has them."""
+Wanted = dict[TopicPartition, int | None] | list[Row]
+"""Offsets that are to be: a sink's, or a source's."""
 
 TOPIC, PARTITION, OFFSET = "kafka_topic", "kafka_partition", "kafka_offset"
 ALTERED = "The offsets for this connector have been altered successfully"
@@ -112,14 +113,30 @@ class ConnectorOffsets:
                 rows.append({"partition": dict(parsed[1]), "offset": parse_offset_value(value)})
         return {"offsets": rows}
 
-    async def alter_sink(self, name: str, connector: SinkConnector, config: Config, rows: Sequence[Row] | None) -> str:
-        """Alter a sink's offsets, or reset all of them (None); gives REST's message."""
-        group = group_of_sink(name, config)
-        if rows is None:
-            wanted: dict[TopicPartition, int | None] = dict.fromkeys(await self._admin.group_offsets(group))
+    async def wanted(self, name: str, config: Config, rows: Sequence[Row] | None, *, is_sink: bool) -> Wanted:
+        """The offsets that a connector is asked about; `rows` being None, all that it has, to be forgotten."""
+        if is_sink:
+            if rows is not None:
+                return sink_offsets(rows)
+            return dict.fromkeys(await self._admin.group_offsets(group_of_sink(name, config)))
+        if rows is not None:
+            return list(rows)
+        known = await self._offsets.connector_offsets(name)
+        parsed = [found for key in known if (found := parse_offset_key(key)) is not None]
+        return [(cast(Json, dict(partition)), None) for _, partition in parsed]
+
+    async def keep(self, name: str, config: Config, rows: Sequence[Row] | None, wanted: Wanted, *, taken: bool) -> str:
+        """Change them; gives REST's message, `taken` being what the connector said of them."""
+        if isinstance(wanted, dict):
+            await self._keep_sink(name, config, rows, wanted)
         else:
-            wanted = sink_offsets(rows)
-        taken = await connector.alter_offsets(config, wanted)
+            await self._offsets.set({offset_key(name, part): offset_value(offset) for part, offset in wanted})
+        return _said(rows, taken)
+
+    async def _keep_sink(
+        self, name: str, config: Config, rows: Sequence[Row] | None, wanted: Mapping[TopicPartition, int | None]
+    ) -> None:
+        group = group_of_sink(name, config)
         try:
             if rows is None:
                 await self._admin.delete_group(group)
@@ -132,7 +149,6 @@ class ConnectorOffsets:
                 f"Failed to {'reset' if rows is None else 'alter'} the offsets of sink connector {name}: its consumer "
                 f"group still has members, since tasks may not have stopped yet: {e}"
             ) from None
-        return _said(rows, taken)
 
     async def _alter_group(self, group: str, wanted: Mapping[TopicPartition, int | None]) -> None:
         forgotten = [tp for tp, at in wanted.items() if at is None]
@@ -145,20 +161,6 @@ class ConnectorOffsets:
         moved = {tp: at for tp, at in wanted.items() if at is not None}
         if moved:
             await self._admin.alter_group_offsets(group, moved)
-
-    async def alter_source(
-        self, name: str, connector: SourceConnector, config: Config, rows: Sequence[Row] | None
-    ) -> str:
-        """Alter a source's offsets, or reset all of them (None); gives REST's message."""
-        if rows is None:
-            known = await self._offsets.connector_offsets(name)
-            parsed = [found for key in known if (found := parse_offset_key(key)) is not None]
-            wanted: list[Row] = [(cast(Json, dict(partition)), None) for _, partition in parsed]
-        else:
-            wanted = list(rows)
-        taken = await connector.alter_offsets(config, cast(Any, wanted))
-        await self._offsets.set({offset_key(name, partition): offset_value(offset) for partition, offset in wanted})
-        return _said(rows, taken)
 
 
 def _said(rows: Sequence[Row] | None, taken: bool) -> str:

@@ -13,7 +13,7 @@ from shared.clients.admin import Admin
 from shared.common.clock import Clock
 from shared.common.errors import PenstockError, ProducerFenced
 from shared.common.log import get_logger
-from shared.connect.errors import ConnectError, ConnectorNotFound
+from shared.connect.errors import ConnectError, ConnectorNotFound, said_of, trace_of
 from shared.connect.group.connect_protocol import SESSIONED
 from shared.connect.group.worker_group import WorkerGroup
 from shared.connect.herder import views
@@ -32,7 +32,6 @@ from shared.connect.herder.work_runner import WorkRunner
 from shared.connect.states import ConnectorTaskId, State, TargetState
 from shared.connect.storage.config_records import Config, LoggerLevel, RestartRequest
 from shared.connect.worker import Worker
-from shared.connect.worker_connector import trace_of
 
 log = get_logger(__name__)
 
@@ -256,7 +255,7 @@ class DistributedRequests(BaseHerder):
 
     async def alter_offsets(self, name: str, rows: Sequence[Row] | None) -> Json:
         """Set a stopped connector's offsets, or forget all of them (None); BadRequest while it is not stopped."""
-        return await self._as_leader(lambda: self._alter_offsets(name, rows))
+        return await self._alter_offsets(name, rows, self._as_leader)
 
     async def _fence_for_offsets(self, name: str) -> None:
         if self._config.exactly_once:
@@ -282,7 +281,7 @@ class DistributedRequests(BaseHerder):
         except ConnectorNotFound:
             return
         except ConnectError as e:
-            self._reporter.on_failure(name, trace_of(e))
+            self._reporter.on_failure(name, self.worker.masking(config)(trace_of(e)))
             return
         except Exception as e:  # of the connector: it may do better next time
             self._again(name, attempt, e)
@@ -296,7 +295,8 @@ class DistributedRequests(BaseHerder):
 
     def _again(self, name: str, attempt: int, error: Exception) -> None:
         delay_ms = min(RETRY_FIRST_MS << min(attempt, 16), RETRY_MAX_MS)
-        log.warning("tasks cannot be configured yet", connector=name, again_in_ms=delay_ms, reason=str(error))
+        mask = self.worker.masking(self.snapshot().configs.get(name, {}))
+        log.warning("tasks cannot be configured yet", connector=name, again_in_ms=delay_ms, reason=mask(said_of(error)))
 
         async def again() -> None:
             self._reconfigure(name, attempt + 1)

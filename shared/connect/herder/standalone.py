@@ -12,7 +12,7 @@ from typing import TypeVar
 from shared.clients.admin import Admin
 from shared.common.clock import SYSTEM_CLOCK, Clock
 from shared.common.log import get_logger
-from shared.connect.errors import ConnectError, ConnectorNotFound
+from shared.connect.errors import ConnectError, ConnectorNotFound, said_of, trace_of
 from shared.connect.group.connect_protocol import Work
 from shared.connect.herder import views
 from shared.connect.herder.base_herder import BaseHerder, Stores
@@ -26,7 +26,6 @@ from shared.connect.states import ConnectorTaskId, State, TargetState
 from shared.connect.storage.config_records import Config, RestartRequest
 from shared.connect.storage.config_state import ConfigChange
 from shared.connect.worker import Worker
-from shared.connect.worker_connector import trace_of
 
 log = get_logger(__name__)
 
@@ -200,7 +199,7 @@ class StandaloneHerder(BaseHerder):
 
     async def alter_offsets(self, name: str, rows: Sequence[Row] | None) -> Json:
         """Set a stopped connector's offsets, or forget all of them (None); BadRequest while it is not stopped."""
-        return await self._ask(lambda: self._alter_offsets(name, rows))
+        return await self._alter_offsets(name, rows, self._ask)
 
     async def set_cluster_level(self, logger: str, level: str) -> None:
         """Set a logger's level; the cluster is this worker."""
@@ -236,8 +235,9 @@ class StandaloneHerder(BaseHerder):
         except ConnectorNotFound:
             return
         except Exception as e:  # of the connector: whatever it is, it fails this connector
-            log.error("tasks cannot be configured", connector=name, reason=str(e), known=isinstance(e, ConnectError))
-            self._reporter.on_failure(name, trace_of(e))
+            mask = self.worker.masking(config)
+            log.error("tasks cannot be configured", connector=name, reason=mask(said_of(e)))
+            self._reporter.on_failure(name, mask(trace_of(e)))
             return
         await self._ask(lambda: self._keep_tasks(name, made))
 

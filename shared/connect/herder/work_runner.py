@@ -14,12 +14,12 @@ from typing import Any
 
 from shared.common.errors import PenstockError
 from shared.common.log import get_logger
+from shared.connect.errors import trace_of
 from shared.connect.group.connect_protocol import Work
 from shared.connect.states import ConnectorTaskId, State
 from shared.connect.status_listener import StatusListener
 from shared.connect.storage.config_state import ConfigSnapshot
 from shared.connect.worker import Worker
-from shared.connect.worker_connector import trace_of
 from shared.connect.worker_task import TaskSpec
 
 log = get_logger(__name__)

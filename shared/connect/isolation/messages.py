@@ -1,19 +1,33 @@
-"""What a worker and a task's process say to each other: JSON objects, one a line.
+"""What a worker and a process of its own say to each other: JSON objects, one a line.
 
-| to the process | |
+Either side asks with a number under `ask`; the other's `answer` has that number, and what came of it or an error:
+`error` with its `kind`, `class` and `trace`.
+
+| to either process | |
 |---|---|
-| `start` | first: the worker's settings, the task's, and its target state |
+| (the first) | the worker's settings, its log's, and the task's or the connector's |
+| `level` | a logger's name, and the level that it has from now on |
+
+| to a task's process | |
+|---|---|
 | `target` | pause, or go on |
 | `stop` | end in order |
-| `level` | a logger's name, and the level that it has from now on |
-| `answer` | to `ask`, by its number: `values`, or `error` with `kind` |
 
-| to the worker | |
+| from a task's process | |
 |---|---|
 | `event` | of the task's life, by `Event`'s names; `failure` with its `trace` |
 | `topic` | a topic that the task uses |
 | `stats` | every metric, with `call_ms`: how long it has been inside one call |
-| `ask` | a number, with `get` or `set`: the offset store is the worker's |
+| `ask` | with `get`, `set` or `of`: the offset store is the worker's |
+
+| to a connector's process | |
+|---|---|
+| `ask` | with `do`: a method of the connector's, or `validate`, beside what the method takes |
+
+| from a connector's process | |
+|---|---|
+| `reconfigure` | have the tasks configured anew |
+| `failed` | the connector has failed by itself: an error |
 
 >>> unpack(pack({"ask": 1, "set": to_pairs({b"k": None})}))
 {'ask': 1, 'set': [['aw==', None]]}
@@ -29,7 +43,18 @@ from typing import Any
 
 import msgspec
 
-from shared.common.errors import DataError, PenstockError, RetriableError
+from shared.common.records import TopicPartition
+from shared.connect.errors import (
+    ConfigError,
+    ConfigErrorThere,
+    ConnectError,
+    ConnectErrorThere,
+    DataError,
+    FailedThere,
+    RetriableError,
+    RetriableThere,
+    trace_of,
+)
 
 LINE_BYTES_MAX = 16 * 1024 * 1024
 """A longer message ends the connection: traces and offsets are far below."""
@@ -50,7 +75,7 @@ def unpack(line: bytes) -> Message:
     try:
         return msgspec.json.decode(line, type=dict[str, Any])
     except msgspec.DecodeError as e:
-        raise DataError(f"no message of a task's process: {e}") from None
+        raise DataError(f"no message of a process: {e}") from None
 
 
 def to_pairs(values: Mapping[bytes, bytes | None]) -> Pairs:
@@ -71,11 +96,39 @@ def encoded(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def error_kind(error: Exception) -> str:
-    """What of an error matters on the other side: whether to try again."""
-    return "retriable" if isinstance(error, RetriableError) else "final"
+KINDS: dict[str, tuple[type[Exception], type[FailedThere]]] = {
+    "retriable": (RetriableError, RetriableThere),
+    "config": (ConfigError, ConfigErrorThere),
+    "connect": (ConnectError, ConnectErrorThere),
+    "other": (Exception, FailedThere),
+}
+"""What of an error's class matters on the other side; the first that it is of."""
 
 
-def error_of(kind: str, said: str) -> PenstockError:
-    """The error again."""
-    return RetriableError(said) if kind == "retriable" else PenstockError(said)
+def error_message(error: Exception) -> Message:
+    """An error as a message has it."""
+    kind = next(name for name, (here, _) in KINDS.items() if isinstance(error, here))
+    return {"error": str(error), "kind": kind, "class": type(error).__name__, "trace": trace_of(error)}
+
+
+def error_of(message: Message) -> FailedThere:
+    """The error again.
+
+    >>> error_of(error_message(ConfigError("no such column")))
+    ConfigErrorThere('no such column')
+    """
+    return KINDS[message["kind"]][1](message["error"], message["class"], message["trace"])
+
+
+def to_rows(offsets: Mapping[TopicPartition, int | None]) -> list[list[Any]]:
+    """A sink's offsets as JSON can have them.
+
+    >>> to_rows({TopicPartition("t", 0): 7})
+    [['t', 0, 7]]
+    """
+    return [[tp.topic, tp.partition, at] for tp, at in offsets.items()]
+
+
+def from_rows(rows: Iterable[list[Any]]) -> dict[TopicPartition, int | None]:
+    """What they were."""
+    return {TopicPartition(topic, partition): at for topic, partition, at in rows}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Mapping
 
 import pytest
@@ -111,27 +109,6 @@ async def test_a_stall_is_said_once_and_its_end_once() -> None:
             SayingSourceTask.made[-1].batches.put_nowait(None)
             await run.until(lambda: any("no more" in line["event"] for line in said))
     assert [line["event"] for line in said if "stalled inside" in line["event"]] != []
-
-
-async def test_a_connector_that_blocks_holds_up_nothing_else() -> None:
-    """Apart from the worker its start may block: others start meanwhile, and it comes up and divides its work after."""
-    going = threading.Event()
-
-    class Blocking(FileStreamSinkConnector):
-        async def start(self, props: Mapping[str, str]) -> None:
-            assert going.wait(60)
-            await super().start(props)
-
-    async with running() as run:
-        run.worker.plugins.add(Blocking, "Blocking")
-        config = {**SINK, "connector.class": "Blocking", "penstock.task.isolation": "process"}
-        blocked = asyncio.ensure_future(run.worker.start_connector("b", config, TargetState.STARTED, run.listener))
-        assert await run.worker.start_connector("s", SINK, TargetState.STARTED, run.listener) is State.RUNNING
-        assert not blocked.done()
-        going.set()
-        assert await blocked is State.RUNNING
-        assert len(await run.worker.connector_task_configs("b", config)) == 2
-        await run.worker.stop_connector("b")
 
 
 async def test_what_fails_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,17 @@
-"""Connectors that do in a task what a task should not."""
+"""Connectors that do what a connector should not."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import select
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from shared.common.log import get_logger
 from shared.connect import ConfigDef, SourceConnector, SourceRecord, SourceTask
+from shared.connect.config_def import ConfigValue
 
 log = get_logger(__name__)
 
@@ -59,3 +63,41 @@ class FailingSource(BlockingSource):
 
     async def start(self, props: Mapping[str, str]) -> None:
         raise KeyError("on purpose")
+
+
+class AwkwardSource(BlockingSource):
+    """Does in each method what its settings say, such as `start.does=exit`; the result of `alter` is their length."""
+
+    def _does(self, what: str, props: Mapping[str, str]) -> None:
+        does = props.get(f"{what}.does")
+        if does == "block":
+            while not Path(props["file"]).exists():
+                select.select([], [], [], 0.02)
+        elif does == "exit":
+            os._exit(3)
+        elif does == "fail":
+            raise ValueError(f"{what} with {props.get('secret')}")
+        elif does == "ask":
+            asyncio.get_running_loop().call_soon(self.context.request_task_reconfiguration)
+        elif does == "raise":
+            asyncio.get_running_loop().call_soon(self.context.raise_error, ValueError("by itself"))
+
+    async def start(self, props: Mapping[str, str]) -> None:
+        self._does("start", props)
+        await super().start(props)
+
+    async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
+        self._does("configs", self._props)
+        return await super().task_configs(max_tasks)
+
+    async def stop(self) -> None:
+        self._does("stop", self._props)
+
+    def validate(self, props: Mapping[str, str]) -> list[ConfigValue]:
+        self._does("validate", props)
+        errors = [] if props.get("validate.allows") else [f"seen by process {os.getpid()}"]
+        return [ConfigValue("file", props.get("file"), errors=errors)]
+
+    async def alter_offsets(self, props: Mapping[str, str], offsets: list[Any]) -> bool:
+        self._does("alter", props)
+        return all(isinstance(partition, dict) for partition, _ in offsets)

@@ -1,4 +1,4 @@
-"""What a worker and a task's process say to each other."""
+"""What a worker and a process of its own say to each other."""
 
 from __future__ import annotations
 
@@ -6,8 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.errors import DataError, KafkaTimeout, PenstockError, RetriableError
-from shared.connect.isolation.messages import error_kind, error_of, from_pairs, pack, to_pairs, unpack
+from shared.common.errors import DataError, KafkaTimeout, RetriableError
+from shared.common.records import TopicPartition
+from shared.connect.errors import ConfigError, ConnectError, FailedThere, said_of, trace_of
+from shared.connect.isolation.messages import (
+    error_message,
+    error_of,
+    from_pairs,
+    from_rows,
+    pack,
+    to_pairs,
+    to_rows,
+    unpack,
+)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
@@ -37,8 +48,28 @@ def test_what_is_no_message_says_so() -> None:
             unpack(line)
 
 
-def test_an_error_says_on_the_other_side_whether_to_try_again() -> None:
-    """That, and its words, are what matters of it."""
-    for error, kind in ((KafkaTimeout("slow"), RetriableError), (DataError("bad"), PenstockError)):
-        again = error_of(error_kind(error), str(error))
-        assert (type(again), str(again)) == (kind, str(error))
+@pytest.mark.parametrize(
+    ("error", "base"),
+    [
+        (KafkaTimeout("slow"), RetriableError),
+        (ConfigError("no such column"), ConfigError),
+        (ConnectError("no"), ConnectError),
+        (KeyError("k"), FailedThere),
+    ],
+)
+def test_an_error_is_itself_on_the_other_side(error: Exception, base: type[Exception]) -> None:
+    """Its words, its class's name and its trace; and of a kind that says what to do about it."""
+    try:
+        raise error
+    except Exception as raised:
+        message = error_message(raised)
+    again = error_of(unpack(pack(message)))
+    assert isinstance(again, base)
+    assert (said_of(again), trace_of(again)) == (said_of(error), trace_of(error))
+    assert "test_messages.py" in again.trace
+
+
+def test_a_sinks_offsets_are_partitions_again() -> None:
+    """With those that are taken away."""
+    offsets = {TopicPartition("t", 1): 7, TopicPartition("u", 0): None}
+    assert from_rows(unpack(pack({"rows": to_rows(offsets)}))["rows"]) == offsets

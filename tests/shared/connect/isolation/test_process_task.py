@@ -12,6 +12,7 @@ import pytest
 
 from shared.connect.connectors.file import FileStreamSinkConnector, FileStreamSourceConnector
 from shared.connect.errors import ConfigError
+from shared.connect.isolation.process import Processes
 from shared.connect.isolation.process_task import IsolatedTasks, ProcessTask
 from shared.connect.plugins import Plugins
 from shared.connect.states import ConnectorTaskId, State, TargetState
@@ -32,7 +33,7 @@ async def isolated(**settings: str) -> AsyncIterator[Running]:
         worker = run.worker
         config = WorkerConfig({**worker.config.props, ISOLATION: "process"}, resolve=worker.plugins.any_kind)
         here = TaskFactory(config, worker.plugins, worker.offsets)
-        worker._make_task = IsolatedTasks(here, config, worker.plugins, worker.offsets)
+        worker._make_task = IsolatedTasks(here, config, worker.plugins, worker.offsets, worker._processes)
         yield run
 
 
@@ -95,8 +96,6 @@ async def test_a_process_that_is_killed_is_a_failed_task(tmp_path: Path) -> None
 async def test_log_lines_and_levels_are_the_workers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """What a process logs stands among the worker's lines; a level that is set holds in the next one too."""
     async with isolated() as run:
-        made = run.worker._make_task
-        assert isinstance(made, IsolatedTasks)
         said = ""
 
         def heard(text: str) -> bool:
@@ -106,7 +105,7 @@ async def test_log_lines_and_levels_are_the_workers(tmp_path: Path, capfd: pytes
 
         await run.run(BlockingSource, file=str(tmp_path / "none"))
         await run.until(lambda: heard("the task's own line"))
-        made.set_level("tests.shared.connect", "ERROR")
+        run.worker._processes.set_level("tests.shared.connect", "ERROR")
         await run.until(lambda: run.worker.state(ID) is State.RUNNING)
         await run.worker.stop_tasks([ID])
         said = ""
@@ -128,7 +127,7 @@ def test_where_tasks_run_is_the_connectors_word_before_the_workers() -> None:
     """Either of two; anything else is refused with the setting's name."""
     plugins, store = Plugins.installed(), MemoryOffsetStore()
     config = WorkerConfig({"key.converter": STRING, "value.converter": STRING}, resolve=plugins.any_kind)
-    tasks = IsolatedTasks(TaskFactory(config, plugins, store), config, plugins, store)
+    tasks = IsolatedTasks(TaskFactory(config, plugins, store), config, plugins, store, Processes(config))
     props = {"name": "c", "connector.class": "FileStreamSink", "topics": "t"}
     for where, kind in ((None, False), ("process", True), ("asyncio", False)):
         given = props if where is None else {**props, ISOLATION: where}

@@ -6,15 +6,17 @@ import asyncio
 
 import pytest
 
-from shared.common.errors import RetriableError
-from shared.connect.isolation.messages import Message, encoded, to_pairs
+from shared.common.errors import KafkaTimeout, RetriableError
+from shared.connect.isolation.messages import Message, encoded, error_message, to_pairs
+from shared.connect.isolation.questions import Questions
 from shared.connect.isolation.remote_offsets import RemoteOffsets
 
 
-async def test_answers_find_their_questions() -> None:
-    """In whatever order they come; one that nobody waits for is let go."""
+async def test_offsets_are_asked_for_and_set() -> None:
+    """By key, or all of a connector; those that were taken away are none of it."""
     said: list[Message] = []
-    store = RemoteOffsets(said.append, "offsets")
+    questions = Questions(said.append)
+    store = RemoteOffsets(questions, "offsets")
     first = asyncio.ensure_future(store.get([b"a"]))
     second = asyncio.ensure_future(store.set({b"b": b"2", b"c": None}))
     third = asyncio.ensure_future(store.connector_offsets("src"))
@@ -24,19 +26,18 @@ async def test_answers_find_their_questions() -> None:
         {"ask": 2, "set": to_pairs({b"b": b"2", b"c": None})},
         {"ask": 3, "of": "src"},
     ]
-    store.on_answer({"answer": 3, "values": to_pairs({b"k": b"v", b"gone": None})})
-    store.on_answer({"answer": 2})
-    store.on_answer({"answer": 1, "values": to_pairs({b"a": b"1"})})
-    store.on_answer({"answer": 9})
+    questions.on_answer({"answer": 3, "values": to_pairs({b"k": b"v", b"gone": None})})
+    questions.on_answer({"answer": 2})
+    questions.on_answer({"answer": 1, "values": to_pairs({b"a": b"1"})})
     assert (await first, await second, await third) == ({b"a": b"1"}, None, {b"k": b"v"})
     assert store.topic == "offsets"
 
 
 async def test_a_refusal_is_the_askers() -> None:
     """With its words, and whether to try again."""
-    store = RemoteOffsets(lambda _message: None, None)
-    asked = asyncio.ensure_future(store.set({b"a": b"1"}))
+    questions = Questions(lambda _message: None)
+    asked = asyncio.ensure_future(RemoteOffsets(questions, None).set({b"a": b"1"}))
     await asyncio.sleep(0)
-    store.on_answer({"answer": 1, "error": "the broker is away", "kind": "retriable"})
+    questions.on_answer({"answer": 1, **error_message(KafkaTimeout("the broker is away"))})
     with pytest.raises(RetriableError, match="the broker is away"):
         await asked

@@ -1,0 +1,106 @@
+"""A connector's process: it makes the connector when first asked, and does what it is asked (an edge)."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, cast
+
+from shared.connect.connector import Connector
+from shared.connect.isolation.child import Link, config_of, loggers_of, run
+from shared.connect.isolation.messages import Message, error_message, from_rows
+from shared.connect.plugins import Plugins
+from shared.connect.validation import validate_connector
+
+Json = dict[str, Any]
+
+
+class ServedConnector:
+    """Answers questions about one connector; `say` tells the worker. Also the connector's context."""
+
+    def __init__(
+        self, make: Callable[[], Connector], validate: Callable[[Json], Json], say: Callable[[Message], None]
+    ) -> None:
+        self._make, self._validate, self._say = make, validate, say
+        self._connector: Connector | None = None
+        self._started = False
+        self._answering: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<ServedConnector {self._connector!r}{', started' if self._started else ''}>"
+
+    def request_task_reconfiguration(self) -> None:
+        self._say({"reconfigure": True})
+
+    def raise_error(self, error: Exception) -> None:
+        self._say({"failed": error_message(error)})
+
+    def on_question(self, asked: Message) -> None:
+        """Do what is asked, beside whatever else is being done."""
+        answering = asyncio.create_task(self._answer(asked))
+        self._answering.add(answering)
+        answering.add_done_callback(self._answering.discard)
+
+    async def close(self) -> None:
+        """Stop the connector, where that was not done."""
+        if self._started and self._connector is not None:
+            await self._connector.stop()
+
+    async def _answer(self, asked: Message) -> None:
+        try:
+            self._say({"answer": asked["ask"], "value": await self._do(asked)})
+        except Exception as e:  # of the connector's code, or of a value that is no JSON: the worker's to judge
+            self._say({"answer": asked["ask"], **error_message(e)})
+
+    async def _do(self, asked: Message) -> Any:
+        what = asked["do"]
+        if what == "validate":
+            return self._validate(asked["props"])
+        if self._connector is None:
+            self._connector = self._make()
+            self._connector.initialize(self)
+        if what == "start":
+            await self._connector.start(asked["props"])
+            self._started = True
+        elif what == "stop":
+            self._started = False
+            await self._connector.stop()
+        elif what == "task_configs":
+            return [dict(config) for config in await self._connector.task_configs(asked["tasks_max"])]
+        elif what == "alter_offsets":
+            wanted: Any = from_rows(asked["rows"]) if asked["sink"] else [(row[0], row[1]) for row in asked["rows"]]
+            return await cast(Any, self._connector).alter_offsets(asked["props"], wanted)
+        return None
+
+
+def class_at(module: str, name: str) -> type[Connector]:
+    """A connector's class by its place."""
+    return cast(type[Connector], attrgetter(name)(importlib.import_module(module)))
+
+
+async def drive(start: Message, link: Link) -> None:
+    """Serve the connector until the worker lets go of it, or has gone."""
+    loggers, over = loggers_of(start), asyncio.Event()
+
+    def validate(props: Json) -> Json:
+        plugins = Plugins.installed()
+        infos = validate_connector(plugins, props, config_of(start, plugins).values)
+        return {"name": infos.name, "groups": infos.groups, "configs": infos.configs}
+
+    served = ServedConnector(lambda: class_at(*start["connector_class"])(), validate, link.say)
+
+    def on_message(message: Message) -> None:
+        if "level" in message:
+            loggers.set_level(*message["level"])
+        else:
+            served.on_question(message)
+
+    link.read(on_message, over.set, start["grace_ms"])
+    await over.wait()
+    await served.close()
+
+
+if __name__ == "__main__":
+    run(drive)

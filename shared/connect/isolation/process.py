@@ -1,0 +1,146 @@
+"""The worker's end of a process that runs a task or a connector: started, heard, told, ended or killed (an edge).
+
+The process is a child with one end of a socket pair, and ends with the other end, so with the worker too. One that ends
+without a word (killed, out of memory, a crash of the interpreter) is an error with its exit status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shared.common.log import get_logger
+from shared.common.settings import LogSettings
+from shared.connect.errors import ConfigError, ConnectError, DataError
+from shared.connect.herder.settings import DistributedConfig, StandaloneConfig
+from shared.connect.isolation.messages import LINE_BYTES_MAX, Message, pack, unpack
+from shared.connect.worker_config import ISOLATION, WorkerConfig
+
+log = get_logger(__name__)
+
+END_MS = 5_000
+"""How long a process may take to end once what it runs has."""
+
+
+class ProcessEnded(ConnectError):
+    """A process has ended by itself, or was ended while something was asked of it."""
+
+
+def runs_apart(props: Mapping[str, str], config: WorkerConfig) -> bool:
+    """Whether a connector and its tasks have processes of their own; ConfigError where it says neither."""
+    where = props.get(ISOLATION) or config[ISOLATION]
+    if where not in ("asyncio", "process"):
+        raise ConfigError(f"Invalid value {where} for configuration {ISOLATION}: String must be asyncio or process")
+    return bool(where == "process")
+
+
+class Processes:
+    """Makes the processes of one worker: what they are told first, and the levels of their loggers."""
+
+    def __init__(self, config: WorkerConfig, log_settings: LogSettings | None = None) -> None:
+        self._config, self._log = config, log_settings or LogSettings()
+        self._levels: dict[str, str] = {}
+        self._made: weakref.WeakSet[ChildProcess] = weakref.WeakSet()
+
+    def __repr__(self) -> str:
+        return f"<Processes, {len(self._made)} made>"
+
+    def set_level(self, name: str, level: str) -> None:
+        """Set a logger's level in every process, also in those that come."""
+        self._levels.pop(name, None)
+        self._levels[name] = level
+        for process in list(self._made):
+            process.say({"level": [name, level]})
+
+    def make(self, module: str, whose: str) -> ChildProcess:
+        """A process yet to be started that runs a module, for a task or a connector."""
+        made = ChildProcess(module, whose, self._first)
+        self._made.add(made)
+        return made
+
+    def _first(self) -> Message:
+        kinds = {DistributedConfig: "distributed", StandaloneConfig: "standalone"}
+        return {
+            "worker": self._config.props,
+            "config": kinds.get(type(self._config), "worker"),
+            "log": {"level": self._log.level, "format": self._log.format},
+            "levels": list(self._levels.items()),
+        }
+
+
+class ChildProcess:
+    """One process; `first` gives what every process is told."""
+
+    def __init__(self, module: str, whose: str, first: Callable[[], Message]) -> None:
+        self._module, self._whose, self._first = module, whose, first
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter | None = None
+
+    def __repr__(self) -> str:
+        return f"<ChildProcess of {self._whose}, pid {self.pid}>"
+
+    @property
+    def pid(self) -> int | None:
+        """The process' id, once it has been started."""
+        return None if self._process is None else self._process.pid
+
+    async def start(self, more: Mapping[str, Any]) -> None:
+        """Start it, and tell it what it is for."""
+        ours, theirs = socket.socketpair()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", self._module, str(theirs.fileno()),
+                pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL, env=environment,
+            )  # fmt: skip
+            log.info("a process was started", of=self._whose, pid=self._process.pid)
+            self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=LINE_BYTES_MAX)
+        except BaseException:
+            ours.close()  # the process, where there is one, finds nobody and ends
+            raise
+        finally:
+            theirs.close()
+        self.say({**self._first(), **more})
+
+    def say(self, message: Message) -> None:
+        """Tell it; nothing where it has not started or has ended."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(pack(message))
+
+    async def hear(self) -> Message:
+        """What it says next; ProcessEnded when it says no more, or what is no message."""
+        try:
+            if line := await self._reader.readline():
+                return unpack(line)
+        except (ConnectionError, ValueError, DataError) as e:
+            log.warning("a process cannot be heard", of=self._whose, pid=self.pid, reason=str(e))
+        status = await self._ended_within(END_MS)
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        raise ProcessEnded(f"the process of {self._whose} (pid {self.pid}) {how}")
+
+    async def end(self, timeout_ms: int = END_MS) -> None:
+        """Let go of it: it is killed where it runs on for longer."""
+        if self._writer is not None:
+            self._writer.close()
+        if self._process is not None and self._process.returncode is None:
+            await self._ended_within(timeout_ms)
+
+    async def _ended_within(self, timeout_ms: int) -> int:
+        """The process' exit status; it is killed where it runs on for longer."""
+        process = self._process
+        assert process is not None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await process.wait()
+        log.warning("a process is killed", of=self._whose, pid=process.pid)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        return await process.wait()
