@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 ENVELOPE_BYTES = 15
 START_BYTES, START_END_BYTES, START_END_CLOSED_BYTES = 8, 16, 24
@@ -138,7 +139,7 @@ def live_rows(
     def decode(batch: Any) -> Any:
         values = batch.column("value")
         data, starts, ends = spans(values)
-        operations = np.array(batch.column("operation").to_pylist(), object) == LIVE
+        operations = _is(batch, LIVE)
         stores = np.asarray(batch.column("store"))
         _require_stores(batch, generations)
         identity = identities(batch)
@@ -148,12 +149,11 @@ def live_rows(
         at = ENVELOPE_BYTES + START_BYTES
         last[live] = numbers(data, starts[live], ends[live], at, [("end", ">i8")])["end"].astype(np.int64)
         structs = [_states(batch, operations & (stores == s.number), START_END_BYTES, s, generations) for s in layouts]
-        names = {s.number: s.name for of in (*generations, layouts) for s in of}
         return pa.record_batch(
             [
-                pa.array(["window"] * len(first)),
+                pa.repeat("window", len(first)),
                 batch.column("partition"),
-                pa.array([names[number] for number in stores.tolist()]),
+                _names(stores, (*generations, layouts)),
                 batch.column("key"),
                 pa.array(first),
                 pa.array(last, mask=~operations),
@@ -205,7 +205,7 @@ def bad_rows(generations: Generations) -> Callable[[Iterator[Any]], Iterator[Any
     """For mapInArrow: partition, offset and reason of each L, D or F entry whose body is not what its store's says."""
 
     def find(batch: Any) -> Iterator[tuple[int, int, str]]:
-        rows, operations = batch, np.array(batch.column("operation").to_pylist(), object)
+        rows = batch
         stores, of = np.asarray(batch.column("store")), np.asarray(batch.column("generation"))
         for row in _unknown_stores(batch, generations):
             reason = f"an entry for store {stores[row]}, which there is not"
@@ -213,7 +213,7 @@ def bad_rows(generations: Generations) -> Callable[[Iterator[Any]], Iterator[Any
         for operation, head in ((LIVE, START_END_BYTES), (FINAL, START_END_CLOSED_BYTES)):
             for generation, layouts in enumerate(generations):
                 for layout in layouts:
-                    own = (operations == operation) & (of == generation) & (stores == layout.number)
+                    own = _is(batch, operation) & (of == generation) & (stores == layout.number)
                     places = np.flatnonzero(own)
                     while len(places):
                         try:
@@ -232,6 +232,18 @@ def bad_rows(generations: Generations) -> Callable[[Iterator[Any]], Iterator[Any
             yield pa.record_batch(arrays, names=["partition", "offset", "reason"])
 
     return run
+
+
+def _is(batch: Any, operation: bytes) -> Any:
+    """Which rows are of this operation."""
+    return np.asarray(pc.equal(batch.column("operation"), operation))
+
+
+def _names(stores: Any, generations: Generations) -> Any:
+    """The stores' names by their numbers, of which every generation has the same ones."""
+    names = {layout.number: layout.name for layouts in generations for layout in layouts}
+    known = sorted(names)
+    return pa.array([names[number] for number in known]).take(pa.array(np.searchsorted(known, stores)))
 
 
 def _unknown_stores(batch: Any, generations: Generations) -> list[int]:

@@ -155,9 +155,10 @@ def _without_bad_bodies(topic: str, window: Window) -> Window:
 
 def latest_per_window(entries: DataFrame) -> DataFrame:
     """Of all entries, the last one of each (partition, store, key, start)."""
-    start = F.substring("value", ENVELOPE_BYTES + 1, START_BYTES)
-    order = SparkWindow.partitionBy("partition", "store", "key", start).orderBy(F.col("offset").desc())
-    return entries.withColumn("_place", F.row_number().over(order)).filter("_place = 1").drop("_place")
+    start = F.substring("value", ENVELOPE_BYTES + 1, START_BYTES).alias("start")
+    # Numbers are hashed, grouped and sorted; whole entries, which a window function would sort by bytes, are only met.
+    last = entries.groupBy("partition", "store", "key", start).agg(F.max("offset").alias("offset"))
+    return entries.join(last.select("partition", "offset"), ["partition", "offset"], "left_semi")
 
 
 def _parts(records: DataFrame) -> DataFrame:

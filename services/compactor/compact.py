@@ -24,6 +24,8 @@ from services.compactor.settings import CompactSettings
 from shared.common.errors import ChangelogHole, PenstockError
 from shared.streams.changelog_format import parse_places
 
+SPLIT_RECORDS = 50_000  # of a partition for each further task that reads it: below it the task costs more than it saves
+
 
 class Compaction(Fold):
     """One run for one application. Give it a Spark session, then `run()`."""
@@ -53,7 +55,8 @@ class Compaction(Fold):
 
     def records(self, plan: Plan) -> DataFrame:
         """The changelog records of the run (READ_SCHEMA)."""
-        return read_range(self.spark, self.settings.kafka, plan.offsets.topic, plan.start, plan.end)
+        topic, kafka = plan.offsets.topic, self.settings.kafka
+        return read_range(self.spark, kafka, topic, plan.start, plan.end, split_records=SPLIT_RECORDS)
 
     def window(self, plan: Plan, records: DataFrame) -> Window:
         """What the records say; those that are named, and on demand all corrupt ones, are left out."""

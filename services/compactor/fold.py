@@ -24,16 +24,17 @@ from typing import Any, NamedTuple
 import msgspec
 from py4j.protocol import Py4JJavaError
 from pyspark.errors.exceptions.base import PySparkException
+from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from services.compactor import quarantine, tables, upkeep
-from services.compactor.bodies import final_rows, live_rows
+from services.compactor.bodies import ENVELOPE_BYTES, START_BYTES, final_rows, live_rows
 from services.compactor.changelog import Covered, Newest, Window, latest_per_window, read_window
 from services.compactor.failures import CompactionConflict, translated
 from services.compactor.kafka import TopicOffsets
 from services.compactor.settings import UpkeepSettings
-from shared.streams.changelog_format import FINAL, Progress, decode_progress
+from shared.streams.changelog_format import FINAL, LIVE, Progress, decode_progress
 
 Say = Callable[[str], object]
 IDLE_RECORDS_MAX = 1_000  # of an idle partition's tail: what a restore reads beyond the snapshot for nothing
@@ -234,7 +235,7 @@ class Fold(ABC):
     def _merge(self, plan: Plan, window: Window, entries: DataFrame) -> Merged:
         """The one commit that makes the run count; the rows that it wrote and deleted."""
         layouts = window.layouts()
-        latest = latest_per_window(entries)
+        latest = latest_per_window(entries).withColumn("value", _needed())
         rows = latest.mapInArrow(
             live_rows(plan.offsets.topic, layouts, window.generations), tables.live_schema(layouts)
         )
@@ -338,6 +339,12 @@ class Fold(ABC):
         if expired:
             self.say(f"closed windows of {expired} days deleted: retention is {days} days")
         return expired
+
+
+def _needed() -> SparkColumn:
+    """Of an entry that takes a row out, its start alone; of one that writes it, all."""
+    head = F.substring("value", 1, ENVELOPE_BYTES + START_BYTES)
+    return F.when(F.col("operation") == F.lit(LIVE), F.col("value")).otherwise(head)
 
 
 def known(covered: Mapping[int, Row]) -> dict[int, Covered]:

@@ -158,8 +158,13 @@ def read_range(
     end: Mapping[int, int],
     *,
     headers: bool = False,
+    split_records: int = 0,
 ) -> DataFrame:
-    """Committed records from `start` up to `end` (exclusive) of each partition: READ_SCHEMA, and headers if asked."""
+    """Committed records from `start` up to `end` (exclusive) of each partition: READ_SCHEMA, and headers if asked.
+
+    Each partition is read by one task, in order. With `split_records` there are as many tasks as Spark has cores, if
+    each of them has that many records to read.
+    """
     ranges = {p: (start[p], end[p]) for p in start if start[p] < end[p]}
     schema = f"{READ_SCHEMA}, {_HEADERS}" if headers else READ_SCHEMA
     if not ranges:
@@ -167,6 +172,10 @@ def read_range(
     reader = spark.read.format("kafka")
     for name, value in client_properties(kafka).items():
         reader = reader.option(f"kafka.{name}", value)
+    if split_records:
+        records = sum(last - first for first, last in ranges.values())
+        tasks = min(spark.sparkContext.defaultParallelism, records // split_records)
+        reader = reader.option("minPartitions", max(len(ranges), tasks))
     frame = (
         reader.option("kafka.isolation.level", "read_committed")
         .option("assign", json.dumps({topic: sorted(ranges)}))

@@ -131,6 +131,10 @@ def configuration(settings: SparkSettings, work: str, tables: str = "", java: Ja
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",
         # What is merged is cached and comes from fixed offsets: it reads the same each time without a copy on disk.
         "spark.databricks.delta.merge.materializeSource": "none",
+        # What is cached is read a few times and forgotten: looking for the best encoding costs more than it saves.
+        "spark.sql.inMemoryColumnarStorage.compressed": "false",
+        # The type that every reader of Parquet has bounds of; Spark's default, INT96, has none.
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         # Planning again after every stage costs these jobs more than it saves: many plans over little data.
         "spark.sql.adaptive.enabled": "false",
     }
