@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from shared.common.records import OffsetAndMetadata
 from shared.common.settings import KafkaSettings
 from shared.connect.connectors.postgres.sink import PostgresSinkConnector
 from shared.connect.connectors.postgres.source import PostgresSourceConnector, PostgresSourceTask
-from shared.connect.errors import ConnectError
+from shared.connect.errors import ConnectError, RetriableError
 from shared.connect.record import SinkRecord
 from shared.connect.states import ConnectorTaskId
 from tests.integration.connect.postgres import found, server
@@ -330,5 +331,53 @@ async def test_a_table_is_read_whole_a_part_at_a_time(url: str, db: Any) -> None
         polls = [[record.value["id"] for record in await task.poll() or []] for _ in range(8)]
         whole = [list(range(1, 11)), list(range(11, 21)), list(range(21, 26)), [100]]
         assert polls == whole * 2
+    finally:
+        await task.stop()
+
+
+async def test_a_paused_reading_holds_up_no_vacuum_and_goes_on(url: str, db: Any) -> None:
+    """Without polls for `bulk.idle.ms` no transaction stays open: dead rows are removed. What is read then is the rest
+    of the same view of the table: nothing is lost or comes twice, and what was changed since comes with the next one. A
+    reading whose connection is lost meanwhile begins anew."""
+    await db.execute("CREATE TABLE src AS SELECT n AS id FROM generate_series(1, 25) n")
+    task = PostgresSourceTask()
+    settings = {"connection.url": url, "mode": "bulk", "table.whitelist": "src", "topic.prefix": ""}
+    task.initialize(Context())
+    await task.start({**settings, "batch.max.rows": "10", "poll.interval.ms": "1", "bulk.idle.ms": "50"})
+
+    async def polled() -> list[int]:
+        return [record.value["id"] for record in await task.poll() or []]
+
+    async def held() -> int:
+        """The process of the reader's connection, once its transaction has been committed."""
+        async with asyncio.timeout(30):
+            while True:
+                query = "SELECT pid FROM pg_stat_activity WHERE query = 'COMMIT' AND state = 'idle'"
+                if (pid := await db.fetchval(query)) is not None:
+                    return int(pid)
+                await asyncio.sleep(0.01)
+
+    async def dead_rows() -> int:
+        verbose: list[str] = []
+        db.add_log_listener(lambda _connection, message: verbose.append(str(message)))
+        await db.execute("VACUUM (VERBOSE) src")
+        found = re.search(r"(\d+) are dead but not yet removable", "".join(verbose))
+        assert found is not None, verbose
+        return int(found[1])
+
+    try:
+        assert await polled() == list(range(1, 11))
+        await db.execute("DELETE FROM src WHERE id > 5; INSERT INTO src VALUES (100)")
+        await held()
+        assert await dead_rows() == 0
+        assert [await polled(), await polled()] == [list(range(11, 21)), list(range(21, 26))]
+        assert await polled() == [1, 2, 3, 4, 5, 100]
+        await db.execute("INSERT INTO src SELECT n FROM generate_series(101, 110) n")
+        part = await polled()
+        await db.fetch("SELECT pg_terminate_backend($1)", await held())
+        with pytest.raises(RetriableError):
+            await polled()
+        assert await polled() == part
+        assert sorted(part + await polled()) == [1, 2, 3, 4, 5, *range(100, 111)]
     finally:
         await task.stop()

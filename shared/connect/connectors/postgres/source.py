@@ -3,7 +3,7 @@
 `incrementing` finds new rows, `timestamp` new and changed ones, `timestamp+incrementing` both, and rows with the same
 time apart. A row is only read once its time is `timestamp.delay.interval.ms` old, since a transaction that began
 earlier may still commit one that lies before. Times without a zone are UTC. `bulk` reads everything each time, through
-a cursor.
+a cursor that holds up nothing while nobody reads from it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, at_least, one_of
 from shared.connect.connector import ExactlyOnceSupport, Props, SourceConnector
+from shared.connect.connectors.postgres.bulk import BulkRead
 from shared.connect.connectors.postgres.reader import TableReader, aware
 from shared.connect.connectors.postgres.settings import HIGH, LOW, MEDIUM, connect, connection_config, translated
 from shared.connect.errors import ConfigError, ConnectError, RetriableError
@@ -72,8 +73,12 @@ def source_settings() -> ConfigDef:
         .define("batch.max.rows", Type.INT, 2_000, LOW,
                 "The most rows of one poll; by time alone, its last moment is whole.", at_least(1),
                 group="Data", order=6)
-        .define("numeric.scale", Type.INT, 9, LOW, "Digits after the point of numeric columns.", at_least(0),
+        .define("bulk.idle.ms", Type.INT, 10_000, LOW,
+                "mode=bulk: after how long without a poll (paused, or Kafka takes no records) Postgres sets the rest "
+                "of a reading aside in its temporary files, and no transaction stays open.", at_least(1),
                 group="Data", order=7)
+        .define("numeric.scale", Type.INT, 9, LOW, "Digits after the point of numeric columns.", at_least(0),
+                group="Data", order=8)
     )  # fmt: skip
 
 
@@ -109,28 +114,6 @@ def value_of(schema: Schema, value: Any, scale: int) -> Any:
     return str(value) if schema.type is SchemaType.STRING and not isinstance(value, str) else value
 
 
-class BulkRead:
-    """One reading of everything, a part of it at a time: a cursor, in a transaction that lasts as long as it."""
-
-    def __init__(self, transaction: Any, cursor: Any, attributes: Sequence[Any]) -> None:
-        self._transaction, self._cursor, self.attributes = transaction, cursor, attributes
-
-    @classmethod
-    async def begun(cls, connection: Any, statement: str) -> BulkRead:
-        transaction = connection.transaction(readonly=True)
-        await transaction.start()
-        prepared = await connection.prepare(statement)
-        return cls(transaction, await prepared.cursor(), prepared.get_attributes())
-
-    async def rows(self, most: int) -> Sequence[Any]:
-        """The next rows, fewer than `most` at the end."""
-        found: Sequence[Any] = await self._cursor.fetch(most)
-        return found
-
-    async def end(self) -> None:
-        await self._transaction.commit()
-
-
 class PostgresSourceTask(SourceTask):
     """Reads one task's tables."""
 
@@ -159,7 +142,7 @@ class PostgresSourceTask(SourceTask):
         try:
             records, is_whole = await self._read(reader)
         except Exception as e:
-            raise self._failure(e) from e
+            raise await self._failure(e) from e
         self._retries_left = self._values["max.retries"]
         if is_whole:
             self._turn = (self._turn + 1) % len(self._readers)
@@ -172,10 +155,12 @@ class PostgresSourceTask(SourceTask):
         if self._connection is None or self._connection.is_closed():
             self._connection = await connect(self._values)
         if self._values["mode"] == "bulk":
+            most = self._values["batch.max.rows"]
             if self._bulk is None:
-                self._bulk = await BulkRead.begun(self._connection, reader.statement()[0])
-            rows, attributes = await self._bulk.rows(self._values["batch.max.rows"]), self._bulk.attributes
-            if is_whole := len(rows) < self._values["batch.max.rows"]:
+                idle_ms = self._values["bulk.idle.ms"]
+                self._bulk = await BulkRead.begun(self._connection, reader.statement()[0], most, idle_ms)
+            rows, attributes = await self._bulk.rows(), self._bulk.attributes
+            if is_whole := len(rows) < most:
                 bulk, self._bulk = self._bulk, None
                 await bulk.end()
         else:
@@ -207,9 +192,9 @@ class PostgresSourceTask(SourceTask):
             raise ConnectError(f"key.columns: not all of {', '.join(names)} are columns")
         return (Schema.struct(None, *(f for f in fields if f is not None)) if names else None), names
 
-    def _failure(self, error: Exception) -> Exception:
+    async def _failure(self, error: Exception) -> Exception:
         ours = translated(error)
-        self._bulk = None
+        await self._abandon_bulk()
         if self._connection is not None:
             connection, self._connection = self._connection, None
             if not connection.is_closed():
@@ -219,7 +204,14 @@ class PostgresSourceTask(SourceTask):
         self._retries_left -= 1
         return ours
 
+    async def _abandon_bulk(self) -> None:
+        bulk, self._bulk = self._bulk, None
+        if bulk is not None:
+            await bulk.abandon()
+
     async def stop(self) -> None:
+        if getattr(self, "_bulk", None) is not None:
+            await self._abandon_bulk()
         connection = getattr(self, "_connection", None)
         if connection is not None and not connection.is_closed():
             await connection.close(timeout=5)
