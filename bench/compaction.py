@@ -1,10 +1,10 @@
 """Compaction and restore while history, `closed` and `state` grow, on an embedded broker and Spark's local[2].
 
-Changelogs are written by the engine's own format: `--sessions` live ones and 1, 4 and 16 times as many closed. Each is
-compacted, then a delta in which `--delta` sessions are changed, as many closed and as many new; then a task is
-restored, from the snapshot and once more from the whole changelog. The same with 1, 4 and 16 times the live sessions
-and no history. Asked for: restore flat within 1.5 while history grows, compaction of the delta flat within 2 while
-`closed` and while `state` grow, 300,000 sessions a second from a snapshot, each of them at every size.
+Changelogs are written by the engine's own format: `--sessions` live ones and 1, 4 and 16 times `--history` closed ones.
+Each is compacted, then a delta in which `--delta` sessions are changed, as many closed and as many new; then a task is
+restored, from the snapshot and once more from the whole changelog. The same with 1, 4 and 16 times `--state-sessions`
+live ones and no history. Asked for: restore flat within 1.5 while history grows, compaction of the delta flat within 2
+while `closed` and while `state` grow, 300,000 sessions a second from a snapshot, each of them at every size.
 
 `rewritten` is rows of `state` rewritten for each row that the delta changed: by the MERGE itself (deletion vectors
 leave none to it), and with the OPTIMIZE of the policy, which rewrites a partition once it has `optimize_files_max`
@@ -153,7 +153,7 @@ def _rate(report: RestoreReport) -> float:
     return report.snapshot_windows / max(0.001, report.snapshot_milliseconds / 1000)
 
 
-async def run(sessions: int, state_sessions: int, delta: int) -> dict[str, Any]:
+async def run(sessions: int, closed: int, state_sessions: int, delta: int) -> dict[str, Any]:
     """All figures; each is said on standard error as soon as it is there."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         async with EmbeddedKafka(Path(name) / "kafka", EmbeddedKafkaSettings()) as broker:
@@ -169,19 +169,20 @@ async def run(sessions: int, state_sessions: int, delta: int) -> dict[str, Any]:
                     return found
 
                 await bench.measure(1, 1_000, 1_000, 500)  # warms the JVM up
-                history = [await line(f, sessions, f * sessions) for f in FACTORS]
+                history = [await line(f, sessions, f * closed) for f in FACTORS]
                 state = [await line(f, f * state_sessions, 0) for f in FACTORS]
                 others = {
                     kind.name: await bench.restore_rate(kind, max(1, sessions // OTHER_KINDS_SHARE))
                     for kind in (SKETCHES, OBJECTS)
                 }
-    found = {"sessions": sessions, "state_sessions": state_sessions, "delta": delta, "spark_start": start}
-    return {**found, "history": history, "state": state, "others": others}
+    sizes = {"sessions": sessions, "closed": closed, "state_sessions": state_sessions, "delta": delta}
+    return {**sizes, "spark_start": start, "history": history, "state": state, "others": others}
 
 
 def show(found: dict[str, Any]) -> int:
     """Print the tables; how many of what is asked for was missed."""
-    print(f"{found['sessions']:,} live sessions ({found['state_sessions']:,} where they grow)")
+    print(f"{found['sessions']:,} live sessions and {found['closed']:,} closed ones, while history grows")
+    print(f"{found['state_sessions']:,} live ones, while they grow")
     print(f"a delta of {found['delta']:,} sessions changed, as many closed and as many new")
     print(f"Spark's start: {found['spark_start']:.1f} s")
     head = f"{'':>4} {'records':>11} {'compact s':>10} {'records/s':>10} {'delta s':>8} {'rewritten':>16}"
@@ -215,13 +216,14 @@ def show(found: dict[str, Any]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=20_000, help="live sessions at 1x (for figures: 1000000)")
+    parser.add_argument("--history", type=int, default=None, help="closed ones at 1x; default: as many")
     parser.add_argument("--state-sessions", type=int, default=None, help="the same where live state grows")
     parser.add_argument("--delta", type=int, default=None, help="sessions changed, closed and new; default: a tenth")
     parser.add_argument("--plot", type=Path, default=Path("compaction.png"), help="where the chart is written")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    sizes = (given.sessions, given.state_sessions or given.sessions, given.delta or max(1, given.sessions // 10))
-    found = asyncio.run(run(*sizes))
+    closed, state = given.history or given.sessions, given.state_sessions or given.sessions
+    found = asyncio.run(run(given.sessions, closed, state, given.delta or max(1, given.sessions // 10)))
     missed = show(found)
     history, state = found["history"], found["state"]
     series = {
