@@ -9,13 +9,11 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-pytest.importorskip("polars")
+from examples.lake_polars import main
 
 
 def test_busiest_days_and_longest_windows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Windows count by day as their newest revisions say, and of the store's open ones the longest come first."""
-    from examples.lake_polars import main
-
     first, second = datetime.date(2026, 1, 2), datetime.date(2026, 1, 3)
     rows = [("a", 4, 5, 0, first), ("b", 6, 6, 0, first), ("a", 7, 7, 0, second)]
     rows += [("a", 4, 5, 1, first), ("c", 1, 2, 0, first), ("c", 1, 2, 1, first)]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,19 +77,22 @@ def test_reading_the_lake(
         said = ["1970-01-01: 3 windows of 3 keys", "open: ann, 300000 ms", "open: dan, 0 ms", "open: eve, 0 ms"]
         assert capsys.readouterr().out.splitlines() == said
 
-    # By their own readers of Delta as well; DuckDB's is an extension, which may not be at hand.
-    live = pl.read_delta(str(folder / "state")).filter(pl.col("row") == "window")
-    assert sorted(live["key"].to_list()) == [b"ann", b"dan", b"eve"]
-    monkeypatch.chdir(tmp_path)
-    (line,) = re.findall(r"`(FROM delta_scan\(.+?\))`", README.read_text(encoding="utf-8"))
-    with contextlib.suppress(duckdb.IOException, duckdb.HTTPException):
-        duckdb.load_extension("delta")
-        assert sorted(duckdb.sql(f"SELECT key {line}").fetchall()) == [("ann",), ("bob",), ("cat",)]
-        live_too = duckdb.sql("SELECT key FROM delta_scan('lake/visits/state') WHERE row = 'window' ORDER BY key")
-        assert live_too.fetchall() == [(b"ann",), (b"dan",), (b"eve",)]
-
     text = (README.parent / "examples" / "lake_spark.sql").read_text(encoding="utf-8")
     lines = [line for line in text.format(folder=folder, store="visits").splitlines() if not line.startswith("--")]
     days, longest = (spark.sql(one).collect() for one in "\n".join(lines).split(";") if one.strip())
     assert [(str(row.day), row.windows, row["keys"]) for row in days] == [("1970-01-01", 3, 3)]
     assert [(row.key, row.ms) for row in longest] == [("ann", 300_000), ("dan", 0), ("eve", 0)]
+
+    # By their own readers of Delta as well; DuckDB's is an extension, which is said where it is not at hand.
+    live = pl.read_delta(str(folder / "state")).filter(pl.col("row") == "window")
+    assert sorted(live["key"].to_list()) == [b"ann", b"dan", b"eve"]
+    monkeypatch.chdir(tmp_path)
+    (line,) = re.findall(r"`(FROM delta_scan\(.+?\))`", README.read_text(encoding="utf-8"))
+    try:
+        duckdb.load_extension("delta")
+    except (duckdb.IOException, duckdb.HTTPException) as e:
+        warnings.warn(f"delta_scan was not tried, DuckDB's extension is not at hand: {e}", stacklevel=1)
+        return
+    assert sorted(duckdb.sql(f"SELECT key {line}").fetchall()) == [("ann",), ("bob",), ("cat",)]
+    live_too = duckdb.sql("SELECT key FROM delta_scan('lake/visits/state') WHERE row = 'window' ORDER BY key")
+    assert live_too.fetchall() == [(b"ann",), (b"dan",), (b"eve",)]
