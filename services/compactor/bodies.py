@@ -20,6 +20,7 @@ START_BYTES, START_END_BYTES, START_END_CLOSED_BYTES = 8, 16, 24
 LENGTH_BYTES = 4
 LIVE, FINAL = b"L", b"F"
 CORRUPT = "corrupt changelog record"
+TIME_MS_MAX = 253_402_300_799_999  # the last of year 9999: what timestamps and days of all engines can say
 
 ARROW_TYPES = {"int64": pa.int64(), "float64": pa.float64(), "binary": pa.binary()}
 NUMPY_TYPES = {"int64": ">i8", "float64": ">f8"}
@@ -34,6 +35,15 @@ class StoreLayout(NamedTuple):
 
     def struct(self) -> pa.DataType:
         return pa.struct([(name, ARROW_TYPES[type_]) for name, type_ in self.columns])
+
+
+def beyond_time(start_ms: int, end_ms: int) -> str:
+    """Why a closed window of these bounds is not taken."""
+    return (
+        f"a closed window from {start_ms} to {end_ms} ms, which no timestamp before the year 10000 can say: were "
+        "nanoseconds sent as milliseconds? compact --skip-corrupt leaves it out of `closed`; max_future_ms keeps such "
+        "records from windows"
+    )
 
 
 class BadBody(ValueError):
@@ -174,16 +184,24 @@ def live_rows(
 
 
 def final_rows(topic: str, layout: StoreLayout, generations: Generations) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """For mapInArrow: one store's F entries with bounds, closing time and state."""
+    """For mapInArrow: one store's F entries with bounds, closing time and state.
+
+    Bounds that no timestamp can say are refused.
+    """
 
     def decode(batch: Any) -> Any:
         values = batch.column("value")
         data, starts, ends = spans(values)
         bounds = numbers(data, starts, ends, ENVELOPE_BYTES, [("start", ">i8"), ("end", ">i8"), ("closed", ">i8")])
+        first, last, closed = (bounds[name].astype(np.int64) for name in ("start", "end", "closed"))
+        for row in np.flatnonzero((first < 0) | (last > TIME_MS_MAX) | (first > TIME_MS_MAX)):
+            raise BadBody(int(row), beyond_time(first[row], last[row]))
         return pa.record_batch(
             [
                 batch.column("key"),
-                *(pa.array(bounds[name].astype(np.int64)) for name in ("start", "end", "closed")),
+                pa.array(first),
+                pa.array(last),
+                pa.array(closed),
                 _states(batch, np.ones(len(values), bool), START_END_CLOSED_BYTES, layout, generations),
                 batch.column("written_ms"),
                 batch.column("partition"),

@@ -23,9 +23,11 @@ from services.compactor.bodies import (
     START_BYTES,
     START_END_BYTES,
     START_END_CLOSED_BYTES,
+    TIME_MS_MAX,
     Generations,
     StoreLayout,
     bad_rows,
+    beyond_time,
 )
 from services.compactor.generations import Stores, layouts_of, newest_of, require_successor
 from shared.common.errors import CorruptRecord
@@ -37,6 +39,7 @@ from shared.streams.changelog_format import (
     LIVE,
     OPERATIONS,
     PROGRESS,
+    START_END,
     TAKEOVER,
     VERSIONS_MAX,
     Progress,
@@ -137,7 +140,7 @@ def read_window(
     # What lies past the newest progress record is not covered: the next run meets it again.
     corrupt = tuple(c for c in corrupt if c.partition in newest and c.offset < newest[c.partition].covered_offset)
     window = Window(entries, newest, stores, generations, foreign_records, corrupt)
-    return _without_bad_bodies(topic, window) if skip_corrupt and generations else window
+    return _without_beyond_time(topic, _without_bad_bodies(topic, window)) if skip_corrupt and generations else window
 
 
 def _without_bad_bodies(topic: str, window: Window) -> Window:
@@ -151,6 +154,28 @@ def _without_bad_bodies(topic: str, window: Window) -> Window:
     _require_few(topic, len(corrupt))
     places = F.broadcast(bad.select("partition", "offset"))
     return window._replace(entries=window.entries.join(places, ["partition", "offset"], "left_anti"), corrupt=corrupt)
+
+
+def _without_beyond_time(topic: str, window: Window) -> Window:
+    """Leave closed windows out whose bounds no timestamp can say: their entries say that a live one is no more."""
+    beyond = _is_beyond_time()
+    found = window.entries.filter(beyond).limit(CORRUPT_RECORDS_MAX + 1).collect()
+    if not found:
+        return window
+    corrupt = window.corrupt + tuple(
+        _as_corrupt(row, beyond_time(*START_END.unpack_from(row.value, ENVELOPE_BYTES)))
+        for row in sorted(found, key=lambda r: (r.partition, r.offset))
+    )
+    _require_few(topic, len(corrupt))
+    operation = F.when(beyond, F.lit(DELETED)).otherwise(F.col("operation"))
+    return window._replace(entries=window.entries.withColumn("operation", operation), corrupt=corrupt)
+
+
+def _is_beyond_time() -> SparkColumn:
+    """Big-endian bytes compare as their numbers do, negative ones as the highest."""
+    most = F.lit(TIME_MS_MAX.to_bytes(START_BYTES, "big"))
+    start, end = (F.substring("value", ENVELOPE_BYTES + 1 + at, START_BYTES) for at in (0, START_BYTES))
+    return (F.col("operation") == F.lit(FINAL)) & ((start > most) | (end > most))
 
 
 def latest_per_window(entries: DataFrame) -> DataFrame:

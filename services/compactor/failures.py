@@ -32,6 +32,7 @@ _CONFLICTS = (
     "DELTA_TABLE_ALREADY_EXISTS",
 )
 _DATA_LOSS = ("KafkaDataLoss", "data may have been lost", "OffsetOutOfRangeException", "Some data may have been lost")
+_OVERFLOW = "long overflow"
 _CORRUPT = re.compile(rf"{CORRUPT}: (.+)")
 _REPLAY = re.compile(rf"{FAILED}: (.+)")
 
@@ -48,4 +49,10 @@ def translated(error: Exception) -> PenstockError:
         return CompactionConflict(f"another job changed the tables at the same time: {first_line(error)}")
     if any(name in text for name in _DATA_LOSS):
         return ChangelogHole(f"records went missing while they were read: {first_line(error)}")
+    if _OVERFLOW in text:
+        return SparkFailed(
+            "a record's timestamp is beyond what Spark's Kafka source can read (nanoseconds sent as milliseconds?): "
+            "kafka-get-offsets.sh --topic <topic> --time 9223372036854776 says where the first is; --start and --end "
+            f"of a backfill can pass it by ({first_line(error)})"
+        )
     return SparkFailed(first_line(error))

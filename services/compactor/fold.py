@@ -29,7 +29,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from services.compactor import quarantine, tables, upkeep
-from services.compactor.bodies import ENVELOPE_BYTES, START_BYTES, final_rows, live_rows
+from services.compactor.bodies import ENVELOPE_BYTES, START_BYTES, TIME_MS_MAX, final_rows, live_rows
 from services.compactor.changelog import Covered, Newest, Window, latest_per_window, read_window
 from services.compactor.failures import CompactionConflict, translated
 from services.compactor.kafka import TopicOffsets
@@ -331,7 +331,8 @@ class Fold(ABC):
         if days is None:
             return 0
         rows = tables.progress_rows(self.spark, self.state).values()
-        newest_ms = max((decode_progress(row.progress.encode()).stream_time_ms for row in rows), default=-1)
+        times = (decode_progress(row.progress.encode()).stream_time_ms for row in rows)
+        newest_ms = max((time_ms for time_ms in times if time_ms <= TIME_MS_MAX), default=-1)
         expired = 0
         for store in self._known_stores({}) if newest_ms >= 0 else ():
             if tables.exists(self.spark, self.closed(store)):

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from services.compactor.bodies import StoreLayout
+from services.compactor.bodies import TIME_MS_MAX, StoreLayout
 from shared.common.errors import ConfigError, DataError
 from shared.streams.aggregations import Aggregation, Count, CountDistinct, Max, Mean, Min, OfField, Sum
 from shared.streams.changelog_format import AggregationSchema, StoreSchema
@@ -68,6 +68,8 @@ def late_states(schemas: Sequence[AggregationSchema], layout: StoreLayout) -> Ca
                 try:
                     if partition is None or offset is None or key is None:
                         raise DataError("it does not say which source record it was")
+                    if not 0 <= timestamp_ms <= TIME_MS_MAX:
+                        raise DataError(f"no timestamp before the year 10000 can say its time, {timestamp_ms} ms")
                     found = state_of(aggregations, value, timestamp_ms)
                     states.append(dict(zip((name for name, _ in layout.columns), found, strict=True)))
                     reasons.append(None)

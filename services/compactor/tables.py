@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor.bodies import StoreLayout
+from services.compactor.bodies import TIME_MS_MAX, StoreLayout
 from shared.common.errors import ConfigError, SchemaMismatch
 from shared.streams.changelog_format import AggregationSchema, StoreSchema
 
@@ -153,7 +153,11 @@ def pending_append(spark: SparkSession, path: str, run: int) -> dict[str, Any] |
 
 
 def closed_frame(finals: DataFrame, store: StoreSchema, revision: Any = None) -> DataFrame:
-    """Decoded finals (as `bodies.final_rows` gives them) as rows of `closed/<store>`, of revision 0 if not told."""
+    """Decoded finals (as `bodies.final_rows` gives them) as rows of `closed/<store>`, of revision 0 if not told.
+
+    A closing time that no timestamp can say is null: one record from the far future closes windows that are sound.
+    """
+    closed_at = F.when(F.col("closed_ms") <= TIME_MS_MAX, F.timestamp_millis("closed_ms"))
     key = F.col("key").cast("string") if store.key == "string" else F.col("key")
     return finals.select(
         key.alias("key"),
@@ -163,7 +167,7 @@ def closed_frame(finals: DataFrame, store: StoreSchema, revision: Any = None) ->
         "end_ms",
         *results(store),
         "state",
-        F.timestamp_millis("closed_ms").alias("closed_at"),
+        closed_at.alias("closed_at"),
         F.timestamp_millis("written_ms").alias("written_at"),
         (F.lit(0) if revision is None else revision).alias("revision"),
         "partition",

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from services.compactor import quarantine
 from services.compactor.changelog import Corrupt
+from services.compactor.compact import Compaction
+from services.compactor.settings import CompactSettings
 from services.compactor.spark import ARROW_BATCH_BYTES
+from services.local.kafka import EmbeddedKafka
+from shared.common.errors import CorruptRecord
+from shared.common.settings import KafkaSettings
+from shared.streams.aggregations import Count
+from shared.streams.changelog_format import FINAL, decode
+from shared.streams.dsl import StreamsBuilder
+from shared.testing.topology_test_driver import TopologyTestDriver
+
+NS_PER_MS = 1_000_000
 
 
 def test_a_run_that_is_begun_again_keeps_what_it_meets_then(spark: Any, tmp_path: Path) -> None:
@@ -21,6 +35,36 @@ def test_a_run_that_is_begun_again_keeps_what_it_meets_then(spark: Any, tmp_path
     quarantine.keep(spark, str(tmp_path), "log", 4, [five._replace(value=b"of the topic made again")])
     kept = spark.read.format("delta").load(str(tmp_path / "quarantine")).select("offset", "run").collect()
     assert sorted(tuple(row) for row in kept) == [(5, 3), (5, 4), (8, 3)]
+
+
+def test_windows_in_nanoseconds_are_refused_or_kept_aside(
+    spark: Any, topics: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
+) -> None:
+    """A closed window that no timestamp can say stops a compaction by its place; on demand it is in the quarantine, not
+    in `closed`, and no more in `state`. What it closed early is there, at a time that is not known."""
+    builder = StreamsBuilder()
+    builder.stream("in").group_by_key().session_window(100).aggregate("s", n=Count()).on_close().to("out")
+    driver = TopologyTestDriver(builder.build(), max_future_ms=None)
+    first = 1_700_000_000_000
+    for timestamp in (first, first * NS_PER_MS, (first + 200) * NS_PER_MS):
+        driver.pipe("in", key=b"k", value=b"{}", timestamp=timestamp)
+    asyncio.run(topics.create(topic_name, 1))
+    topics.send_changelog(topic_name, driver.changelog)
+    finals = [at for at, (_, value) in enumerate(driver.changelog) if decode(value).operation == FINAL]
+    common: dict[str, Any] = {"kafka": KafkaSettings(bootstrap_servers=kafka.bootstrap_servers), "lake": str(tmp_path)}
+    settings = CompactSettings(application=topic_name, **common)
+    place = f"{topic_name}-changelog-0 at offset {finals[1]}: a closed window from {first * NS_PER_MS}"
+    with pytest.raises(CorruptRecord, match=re.escape(place)):
+        Compaction(spark, settings, print).run()
+    done = Compaction(spark, settings.model_copy(update={"skip_corrupt": True}), print).run()
+    assert (done.quarantined, done.finals, done.live_rows) == (1, 1, 1)
+    folder = tmp_path / topic_name
+    (kept,) = spark.read.format("delta").load(str(folder / "quarantine")).collect()
+    assert (kept.offset, bytes(kept.value)) == (finals[1], driver.changelog[finals[1]][1])
+    (closed,) = spark.read.format("delta").load(str(folder / "closed" / "s")).collect()
+    assert (closed.start_ms, closed.n, closed.closed_at) == (first, 1, None)
+    (live,) = spark.read.format("delta").load(str(folder / "state")).filter("row = 'window'").collect()
+    assert live.start_ms == (first + 200) * NS_PER_MS
 
 
 def test_batches_are_bounded_by_bytes(spark: Any) -> None:

@@ -153,6 +153,21 @@ def test_final_rows_have_bounds_and_closing_time() -> None:
     ]
 
 
+@pytest.mark.parametrize("bounds", [(1_700_000_000 * 10**9, 1_700_000_001 * 10**9), (10, 2**53), (-1, 10)])
+def test_windows_that_no_timestamp_can_say_are_refused(bounds: tuple[int, int]) -> None:
+    """Bounds in nanoseconds are named with their place and a way out; a closing time like that is nobody's fault."""
+    layout = bodies.StoreLayout(0, "s", (("n", "int64"),))
+    state = log.StateCodec([Column("n", "int64")]).pack([-4])
+    run = bodies.final_rows("log", layout, ((layout,),))
+    closed_ms = 1_700_000_000 * 10**9
+    good = log.encode_final(0, 7, 8, 0, bodies.TIME_MS_MAX, closed_ms, state)
+    (rows,) = run(iter([batch(b"F", [good])]))
+    assert (rows.column("end_ms")[0].as_py(), rows.column("closed_ms")[0].as_py()) == (bodies.TIME_MS_MAX, closed_ms)
+    said = f"log-3 at offset 11: a closed window from {bounds[0]} to {bounds[1]} ms.*--skip-corrupt"
+    with pytest.raises(ValueError, match=said):
+        list(run(iter([batch(b"F", [good, log.encode_final(0, 7, 8, *bounds, closed_ms, state)])])))
+
+
 OLD = bodies.StoreLayout(0, "s", (("n", "int64"), ("last", "binary")))
 NEW = bodies.StoreLayout(0, "s", (("n", "int64"), ("most", "float64"), ("last", "binary")))
 

@@ -20,6 +20,7 @@ from shared.common.errors import ChangelogHole, CorruptRecord, PenstockError
         ("[DELTA_CONCURRENT_APPEND] Files were added", CompactionConflict, "another job"),
         ("io.delta.exceptions.ConcurrentTransactionException: x", CompactionConflict, "another job"),
         ("Some data may have been lost because they are not available", ChangelogHole, "went missing"),
+        ("java.lang.ArithmeticException: long overflow\n at x", SparkFailed, "a record's timestamp is beyond"),
         ("\n  java.lang.OutOfMemoryError: heap\n at x", SparkFailed, "java.lang.OutOfMemoryError: heap"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from services.compactor.bodies import StoreLayout
+from services.compactor.bodies import TIME_MS_MAX, StoreLayout
 from services.compactor.late_states import aggregation_of, late_states, uncorrectable
 from shared.common.errors import ConfigError
 from shared.streams.aggregations import Aggregate, Count, CountDistinct, Max, Mean, Min, Sum
@@ -33,19 +33,23 @@ def store(aggregations: tuple[AggregationSchema, ...] = SCHEMAS, **more: Any) ->
     return StoreSchema(**(told | {"aggregations": aggregations} | more))
 
 
-def batch(rows: list[tuple[int | None, bytes | None, bytes | None]]) -> Any:
-    """Late records by source partition, key and value, all at 70 ms."""
+def batch(rows: list[tuple[int | None, bytes | None, bytes | None]], timestamp_ms: int) -> Any:
+    """Late records by source partition, key and value, all at one time."""
     count = len(rows)
-    numbers = {"late_partition": 0, "late_offset": 5, "source_offset": 6, "closed_ms": 90, "timestamp_ms": 70}
+    numbers = {"late_partition": 0, "late_offset": 5, "source_offset": 6, "closed_ms": 90, "timestamp_ms": timestamp_ms}
     columns: dict[str, Any] = {name: pa.array([n] * count, pa.int64()) for name, n in numbers.items()}
     partitions, keys, values = zip(*rows, strict=True)
     columns |= {"partition": pa.array(partitions, pa.int32()), "key": pa.array(keys, pa.binary())}
     return pa.record_batch(columns | {"value": pa.array(values, pa.binary())})
 
 
-def taken(rows: list[tuple[int | None, bytes | None, bytes | None]], schemas: tuple[AggregationSchema, ...]) -> Any:
+def taken(
+    rows: list[tuple[int | None, bytes | None, bytes | None]],
+    schemas: tuple[AggregationSchema, ...],
+    timestamp_ms: int = 70,
+) -> Any:
     layout = StoreLayout(0, "s", tuple(store(schemas).state_columns()))
-    (out,) = late_states(schemas, layout)(iter([batch(rows)]))
+    (out,) = late_states(schemas, layout)(iter([batch(rows, timestamp_ms)]))
     return out.to_pylist()
 
 
@@ -70,6 +74,14 @@ def test_what_an_aggregation_refuses_has_a_reason() -> None:
     assert "'one' is not a number" in reasons[1]
     assert "no JSON" in reasons[2]
     assert reasons[3] == reasons[4] == "it does not say which source record it was"
+
+
+def test_a_time_that_no_timestamp_can_say_has_a_reason() -> None:
+    """A late record of the year 10000 can be put into no closed window; one of the year 9999 can."""
+    (last,) = taken([(0, b"k", None)], SCHEMAS[1:2], TIME_MS_MAX)
+    (beyond,) = taken([(0, b"k", None)], SCHEMAS[1:2], TIME_MS_MAX + 1)
+    assert (last["state"], beyond["state"]) == ({"n_n": 1}, None)
+    assert f"can say its time, {TIME_MS_MAX + 1} ms" in beyond["reason"]
 
 
 def test_counting_needs_no_value() -> None:
