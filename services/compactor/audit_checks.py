@@ -48,7 +48,8 @@ class Inputs(NamedTuple):
     (partition, offset), null where they cannot be read. `closed`, `live`: the stream's sessions (partition, key,
     start_ms, end_ms, state). `published`, `results`: what was and what should have been published (key as text,
     start_ms, end_ms, result columns), None where results cannot be compared. `once`: whether a repeated coordinate is a
-    difference (under at_least_once it is not). `sample` is the share of keys that are compared.
+    difference (under at_least_once it is not). `sample` is the share of keys that are compared. `advances` say that the
+    operator's time was `time_ms` (or more) for all records from `position` on (partition, position, time_ms).
     """
 
     records: DataFrame
@@ -61,6 +62,7 @@ class Inputs(NamedTuple):
     store: StoreSchema
     once: bool
     sample: float = 1.0
+    advances: DataFrame | None = None
 
 
 class Compared(NamedTuple):
@@ -135,17 +137,33 @@ def label(inputs: Inputs) -> DataFrame:
         .fillna(0, ["late_times", "dead_times"])
         .withColumn("fate", fate)
     )
-    so_far = SparkWindow.partitionBy("partition").orderBy("offset").rowsBetween(SparkWindow.unboundedPreceding, 0)
     # Neither a record without a key nor a dead letter moves the operator's time; a late one does.
     reached = F.when(F.col("fate").isin(ACCEPTED, LATE), F.col("timestamp_ms"))
-    close = F.max(reached).over(so_far) - store.grace_ms - store.gap_ms
+    timed = with_times(records.withColumn("reached_ms", reached), inputs.advances)
+    close = F.col("time_ms") - store.grace_ms - store.gap_ms
     # Only now: the close time is that of all records.
-    return sampled(records.withColumn("close_ms", close), inputs.sample).select(
+    return sampled(timed.withColumn("close_ms", close), inputs.sample).select(
         *("partition", "offset", "timestamp_ms", "key", "fate", "late_times", "dead_times"),
         parsed("value", field_types(store)).alias(FIELDS),
         parsed("value", text_types(store)).alias(TEXTS),
         "close_ms",
     )
+
+
+def with_times(records: DataFrame, advances: DataFrame | None) -> DataFrame:
+    """Records with the time that the operator had when each was in hand (`time_ms`).
+
+    It is the highest of what they `reached_ms`, up to and with each in its partition, and of the advances at or before
+    its offset: an advance's position is the offset of the record that came next.
+    """
+    both = records.withColumn("_record", F.lit(1))
+    if advances is not None:
+        moved = advances.select("partition", F.col("position").alias("offset"), F.col("time_ms").alias("reached_ms"))
+        both = both.unionByName(moved.withColumn("_record", F.lit(0)), allowMissingColumns=True)
+    order = SparkWindow.partitionBy("partition").orderBy("offset", "_record")
+    so_far = order.rowsBetween(SparkWindow.unboundedPreceding, 0)
+    timed = both.withColumn("time_ms", F.max("reached_ms").over(so_far))
+    return timed.filter("_record = 1").drop("_record")
 
 
 def parsed(value: str, types: str) -> SparkColumn:

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import UNSET
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import tables
+from services.compactor import advances, tables
 from services.compactor.audit_checks import Inputs, parsed, sampled
 from services.compactor.bodies import StoreLayout, final_rows, live_rows
 from services.compactor.changelog import Window, latest_per_window, read_window
@@ -24,7 +23,6 @@ from shared.clients.consumer.dead_letters import NODE
 from shared.common.errors import ConfigError, FatalError
 from shared.streams.changelog_format import FINAL, Progress, StoreSchema, decode_progress, parse_places
 
-WINDOWED = frozenset(("session", "tumbling", "hopping", "sliding"))
 SESSION = ("partition", "key", "start_ms", "end_ms", "state")
 OPERATORS_OWN = "latest"  # kept beside a window's aggregations, and no result
 _JSON_TYPES = {"int64": "BIGINT", "float64": "DOUBLE"}
@@ -47,12 +45,16 @@ class Read(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """What lake and changelog say together: progress by partition, and the audited store's windows."""
+    """What lake and changelog say together: progress by partition, and the audited store's windows.
+
+    `advances` are those of its time (see `advances`), None where it moved with records alone.
+    """
 
     progress: dict[int, Progress]
     store: StoreSchema
     closed: DataFrame
     live: DataFrame
+    advances: DataFrame | None = None
 
 
 def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str], Any]) -> Read:
@@ -60,7 +62,8 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
     stream = read_stream(spark, settings)
     store = stream.store
     require_auditable(store)
-    require_time_by_records(stream.progress)
+    if stream.advances is not None:
+        require_all_advances(advances.moved_on_ms(stream.progress), stream.advances)
     not_compared: list[str] = []
     shape = f"gap {store.gap_ms} ms" if store.kind == "session" else f"{store.kind}, {store.size_ms} ms"
     say(f"store {store.name}: {shape}, grace {store.grace_ms} ms, source {store.source}")
@@ -90,13 +93,15 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
         not_compared.append(f"{', '.join(names)}: states that Spark cannot make anew from the records")
     if not any(a.function == "count" for a in store.aggregations):
         not_compared.append("the number of records in a session, since the store does not count them")
-    inputs = Inputs(records, late, dead, stream.closed, stream.live, given, wanted, store, once, settings.sample)
+    inputs = Inputs(
+        records, late, dead, stream.closed, stream.live, given, wanted, store, once, settings.sample, stream.advances
+    )
     return Read(inputs, everything.count(), dict(sorted(unprocessed.items())), not_compared)
 
 
 def require_auditable(store: StoreSchema) -> None:
     """Raise NotAuditable where there are no windows, or user code stands between the source topic and them."""
-    if store.kind not in WINDOWED:
+    if store.kind not in advances.WINDOWED:
         raise NotAuditable(f"store {store.name!r} cannot be audited: it holds no windows ({store.kind})")
     if store.upstream:
         raise NotAuditable(
@@ -106,12 +111,15 @@ def require_auditable(store: StoreSchema) -> None:
         )
 
 
-def require_time_by_records(progress: dict[int, Progress]) -> None:
-    """Raise NotAuditable where time was moved on without records: which windows that closed no record can tell."""
-    if advanced := [str(partition) for partition, one in sorted(progress.items()) if one.idle is not UNSET]:
+def require_all_advances(moved_on: dict[int, int], rows: DataFrame) -> None:
+    """Raise NotAuditable where time was moved on without records, and it is not known at which offsets."""
+    sums = rows.groupBy("partition").agg(F.sum(F.col("total_ms") - F.col("from_ms")).alias("ms")).collect()
+    if gone := advances.missing(moved_on, {row.partition: row.ms for row in sums}):
+        which = ", ".join(f"{p} ({ms} of {moved_on[p]} ms)" for p, ms in gone.items())
         raise NotAuditable(
-            f"the time of partitions {', '.join(advanced)} was moved on while their topics were idle: "
-            "the records alone do not say which windows that closed. Nothing was compared"
+            f"the time of partitions {which} was moved on while their topics were idle, and neither the lake nor the "
+            "changelog says at which offsets: an earlier version moved it or compacted it, or the table `advances` has "
+            "lost rows. The records alone do not say which windows that closed. Nothing was compared"
         )
 
 
@@ -150,7 +158,9 @@ def read_stream(spark: SparkSession, settings: AuditSettings) -> Stream:
     store = _chosen(stores, settings)
     layout = layouts_of(stores)[[s.name for s in stores].index(store.name)]
     live = _live(spark, path, window, offsets, layout, bool(covered))
-    return Stream(progress, store, _closed(spark, settings, window, offsets, layout, start), live)
+    closed = _closed(spark, settings, window, offsets, layout, start)
+    moved = _advances(spark, settings, window, store) if advances.moved_on_ms(progress) else None
+    return Stream(progress, store, closed, live, moved)
 
 
 def coordinates(records: DataFrame, prefix: str, source: str, ours: dict[str, str]) -> DataFrame:
@@ -199,6 +209,14 @@ def _live(
     own = (F.col("row") == "window") & (F.col("store") == layout.name)
     before = spark.table(tables.delta(path)).filter(own).withColumnRenamed(layout.name, "state").select(*SESSION)
     return before.join(tail, ["partition", "key", "start_ms"], "left_anti").unionByName(now)
+
+
+def _advances(spark: SparkSession, settings: AuditSettings, window: Window, store: StoreSchema) -> DataFrame:
+    """Those of the store's time, from the lake and from the changelog past it."""
+    rows = advances.kept(spark, settings.tables)
+    if window.advances is not None:
+        rows = rows.unionByName(window.advances)
+    return advances.once_a_place(rows.filter(F.col("store") == store.name)).persist()
 
 
 def _closed(

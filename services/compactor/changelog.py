@@ -13,11 +13,13 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
+from msgspec import UNSET
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
+from services.compactor import advances
 from services.compactor.bodies import (
     ENVELOPE_BYTES,
     START_BYTES,
@@ -81,7 +83,8 @@ class Window(NamedTuple):
 
     `entries` has the columns that `bodies` names, and `generation`; `newest` has no entry for a partition without a
     valid progress record; `stores` are those of the progress record that knows most, `generations` the layouts that
-    the entries were written in. `foreign_records` and `corrupt` were left out.
+    the entries were written in. `foreign_records` and `corrupt` were left out. `advances` are those of the range
+    (see `advances`), None where time was never moved on.
     """
 
     entries: DataFrame
@@ -90,6 +93,7 @@ class Window(NamedTuple):
     generations: Generations = ()
     foreign_records: int = 0
     corrupt: tuple[Corrupt, ...] = ()
+    advances: DataFrame | None = None
 
     def layouts(self) -> tuple[StoreLayout, ...]:
         """The newest layouts, which the tables have."""
@@ -139,7 +143,9 @@ def read_window(
     )
     # What lies past the newest progress record is not covered: the next run meets it again.
     corrupt = tuple(c for c in corrupt if c.partition in newest and c.offset < newest[c.partition].covered_offset)
-    window = Window(entries, newest, stores, generations, foreign_records, corrupt)
+    moved = any(one.progress.idle is not UNSET for one in newest.values())
+    told = advances.said(valid, stores) if moved else None
+    window = Window(entries, newest, stores, generations, foreign_records, corrupt, told)
     return _without_beyond_time(topic, _without_bad_bodies(topic, window)) if skip_corrupt and generations else window
 
 

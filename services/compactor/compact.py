@@ -15,14 +15,15 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from services.compactor import tables
+from services.compactor import advances, tables
 from services.compactor.changelog import Newest, Window, read_window
 from services.compactor.corrections import Corrected, Corrections
 from services.compactor.fold import Fold, Plan, Say, Summary, known
+from services.compactor.generations import newest_of
 from services.compactor.kafka import TopicOffsets, delete_records, read_range, topic_offsets
 from services.compactor.settings import CompactSettings
 from shared.common.errors import ChangelogHole, PenstockError
-from shared.streams.changelog_format import parse_places
+from shared.streams.changelog_format import decode_progress, parse_places
 
 SPLIT_RECORDS = 50_000  # of a partition for each further task that reads it: below it the task costs more than it saves
 
@@ -93,13 +94,29 @@ class Compaction(Fold):
                 self.corrected = Corrections(self.spark, self.settings, self.say, self.job).run()
             except (PenstockError, Py4JJavaError, PySparkException) as e:
                 self.uncorrected = e
-        if self.settings.delete_covered and summary.to_offsets != summary.from_offsets:
-            self._delete_covered(plan)
+        if summary.to_offsets != summary.from_offsets:
+            if self.settings.delete_covered:
+                self._delete_covered(plan)
+            self._forget_advances(plan)
 
     def conclude(self, summary: Summary) -> None:
         """Raise what the late records ended in: neither deletion nor upkeep waits for them."""
         if self.uncorrected is not None:
             raise self.uncorrected
+
+    def _forget_advances(self, plan: Plan) -> None:
+        """Keep no more advances than the source topics have records; a topic that cannot be asked keeps them all."""
+        progress = {p: decode_progress(row.progress.encode()) for p, row in plan.covered.items()}
+        if not advances.moved_on_ms(progress):
+            return
+        settings = self.settings
+        for store in filter(advances.has_time_of_its_own, newest_of(one.stores for one in progress.values())):
+            try:
+                source = topic_offsets(self.spark, settings.kafka, store.source, settings.kafka_timeout_ms)
+            except PenstockError as e:
+                self.say(f"{store.name}: all advances of its time are kept: {e}")
+                continue
+            advances.forget(self.spark, settings.tables, store.name, source.earliest)
 
     def _delete_covered(self, plan: Plan) -> None:
         """Delete what the snapshot before this one covers: who restores from that one still finds the rest."""

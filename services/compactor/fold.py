@@ -1,11 +1,11 @@
 """Changelog records into the Delta tables, once: what a compaction and a backfill have in common.
 
-Order of commits. First each store's finals are appended to `closed/<store>`, then one MERGE into `state` writes live
-windows, deletes and the new covered offsets. A run has a number, one above that of the state it starts from. Every
-append and the MERGE carry it as Delta's transaction version, so Delta makes each of them once a run. An append also
-carries where the run ends: a run that crashed before its MERGE left that behind, and the next one, which has the
-same number, adopts it, so that what it skips is exactly what was appended. Two jobs at once have the same number
-too: Delta lets one of them through.
+Order of commits. First come facts that a rerun finds again and leaves as they are (`quarantine`, `advances`), then each
+store's finals are appended to `closed/<store>`, then one MERGE into `state` writes live windows, deletes and the new
+covered offsets. A run has a number, one above that of the state it starts from. Every append and the MERGE carry it as
+Delta's transaction version, so Delta makes each of them once a run. An append also carries where the run ends: a run
+that crashed before its MERGE left that behind, and the next one, which has the same number, adopts it, so that what it
+skips is exactly what was appended. Two jobs at once have the same number too: Delta lets one of them through.
 
 A partition in which nothing moved but wall-clock grids is left as it is: an idle application, whose punctuation still
 commits, would otherwise rewrite its progress rows for ever. Its covered offset stays behind by a bounded tail.
@@ -28,7 +28,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import quarantine, tables, upkeep
+from services.compactor import advances, quarantine, tables, upkeep
 from services.compactor.bodies import ENVELOPE_BYTES, START_BYTES, TIME_MS_MAX, final_rows, live_rows
 from services.compactor.changelog import Covered, Newest, Window, latest_per_window, read_window
 from services.compactor.failures import CompactionConflict, translated
@@ -205,6 +205,7 @@ class Fold(ABC):
         after = before | {p: n.covered_offset for p, n in window.newest.items()}
         self.say(f"run {plan.run}: {total} entries in {len(window.newest)} partitions")
         quarantine.keep(self.spark, self.settings.tables, plan.offsets.topic, plan.run, window.corrupt)
+        advances.keep(self.spark, self.settings.tables, window.advances)
         finals = self._append_finals(plan, window, window.entries, after)
         rows = self._merge(plan, window, window.entries)
         live, version = _live_rows(self.spark, self.state), _version(self.spark, self.state)
@@ -314,7 +315,8 @@ class Fold(ABC):
         due = settings.vacuum_every == 1 or (ran and summary.run % settings.vacuum_every == 0)
         optimized, vacuumed = 0, settings.retention_hours is not None and due
         expired = self._expire()
-        for path in (self.state, *(self.closed(s) for s in self._known_stores({}))):
+        closed = (self.closed(s) for s in self._known_stores({}))
+        for path in (self.state, advances.path_of(settings.tables), *closed):
             if not tables.exists(self.spark, path):
                 continue
             if settings.optimize_files_max:

@@ -65,7 +65,7 @@ class UpkeepSettings(JobSettings):
     )
     retention_hours: Annotated[int, Field(ge=0)] | None = Field(
         None,
-        description="remove files that no version younger than this needs from `state` and `closed`; default: never",
+        description="remove files that no version younger than this needs from the tables; default: never",
     )
     closed_retention_days: Annotated[int, Field(ge=1)] | None = Field(
         None, description="delete closed windows that end so many days before the newest event; default: never"

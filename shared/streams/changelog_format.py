@@ -117,10 +117,17 @@ class StoreSchema(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class IdleAdvanced(msgspec.Struct, frozen=True):
-    """Time was moved on without a record when these were the positions; `stream_time_ms` is the task's after it."""
+    """Time was moved on without a record when these were the positions.
+
+    `stream_time_ms` is the task's after it, `operator_times_ms` that of each store's operator. Time was moved on by
+    `ms` there, and by `total_ms` there and before. The first version of this record left the last three out.
+    """
 
     sources: dict[str, int]
     stream_time_ms: int
+    operator_times_ms: dict[str, int] = {}
+    ms: int = 0
+    total_ms: int = 0
 
 
 class IdleTime(msgspec.Struct, frozen=True):

@@ -86,12 +86,15 @@ class IdleAdvances:
         self._total_ms = 0 if restored is UNSET else restored.total_ms
         self._noted: list[IdleAdvanced] = []
 
-    def note(self, sources: Mapping[str, int], stream_time_ms: int, ms: int) -> None:
-        """Time was moved on at these positions; of several at the same ones the last says it all."""
+    def note(
+        self, sources: Mapping[str, int], stream_time_ms: int, operator_times_ms: Mapping[str, int], ms: int
+    ) -> None:
+        """Time was moved on by `ms` at these positions, up to these times; several at the same ones are one."""
         self._total_ms += ms
         if self._noted and self._noted[-1].sources == sources:
-            self._noted.pop()
-        self._noted.append(IdleAdvanced(dict(sources), stream_time_ms))
+            ms += self._noted.pop().ms
+        times = dict(operator_times_ms)
+        self._noted.append(IdleAdvanced(dict(sources), stream_time_ms, times, ms, self._total_ms))
 
     def take(self) -> IdleTime | UnsetType:
         """What the next commit writes; nothing where time was never moved on."""

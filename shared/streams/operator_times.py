@@ -37,6 +37,10 @@ class OperatorTimes:
         self._fed = {sink.topic: _above(topology, processors, sink.name) for sink in internal}
         self._marks: dict[str, dict[int, TimeMark]] = {}
 
+    def by_store(self) -> dict[str, int]:
+        """Each operator's time under the name of its store."""
+        return {operator.store_name: operator.stream_time_ms for operator in self.operators}
+
     def take(self, topic: str, mark: TimeMark) -> None:
         """A mark was read: all that its task wrote before it to this partition was read too."""
         self._marks.setdefault(topic, {})[mark.partition] = mark

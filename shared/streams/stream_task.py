@@ -277,11 +277,11 @@ class StreamTask:
         if self.failed is not None or self.stream_time_ms == NO_TIME:
             return
         self.stream_time_ms += ms
-        if ms:
-            self.idle.note(self.sources, self.stream_time_ms, ms)
         self.needs_commit = True
         try:
             self.times.advance(ms)
+            if ms:
+                self.idle.note(self.sources, self.stream_time_ms, self.times.by_store(), ms)
             self.schedules.stream_time.may_punctuate(self.stream_time_ms)
         except Exception as e:
             raise self._fail(f"an advance of partition {self.partition}'s time by {ms} ms", e) from e

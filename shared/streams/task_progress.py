@@ -17,7 +17,7 @@ def progress_of(task: StreamTask, now_ms: int) -> Progress:
         guarantee=task.guarantee,
         sources=dict(task.sources),
         stream_time_ms=task.stream_time_ms,
-        operator_times_ms={o.store_name: o.stream_time_ms for o in task.operators()},
+        operator_times_ms=task.times.by_store(),
         grids_ms=task.schedules.grids_ms(),
         stores=task.topology.schemas(),
         wall_ms=now_ms,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from services.compactor.audit_inputs import NotAuditable, require_auditable, require_time_by_records
+from services.compactor.audit_inputs import NotAuditable, require_auditable
 from shared.streams.aggregations import Count
-from shared.streams.changelog_format import IdleTime, Progress
 from shared.streams.dsl import StreamsBuilder
 
 
@@ -29,11 +28,3 @@ def test_windows_of_all_kinds_are_audited_and_nothing_else() -> None:
         require_auditable(msgspec.structs.replace(schemas[0], kind="table"))
     with pytest.raises(NotAuditable, match="filter-2 stands before its window"):
         require_auditable(msgspec.structs.replace(schemas[0], upstream=("filter-2",)))
-
-
-def test_time_that_moved_by_itself_is_not_audited() -> None:
-    """Where time was moved on without records, the partitions are named and nothing is compared."""
-    plain = Progress("app", "exactly_once", {"in": 5}, 10, {"s": 10}, {}, (), 0)
-    require_time_by_records({0: plain})
-    with pytest.raises(NotAuditable, match="partitions 1 was moved on while their topics were idle"):
-        require_time_by_records({0: plain, 1: msgspec.structs.replace(plain, idle=IdleTime(7))})

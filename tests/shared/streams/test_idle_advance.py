@@ -7,7 +7,7 @@ import json
 from msgspec import UNSET
 
 from shared.streams.aggregations import Count
-from shared.streams.changelog_format import PROGRESS, IdleTime, Progress, decode, decode_progress
+from shared.streams.changelog_format import PROGRESS, IdleAdvanced, IdleTime, Progress, decode, decode_progress
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.idle_advance import IdleAdvance, IdleAdvances, take_mark
 from shared.streams.processor import Processor, ProcessorContext, Record
@@ -79,13 +79,29 @@ def test_each_advance_is_in_the_changelog_with_its_positions() -> None:
     first, advanced, last = progress(driver)
     assert (first.idle, last.idle) == (UNSET, IdleTime(100))
     assert isinstance(advanced.idle, IdleTime)
-    assert [(one.sources, one.stream_time_ms) for one in advanced.idle.advances] == [({"in": 1}, 120)]
-    advances = IdleAdvances()
-    for ms in (5, 7):
-        advances.note({"in": 1}, 100 + ms, ms)
-    noted = advances.take()
-    assert isinstance(noted, IdleTime)
-    assert (noted.total_ms, [one.stream_time_ms for one in noted.advances]) == (12, [107])
+    assert advanced.idle.advances == (IdleAdvanced({"in": 1}, 120, {"w": 120, "s": 120}, 100, 100),)
+
+
+def test_advances_at_the_same_positions_are_one() -> None:
+    """The last time counts, and by how much time was moved on there adds up; commit by commit, and after a restore."""
+    advances = IdleAdvances(IdleTime(3))
+    for at, ms in ((1, 5), (1, 7), (2, 1)):
+        advances.note({"in": at}, 100 + ms, {"w": 90 + ms}, ms)
+    said = (IdleAdvanced({"in": 1}, 107, {"w": 97}, 12, 15), IdleAdvanced({"in": 2}, 101, {"w": 91}, 1, 16))
+    assert advances.take() == IdleTime(16, said)
+    advances.note({"in": 2}, 110, {"w": 99}, 9)
+    assert advances.take() == IdleTime(25, (IdleAdvanced({"in": 2}, 110, {"w": 99}, 9, 25),))
+
+
+def test_an_operator_has_a_time_of_its_own() -> None:
+    """A record without a key moves the task's time and not the windows': an advance says both."""
+    driver = driver_of()
+    driver.pipe("in", key=b"k", value=b"{}", timestamp=20)
+    driver.pipe("in", key=None, value=b"{}", timestamp=70)
+    driver.advance_wall_clock(100)
+    (*_, newest) = progress(driver)
+    assert isinstance(newest.idle, IdleTime)
+    assert newest.idle.advances == (IdleAdvanced({"in": 2}, 170, {"w": 120, "s": 120}, 100, 100),)
 
 
 def test_there_is_no_time_to_move_before_the_first_record() -> None:

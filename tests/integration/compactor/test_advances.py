@@ -1,0 +1,192 @@
+"""Time that a quiet topic moved on, in the lake and in the changelog past it, as the audit sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.compactor import advances, tables
+from services.compactor.audit import Report, run_audit
+from services.compactor.audit_inputs import NotAuditable
+from services.compactor.compact import Compaction
+from services.compactor.settings import AuditSettings, CompactSettings
+from services.local.kafka import EmbeddedKafka
+from shared.common.records import ProducerRecord
+from shared.streams.aggregations import Count, Sum
+from shared.streams.changelog_format import PROGRESS, decode, decode_progress
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.stream_worker import StreamWorker
+from shared.streams.topology import Topology
+from shared.testing.topology_test_driver import TopologyTestDriver
+from tests.integration.test_stream_worker import Chain, chain_of, kafka_of, running, until
+from tests.integration.test_stream_worker_parts import send
+
+IDLE_ADVANCE_MS = 150
+SPAN_MS = 300
+
+
+KINDS = ("session", "tumbling", "hopping", "sliding")
+
+
+def topology(topic: str, kinds: tuple[str, ...] = KINDS) -> Topology:
+    """One stream in windows of these kinds."""
+    builder = StreamsBuilder()
+    grouped = builder.stream(topic).group_by_key()
+    windows = {
+        "session": grouped.session_window(SPAN_MS),
+        "tumbling": grouped.tumbling_window(SPAN_MS),
+        "hopping": grouped.hopping_window(SPAN_MS, SPAN_MS // 3),
+        "sliding": grouped.sliding_window(SPAN_MS),
+    }
+    for kind in kinds:
+        windows[kind].aggregate(kind, n=Count(), sum=Sum("id")).on_close().to(f"{topic}-{kind}")
+    return builder.build()
+
+
+@pytest.fixture
+def jobs(
+    spark: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
+) -> tuple[Callable[..., Any], Callable[..., Report]]:
+    """`compact()` and `audit(store)` of the test's application."""
+    common: dict[str, Any] = {"application": topic_name, "lake": str(tmp_path), "kafka": kafka_of(kafka)}
+    return (
+        lambda: Compaction(spark, CompactSettings(**common), print).run(),
+        lambda store: run_audit(spark, AuditSettings(**common, store=store), print),
+    )
+
+
+def time_of(worker: StreamWorker) -> int:
+    """The one task's stream time."""
+    return max((o.task.stream_time_ms for o in worker.tasks().values() if o.task is not None), default=-1)
+
+
+async def feed(chain: Chain, worker: StreamWorker, times: Callable[[int], list[int]]) -> None:
+    """Send records at the times that follow from the worker's own, and wait until time has moved on past them all."""
+
+    async def is_there() -> bool:
+        return any(o.task is not None for o in worker.tasks().values())
+
+    await until(is_there)
+    at = times(time_of(worker))
+    await send(chain, *(ProducerRecord(chain.topic, b'{"id":%d}' % ms, b"k", (), 0, ms) for ms in at))
+    limit = max(max(at), time_of(worker)) + 2 * SPAN_MS
+
+    async def moved() -> bool:
+        tasks = [o.task for o in worker.tasks().values() if o.task is not None]
+        return time_of(worker) > limit and not any(task.needs_commit for task in tasks)
+
+    await until(moved)
+
+
+async def idle_application(chain: Chain, lake: Path, kinds: tuple[str, ...] = KINDS) -> None:
+    """Records after which time moves on by itself; what is near them in time comes too late, and so on."""
+    worker = chain.worker(topology(chain.topic, kinds), idle_advance_ms=IDLE_ADVANCE_MS, lake=str(lake))
+    async with running(worker):
+        await feed(chain, worker, lambda now: [max(now, 1_000), max(now, 1_000) + SPAN_MS - 1])
+        await feed(chain, worker, lambda now: [now - 3 * SPAN_MS, now - SPAN_MS // 2, now - 1])
+
+
+def advances_of(application: Path, spark: Any) -> tuple[str, list[Any]]:
+    """The table in Spark SQL, and its rows of the store of sessions."""
+    table = tables.delta(advances.path_of(str(application)))
+    return table, spark.table(table).filter("store = 'session'").orderBy("position").collect()
+
+
+async def test_an_audit_knows_when_time_moved_by_itself(
+    kafka: EmbeddedKafka, spark: Any, topic_name: str, jobs: Any, tmp_path: Path
+) -> None:
+    """Sessions that a quiet topic closed are no difference, with advances in the lake and past it; without them they
+    are."""
+    compact, audit = jobs
+    async with chain_of(kafka, topic_name, 1) as chain:
+        await idle_application(chain, tmp_path, ("session",))
+        await asyncio.to_thread(compact)
+        await idle_application(chain, tmp_path, ("session",))
+    report = await asyncio.to_thread(audit, "session")
+    assert report.ok, report
+    assert report.late > 0
+    table, rows = advances_of(tmp_path / topic_name, spark)
+    assert len(rows) == 2
+    spark.sql(f"UPDATE {table} SET time_ms = 0")
+    report = await asyncio.to_thread(audit, "session")
+    assert "lateness" in {check.name for check in report.checks if check.differences}, report
+
+
+@pytest.mark.soak
+async def test_windows_of_all_kinds_see_the_same_time(
+    kafka: EmbeddedKafka, spark: Any, topic_name: str, jobs: Any, tmp_path: Path
+) -> None:
+    """Time that moved by itself closes windows of each kind as a record would, before any compaction and after it;
+    where an advance is gone the audit compares nothing, and says of which partition."""
+    compact, audit = jobs
+    async with chain_of(kafka, topic_name, 1) as chain:
+        for _ in range(2):
+            await idle_application(chain, tmp_path)
+            for kind in KINDS:
+                report = await asyncio.to_thread(audit, kind)
+                assert report.ok, (kind, report)
+            await asyncio.to_thread(compact)
+    for kind in KINDS:
+        report = await asyncio.to_thread(audit, kind)
+        assert report.ok, (kind, report)
+    table, rows = advances_of(tmp_path / topic_name, spark)
+    assert len(rows) == 4
+    spark.sql(f"UPDATE {table} SET time_ms = 0")
+    for kind in KINDS[1:]:
+        assert not (await asyncio.to_thread(audit, kind)).ok, kind
+    spark.sql(f"DELETE FROM {table} WHERE position = {rows[1].position}")
+    lost = rows[1].total_ms - rows[1].from_ms
+    with pytest.raises(NotAuditable, match=rf"partitions 0 \({lost} of {rows[-1].total_ms} ms\) was moved on"):
+        await asyncio.to_thread(audit, "session")
+
+
+def progress_rows(spark: Any, driver: TopologyTestDriver, first: int) -> Any:
+    """The progress records among a driver's changelog entries from `first` on, as a compaction has them."""
+    values = [value for _, value in driver.changelog[first:] if decode(value).operation == PROGRESS]
+    return spark.createDataFrame([(0, value) for value in values], "partition int, value binary")
+
+
+def test_rows_are_kept_once_and_as_long_as_the_source_has_their_records(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is begun again adds nothing; while nothing comes a row grows; what lies before the source is one; and
+    of windows behind a filter, which no audit takes, there is none."""
+    builder = StreamsBuilder()
+    events = builder.stream("in")
+    for name, stream in (("first", events), ("tumbling", events), ("few", events.filter(lambda record: True))):
+        stream.group_by_key().tumbling_window(SPAN_MS).aggregate(name, n=Count()).on_close().to(f"out-{name}")
+    built = builder.build()
+    driver = TopologyTestDriver(built, idle_advance_ms=100)
+    folder = str(tmp_path)
+
+    def kept() -> list[tuple[int, ...]]:
+        rows = advances.kept(spark, folder).filter("store = 'tumbling'").orderBy("position").collect()
+        return [(row.position, row.time_ms, row.from_ms, row.total_ms) for row in rows]
+
+    assert kept() == []
+    advances.keep(spark, folder, advances.said(progress_rows(spark, driver, 0), built.schemas()))
+    assert not Path(advances.path_of(folder)).exists(), "nothing to keep makes no table"
+    for timestamp in (20, 30, 500):
+        driver.pipe("in", key=b"k", value=b'{"id":1}', timestamp=timestamp)
+        driver.advance_wall_clock(100)
+    first = len(driver.changelog)
+    for _ in range(2):
+        advances.keep(spark, folder, advances.said(progress_rows(spark, driver, 0), built.schemas()))
+        assert kept() == [(1, 120, 0, 100), (2, 220, 100, 200), (3, 600, 200, 300)]
+    driver.advance_wall_clock(150)
+    advances.keep(spark, folder, advances.said(progress_rows(spark, driver, first), built.schemas()))
+    assert kept() == [(1, 120, 0, 100), (2, 220, 100, 200), (3, 750, 200, 450)]
+    newest = decode_progress(decode(driver.changelog[-1][1]).body)
+    assert advances.moved_on_ms({0: newest}) == {0: 450}
+    advances.forget(spark, folder, "tumbling", {0: 2})
+    assert len(kept()) == 3
+    monkeypatch.setattr(advances, "SPENT_MAX", 1)
+    for _ in range(2):
+        advances.forget(spark, folder, "tumbling", {0: 2})
+        assert kept() == [(2, 220, 0, 200), (3, 750, 200, 450)]
+    assert {row.store for row in advances.kept(spark, folder).select("store").collect()} == {"first", "tumbling"}
+    assert advances.kept(spark, folder).filter("store = 'first'").count() == 3
