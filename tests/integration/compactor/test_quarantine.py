@@ -37,6 +37,7 @@ def test_a_run_that_is_begun_again_keeps_what_it_meets_then(spark: Any, tmp_path
     assert sorted(tuple(row) for row in kept) == [(5, 3), (5, 4), (8, 3)]
 
 
+@pytest.mark.soak
 def test_windows_in_nanoseconds_are_refused_or_kept_aside(
     spark: Any, topics: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
 ) -> None:
