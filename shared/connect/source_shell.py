@@ -257,6 +257,9 @@ class SourceTaskShell(WorkerTask):
                 self._not_sent(token)
                 self.to_send = records[index:]
                 return False
+            except ConnectError:  # not the record's own error: what is tolerated of records does not pass it over
+                self._not_sent(token)
+                raise
             except PenstockError as e:
                 await self._refused(record, token, e)
             except asyncio.CancelledError:
@@ -325,15 +328,18 @@ class SourceTaskShell(WorkerTask):
             ) from self.send_error
 
     async def _have_topic(self, topic: str) -> None:
-        """Make a topic that does not exist, where the connector says how."""
+        """Make a topic that does not exist, where the connector says how; ConnectError where it cannot be made."""
         if topic in self._known_topics or self.parts.admin is None or self.parts.topic_groups is None:
             return
-        if topic not in await self.parts.admin.list_topics(internal=True):
-            new = self.parts.topic_groups.topic(topic)
-            try:
-                await self.parts.admin.create_topics([new])
-            except TopicAlreadyExists:
-                log.info("topic was made by another meanwhile", topic=topic)
+        try:
+            if topic not in await self.parts.admin.list_topics(internal=True):
+                await self.parts.admin.create_topics([self.parts.topic_groups.topic(topic)])
+        except TopicAlreadyExists:
+            log.info("topic was made by another meanwhile", topic=topic)
+        except RetriableError:
+            raise
+        except PenstockError as e:
+            raise ConnectError(f"topic {topic}, which a record is for, cannot be made: {e}") from e
         self._known_topics.add(topic)
 
     async def _close(self) -> None:

@@ -179,3 +179,20 @@ async def test_topics_are_made_as_their_group_says() -> None:
         await run.until(lambda: run.store.data.get(KEY) == b'{"position":2}')
         assert [run.cluster.leader("w1", partition) for partition in range(3)] == [1, 1, 1]
         assert values(run, "n1") == [b"b"]
+
+
+async def test_a_topic_that_cannot_be_made_fails_the_task_whatever_is_tolerated() -> None:
+    """It is no error of the record: nothing is passed over, and the offset stays before it."""
+    async with running() as run:
+        id = await started(
+            run,
+            errors_tolerance="all",
+            topic_creation_default_partitions="1",
+            topic_creation_default_replication_factor="1",
+        )
+        with run.cluster.control(Api.CREATE_TOPICS, Fail(44)):  # POLICY_VIOLATION
+            task().batches.put_nowait([source_record("a", 1), source_record("b", 2, topic="new")])
+            await run.until(lambda: "failure" in run.listener.of(id))
+        assert "topic new, which a record is for, cannot be made" in run.listener.traces[0]
+        assert run.store.data == {KEY: b'{"position":1}'}
+        assert task().committed == [("a", True)]
