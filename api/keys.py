@@ -22,6 +22,7 @@ from api.problem import ErrorKind, Problem
 
 Key = str | bytes | None
 SUFFIX = "_base64"
+WRONG_CONTINUATION = ErrorKind(400, "INVALID_CONTINUATION", "A continuation that is none")
 WRONG_KEY = ErrorKind(400, "INVALID_KEY", "A key that is none")
 
 _Base64 = Annotated[str | None, Query(description="the same as bytes, in base64 (or URL-safe base64)")]
@@ -36,11 +37,18 @@ class Keys(TypedDict):
 
 
 class StoreQuestion(Keys):
-    """Which rows of a store: their keys, when their windows are (ms since the epoch, None: ever), and how many."""
+    """Which rows of a store: their keys, when their windows are (ms since the epoch, None: ever), how many, and after
+    which answer (None: the first ones)."""
 
     from_ms: int | None
     to_ms: int | None
     rows_max: int
+    continuation: str | None
+
+
+Continuation = Annotated[
+    str | None, Query(description="of the answer before: what comes after it, to the same question")
+]
 
 
 def asked_keys(

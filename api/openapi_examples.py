@@ -31,6 +31,7 @@ PARAMETERS: dict[str, Any] = {
     "from_ms": 1357016400000,
     "to_ms": 1357020000000,
     "rows_max": 100,
+    "continuation": "ksQIvFdNQITdTE6TAMQDYW5uBQ",
     "limit": 50,
     "status": "all",
     "stage": "process",
@@ -198,7 +199,17 @@ _TASK = {
     "instance": "host:8083",
 }
 _RUN = {"started_at_ms": 1357020000000, "seconds": 12.5, "status": "done", "rows": 42, "detail": ""}
-_POSITION = {"0": 17}
+_POSITION = {"0": {"flights": 17}}
+_CUT = {"is_cut": True, "continuation": PARAMETERS["continuation"]}
+_FOUND = {
+    "partition": 0,
+    "key": "UA",
+    "start_ms": 1357016400000,
+    "end_ms": 1357016700000,
+    "status": "closed",
+    "revision": 0,
+    "results": {"events": 3},
+}
 _STATUS = {"state": "RUNNING", "worker_id": "host:8085"}
 _CONFIG = {"name": "files", "connector.class": "FileStreamSource", "file": "in.txt", "topic": "lines"}
 _INFO = {"name": "files", "config": _CONFIG, "tasks": [{"connector": "files", "task": 0}], "type": "source"}
@@ -295,14 +306,22 @@ ANSWERS: Example = {
     },
     ("get", "/v1/streams/tasks"): {"tasks": [_TASK], "missing": []},
     ("get", "/v1/streams/stores"): {"stores": [{"store": "sessions", "rows": {"0": 2}, "total": 2}], "missing": []},
-    ("get", "/v1/streams/stores/{store}"): {"store": "sessions", "windows": [_WINDOW], "position": _POSITION},
+    ("get", "/v1/streams/stores/{store}"): {
+        "store": "sessions",
+        "kind": "session",
+        "key_type": "string",
+        "rows": [{"partition": 0, "key": "UA", "start": 1357016400000, "end": 1357020000000, "events": 3}],
+        "position": _POSITION,
+        **_CUT,
+        "missing": [],
+    },
     ("get", "/v1/streams/stores/{store}/windows"): {
         "store": "sessions",
-        "windows": [_WINDOW | {"status": "closed"}],
-        "is_cut": False,
+        "windows": [_FOUND],
+        **_CUT,
         "position": _POSITION,
     },
-    ("get", "/v1/streams/windows"): {"windows": [_WINDOW], "missing": []},
+    ("get", "/v1/streams/windows"): {"windows": [_WINDOW], **_CUT, "unseen": 0, "missing": []},
     ("get", "/v1/compactions"): {"compactions": [_RUN], "last": _RUN},
     ("post", "/v1/compactions"): {"started": True},
     ("get", "/v1/overview"): {

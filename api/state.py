@@ -8,12 +8,14 @@ is also what the instances ask each other.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Protocol, TypedDict, Unpack
 
 from fastapi import APIRouter, Query, Response
 
-from api.keys import StoreQuestion
+from api.keys import WRONG_CONTINUATION, Continuation, StoreQuestion
 from api.problem import ErrorKind, Problem, json_response
+from shared.common.continuation import WrongContinuation
 
 
 class TaskState(TypedDict, total=False):
@@ -83,6 +85,17 @@ class WindowRow(TypedDict):
     states: list[Any]
 
 
+class LiveWindows(TypedDict):
+    """Live windows, those that end last first.
+
+    `continuation` is None where these are the last ones; `unseen` are rows that were not looked at, of a large store.
+    """
+
+    windows: list[WindowRow]
+    continuation: str | None
+    unseen: int
+
+
 WINDOWS_MAX = 1_000
 """Windows in one answer."""
 
@@ -98,8 +111,8 @@ class StreamsView(Protocol):
         """Each store with its live rows in each partition of this instance."""
         ...
 
-    def windows(self, store: str | None, key: str, limit: int) -> list[WindowRow]:
-        """Live windows, those that end last first; `key` is searched for where it is not empty."""
+    def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> LiveWindows:
+        """Live windows; `key` is searched for where it is not empty. WrongContinuation for one that is none."""
         ...
 
     def compact(self) -> str:
@@ -118,8 +131,8 @@ class WholeView(Protocol):
         """`stores`: each with its live rows in each partition."""
         ...
 
-    async def windows(self, store: str | None, key: str, limit: int) -> dict[str, Any]:
-        """`windows`: of all instances, those that end last first."""
+    async def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> dict[str, Any]:
+        """As `StreamsView`, of all instances."""
         ...
 
     async def read_store(self, store: str, *, partial: bool, **question: Unpack[StoreQuestion]) -> dict[str, Any]:
@@ -164,13 +177,18 @@ def streams_router(view: StreamsView, *more: APIRouter, whole: WholeView | None 
     @router.get("/v1/streams/windows", summary="Live windows, those that end last first; searched by key")
     async def windows(
         store: str | None = None,
-        key: str = "",
-        limit: int = Query(100, ge=1, le=WINDOWS_MAX),
+        key: Annotated[str, Query(description="a part of the key, JSON, or a number")] = "",
+        limit: Annotated[int, Query(ge=1, le=WINDOWS_MAX)] = 100,
+        continuation: Continuation = None,
         local: Local = False,
     ) -> Response:
-        if local or whole is None:
-            return json_response({"windows": view.windows(store, key, limit)})
-        return json_response(await whole.windows(store, key, limit))
+        wanted = (store, key, limit, continuation)
+        found: Mapping[str, Any]
+        try:
+            found = view.windows(*wanted) if local or whole is None else await whole.windows(*wanted)
+        except WrongContinuation as e:
+            raise Problem(WRONG_CONTINUATION, str(e)) from None
+        return json_response({**found, "is_cut": found["continuation"] is not None})
 
     @router.get("/v1/compactions", summary="The last compactions, newest first, and the last one that succeeded")
     async def compactions(local: Local = False) -> Response:

@@ -11,36 +11,42 @@ from typing import Annotated, Any, Literal, Protocol, TypedDict, Unpack
 
 from fastapi import APIRouter, Depends, Query, Response
 
-from api.keys import Keys, StoreQuestion, asked_keys
+from api.keys import WRONG_CONTINUATION, Continuation, Keys, StoreQuestion, asked_keys
 from api.problem import ErrorKind, Problem, json_response
 from api.state import Local, WholeView
+from shared.common.continuation import WrongContinuation
 from shared.common.errors import ConfigError
 
 NOT_READABLE = ErrorKind(404, "STORE_NOT_READABLE", "This store cannot be read here")
 ROWS_DEFAULT, ROWS_MAX = 1_000, 10_000
+RowsMax = Annotated[int, Query(ge=1, le=ROWS_MAX)]
+Status = Literal["open", "closed", "all"]
 
 
 class StoresView(Protocol):
     """What a service that runs tasks lets read of them."""
 
     async def read_store(self, store: str, **question: Unpack[StoreQuestion]) -> Any:
-        """Rows and the position that they reflect; ConfigError for a store that cannot be asked for so."""
+        """Rows, the position that they reflect and the `continuation`, which is None where these are the last rows.
+
+        ConfigError for a store that cannot be asked for so, WrongContinuation for one that is none.
+        """
         ...
 
-    async def find_windows(self, store: str, **question: Unpack[StoreQuestion]) -> FoundWindows:
+    async def find_windows(self, store: str, *, status: Status, **question: Unpack[StoreQuestion]) -> FoundWindows:
         """The keys' windows, open and closed, of all instances; ConfigError as above, Problem where it is busy."""
         ...
 
 
 class FoundWindows(TypedDict):
-    """Windows in order of their start, each with `status`, and the source offsets that they reflect by partition."""
+    """Windows in order of their start, each with `status`, and the source offsets that they reflect by partition.
+
+    `continuation` is None where these are the last ones.
+    """
 
     windows: list[dict[str, Any]]
     position: dict[int, dict[str, int]]
-    is_cut: bool
-
-
-Status = Literal["open", "closed", "all"]
+    continuation: str | None
 
 
 def stores_router(view: StoresView, whole: WholeView | None = None) -> APIRouter:
@@ -53,11 +59,12 @@ def stores_router(view: StoresView, whole: WholeView | None = None) -> APIRouter
         keys: Annotated[Keys, Depends(asked_keys)],
         from_ms: Annotated[int | None, Query(description="only windows that end at this time or later")] = None,
         to_ms: Annotated[int | None, Query(description="only windows that begin at this time or earlier")] = None,
-        rows_max: Annotated[int, Query(ge=1, le=ROWS_MAX)] = ROWS_DEFAULT,
+        rows_max: RowsMax = ROWS_DEFAULT,
+        continuation: Continuation = None,
         local: Local = False,
         partial: Annotated[bool, Query(description="also where partitions are missing")] = False,
     ) -> Response:
-        question = StoreQuestion(**keys, from_ms=from_ms, to_ms=to_ms, rows_max=rows_max)
+        question = StoreQuestion(**keys, from_ms=from_ms, to_ms=to_ms, rows_max=rows_max, continuation=continuation)
         try:
             if local or whole is None:
                 answer = await view.read_store(store, **question)
@@ -65,6 +72,8 @@ def stores_router(view: StoresView, whole: WholeView | None = None) -> APIRouter
                 answer = await whole.read_store(store, partial=partial, **question)
         except ConfigError as e:
             raise Problem(NOT_READABLE, str(e)) from None
+        except WrongContinuation as e:
+            raise Problem(WRONG_CONTINUATION, str(e)) from None
         return json_response(answer)
 
     @router.get(
@@ -77,14 +86,16 @@ def stores_router(view: StoresView, whole: WholeView | None = None) -> APIRouter
         from_ms: Annotated[int | None, Query(description="only windows that end at this time or later")] = None,
         to_ms: Annotated[int | None, Query(description="only windows that begin at this time or earlier")] = None,
         status: Annotated[Status, Query(description="only these")] = "all",
-        rows_max: Annotated[int, Query(ge=1, le=ROWS_MAX)] = ROWS_DEFAULT,
+        rows_max: RowsMax = ROWS_DEFAULT,
+        continuation: Continuation = None,
     ) -> Response:
+        question = StoreQuestion(**keys, from_ms=from_ms, to_ms=to_ms, rows_max=rows_max, continuation=continuation)
         try:
-            found = await view.find_windows(store, **keys, from_ms=from_ms, to_ms=to_ms, rows_max=rows_max)
+            found = await view.find_windows(store, status=status, **question)
         except ConfigError as e:
             raise Problem(NOT_READABLE, str(e)) from None
-        rows = [row for row in found["windows"] if status in ("all", row["status"])]
-        cut = {"windows": rows[:rows_max], "is_cut": found["is_cut"] or len(rows) > rows_max}
-        return json_response({"store": store, **cut, "position": found["position"]})
+        except WrongContinuation as e:
+            raise Problem(WRONG_CONTINUATION, str(e)) from None
+        return json_response({"store": store, **found, "is_cut": found["continuation"] is not None})
 
     return router

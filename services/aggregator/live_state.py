@@ -6,11 +6,13 @@ It is read between two turns of the loop and waits for nothing, so it looks at a
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
-from typing import Any
+from collections.abc import Mapping
+from itertools import chain, islice
+from typing import Any, NamedTuple
 
 from api.state import WindowRow
+from services.aggregator.key_search import KeySearch, key_text
+from shared.common.continuation import LivePlace, live_order
 from shared.streams.owned_task import OwnedTask
 from shared.streams.state.store import LiveRow
 
@@ -28,47 +30,57 @@ def describe_stores(tasks: Mapping[int, OwnedTask]) -> list[dict[str, Any]]:
     return [{"store": name, "rows": own, "total": sum(own.values())} for name, own in sorted(rows.items())]
 
 
-def live_windows(tasks: Mapping[int, OwnedTask], store: str | None, key: str, limit: int) -> list[WindowRow]:
-    """The live windows that end last, of all tasks; with `key` those of that key, or whose key contains it."""
-    found: list[tuple[int, str, int, LiveRow]] = []
+class LiveRows(NamedTuple):
+    """Windows; after which one there are more, or None; and how many rows were not looked at."""
+
+    windows: list[WindowRow]
+    last: LivePlace | None
+    unseen: int
+
+
+def live_windows(
+    tasks: Mapping[int, OwnedTask], store: str | None, search: KeySearch, limit: int, after: LivePlace | None = None
+) -> LiveRows:
+    """The live windows that end last, of all tasks and of the keys that are searched for, or those after a place.
+
+    A key that is named exactly is found however many rows there are.
+    """
+    found: dict[LivePlace, LiveRow] = {}
+    unseen = 0
     for partition, owned in tasks.items():
         if owned.task is None:
             continue
         for name, kept in owned.task.stores.items():
-            if store in (None, name):
-                rows: Iterable[LiveRow] = _matching(kept.rows(), key)
-                last = heapq.nlargest(limit, rows, key=_end)
-                found += [(row.end, name, partition, row) for row in last]
-    newest = heapq.nlargest(limit, found, key=lambda each: each[0])
-    return [
-        WindowRow(
-            store=name,
-            partition=partition,
-            key=key_text(row.key),
-            start_ms=row.start,
-            end_ms=row.end,
-            states=[plain(state) for state in row.states],
-        )
-        for _, name, partition, row in newest
-    ]
+            if store not in (None, name):
+                continue
+            key_type = owned.task.topology.stores[name].schema.key
+            exact = (row for key in search.exact(key_type) for row in kept.rows_of(key))
+            rows = kept.rows()
+            first = list(islice(rows, ROWS_LOOKED_AT_MAX))
+            if len(first) == ROWS_LOOKED_AT_MAX:
+                unseen += max(0, len(kept) - len(first))
+            matching = chain(exact, (row for row in first if search.has(row.key)))
+            placed = {_place(name, partition, row): row for row in matching}
+            wanted = (place for place in placed if after is None or live_order(place) > live_order(after))
+            found |= {place: placed[place] for place in heapq.nsmallest(limit + 1, wanted, key=live_order)}
+    places = heapq.nsmallest(limit + 1, found, key=live_order)
+    last = places[limit - 1] if len(places) > limit else None
+    return LiveRows([_window(place, found[place]) for place in places[:limit]], last, unseen)
 
 
-def _end(row: LiveRow) -> int:
-    return row.end
+def _place(store: str, partition: int, row: LiveRow) -> LivePlace:
+    return LivePlace(row.end, store, partition, key_text(row.key), row.start)
 
 
-def _matching(rows: Iterator[LiveRow], key: str) -> Iterator[LiveRow]:
-    looked_at = islice(rows, ROWS_LOOKED_AT_MAX)
-    return (row for row in looked_at if key in key_text(row.key)) if key else looked_at
-
-
-def key_text(key: Any) -> str:
-    """A key as text.
-
-    >>> key_text(b"UA-EWR"), key_text(7), key_text(b"\\xff")
-    ('UA-EWR', '7', '\\\\xff')
-    """
-    return key.decode(errors="backslashreplace") if isinstance(key, bytes) else str(key)
+def _window(place: LivePlace, row: LiveRow) -> WindowRow:
+    return WindowRow(
+        store=place.store,
+        partition=place.partition,
+        key=place.key,
+        start_ms=row.start,
+        end_ms=row.end,
+        states=[plain(state) for state in row.states],
+    )
 
 
 def plain(state: Any) -> Any:

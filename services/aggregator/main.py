@@ -16,11 +16,13 @@ from api.health import Check, CheckResult, health_router
 from api.keys import StoreQuestion
 from api.problem import ErrorKind, Problem
 from api.server import HttpServer
-from api.state import StreamsState, WindowRow, streams_router
-from api.stores import FoundWindows, stores_router
+from api.state import LiveWindows, StreamsState, streams_router
+from api.stores import FoundWindows, Status, stores_router
 from services.aggregator.backlog import BacklogWatch
 from services.aggregator.compaction import SCHEDULE_NAME, CompactionSupervisor
+from services.aggregator.key_search import KeySearch
 from services.aggregator.live_state import describe_stores, live_windows
+from services.aggregator.pages import live_pages, row_pages, told, window_pages
 from services.aggregator.questions import Asked
 from services.aggregator.sessions import Query
 from services.aggregator.settings import AggregatorSettings
@@ -34,7 +36,7 @@ from shared.streams.changelog_reader import ROWS
 from shared.streams.instance_registry import InstanceRegistry
 from shared.streams.instances import Registration
 from shared.streams.punctuation import PunctuationType
-from shared.streams.queries import StoreAnswer, StoreQuery, read_in_slices
+from shared.streams.queries import StoreQuery, read_in_slices
 from shared.streams.stream_task import StreamTask
 from shared.streams.stream_worker import StreamWorker
 from shared.streams.topology_loading import load_topology
@@ -124,23 +126,30 @@ class Aggregator:
         state: dict[str, Any] = {**self.worker.describe(), "compactions": self.compaction.describe()}
         return cast(StreamsState, state)
 
-    async def read_store(self, store: str, **question: Unpack[StoreQuestion]) -> StoreAnswer:
+    @property
+    def application(self) -> str:
+        """Whose instance it is."""
+        return self._settings.streams.application_id
+
+    async def read_store(self, store: str, **question: Unpack[StoreQuestion]) -> dict[str, Any]:
         """What `GET /v1/streams/stores/{store}` answers: the tasks that run here, which go on meanwhile."""
+        pages = row_pages(self.application, store, question)
+        wanted: dict[str, Any] = {**question, "after": pages.place(question["continuation"])}
+        del wanted["continuation"]
         running = {partition: owned.task for partition, owned in self.worker.tasks().items() if owned.task is not None}
         topology, tables = self.worker.topology, self.worker.global_tables
-        reading = read_in_slices(running, store, StoreQuery(**question), topology, tables)
+        reading = read_in_slices(running, store, StoreQuery(**wanted), topology, tables)
         while True:
             try:
                 next(reading)
             except StopIteration as done:
-                answer: StoreAnswer = done.value
-                return answer
+                return told(done.value, pages)
             await asyncio.sleep(0)
             now = {partition: owned.task for partition, owned in self.worker.tasks().items()}
             for partition in [p for p, task in running.items() if now.get(p) is not task]:
                 del running[partition]
 
-    async def find_windows(self, store: str, **question: Unpack[StoreQuestion]) -> FoundWindows:
+    async def find_windows(self, store: str, *, status: Status, **question: Unpack[StoreQuestion]) -> FoundWindows:
         """What `GET /v1/streams/stores/{store}/windows` answers: from changelog and lake, whoever has the partition."""
         if self._finding.locked():
             raise Problem(BUSY, f"{FINDING_MAX} such questions are being answered")
@@ -152,10 +161,13 @@ class Aggregator:
         where = (self._settings.kafka, streams.application_id, streams.lake, streams.lake_options)
         keys = KeyRange.of(question["key"], question["key_from"], question["key_to"])
         skipped, rows_max = streams.skip_changelog_records, question["rows_max"]
-        query = Query(Asked(*where, store, keys, *reach, skipped, FINDING_MS, rows_max))
+        pages = window_pages(self.application, store, status, question)
+        after = pages.place(question["continuation"])
+        query = Query(Asked(*where, store, keys, *reach, skipped, FINDING_MS, rows_max, status), after)
         async with self._finding:
             _, found = await query.run()
-        return {"windows": [one._asdict() for one in found], "position": query.position, "is_cut": query.is_cut}
+        windows = [one._asdict() for one in found]
+        return {"windows": windows, "position": query.position, "continuation": pages.text(query.last)}
 
     def registration(self) -> Registration:
         """What this instance says of itself to the others."""
@@ -175,9 +187,11 @@ class Aggregator:
         """What `GET /v1/streams/stores` answers."""
         return describe_stores(self.worker.tasks())
 
-    def windows(self, store: str | None, key: str, limit: int) -> list[WindowRow]:
+    def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> LiveWindows:
         """What `GET /v1/streams/windows` answers."""
-        return live_windows(self.worker.tasks(), store, key, limit)
+        pages = live_pages(self.application, store, key)
+        found = live_windows(self.worker.tasks(), store, KeySearch(key), limit, pages.place(continuation))
+        return {"windows": found.windows, "continuation": pages.text(found.last), "unseen": found.unseen}
 
     def compact(self) -> str:
         """Ask for a compaction; why none was started."""

@@ -6,9 +6,15 @@ left out.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+import base64
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
+
+from shared.common.continuation import Continuations, LivePlace, RowOrder, RowPlace, live_order, row_order
+
+OrderT = TypeVar("OrderT", bound=tuple[Any, ...])
+RowT = TypeVar("RowT")
 
 
 class Part(NamedTuple):
@@ -40,10 +46,31 @@ def merge_stores(parts: Iterable[Part]) -> list[dict[str, Any]]:
     return [{"store": name, "rows": own, "total": sum(own.values())} for name, own in ordered.items()]
 
 
-def merge_windows(parts: Iterable[Part], limit: int) -> list[Mapping[str, Any]]:
+def merge_windows(parts: Sequence[Part], limit: int, pages: Continuations[LivePlace]) -> dict[str, Any]:
     """The windows that end last, of all."""
-    found = (row for partitions, answer in parts for row in answer["windows"] if row["partition"] in partitions)
-    return heapq.nlargest(limit, found, key=lambda row: row["end_ms"])
+    rows = [
+        (live_order(LivePlace(row["end_ms"], row["store"], row["partition"], row["key"], row["start_ms"])), row)
+        for partitions, answer in parts
+        for row in answer["windows"]
+        if row["partition"] in partitions
+    ]
+    ends = [live_order(place) for _, answer in parts if (place := pages.place(answer["continuation"]))]
+    found, last = _first(rows, limit, ends)
+    place = None if last is None else LivePlace(-last[0], *last[1:])
+    unseen = sum(answer["unseen"] for _, answer in parts)
+    return {"windows": found, "continuation": pages.text(place), "unseen": unseen}
+
+
+def _first(rows: list[tuple[OrderT, RowT]], limit: int, ends: Sequence[OrderT]) -> tuple[list[RowT], OrderT | None]:
+    """The first rows in their order, and the place that the next ones come after, None where there are none.
+
+    `ends` are the places up to which the answers that were cut are whole: what another one has behind the first of them
+    has its turn when all have got there.
+    """
+    end = min(ends, default=None)
+    known = sorted((one for one in rows if end is None or one[0] <= end), key=itemgetter(0))
+    last = known[limit - 1][0] if len(known) > limit else end
+    return [row for _, row in known[:limit]], last
 
 
 def merge_tasks(parts: Iterable[Part]) -> list[dict[str, Any]]:
@@ -71,30 +98,46 @@ def merge_standbys(parts: Iterable[Part]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda standby: (standby["partition"], standby["instance"]))
 
 
-def merge_rows(parts: Iterable[Part], missing: dict[int, str], rows_max: int) -> dict[str, Any]:
+def merge_rows(
+    parts: Sequence[Part], missing: dict[int, str], rows_max: int, pages: Continuations[RowPlace]
+) -> dict[str, Any]:
     """Rows of a store, at most `rows_max`, and positions; a partition without one is added to `missing`.
 
-    >>> of_a = Part([0], {"store": "s", "kind": "session", "rows": [{"partition": 0, "key": "k"}],
-    ...                   "position": {"0": {"in": 7}}, "is_cut": False})
-    >>> of_b = Part([1], {"store": "s", "kind": "session", "rows": [], "position": {}, "is_cut": False})
-    >>> missing = {}
-    >>> merge_rows([of_a, of_b], missing, 10)["position"], missing
+    >>> said = {"store": "s", "kind": "table", "key_type": "string", "continuation": None}
+    >>> of_a = Part([0], {**said, "rows": [{"partition": 0, "key": "k"}], "position": {"0": {"in": 7}}})
+    >>> of_b, missing = Part([1], {**said, "rows": [], "position": {}}), {}
+    >>> merge_rows([of_a, of_b], missing, 10, Continuations(RowPlace, "s"))["position"], missing
     ({'0': {'in': 7}}, {1: 'its task has just gone'})
     """
-    rows: list[Any] = []
+    rows: list[tuple[tuple[int, RowOrder], Any]] = []
     position: dict[str, Any] = {}
-    store, kind, is_cut = "", "", False
+    said = parts[0].answer
+    places: dict[tuple[int, RowOrder], RowPlace] = {}
+    ends = []
     for partitions, answer in parts:
-        rows += [row for row in answer["rows"] if row["partition"] in partitions]
+        for row in answer["rows"]:
+            if row["partition"] in partitions:
+                place = _row_place(row, said["key_type"])
+                places[order := (place.partition, row_order(place.key, place.start))] = place
+                rows.append((order, row))
+        if end := pages.place(answer["continuation"]):
+            places[order := (end.partition, row_order(end.key, end.start))] = end
+            ends.append(order)
         at = {p: offsets for p, offsets in answer["position"].items() if int(p) in partitions}
         missing |= {p: "its task has just gone" for p in partitions if str(p) not in at}
         position |= at
-        store, kind, is_cut = answer["store"], answer["kind"], is_cut or answer["is_cut"]
-    rows.sort(key=lambda row: row["partition"])
+    found, last = _first(rows, rows_max, ends)
     return {
-        "store": store,
-        "kind": kind,
-        "rows": rows[:rows_max],
+        "store": said["store"],
+        "kind": said["kind"],
+        "key_type": said["key_type"],
+        "rows": found,
         "position": dict(sorted(position.items(), key=lambda each: int(each[0]))),
-        "is_cut": is_cut or len(rows) > rows_max,
+        "is_cut": last is not None,
+        "continuation": None if last is None else pages.text(places[last]),
     }
+
+
+def _row_place(row: Mapping[str, Any], key_type: str) -> RowPlace:
+    key = base64.b64decode(row["key"]) if key_type == "bytes" else row["key"].encode()
+    return RowPlace(row["partition"], key, row.get("start", 0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from shared.common.key_range import KeyRange
 from shared.common.settings import KafkaSettings
@@ -33,6 +33,8 @@ class Question(Protocol):
     def kafka_timeout_ms(self) -> int: ...
     @property
     def rows_max(self) -> int: ...
+    @property
+    def status(self) -> Literal["open", "closed", "all"]: ...
 
 
 class Asked(NamedTuple):
@@ -49,3 +51,4 @@ class Asked(NamedTuple):
     skip_changelog_records: str
     kafka_timeout_ms: int
     rows_max: int
+    status: Literal["open", "closed", "all"] = "all"

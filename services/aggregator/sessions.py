@@ -10,24 +10,25 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
-import datasketches
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from services.aggregator.live_state import key_text
+from services.aggregator.found_windows import Found, Told, closed_of_lake, merged, place_of, told
+from services.aggregator.key_search import key_text
+from services.aggregator.pages import window_pages
 from services.aggregator.questions import Question
 from services.aggregator.settings import SessionsSettings
 from shared.clients.admin import Admin, TopicDescription
 from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.common import lake
 from shared.common.clock import SYSTEM_CLOCK
+from shared.common.continuation import WindowPlace, WrongContinuation
 from shared.common.errors import (
     ChangelogHole,
     ConfigError,
@@ -41,11 +42,7 @@ from shared.common.log import configure
 from shared.common.records import TopicPartition
 from shared.common.topic_names import changelog_topic
 from shared.streams.changelog_format import (
-    DELETED,
-    FINAL,
-    AggregationSchema,
     Progress,
-    StateCodec,
     StoreSchema,
     decode_progress,
     parse_places,
@@ -60,29 +57,6 @@ REVISIONS_EXPECTED = 2
 PROGRAM = "penstock sessions"
 
 
-class Found(NamedTuple):
-    """One window: `status` is open or closed; `results` by name, `revision` above 0 where late records corrected it."""
-
-    partition: int
-    start_ms: int
-    end_ms: int
-    status: str
-    revision: int
-    results: dict[str, Any]
-    key: str | bytes = ""
-
-
-class Told(NamedTuple):
-    """A confirmed change of the key, as the tail has it: its state by columns, those it was written with."""
-
-    operation: bytes
-    store: str
-    key: bytes
-    start: int
-    end: int
-    state: dict[str, Any]
-
-
 class Tail(NamedTuple):
     """What a partition's changelog says past the snapshot: the key's confirmed changes, and the newest progress."""
 
@@ -90,114 +64,23 @@ class Tail(NamedTuple):
     progress: Progress | None
 
 
-def told(change: Change) -> Told:
-    """A change with its state decoded as what it was written; CorruptRecord where that cannot be read."""
-    assert change.written_as is not None  # by a reader without a topology
-    state = {} if change.operation == DELETED else _codec(change.written_as)(change.state)
-    return Told(change.operation, change.store, change.key, change.start, change.end, state)
-
-
-@lru_cache
-def _codec(written: StoreSchema) -> Callable[[bytes], dict[str, Any]]:
-    columns = written.state_columns()
-    codec, names = StateCodec(columns), [column.name for column in columns]
-    return lambda state: dict(zip(names, codec.unpack(state), strict=True))
-
-
-def merge(
-    partition: int,
-    store: StoreSchema,
-    live: Sequence[dict[str, Any]],
-    changes: Sequence[Told],
-    reach: tuple[int, int],
-) -> list[Found]:
-    """A partition's open windows, and those that were closed past the snapshot.
-
-    `live` are the snapshot's windows of the key; `changes` are the key's in the tail, in log order.
-    """
-    open_ = {row["start_ms"]: (row["end_ms"], row["state"]) for row in live if row["partition"] == partition}
-    found = []
-    for change in changes:
-        if change.operation == DELETED:
-            open_.pop(change.start, None)
-            continue
-        if change.operation == FINAL:
-            open_.pop(change.start, None)
-            found.append(Found(partition, change.start, change.end, "closed", 0, results(store, change.state)))
-        else:
-            open_[change.start] = (change.end, change.state)
-    closed = {(one.start_ms, one.end_ms) for one in found}  # a sliding window that was closed is kept for a while
-    found += [
-        Found(partition, start, end, "open", 0, results(store, state))
-        for start, (end, state) in open_.items()
-        if (start, end) not in closed
-    ]
-    return [one for one in found if one.end_ms >= reach[0] and one.start_ms <= reach[1]]
-
-
-def merged(
-    partition: int,
-    store: StoreSchema,
-    live: Sequence[dict[str, Any]],
-    changes: Sequence[Told],
-    reach: tuple[int, int],
-) -> list[Found]:
-    """As `merge`, of the store's windows of many keys, each with its key."""
-    lives, told_of = defaultdict[bytes, list[dict[str, Any]]](list), defaultdict[bytes, list[Told]](list)
-    for row in live:
-        lives[row["key"]].append(row)
-    for change in changes:
-        if change.store == store.name:
-            told_of[change.key].append(change)
-    found = []
-    for raw in {**lives, **told_of}:
-        key: str | bytes = raw.decode() if store.key == "string" else raw
-        own = merge(partition, store, lives.get(raw, ()), told_of.get(raw, ()), reach)
-        found += [one._replace(key=key) for one in own]
-    return found
-
-
-def results(store: StoreSchema, state: dict[str, Any]) -> dict[str, Any]:
-    """The named results of a state, by its columns' names; an aggregation that it has no columns for is None."""
-    return {
-        a.name: _result(a, {name: state.get(f"{a.name}_{name}") for name, _ in a.state}) for a in store.aggregations
-    }
-
-
-def _result(aggregation: AggregationSchema, state: dict[str, Any]) -> Any:
-    if None in state.values():
-        return None
-    match aggregation.function:
-        case "count":
-            return state["n"]
-        case "latest":
-            return state["ms"]
-        case "sum" | "min" | "max" as function:
-            return state[function] if state["n"] else None
-        case "mean":
-            return state["sum"] / state["n"] if state["n"] else None
-        case "count_distinct":
-            return round(datasketches.hll_sketch.deserialize(state["hll"]).get_estimate())
-    text = state.get("json")
-    return msgspec.json.decode(text) if text else None
-
-
 class Query:
-    """One question to changelog and lake; `position` has the source offsets that the answer reflects, by partition.
+    """One question to changelog and lake, of the windows after a place, or the first ones.
 
-    `is_cut` says that there are more windows than `rows_max`; the answer has those that begin first.
+    `position` has the source offsets that the answer reflects, by partition. `last` is the place after which there may
+    be more windows than `rows_max`; the answer has those that begin first.
     """
 
-    def __init__(self, settings: Question) -> None:
+    def __init__(self, settings: Question, after: WindowPlace | None = None) -> None:
         self.position: dict[int, dict[str, int]] = {}
-        self.is_cut = False
-        self._settings = settings
+        self.last: WindowPlace | None = None
+        self._settings, self._after = settings, after
         self._topic = changelog_topic(settings.application)
         self._where = (settings.lake or "", settings.application)
         self._options = settings.lake_options or None
 
     async def run(self) -> tuple[StoreSchema, list[Found]]:
-        """The store, and the keys' windows in order of start.
+        """The store, and the keys' windows in order of their places.
 
         Raises ConfigError, ChangelogHole, CorruptRecord (naming topic, partition and offset) or LakeUnavailable.
         """
@@ -212,27 +95,46 @@ class Query:
         progress |= {p: tail.progress for p, tail in tails.items() if tail.progress is not None}
         self.position = {p: dict(newest.sources) for p, newest in sorted(progress.items())}
         store = chosen([*progress.values(), *known], settings.store)
-        keys: Any = settings.keys.texts() if store.key == "string" else settings.keys
+        after = self._after
+        while True:
+            live, closed, all_to = await self._of_lake(store, snapshot, reach, after)
+            found = [closed_of_lake(store, row) for row in closed if _is_covered(row, covered)]
+            for partition, tail in tails.items():
+                found += merged(partition, store, live, tail.changes, reach)
+            placed = [(place_of(one), one) for one in found if settings.status in ("all", one.status)]
+            placed = [
+                (place, one)
+                for place, one in placed
+                if (after is None or place > after) and (all_to is None or place <= all_to)
+            ]
+            placed.sort(key=itemgetter(0))
+            page = placed[: settings.rows_max]
+            self.last = page[-1][0] if len(page) < len(placed) else all_to
+            if page or self.last is None:
+                return store, [one for _, one in page]
+            after = self.last  # all that was in the lake so far has gone since
+
+    async def _of_lake(
+        self, store: StoreSchema, snapshot: lake.Snapshot | None, reach: tuple[int, int], after: WindowPlace | None
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], WindowPlace | None]:
+        """The next live windows of the snapshot, the next closed ones, and up to which place these are all."""
+        settings = self._settings
+        if snapshot is None:
+            return [], [], None
+        where, most = (*self._where, store.name), settings.rows_max + 1
         live: list[dict[str, Any]] = []
-        found: list[Found] = []
-        more_from: list[int] = []
-        if snapshot is not None:
-            where, most = (*self._where, store.name), settings.rows_max + 1
-            arguments = (*where, snapshot.version, settings.keys, reach, most, self._options)
+        closed: list[dict[str, Any]] = []
+        ends: list[WindowPlace] = []
+        if settings.status != "closed":
+            arguments = (*where, snapshot.version, settings.keys, reach, most, self._options, after)
             live = await asyncio.to_thread(lake.find_windows, *arguments)
-            if len(live) == most:
-                more_from.append(live[-1]["start_ms"])
-            closed, more = await asyncio.to_thread(
-                lake.find_closed_of, *where, keys, reach, most * REVISIONS_EXPECTED, self._options
-            )
-            found = [_closed(store, row) for row in closed if _is_covered(row, covered)]
-            more_from += [] if more is None else [more]
-        for partition, tail in tails.items():
-            found += merged(partition, store, live, tail.changes, reach)
-        found = [one for one in found if all(one.start_ms < limit for limit in more_from)]
-        self.is_cut = bool(more_from) or len(found) > settings.rows_max
-        found.sort(key=lambda one: (one.start_ms, one.end_ms, one.partition))
-        return store, found[: settings.rows_max]
+            ends += [lake.window_place(live[-1])] if len(live) == most else []
+        if settings.status != "open":
+            keys: Any = settings.keys.texts() if store.key == "string" else settings.keys
+            of_closed = (*where, keys, reach, most * REVISIONS_EXPECTED, self._options, after)
+            closed, all_to = await asyncio.to_thread(lake.find_closed_of, *of_closed)
+            ends += [] if all_to is None else [all_to]
+        return live, closed, min(ends, default=None)
 
     async def _snapshot_and_tails(self, topic: TopicDescription) -> tuple[lake.Snapshot | None, dict[int, Tail]]:
         """A snapshot and what came after it: the newer one, where compactions end while the first is read on from."""
@@ -354,19 +256,15 @@ def show(store: StoreSchema, found: Sequence[Found], console: Console) -> None:
     console.print(table)
 
 
-def _closed(store: StoreSchema, row: dict[str, Any]) -> Found:
-    values = {a.name: row.get(a.name) for a in store.aggregations}
-    for a in store.aggregations:
-        text = values[a.name]
-        if a.result == "json" and isinstance(text, str):
-            values[a.name] = msgspec.json.decode(text)
-    return Found(row["partition"], row["start_ms"], row["end_ms"], "closed", row["revision"], values, row["key"])
-
-
 def _is_covered(row: dict[str, Any], covered: dict[int, lake.PartitionSnapshot]) -> bool:
     """Whether the snapshot covers it: a compaction that crashed may have appended what the tail has as well."""
     own = covered.get(row["partition"])
     return own is not None and row["changelog_offset"] < own.covered_offset
+
+
+def _narrowing(settings: SessionsSettings) -> dict[str, Any]:
+    asked = dict(zip(("key_from", "key_to"), settings.keys, strict=True))
+    return {"key": None, **asked, "from_ms": time_ms(settings.from_), "to_ms": time_ms(settings.to)}
 
 
 def main(arguments: list[str]) -> int:
@@ -375,8 +273,10 @@ def main(arguments: list[str]) -> int:
     try:
         settings = SessionsSettings.load(given, program=PROGRAM)
         configure(settings.log, "sessions")
-        store, found = asyncio.run(Query(settings).run())
-    except ConfigError as e:
+        pages = window_pages(settings.application, settings.store or "", settings.status, _narrowing(settings))
+        query = Query(settings, pages.place(settings.continuation))
+        store, found = asyncio.run(query.run())
+    except (ConfigError, WrongContinuation) as e:
         print(str(e), file=sys.stderr)
         return 2
     except PenstockError as e:
@@ -387,4 +287,6 @@ def main(arguments: list[str]) -> int:
             print(msgspec.json.encode(one._asdict()).decode())
     else:
         show(store, found, Console())
+    if query.last is not None:
+        print(f"there are more: --continuation {pages.text(query.last)}", file=sys.stderr)
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Base64Bytes, Field
 
@@ -88,7 +88,9 @@ class SessionsSettings(CommandSettings):
     key_base64: Base64Bytes | None = Field(None, description="the windows' key, as bytes")
     key_from: str | None = Field(None, description="only keys from here on")
     key_to: str | None = Field(None, description="only keys up to here")
+    status: Literal["open", "closed", "all"] = Field("all", description="only these")
     rows_max: Annotated[int, Field(ge=1, le=100_000)] = Field(10_000, description="windows, those that begin first")
+    continuation: str | None = Field(None, description="what the page before ended with, where there was more")
     from_: str = Field(
         "1970-01-01", alias="from", description="windows that end before it are left out: ISO 8601 (UTC), or ms"
     )

@@ -32,6 +32,7 @@ from services.aggregator.merged import (
     merge_windows,
     missing_rows,
 )
+from services.aggregator.pages import live_pages, row_pages
 from services.aggregator.settings import QueriesSettings
 from shared.common.errors import ConfigError
 from shared.common.metrics import counter
@@ -50,6 +51,11 @@ GLOBAL_TABLE = "global table"
 
 class OwnView(StreamsView, Protocol):
     """This instance, of itself alone."""
+
+    @property
+    def application(self) -> str:
+        """Whose instance it is."""
+        ...
 
     def registration(self) -> Registration:
         """What it has."""
@@ -125,23 +131,25 @@ class Whole:
         found = [Part(parts.own, {"stores": self._own.stores()}), *answers]
         return {"stores": merge_stores(found), "missing": missing_rows(missing)}
 
-    async def windows(self, store: str | None, key: str, limit: int) -> dict[str, Any]:
-        parts = self._parts()
-        wanted = {"store": store, "key": key, "limit": limit}
+    async def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> dict[str, Any]:
+        parts, pages = self._parts(), live_pages(self._own.application, store, key)
+        own = cast(Mapping[str, Any], self._own.windows(store, key, limit, continuation))
+        wanted = {"store": store, "key": key, "limit": limit, "continuation": continuation}
         answers, missing = await self._ask_all(parts, "/v1/streams/windows", wanted)
-        found = [Part(parts.own, {"windows": self._own.windows(store, key, limit)}), *answers]
-        return {"windows": merge_windows(found, limit), "missing": missing_rows(missing)}
+        found = merge_windows([Part(parts.own, own), *answers], limit, pages)
+        return {**found, "missing": missing_rows(missing)}
 
     async def read_store(self, store: str, *, partial: bool, **question: Unpack[StoreQuestion]) -> dict[str, Any]:
         parts = self._parts()
-        # ConfigError without such a store
+        # ConfigError without such a store, WrongContinuation for one that is none
         own = msgspec.to_builtins(await self._own.read_store(store, **question), str_keys=True)
         if own["kind"] == GLOBAL_TABLE:  # each instance has the whole of it
             return {**own, "missing": []}
         if not any(parts):
             raise Problem(INCOMPLETE, "the source topics are not known yet")
         answers, missing = await self._ask_all(parts, f"/v1/streams/stores/{quote(store, safe='')}", question)
-        answer = merge_rows([Part(parts.own, own), *answers], missing, question["rows_max"])
+        pages = row_pages(self._own.application, store, question)
+        answer = merge_rows([Part(parts.own, own), *answers], missing, question["rows_max"], pages)
         if missing and not partial:
             raise Problem(INCOMPLETE, "; ".join(f"partition {p}: {why}" for p, why in sorted(missing.items())))
         return answer | {"missing": missing_rows(missing)}

@@ -21,6 +21,7 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.schema import PrimitiveType, StructType
 
+from shared.common.continuation import WindowPlace
 from shared.common.errors import ConfigError, FatalError, RetriableError
 from shared.common.key_range import KeyRange
 
@@ -30,8 +31,7 @@ READ_ERRORS = (DeltaError, OSError, ValueError, RuntimeError, pa.ArrowException)
 """What deltalake raises: its own class, or whatever stands in Python for an error of Arrow, JSON or the storage."""
 TEMPORAL = ("date", "timestamp", "timestamp_ntz")
 HISTORY_VERSIONS_MAX = 20  # how far back the newest MERGE is looked for; only upkeep can lie between
-
-
+REVISIONS_MORE = 8  # times as many rows are read where all of them were revisions of one window
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 
 
@@ -141,15 +141,18 @@ def find_windows(
     reach: tuple[int, int],
     rows_max: int,
     storage_options: Mapping[str, str] | None = None,
+    after: WindowPlace | None = None,
 ) -> list[dict[str, Any]]:
-    """The keys' live windows that touch `reach` (ms, both inclusive) at that version of `state`, the first by start.
+    """The keys' live windows that touch `reach` (ms, both inclusive) at that version of `state`, the first by place.
 
-    Each has partition, key (bytes), start_ms, end_ms and `state`, a dict. Raises LakeUnavailable or NotASnapshot.
+    Only those after a place, where one is given. Each has partition, key (bytes), start_ms, end_ms and `state`, a dict.
+    Raises LakeUnavailable or NotASnapshot.
     """
     table = _open(table_uri(lake, application, "state"), version, storage_options)
     if table is None or store not in _fields(table):
         return []
-    where = f"row = 'window' AND store = {_text(store)} AND {_within(*keys)} AND {_touches(reach)}"
+    wanted = f"{_within(*keys)} AND {_touches(reach)}{_after(after, False)}"
+    where = f"row = 'window' AND store = {_text(store)} AND {wanted}"
     query = f"SELECT partition, key, start_ms, end_ms, {_name(store)} AS state FROM t WHERE {where} {_first(rows_max)}"
     return [row for batch in _query(table, query) for row in batch.to_pylist()]
 
@@ -162,7 +165,7 @@ def find_closed(
     reach: tuple[int, int],
     storage_options: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """A key's closed windows that touch `reach` (ms, both inclusive). Raises LakeUnavailable."""
+    """A key's closed windows, as the store has keys, that touch `reach`; as `find_closed_of`, all of them."""
     return find_closed_of(lake, application, store, (key, key), reach, None, storage_options)[0]
 
 
@@ -174,28 +177,58 @@ def find_closed_of(
     reach: tuple[int, int],
     rows_max: int | None,
     storage_options: Mapping[str, str] | None = None,
-) -> tuple[list[dict[str, Any]], int | None]:
-    """Closed windows of keys between two bounds, as the store has them; the first by start, of `rows_max` rows.
+    after: WindowPlace | None = None,
+) -> tuple[list[dict[str, Any]], WindowPlace | None]:
+    """Closed windows of keys between two bounds, as the store has them; the first by place, of `rows_max` rows or more.
 
-    The second value is the start from which on there may be more than those; None where these are all. All columns
-    but dates and timestamps: what they say is in ms too, and Python's own types end with the year 9999. Of a window
-    that was corrected the row with the highest revision; none where that says it went into a wider one.
+    Only those after a place, where one is given. The second value is the place up to which these are all; None where
+    there are no more. All columns but dates and timestamps: what they say is in ms too, and Python's own types end with
+    the year 9999. Of a window that was corrected the row with the highest revision; none where that says it went into a
+    wider one.
     """
     table = _open(table_uri(lake, application, "closed", store), None, storage_options)
     if table is None:
         return [], None
-    # The window's end is on its day, or on a later one than `reach` begins.
-    day = f"day >= to_timestamp_millis({reach[0]})::date"
-    columns = ", ".join(_name(name) for name, field in _fields(table).items() if _type(field) not in TEMPORAL)
-    query = f"SELECT {columns} FROM t WHERE {day} AND {_within(*keys)} AND {_touches(reach)} {_first(rows_max)}"
-    rows = [row for batch in _query(table, query) for row in batch.to_pylist()]
-    more_from = max(row["start_ms"] for row in rows) if rows and len(rows) == rows_max else None
-    newest: dict[tuple[int, Any, int, int], dict[str, Any]] = {}
-    for row in rows:
-        window = (row["partition"], row["key"], row["start_ms"], row["end_ms"])
-        if window not in newest or newest[window]["revision"] < row["revision"]:
-            newest[window] = row
-    return [row for row in newest.values() if row["state"] is not None], more_from
+    fields = _fields(table)
+    # The window's end is on its day, or on a later one than `reach` begins, or than the window before it.
+    first_ms = reach[0] if after is None else max(reach[0], after.start_ms)
+    wanted = f"{_within(*keys)} AND {_touches(reach)}{_after(after, _type(fields['key']) == 'string')}"
+    where = f"day >= to_timestamp_millis({first_ms})::date AND {wanted}"
+    columns = ", ".join(_name(name) for name, field in fields.items() if _type(field) not in TEMPORAL)
+    while True:
+        query = f"SELECT {columns} FROM t WHERE {where} {_first(rows_max)}"
+        rows = [row for batch in _query(table, query) for row in batch.to_pylist()]
+        newest: dict[WindowPlace, dict[str, Any]] = {}
+        for row in rows:
+            window = window_place(row)
+            if window not in newest or newest[window]["revision"] < row["revision"]:
+                newest[window] = row
+        all_to = None
+        if rows_max is not None and len(rows) == rows_max:
+            # The last one may have more revisions than were read.
+            del newest[window_place(rows[-1])]
+            if not newest:
+                rows_max *= REVISIONS_MORE
+                continue
+            all_to = max(newest)
+        return [row for row in newest.values() if row["state"] is not None], all_to
+
+
+def window_place(row: Mapping[str, Any]) -> WindowPlace:
+    """Where a window is among all others."""
+    key = row["key"]
+    raw = key.encode() if isinstance(key, str) else key
+    return WindowPlace(row["start_ms"], row["end_ms"], row["partition"], raw)
+
+
+def _after(place: WindowPlace | None, keys_are_text: bool) -> str:
+    if place is None:
+        return ""
+    start, end, partition, raw = place
+    key = _key(raw.decode(errors="replace") if keys_are_text else raw)
+    behind = f"partition > {partition} OR (partition = {partition} AND key > {key})"
+    behind = f"end_ms > {end} OR (end_ms = {end} AND ({behind}))"
+    return f" AND start_ms >= {start} AND (start_ms > {start} OR {behind})"
 
 
 def _within(first: str | bytes | None, last: str | bytes | None) -> str:
@@ -209,7 +242,7 @@ def _key(key: str | bytes) -> str:
 
 
 def _first(rows_max: int | None) -> str:
-    return "" if rows_max is None else f"ORDER BY start_ms, end_ms, partition LIMIT {int(rows_max)}"
+    return "" if rows_max is None else f"ORDER BY start_ms, end_ms, partition, key LIMIT {int(rows_max)}"
 
 
 def _touches(reach: tuple[int, int]) -> str:

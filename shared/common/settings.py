@@ -234,7 +234,8 @@ class CommandSettings(BaseSettings):
             )
             sources.append(_Environment(loaded, environ))
             sources.append(InitSettingsSource(loaded, in_file))
-            return cast(Self, cls.model_construct(**dict(loaded())))
+            # By its iterator: dict() would take a class that has `keys`, whatever that is, for a mapping.
+            return cast(Self, cls.model_construct(**dict(iter(loaded()))))
         except ValidationError as e:
             raise ConfigError(f"{program}: " + "; ".join(_explain(cls, error) for error in e.errors())) from None
         except SettingsError as e:

@@ -34,11 +34,15 @@ class GlobalTableRows:
 
     def rows(self) -> Iterator[Row]:
         """All rows, by the keys that there are at the first look."""
-        return (row for key in list(self._rows) for row in self.rows_of(key))
+        return (row for key in self.keys() for row in self.rows_of(key))
 
     def rows_of(self, key: Any) -> list[Row]:
         """The key's row, if it has one."""
         return [Row(key, self._rows[key])] if key in self._rows else []
+
+    def keys(self) -> Iterator[Any]:
+        """The keys that there are at the first look."""
+        return iter(list(self._rows))
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """All keys and values."""

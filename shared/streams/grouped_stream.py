@@ -21,7 +21,7 @@ from shared.streams.windowed_aggregate import Emit, WindowedAggregate, WindowRes
 if TYPE_CHECKING:
     from shared.streams.stream import Stream
 
-RESERVED_RESULTS = frozenset(("key", "start", "end", LATEST))
+RESERVED_RESULTS = frozenset(("partition", "key", "start", "end", LATEST))
 
 
 class GroupedStream:

@@ -5,6 +5,10 @@ it is of and up to which source offsets: what lies before them is in it. A key's
 records of each task. More than a key is walked in slices, between which the tasks go on: each row is as it was when its
 slice came, so that it may reflect later records than the position says. What a task has not committed yet may be in it.
 
+Rows come by partition, and within it by hash of the key, key and start, whatever keeps them: it is the order in which
+they are on disk. So an answer that is cut goes on after its last row, here or where the partition has gone meanwhile,
+and a row that is there all the time is given once. In memory the first rows of that order are looked for among all.
+
 A key is text, or bytes as they are: text is UTF-8 in a store of bytes, and bytes are in a store of text.
 """
 
@@ -12,10 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from shared.common.continuation import RowOrder, RowPlace, key_hash, row_order
 from shared.common.errors import ConfigError
 from shared.streams.global_table import GlobalTableRows
 from shared.streams.state.persistent_stores import PersistentStore
@@ -32,7 +38,7 @@ SLICE_ROWS = 2_000
 class StoreQuery(NamedTuple):
     """Which rows: those of a key, or of keys from `key_from` to `key_to`, whose window overlaps the time.
 
-    Bounds are inclusive; None leaves one open. Times are ms since the epoch.
+    Bounds are inclusive; None leaves one open. Times are ms since the epoch. `after` leaves out all up to that row.
     """
 
     key: str | bytes | None = None
@@ -41,19 +47,21 @@ class StoreQuery(NamedTuple):
     from_ms: int | None = None
     to_ms: int | None = None
     rows_max: int = QUERY_ROWS_MAX
+    after: RowPlace | None = None
 
 
 class StoreAnswer(msgspec.Struct, frozen=True):
     """Rows by partition; `position` is the next offset to read of each source topic, by partition.
 
-    `is_cut` says that there were more rows than were asked for.
+    `last` is the place of the last row, where there are more than were asked for.
     """
 
     store: str
     kind: str
+    key_type: KeyType
     rows: list[dict[str, Any]]
     position: dict[int, dict[str, int]]
-    is_cut: bool = False
+    last: RowPlace | None = None
 
 
 class _Range(NamedTuple):
@@ -99,55 +107,128 @@ def read_in_slices(
         raise ConfigError(f"no task that runs here has a store {store!r}")
     if builder.schema.kind == "join":
         raise ConfigError(f"store {store!r} holds what a join remembers, which is nothing to be read")
-    kind, found, is_cut = builder.schema.kind, dict[int, list[dict[str, Any]]](), False
+    kind, key_type = builder.schema.kind, builder.schema.key
     position = {partition: dict(task.sources) for partition, task in sorted(tasks.items())}
-    wanted = _Range.of(query, builder.schema.key)
+    wanted = _Range.of(query, key_type)
+    pages: dict[int, _Page] = {}
+    room = query.rows_max
     for partition, task in sorted(tasks.items()):
-        if tasks.get(partition) is not task:
+        if tasks.get(partition) is not task or (query.after is not None and partition < query.after.partition):
             continue
-        room = query.rows_max - sum(map(len, found.values()))
-        own = found[partition] = []
-        for rows in _slices(task.stores[store], wanted):
-            own += ({"partition": partition, **_plain(row, builder)} for row in rows if _overlaps(row, kind, query))
-            if len(own) > room:
-                is_cut = True
-                del own[room:]
-                break
+        page = pages[partition] = _Page(partition, builder, query, room)
+        for _ in page.read(task.stores[store], wanted):
             yield
             if tasks.get(partition) is not task:
                 break
-        if is_cut:
+        room -= len(page.rows)
+        if page.has_more:
             break
-    there = [partition for partition in position if partition in tasks]
-    told = [row for partition in there for row in found.get(partition, ())]
-    return StoreAnswer(store, kind, told, {partition: position[partition] for partition in there}, is_cut)
+    found = [row for page in pages.values() for row in page.rows]
+    last = place_of_row(found[-1]) if any(page.has_more for page in pages.values()) else None
+    told = [row for row in found if row["partition"] in tasks]
+    at = {partition: offsets for partition, offsets in position.items() if partition in tasks}
+    return StoreAnswer(store, kind, key_type, told, at, last)
 
 
 def _read_table(table: GlobalTableRows, query: StoreQuery) -> Generator[None, None, StoreAnswer]:
     position = {partition: {table.topic: at} for partition, at in sorted(table.position.items())}
-    found: list[dict[str, Any]] = []
-    for rows in _slices(table, _Range.of(query, table.key_type)):
-        found += ({"key": row.key, "value": row.states[0]} for row in rows)
-        if len(found) > query.rows_max:
-            break
-        yield
-    cut = found[: query.rows_max]
-    return StoreAnswer(table.name, "global table", cut, position, is_cut=len(cut) < len(found))
+    page = _Page(None, None, query, query.rows_max)
+    yield from page.read(table, _Range.of(query, table.key_type))
+    last = place_of_row(page.rows[-1]) if page.has_more else None
+    return StoreAnswer(table.name, "global table", table.key_type, page.rows, position, last)
 
 
-def _slices(store: Any, wanted: _Range) -> Iterator[list[LiveRow]]:
-    """The rows of a range of keys; empty slices among them are of keys that are not wanted."""
-    if wanted.key is not None:
-        yield [row for row in store.rows_of(wanted.key) if wanted.has(row.key)]
-        return
-    if isinstance(store, PersistentStore | GlobalTableRows):
-        rows: Iterable[LiveRow] = store.rows()
-        while looked_at := list(islice(rows, SLICE_ROWS)):
-            yield [row for row in looked_at if wanted.has(row.key)]
-        return
-    keys = store.keys()
-    while some := list(islice(keys, SLICE_ROWS)):
-        yield [row for key in some if wanted.has(key) for row in store.rows_of(key)]
+class _Page:
+    """The first rows of a partition in their order, as many as there is room for, of those that are wanted.
+
+    `builder` and `partition` are None of a global table.
+    """
+
+    def __init__(self, partition: int | None, builder: StoreBuilder | None, query: StoreQuery, room: int) -> None:
+        self._partition, self._builder, self._query, self._room = partition, builder, query, room
+        self._after: RowOrder | None = None
+        if query.after is not None and query.after.partition == (partition or 0):
+            self._after = row_order(query.after.key, query.after.start)
+        self._bound: RowOrder | None = None
+        """Of the last row that has a place yet, once there are enough."""
+        self._found: list[tuple[RowOrder, dict[str, Any]]] = []
+        self.rows: list[dict[str, Any]] = []
+        self.has_more = False
+
+    def read(self, store: Any, wanted: _Range) -> Iterator[None]:
+        """Find the rows; it stops after every slice."""
+        if wanted.key is not None:
+            self._take(row for row in store.rows_of(wanted.key) if wanted.has(row.key))
+        elif isinstance(store, PersistentStore):
+            after = None if self._after is None else self._query.after
+            in_memory, on_disk = store.walk(None if after is None else (after.key, after.start))
+            for slice_ in _slices(iter(in_memory)):
+                self._take(row for row in slice_ if wanted.has(row.key))
+                yield
+            for slice_ in _slices(on_disk):
+                self._take(row for row in slice_ if wanted.has(row.key))
+                self._settle()
+                if self._bound is not None and _order_of(slice_[-1]) > self._bound:
+                    break
+                yield
+        else:
+            for keys in _slices(store.keys()):
+                for key in keys:
+                    if wanted.has(key) and self._may_have(key_hash(_raw(key))):
+                        self._take(store.rows_of(key))
+                yield
+        self._settle()
+        self.has_more = len(self._found) > self._room
+        self.rows = [row for _, row in self._found[: self._room]]
+
+    def _may_have(self, hash_: int) -> bool:
+        return (self._after is None or hash_ >= self._after[0]) and (self._bound is None or hash_ <= self._bound[0])
+
+    def _take(self, rows: Iterable[LiveRow]) -> None:
+        for row in rows:
+            order = _order_of(row)
+            if self._after is not None and order <= self._after:
+                continue
+            if (self._bound is None or order < self._bound) and self._overlaps(row):
+                self._found.append((order, self._plain(row)))
+                if len(self._found) >= 2 * (self._room + 1) + SLICE_ROWS:
+                    self._settle()
+
+    def _settle(self) -> None:
+        """Keep the first rows, and one more that says whether there are others."""
+        self._found.sort(key=itemgetter(0))
+        del self._found[self._room + 1 :]
+        if len(self._found) > self._room:
+            self._bound = self._found[-1][0]
+
+    def _overlaps(self, row: LiveRow) -> bool:
+        return self._builder is None or _overlaps(row, self._builder.schema.kind, self._query)
+
+    def _plain(self, row: LiveRow) -> dict[str, Any]:
+        if self._builder is None:
+            return {"key": row.key, "value": row.states[0]}
+        return {"partition": self._partition, **_plain(row, self._builder)}
+
+
+RowT = TypeVar("RowT")
+
+
+def _slices(rows: Iterator[RowT]) -> Iterator[list[RowT]]:
+    while some := list(islice(rows, SLICE_ROWS)):
+        yield some
+
+
+def _order_of(row: LiveRow) -> RowOrder:
+    return row_order(_raw(row.key), row.start)
+
+
+def _raw(key: str | bytes) -> bytes:
+    return key.encode() if isinstance(key, str) else key
+
+
+def place_of_row(row: Mapping[str, Any]) -> RowPlace:
+    """The place of an answer's row, with its key as the store has it."""
+    return RowPlace(row.get("partition", 0), _raw(row["key"]), row.get("start", 0))
 
 
 def _overlaps(row: LiveRow, kind: str, query: StoreQuery) -> bool:

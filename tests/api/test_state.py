@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 
 from api.app import create_app
-from api.state import StreamsState, WindowRow, streams_router
+from api.state import LiveWindows, StreamsState, WindowRow, streams_router
+from shared.common.continuation import WrongContinuation
 
 
 class View:
@@ -19,9 +20,12 @@ class View:
     def stores(self) -> list[dict[str, Any]]:
         return [{"store": "sessions", "rows": {"0": 2}, "total": 2}]
 
-    def windows(self, store: str | None, key: str, limit: int) -> list[WindowRow]:
+    def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> LiveWindows:
+        if continuation == "wrong":
+            raise WrongContinuation("continuation 'wrong' is none")
         row = WindowRow(store="sessions", partition=0, key="ann", start_ms=1, end_ms=2, states=[3])
-        return [row][:limit] if key in "ann" and store in (None, "sessions") else []
+        found = [row][:limit] if key in "ann" and store in (None, "sessions") else []
+        return {"windows": found, "continuation": continuation, "unseen": 0}
 
     def compact(self) -> str:
         return "one is running"
@@ -45,7 +49,12 @@ async def test_windows_stores_and_compactions_have_routes() -> None:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
         assert (await client.get("/v1/streams/stores")).json()["stores"][0]["total"] == 2
         assert (await client.get("/v1/streams/windows?key=an")).json()["windows"][0]["key"] == "ann"
-        assert (await client.get("/v1/streams/windows?key=bob")).json() == {"windows": []}
+        assert (await client.get("/v1/streams/windows?key=bob")).json()["windows"] == []
+        cut = (await client.get("/v1/streams/windows?continuation=abc")).json()
+        assert (cut["continuation"], cut["is_cut"], cut["unseen"]) == ("abc", True, 0)
+        wrong = await client.get("/v1/streams/windows?continuation=wrong")
+        assert (wrong.status_code, wrong.json()["error_code"]) == (400, "INVALID_CONTINUATION")
+        assert "'wrong'" in wrong.json()["detail"]
         assert (await client.get("/v1/streams/windows?limit=0")).status_code == 400
         assert (await client.get("/v1/compactions")).json() == {"compactions": [], "last": None}
         refused = await client.post("/v1/compactions")
@@ -63,8 +72,8 @@ class Whole:
     async def stores(self) -> dict[str, Any]:
         return {"stores": [], "missing": self.missing}
 
-    async def windows(self, store: str | None, key: str, limit: int) -> dict[str, Any]:
-        return {"windows": [store, key, limit], "missing": self.missing}
+    async def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> dict[str, Any]:
+        return {"windows": [store, key, limit], "continuation": continuation, "unseen": 0, "missing": self.missing}
 
     async def read_store(self, store: str, *, partial: bool, **wanted: Any) -> dict[str, Any]:
         return {"store": store, "partial": partial}

@@ -9,6 +9,7 @@ import httpx
 from api.app import create_app
 from api.state import StreamsState, streams_router
 from api.stores import stores_router
+from shared.common.continuation import WrongContinuation
 from shared.common.errors import ConfigError
 from tests.api.test_state import Whole
 
@@ -22,13 +23,14 @@ class View:
     async def read_store(self, store: str, **wanted: Any) -> Any:
         if store != "s":
             raise ConfigError(f"no task that runs here has a store {store!r}")
+        if wanted.get("continuation") == "wrong":
+            raise WrongContinuation("continuation 'wrong' is none")
         return {"store": store, **wanted}
 
     async def find_windows(self, store: str, **wanted: Any) -> Any:
-        await self.read_store(store)
-        windows = [{"start_ms": at, "status": status} for at, status in enumerate(("closed", "closed", "open"))]
+        await self.read_store(store, **wanted)
         position = {0: {wanted["key"] or wanted["key_from"]: wanted["from_ms"] or 9}}
-        return {"windows": windows, "position": position, "is_cut": wanted["rows_max"] == 2}
+        return {"windows": [wanted["status"]], "position": position, "continuation": wanted["continuation"]}
 
 
 async def get(path: str) -> httpx.Response:
@@ -40,8 +42,9 @@ async def get(path: str) -> httpx.Response:
 async def test_a_question_reaches_the_view() -> None:
     """Key, bounds and the number of rows are passed on; what is left out is open."""
     answer = await get("/v1/streams/stores/s?key=ann&from_ms=5&rows_max=7")
-    open_ = {"key_from": None, "key_to": None, "to_ms": None}
+    open_ = {"key_from": None, "key_to": None, "to_ms": None, "continuation": None}
     assert answer.json() == {"store": "s", "key": "ann", "from_ms": 5, "rows_max": 7, **open_}
+    assert (await get("/v1/streams/stores/s?continuation=abc")).json()["continuation"] == "abc"
     assert (await get("/v1/streams")).json() == {}
 
 
@@ -72,22 +75,30 @@ async def test_all_instances_are_asked_unless_it_is_one_of_them() -> None:
         assert (await client.get("/v1/streams/stores/s?local=true")).json()["rows_max"] == 1_000
 
 
-async def test_a_keys_windows_open_and_closed() -> None:
-    """Of both kinds or one, as many as asked for, with the position; the store must be there."""
+async def test_a_continuation_that_is_none_is_400() -> None:
+    """By both routes, with the continuation in the detail."""
+    for path in ("s", "s/windows"):
+        refused = await get(f"/v1/streams/stores/{path}?key=k&continuation=wrong")
+        assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_CONTINUATION")
+        assert "'wrong'" in refused.json()["detail"]
 
-    async def starts(query: str) -> list[int]:
-        answer = (await get(f"/v1/streams/stores/s/windows?key=k{query}")).json()
-        assert answer["is_cut"] == ("rows_max" in query)
-        return [row["start_ms"] for row in answer["windows"]]
 
-    assert [await starts(query) for query in ("", "&status=open", "&status=closed", "&rows_max=1")] == [
-        [0, 1, 2],
-        [2],
-        [0, 1],
-        [0],
-    ]
-    assert (await get("/v1/streams/stores/s/windows?key=k&from_ms=3")).json()["position"] == {"0": {"k": 3}}
+async def test_windows_open_and_closed() -> None:
+    """Of both kinds or one, with the position and whether there are more; the store must be there."""
+    whole = (await get("/v1/streams/stores/s/windows?key=k&from_ms=3")).json()
+    assert whole == {
+        "store": "s",
+        "windows": ["all"],
+        "position": {"0": {"k": 3}},
+        "continuation": None,
+        "is_cut": False,
+    }
+    cut = (await get("/v1/streams/stores/s/windows?key_from=a&status=open&continuation=abc")).json()
+    assert (cut["windows"], cut["position"], cut["continuation"], cut["is_cut"]) == (
+        ["open"],
+        {"0": {"a": 9}},
+        "abc",
+        True,
+    )
     assert (await get("/v1/streams/stores/x/windows?key=k")).status_code == 404
     assert (await get("/v1/streams/stores/s/windows?key=k&status=late")).status_code == 400
-    ranged = (await get("/v1/streams/stores/s/windows?key_from=a&rows_max=2&status=open")).json()
-    assert (ranged["is_cut"], ranged["position"], len(ranged["windows"])) == (True, {"0": {"a": 9}}, 1)

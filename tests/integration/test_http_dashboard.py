@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from fastapi import APIRouter, Request, Response
 from api.app import create_app
 from api.problem import json_response
 from api.server import HttpServer
-from api.state import CompactionState, StreamsState, TaskState, WindowRow, streams_router
+from api.state import CompactionState, LiveWindows, StreamsState, TaskState, WindowRow, streams_router
 from services.local.gateway import GatewayDaemon, GatewaySettings
 from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin, event_time_topic
@@ -53,11 +54,14 @@ class Streams:
     def stores(self) -> list[dict[str, Any]]:
         return [{"store": "sessions", "rows": {"0": 2}, "total": 2}]
 
-    def windows(self, store: str | None, key: str, limit: int) -> list[WindowRow]:
+    def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> LiveWindows:
         at_ms = SYSTEM_CLOCK.now_ms() - 600_000
         ann = WindowRow(store="sessions", partition=0, key="ann", start_ms=at_ms, end_ms=at_ms + 240_000, states=[3])
         bob = WindowRow(store="sessions", partition=0, key="bob", start_ms=at_ms, end_ms=at_ms + 90_000, states=[1])
-        return [row for row in (ann, bob) if key in row["key"]][:limit]
+        if continuation == "bob-next":
+            return {"windows": [bob], "continuation": None, "unseen": 0}
+        found = [row for row in (ann, bob) if key in row["key"]][:limit]
+        return {"windows": found, "continuation": None if key else "bob-next", "unseen": 0 if key else 7_000_000}
 
     def compact(self) -> str:
         if any(run["status"] == "running" for run in self.runs):
@@ -135,8 +139,22 @@ async def search_by_key(page: Page) -> None:
     await page.until("!document.getElementById('windows').textContent.includes('ann')")
     assert "1 with bob" in await text_of(page, "sessions-note")
     assert await page.run("document.querySelectorAll('#windows-line rect').length") == 1
+    assert "more" not in await text_of(page, "sessions-note")
     clear = "(() => { const at = document.getElementById('search'); at.value = ''; at.blur(); return true; })()"
     assert await page.run(clear)
+
+
+async def turn_pages(page: Page) -> None:
+    """What one page does not show follows on the next, and that is said."""
+    await page.run("location.hash = 'sessions'; true")
+    await page.until("document.getElementById('sessions-note').textContent.includes('more follow; ')")
+    assert re.search(r"7.000.000 more rows were not looked at", await text_of(page, "sessions-note"))
+    await page.run("document.getElementById('windows-next').click()")
+    await page.until("document.getElementById('sessions-note').textContent.endsWith('first, page 2')")
+    assert "ann" not in await text_of(page, "windows")
+    assert await page.run("document.getElementById('windows-next').hidden")
+    await page.run("document.getElementById('windows-first').click()")
+    await page.until("document.getElementById('windows').textContent.includes('ann')")
 
 
 async def a_group_catches_up(page: Page, servers: str, topic: str) -> None:
@@ -197,6 +215,7 @@ async def test_the_page_lives(kafka: EmbeddedKafka, topic_name: str, tmp_path: P
             assert answer.status_code == 200
             await page.until(f"document.getElementById('stored').textContent === '{before + 40}'")
         await search_by_key(page)
+        await turn_pages(page)
         await a_group_catches_up(page, servers, topic_name)
         await page.run("location.hash = 'connectors'")
         await page.until("document.getElementById('connectors').textContent.includes('boom at line 7')")

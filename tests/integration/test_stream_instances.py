@@ -112,6 +112,12 @@ async def test_any_instance_answers_for_all_and_says_what_is_missing(
             assert [task["partition"] for task in state["tasks"]] == [0, 1]
             assert len({task["instance"] for task in state["tasks"]}) == len(state["instances"]) == 2
             assert len((await get(service, "/v1/streams/windows")).json()["windows"]) == 2
+        for path, rows, size in (
+            ("/v1/streams/stores/sessions", "rows", "rows_max"),
+            ("/v1/streams/stores/sessions/windows", "windows", "rows_max"),
+            ("/v1/streams/windows", "windows", "limit"),
+        ):
+            await pages_are_of_both(http, f"{path}?{size}=1", rows, a, b)
         (lost,) = [task["partition"] for task in (await get(b, "/v1/streams?local=true")).json()["tasks"]]
 
         await b.kill()
@@ -129,6 +135,22 @@ async def test_any_instance_answers_for_all_and_says_what_is_missing(
 
         whole = await until(is_whole)
         assert sorted((row["key"], row["events"]) for row in whole["rows"]) == [("k0", 3), ("k1", 3)]
+
+
+async def pages_are_of_both(http: httpx.AsyncClient, path: str, rows: str, a: Service, b: Service) -> None:
+    """One row a page: each instance goes on where the other ended, and another question's continuation is refused."""
+    seen, continuation = [], ""
+    for service in (a, b, a):
+        page = (await http.get(f"{service.url}{path}{continuation}")).json()
+        seen += [row["key"] for row in page[rows]]
+        assert (len(page[rows]), page["is_cut"]) == (1, page["continuation"] is not None)
+        if not page["is_cut"]:
+            break
+        continuation = f"&continuation={page['continuation']}"
+    assert sorted(seen) == ["k0", "k1"]
+    refused = await http.get(f"{b.url}{path}{continuation}&key=k0")
+    assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_CONTINUATION")
+    assert continuation.partition("=")[2] in refused.json()["detail"]
 
 
 async def test_two_workers_share_the_partitions_and_one_is_killed(

@@ -54,8 +54,8 @@ class _StoreRows:
     def of(self, key: bytes) -> Sequence[tuple[int, StoredRow]]:
         return self._db.rows_of(self._store, key)
 
-    def all(self) -> Iterator[tuple[bytes, int, StoredRow]]:
-        return self._db.rows(self._store)
+    def all(self, after: tuple[bytes, int] | None = None) -> Iterator[tuple[bytes, int, StoredRow]]:
+        return self._db.rows(self._store, after)
 
     def take_due(self, since: int, limit: int) -> tuple[set[bytes], int]:
         return self._db.take_due(self._store, since, limit)

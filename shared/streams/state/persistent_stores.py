@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
 from shared.streams.state.detached import detached
@@ -45,7 +46,7 @@ class Rows(Protocol):
 
     def of(self, key: bytes) -> Sequence[tuple[int, Stored]]: ...
 
-    def all(self) -> Iterator[tuple[bytes, int, Stored]]: ...
+    def all(self, after: tuple[bytes, int] | None = None) -> Iterator[tuple[bytes, int, Stored]]: ...
 
     def take_due(self, since: int, limit: int) -> tuple[set[bytes], int]: ...
 
@@ -132,9 +133,12 @@ class PersistentStore(Generic[CacheT]):
 
     def rows(self) -> Iterator[LiveRow]:
         """All live rows as they are now, in no order."""
-        loaded, ours = frozenset(self._loaded), list(self._cache.rows())
-        kept = self._rows.all()
-        return self._all(ours, kept, loaded)
+        return chain(*self.walk())
+
+    def walk(self, after: tuple[bytes, int] | None = None) -> tuple[list[LiveRow], Iterator[LiveRow]]:
+        """The rows in memory, in no order; and all others that are on disk, or those after a key and start, by hash of
+        the key, key and start."""
+        return list(self._cache.rows()), self._others(self._rows.all(after), frozenset(self._loaded))
 
     def rows_of(self, key: Any) -> Iterable[Any]:
         """The key's live rows in order of start."""
@@ -218,10 +222,7 @@ class PersistentStore(Generic[CacheT]):
     def _in_index(self, end: int) -> None:
         self._due.came(end)
 
-    def _all(
-        self, ours: list[LiveRow], kept: Iterator[tuple[bytes, int, Stored]], loaded: frozenset[Any]
-    ) -> Iterator[LiveRow]:
-        yield from ours
+    def _others(self, kept: Iterator[tuple[bytes, int, Stored]], loaded: frozenset[Any]) -> Iterator[LiveRow]:
         for raw, start, row in kept:
             key = self._codec.key_of(raw)
             if key not in loaded:

@@ -4,9 +4,10 @@ The database holds what the changelog has confirmed and nothing else: rows and t
 offset they are the log's are written in one batch, so that a crash, of the process or of the machine, leaves a state
 that was true at some offset, and only the log's tail has to be read.
 
-A row stands under its store's number, eight bytes of its key's hash (the prefix that a filter knows), its key and its
-start. Stores of windows have an index by end beside it. A session that grows would be written there anew each time;
-instead its entry stays where it was, at or before the row's end, and is moved when the time comes by.
+A row stands under its store's number, its key's hash (the prefix that a filter knows), its key and its start: in the
+order in which questions to stores are answered. Stores of windows have an index by end beside it. A session that grows
+would be written there anew each time; instead its entry stays where it was, at or before the row's end, and is moved
+when the time comes by.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,10 +31,11 @@ from rocksdict import (
     WriteBufferManager,
 )
 
+from shared.common.continuation import key_hash, start_bytes
 from shared.common.errors import StateStoreFailed
 from shared.streams.state.checkpoint import Checkpoint
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 WRITE_BUFFER_SHARE = 0.25  # of the memory; the rest is for blocks, indexes and filters
 WRITE_BUFFER_BYTES_MAX = 16 * 1024 * 1024  # of one task: what a start after a crash reads from the write-ahead log
 BLOOM_BITS_PER_KEY = 10
@@ -45,8 +46,8 @@ PAGE_ROWS = 1_000  # read at once
 
 META = b"M"
 ROW, DUE = b"R", b"E"
-PREFIX_BYTES = 10
-_HASH_BYTES = 8
+_HEAD = struct.Struct(">cBI")
+PREFIX_BYTES = _HEAD.size
 _NUMBER = struct.Struct(">Q")  # shifted, so that bytes are in the numbers' order
 _SHIFT = 1 << 63
 _ENDS = struct.Struct(">qq")
@@ -182,13 +183,13 @@ class RocksDb:
                 rows.next()
         return found
 
-    def rows(self, store: int) -> Iterator[tuple[bytes, int, StoredRow]]:
-        """All rows of a store: key, start, row. Those of a key follow each other in order of start.
+    def rows(self, store: int, after: tuple[bytes, int] | None = None) -> Iterator[tuple[bytes, int, StoredRow]]:
+        """All rows of a store, or those after a key and start: key, start, row, by hash of the key, key and start.
 
         They are read by the page, each as it is then: who stops on the way keeps nothing open.
         """
         own = ROW + bytes((store,))
-        page = self._page(own, own)
+        page = self._page(own, own if after is None else _row_key(store, *after) + b"\0")
         while page:
             for at, value in page:
                 row = StoredRow(_ENDS.unpack_from(value)[1], value[_ENDS.size :])
@@ -214,7 +215,7 @@ class RocksDb:
         upcoming = -NEVER
         with self._said:
             entries = self._db.iter(self._in_order)
-            entries.seek(own + _bytes(since))
+            entries.seek(own + start_bytes(since))
             while entries.valid() and (at := entries.key()).startswith(own):
                 listed, start, key = _number(at, 2), _number(at, 10), at[18:]
                 if listed >= limit:
@@ -311,22 +312,18 @@ def _put(batch: WriteBatch, id_: RowId, row: StoredRow | None, old: bytes | None
     return 1 if old is None else 0
 
 
-def _bytes(number: int) -> bytes:
-    return _NUMBER.pack(number + _SHIFT)
-
-
 def _number(data: bytes, at: int) -> int:
     found: int = _NUMBER.unpack_from(data, at)[0]
     return found - _SHIFT
 
 
 def _prefix(store: int, key: bytes) -> bytes:
-    return ROW + bytes((store,)) + blake2b(key, digest_size=_HASH_BYTES).digest()
+    return _HEAD.pack(ROW, store, key_hash(key))
 
 
 def _row_key(store: int, key: bytes, start: int) -> bytes:
-    return _prefix(store, key) + key + _bytes(start)
+    return _prefix(store, key) + key + start_bytes(start)
 
 
 def _due_key(store: int, end: int, start: int, key: bytes) -> bytes:
-    return DUE + bytes((store,)) + _bytes(end) + _bytes(start) + key
+    return DUE + bytes((store,)) + start_bytes(end) + start_bytes(start) + key

@@ -5,6 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from services.aggregator.key_search import KeySearch
 from services.aggregator.live_state import describe_stores, live_windows
 from shared.streams.state.session_store import InMemorySessionStore, Session
 
@@ -16,8 +19,17 @@ def tasks() -> dict[int, Any]:
         store = InMemorySessionStore("sessions")
         for i, key in enumerate(keys):
             store.put(Session(key, i * 10, i * 10 + 5 + partition, [i, {"x": b"y"}]))
-        held[partition] = SimpleNamespace(task=SimpleNamespace(stores={"sessions": store}))
+        held[partition] = SimpleNamespace(task=task_of(store, "bytes"))
     return held
+
+
+def task_of(store: InMemorySessionStore, key_type: str) -> Any:
+    schema = SimpleNamespace(schema=SimpleNamespace(key=key_type))
+    return SimpleNamespace(stores={store.name: store}, topology=SimpleNamespace(stores={store.name: schema}))
+
+
+def found(store: str | None, key: str, limit: int) -> list[Any]:
+    return list(live_windows(tasks(), store, KeySearch(key), limit).windows)
 
 
 def test_stores_are_counted_by_partition() -> None:
@@ -27,9 +39,36 @@ def test_stores_are_counted_by_partition() -> None:
 
 def test_windows_end_last_first_and_are_found_by_key() -> None:
     """Over all partitions, up to the limit; another store has none."""
-    assert [w["key"] for w in live_windows(tasks(), None, "", 10)] == ["bob", "anna", "ann"]
-    assert [w["key"] for w in live_windows(tasks(), "sessions", "an", 10)] == ["anna", "ann"]
-    assert [w["key"] for w in live_windows(tasks(), None, "", 1)] == ["bob"]
-    assert live_windows(tasks(), "other", "", 10) == []
-    (row,) = live_windows(tasks(), None, "bob", 10)
+    assert [w["key"] for w in found(None, "", 10)] == ["bob", "anna", "ann"]
+    assert [w["key"] for w in found("sessions", "an", 10)] == ["anna", "ann"]
+    assert [w["key"] for w in found(None, "", 1)] == ["bob"]
+    assert found("other", "", 10) == []
+    (row,) = found(None, "bob", 10)
     assert (row["partition"], row["start_ms"], row["end_ms"], row["states"]) == (0, 10, 15, [1, {"x": "y"}])
+
+
+def test_pages_of_windows() -> None:
+    """One after the other they are what is there, each once, those that end last first."""
+    seen, last = [], None
+    while True:
+        page = live_windows(tasks(), None, KeySearch(""), 1, last)
+        seen += [window["key"] for window in page.windows]
+        if (last := page.last) is None:
+            break
+    assert seen == ["bob", "anna", "ann"]
+
+
+def test_a_key_that_is_named_is_found_in_a_large_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only so many rows are looked at, and the others counted; a whole key is found all the same."""
+    monkeypatch.setattr("services.aggregator.live_state.ROWS_LOOKED_AT_MAX", 3)
+    for key_type, keys in (
+        ("string", ["7", *"abcd", "ee"]),
+        ("bytes", [bytes(3) + b"\x07", *(b"a%d" % i for i in range(4)), b"ee"]),
+    ):
+        store = InMemorySessionStore("s")
+        for i, key in enumerate(reversed(keys)):
+            store.put(Session(key, i, i, [1]))
+        held: Any = {0: SimpleNamespace(task=task_of(store, key_type))}
+        for search, count in (("", 3), ("ee", 1), ("7", 1), ("e", 1), ("a", 1 if key_type == "string" else 2)):
+            page = live_windows(held, None, KeySearch(search), 10)
+            assert (len(page.windows), page.unseen) == (count, 3)

@@ -1,110 +1,51 @@
-"""A key's windows from snapshot and tail."""
+"""Windows by key and time from changelog and lake, and the command that prints them."""
 
 from __future__ import annotations
 
+import asyncio
+import datetime
 import io
+import json
+import random
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from rich.console import Console
 
-from services.aggregator.sessions import Found, Told, chosen, feed, merge, merged, results, show, time_ms, told
+from services.aggregator.found_windows import Found, Told, told
+from services.aggregator.questions import Asked
+from services.aggregator.sessions import Query, chosen, feed, main, show, time_ms
+from shared.clients.producer import Producer
 from shared.common.errors import ConfigError, CorruptRecord
-from shared.common.records import TopicPartition
-from shared.streams.aggregations import Count, CountDistinct, Mean, Min
+from shared.common.key_range import KeyRange
+from shared.common.records import ProducerRecord, TopicPartition
+from shared.common.settings import KafkaSettings
+from shared.streams.aggregations import Count
 from shared.streams.changelog_format import (
-    DELETED,
-    FINAL,
-    LIVE,
     AggregationSchema,
     Progress,
     StateCodec,
     StoreSchema,
     Takeover,
+    encode_deleted,
+    encode_final,
     encode_live,
     encode_progress,
     encode_takeover,
 )
-from shared.streams.changelog_reader import Change, ChangelogReader
+from shared.streams.changelog_reader import ChangelogReader
+from shared.testing.fake_broker import FakeCluster
 
-AGGREGATIONS: dict[str, Any] = {"n": Count(), "mean": Mean("x"), "least": Min("x"), "ids": CountDistinct("id")}
-SCHEMAS = tuple(AggregationSchema.of(name, a) for name, a in AGGREGATIONS.items())
-STORE = StoreSchema("s", "session", "string", 10, 5, "on_close", "in", None, None, None, SCHEMAS)
-ALWAYS = (-(2**62), 2**62)
-
-
-def state(*records: dict[str, Any]) -> dict[str, Any]:
-    """The state columns of these records by name."""
-    columns = {}
-    for name, aggregation in AGGREGATIONS.items():
-        made = aggregation.initial()
-        for record in records:
-            made = aggregation.add(made, record)
-        for column, value in zip(aggregation.state_columns, aggregation.to_columns(made), strict=True):
-            columns[f"{name}_{column.name}"] = value
-    return columns
-
-
-def change(operation: bytes, start: int, end: int = 0, *records: dict[str, Any]) -> Told:
-    packed = StateCodec(STORE.state_columns()).pack(list(state(*records).values())) if records else b""
-    return told(Change(operation, "s", b"k", start, end, packed, STORE))
-
-
-ONE, TWO = {"x": 4.0, "id": "a"}, {"x": 8.0, "id": "b"}
-
-
-def test_results_are_the_aggregations_own() -> None:
-    """What a state says is what its aggregation would have forwarded; a column that is not there yet is None."""
-    assert results(STORE, state(ONE, TWO)) == {"n": 2, "mean": 6.0, "least": 4.0, "ids": 2}
-    assert results(STORE, state()) == {"n": 0, "mean": None, "least": None, "ids": 0}
-    assert results(STORE, {"n_n": 3}) == {"n": 3, "mean": None, "least": None, "ids": None}
-
-
-def test_the_tail_goes_over_the_snapshot() -> None:
-    """What the tail changes, closes or removes is the tail's; what it does not touch is the snapshot's."""
-    rows = [(0, 0, 5), (0, 50, 60), (0, 100, 110), (0, 200, 205), (1, 0, 9)]
-    live = [{"partition": p, "start_ms": s, "end_ms": e, "state": state(ONE)} for p, s, e in rows]
-    tail = [change(LIVE, 50, 70, ONE, TWO), change(FINAL, 0, 5, ONE), change(DELETED, 100), change(LIVE, 300, 300, TWO)]
-    found = sorted(merge(0, STORE, live, tail, ALWAYS), key=lambda one: one.start_ms)
-    assert [(one.start_ms, one.end_ms, one.status, one.results["n"]) for one in found] == [
-        (0, 5, "closed", 1),
-        (50, 70, "open", 2),
-        (200, 205, "open", 1),
-        (300, 300, "open", 1),
-    ]
-    assert [one.start_ms for one in merge(0, STORE, live, tail, (65, 250))] == [50, 200]
-
-
-def test_a_closed_window_that_is_kept_is_told_once() -> None:
-    """A sliding window's live row after its final is no window of its own."""
-    tail = [change(FINAL, 0, 5, ONE), change(LIVE, 0, 5, ONE)]
-    assert [one.status for one in merge(0, STORE, [], tail, ALWAYS)] == ["closed"]
-
-
-def entries(store: StoreSchema, commit: int, live: bytes) -> list[tuple[bytes | None, bytes]]:
-    """A commit of one live window from 0 to 5 of this state, under this schema."""
-    progress = Progress("app", "exactly_once", {}, 5, {}, {}, (store,), 0)
-    return [(b"k", encode_live(0, 1, commit, 0, 5, live)), (None, encode_progress(1, commit, progress))]
-
-
-def test_a_tail_over_a_change_of_schema_is_read_as_it_was_written() -> None:
-    """Windows that were written before an aggregation was added have no result of it, those after it have."""
-    whole = list(state(ONE).values())
-    old = msgspec.structs.replace(STORE, aggregations=SCHEMAS[:1] + SCHEMAS[2:])
-    kept = [v for c, v in zip(STORE.state_columns(), whole, strict=True) if not c.name.startswith("mean_")]
-    log = [(None, encode_takeover(1, Takeover("app", "here", 0)))]
-    log += entries(old, 1, StateCodec(old.state_columns()).pack(kept))
-    seen: list[Told] = []
-    reader = ChangelogReader(lambda change: seen.append(told(change)))
-    for offset, (key, value) in enumerate(log):
-        reader.feed(offset, key, value)
-    (found,) = merge(0, STORE, [], seen, ALWAYS)
-    assert found.results == {"n": 1, "mean": None, "least": 4.0, "ids": 1}
-    for offset, (key, value) in enumerate(entries(STORE, 2, StateCodec(STORE.state_columns()).pack(whole)), len(log)):
-        reader.feed(offset, key, value)
-    (found,) = merge(0, STORE, [], seen, ALWAYS)
-    assert found.results == {"n": 1, "mean": 4.0, "least": 4.0, "ids": 1}
+STORE = StoreSchema(
+    *("s", "session", "string", 10, 5, "on_close", "in", None, None, None),
+    (AggregationSchema.of("n", Count()),),
+)
+PROGRESS = Progress("app", "exactly_once", {}, 5, {}, {}, (STORE,), 0)
+CODEC = StateCodec(STORE.state_columns())
 
 
 def test_a_state_that_cannot_be_read_is_named() -> None:
@@ -112,19 +53,17 @@ def test_a_state_that_cannot_be_read_is_named() -> None:
     at, seen = TopicPartition("app-changelog", 3), list[Told]()
     reader = ChangelogReader(lambda change: seen.append(told(change)))
     feed(reader, at, 70, None, encode_takeover(1, Takeover("app", "here", 0)))
-    entry, progress = entries(STORE, 1, b"short")
-    feed(reader, at, 71, *entry)
+    feed(reader, at, 71, b"k", encode_live(0, 1, 1, 0, 5, b"short"))
     said = r"^app-changelog-3 at offset 71: a changelog state of 5 bytes .*skip_changelog_records=\"3:71\""
     with pytest.raises(CorruptRecord, match=said):
-        feed(reader, at, 72, *progress)
+        feed(reader, at, 72, None, encode_progress(1, 1, PROGRESS))
 
 
 def test_the_store_is_the_only_one_or_named() -> None:
     """A name that is not there, or none where there are several, is refused with those that there are."""
-    progress = Progress("app", "exactly_once", {}, 0, {}, {}, (STORE,), 0)
-    assert chosen([progress], None) == chosen([progress], "s") == STORE
+    assert chosen([PROGRESS], None) == chosen([PROGRESS], "s") == STORE
     with pytest.raises(ConfigError, match="store: t: the application has s"):
-        chosen([progress], "t")
+        chosen([PROGRESS], "t")
     with pytest.raises(ConfigError, match="store: unset: the application has none"):
         chosen([], None)
 
@@ -139,20 +78,129 @@ def test_times() -> None:
 def test_what_is_shown() -> None:
     """A row a window, with its bounds in UTC and its results."""
     console = Console(file=io.StringIO(), width=160)
-    show(STORE, [Found(0, 0, 1500, "open", 0, results(STORE, state(ONE)))], console)
+    show(STORE, [Found(0, 0, 1500, "open", 0, {"n": 4.0})], console)
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert "s: 1 windows" in said
     assert "1970-01-01T00:00:01.500+00:00" in said
     assert "4.0" in said
 
 
-def test_windows_of_many_keys_are_each_their_own() -> None:
-    """A key's changes touch no other's windows, and each window is told with its key."""
-    live = [{"partition": 0, "key": key, "start_ms": 0, "end_ms": 4, "state": state(ONE)} for key in (b"k", b"l")]
-    found = merged(0, STORE, live, [change(FINAL, 0, 4, ONE, TWO), change(LIVE, 20, 30, TWO)], ALWAYS)
-    assert sorted((one.key, one.start_ms, one.status, one.results["n"]) for one in found) == [
-        ("k", 0, "closed", 2),
-        ("k", 20, "open", 1),
-        ("l", 0, "open", 1),
+Window = tuple[int, str, int, int]
+
+
+def write_lake(root: Path, live: list[Window], closed: list[tuple[Window, int, bool, int]]) -> None:
+    """A snapshot that covers nothing of the changelog: open windows, and closed ones with revision, whether there is
+    a state (else the window went into a wider one), and changelog offset."""
+    empty: dict[str, Any] = dict.fromkeys(("changelog_offset", "epoch", "commit", "progress"))
+    rows: list[dict[str, Any]] = [
+        {**empty, "row": "window", "partition": p, "store": "s", "key": key.encode(), "start_ms": start, "end_ms": end}
+        | {"s": {"n_n": 1}}
+        for p, key, start, end in live
     ]
-    assert merged(0, STORE, live, [change(FINAL, 0, 4, ONE)], (5, 9)) == []
+    covered = {"changelog_offset": 0, "epoch": 0, "commit": 0, "progress": msgspec.json.encode(PROGRESS).decode()}
+    rows += [{**covered, "row": "progress", "partition": p, "store": "", "key": b"", "s": None} for p in (0, 1)]
+    types = {"row": "string", "store": "string", "progress": "string", "topic_id": "string", "key": "binary"}
+    names = ("row", "partition", "store", "key", "start_ms", "end_ms")
+    schema = pa.schema(
+        [(name, types.get(name, "int64")) for name in (*names, *empty, "topic_id")]
+        + [("s", pa.struct([("n_n", pa.int64())]))]
+    )
+    write_deltalake(str(root / "app" / "state"), pa.Table.from_pylist(rows, schema))
+    of_closed: list[dict[str, Any]] = [
+        {"partition": p, "key": key, "start_ms": start, "end_ms": end, "revision": revision, "n": revision}
+        | {"changelog_offset": offset, "state": {"n_n": 1} if is_there else None}
+        | {"day": datetime.date(1970, 1, 1)}
+        for (p, key, start, end), revision, is_there, offset in closed
+    ]
+    write_deltalake(str(root / "app" / "closed" / "s"), pa.Table.from_pylist(of_closed))
+
+
+async def write_tail(cluster: FakeCluster, changes: list[tuple[str, Window]]) -> None:
+    """A changelog of two partitions with one commit each."""
+    cluster.create_topic("app-changelog", 2)
+    one = CODEC.pack([1])
+    records = [
+        ProducerRecord("app-changelog", encode_takeover(1, Takeover("app", "x", 0)), None, (), p) for p in (0, 1)
+    ]
+    for kind, (p, key, start, end) in changes:
+        value = {
+            "live": encode_live(0, 1, 1, start, end, one),
+            "final": encode_final(0, 1, 1, start, end, end, one),
+            "deleted": encode_deleted(0, 1, 1, start),
+        }[kind]
+        records.append(ProducerRecord("app-changelog", value, key.encode(), (), p))
+    records += [ProducerRecord("app-changelog", encode_progress(1, 1, PROGRESS), None, (), p) for p in (0, 1)]
+    async with Producer(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as producer:
+        assert await (await producer.send_many(records)).first_error() is None
+
+
+async def fill(cluster: FakeCluster, root: Path) -> dict[str, set[Window]]:
+    """Windows of some keys in snapshot and tail, many of which begin at once; those that there are, by status."""
+    chance = random.Random(7)
+    starts = [chance.choice((0, 0, 50, 100, 150)) for _ in range(90)]
+    ends = {(i % 2, f"k{i // 3:02}", start): start + chance.randrange(9) for i, start in enumerate(starts)}
+    windows = [(*window, end) for window, end in sorted(ends.items())]
+    chance.shuffle(windows)
+    live, closed, in_tail = windows[:30], windows[30:60], windows[60:]
+    of_lake = [(window, revision, True, -1) for window in closed for revision in range(chance.choice((1, 1, 2, 9)))]
+    gone = [(0, "gone", 0, end) for end in range(20)]
+    of_lake += [(window, revision, revision == 0, -1) for window in gone for revision in (0, 1)]
+    of_lake += [((0, "torn", 0, 5), 0, True, 99)]
+    write_lake(root, live, of_lake)
+    changes = [("live", window) for window in in_tail[::2]] + [("final", window) for window in in_tail[1::2]]
+    changes += [("deleted", window) for window in live[:5]] + [("final", window) for window in live[5:10]]
+    grown = [(p, key, start, end + 20) for p, key, start, end in live[10:15]]
+    changes += [("live", window) for window in grown]
+    await write_tail(cluster, changes)
+    return {
+        "open": {*live[15:], *grown, *in_tail[::2]},
+        "closed": {*closed, *live[5:10], *in_tail[1::2]},
+    }
+
+
+@pytest.mark.parametrize("status", ["open", "closed", "all"])
+async def test_pages_have_each_window_once(status: Any, tmp_path: Path) -> None:
+    """Of snapshot and tail together, those that begin first come first, however long the pages are; a page has windows
+    as long as there are any."""
+    async with FakeCluster() as cluster:
+        there = await fill(cluster, tmp_path)
+        wanted = set().union(*(windows for kind, windows in there.items() if status in ("all", kind)))
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        for rows_max in (3, 10, len(wanted), 1_000):
+            asked = Asked(
+                kafka, "app", str(tmp_path), {}, "s", KeyRange.of(), "0", "1000", "", 30_000, rows_max, status
+            )
+            seen: list[Found] = []
+            query = Query(asked)
+            while True:
+                _, page = await query.run()
+                seen += page
+                assert len(page) <= rows_max
+                if query.last is None:
+                    break
+                assert page
+                query = Query(asked, query.last)
+            assert len(seen) == len(wanted)
+            assert {(one.partition, one.key, one.start_ms, one.end_ms) for one in seen} == wanted
+            assert [one.start_ms for one in seen] == sorted(one.start_ms for one in seen)
+            assert status == "all" or {one.status for one in seen} == {status}
+
+
+async def test_the_command_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it printed last goes in again; with other bounds it is refused with status 2."""
+    async with FakeCluster() as cluster:
+        there = await fill(cluster, tmp_path)
+        flags = ["--application", "app", "--lake", str(tmp_path), "--rows-max", "30", "--json", "--key-to", "kz"]
+        flags += ["--kafka.bootstrap-servers", cluster.bootstrap_servers]
+        count, more = 0, list[str]()
+        while True:
+            assert await asyncio.to_thread(main, [*flags, *more]) == 0
+            said = capsys.readouterr()
+            count += len([json.loads(line) for line in said.out.splitlines()])
+            if not said.err:
+                break
+            assert said.err.startswith("there are more: --continuation ")
+            more = said.err.split()[-2:]
+        assert count == sum(map(len, there.values()))
+        assert await asyncio.to_thread(main, [*flags, *more, "--status", "open"]) == 2
+        assert "is of another question" in capsys.readouterr().err

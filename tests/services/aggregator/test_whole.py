@@ -15,24 +15,30 @@ from api.app import create_app
 from api.problem import Problem
 from api.server import HttpServer
 from api.settings import Credential
-from api.state import StreamsState, WindowRow, streams_router
+from api.state import LiveWindows, StreamsState, streams_router
 from api.stores import stores_router
+from services.aggregator.pages import live_pages, row_pages, told
 from services.aggregator.settings import AggregatorSettings, QueriesSettings
 from services.aggregator.whole import ANSWER_BYTES_MAX, Whole, tokens_of
+from shared.common.continuation import LivePlace, RowOrder, RowPlace, WrongContinuation, live_order, row_order
 from shared.common.errors import ConfigError
 from shared.common.settings import HttpSettings
 from shared.streams.instances import Instances, Registration, encode
-from shared.streams.queries import StoreAnswer
+from shared.streams.queries import StoreAnswer, place_of_row
 from tests.integration.certificates import Authority
 
 A, B = "http://a", "http://b"
 
 
 class Instance:
-    """One instance with a row, a window and a task in each of its partitions."""
+    """One instance with a row, a window and a task in each of its partitions; with `keys` it has a row of each."""
 
-    def __init__(self, name: str, running: dict[int, int], restoring: tuple[int, ...] = ()) -> None:
+    application = "x"
+    key_type: Any = "string"
+
+    def __init__(self, name: str, running: dict[int, int], restoring: tuple[int, ...] = (), keys: int = 0) -> None:
         self.name, self.running, self.restoring, self.compactions = name, running, restoring, 0
+        self.keys = [f"k{i}" for i in range(keys)]
 
     def registration(self) -> Registration:
         return Registration(self.name, self.running, 3, list(self.restoring))
@@ -46,22 +52,43 @@ class Instance:
     def stores(self) -> list[dict[str, Any]]:
         return [{"store": "s", "rows": {str(p): p + 1 for p in self.running}, "total": 0}]
 
-    def windows(self, store: str | None, key: str, limit: int) -> list[WindowRow]:
-        row = {"store": "s", "key": self.name, "start_ms": 0, "states": []}
-        rows: Any = [{**row, "partition": p, "end_ms": p} for p in self.running]
-        return list(rows)
+    def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> LiveWindows:
+        pages = live_pages(self.application, store, key)
+        after = pages.place(continuation)
+        ends = {(p, key): p + i % 3 for p in self.running for i, key in enumerate(self.keys or [self.name])}
+        places = sorted((LivePlace(end, "s", p, key, 0) for (p, key), end in ends.items()), key=live_order)
+        rest = [place for place in places if after is None or live_order(place) > live_order(after)]
+        rows: Any = [{**place._asdict(), "states": []} for place in rest[:limit]]
+        last = rest[limit - 1] if len(rest) > limit else None
+        return {"windows": rows, "continuation": pages.text(last), "unseen": 1}
 
-    async def read_store(self, store: str, **wanted: Any) -> StoreAnswer:
+    async def read_store(self, store: str, **wanted: Any) -> dict[str, Any]:
+        pages = row_pages(self.application, store, wanted)
         if store == "g":
-            return StoreAnswer("g", "global table", [{"key": "k", "value": self.name}], {0: {"g": 3}})
+            table = [{"key": "k", "value": self.name}]
+            return told(StoreAnswer("g", "global table", "string", table, {0: {"g": 3}}), pages)
         if store != "s":
             raise ConfigError(f"no task that runs here has a store {store!r}")
-        rows = [{"partition": p, "key": wanted["key"] or self.name} for p in self.running]
-        return StoreAnswer("s", "session", rows, {p: {"in": epoch} for p, epoch in self.running.items()})
+        rows: list[dict[str, Any]] = [
+            {"partition": p, "key": key.encode() if self.key_type == "bytes" else key, "start": at, "end": at}
+            for p in sorted(self.running)
+            for key in (self.keys or [wanted["key"] or self.name])
+            for at in (5, 7)[: 1 + bool(self.keys)]
+        ]
+        rows.sort(key=lambda row: order(place_of_row(row)))
+        after = pages.place(wanted["continuation"])
+        rest = [row for row in rows if after is None or order(place_of_row(row)) > order(after)]
+        cut, position = rest[: wanted["rows_max"]], {p: {"in": epoch} for p, epoch in self.running.items()}
+        last = place_of_row(cut[-1]) if len(cut) < len(rest) else None
+        return told(StoreAnswer("s", "session", self.key_type, cut, position, last), pages)
 
     def compact(self) -> str:
         self.compactions += 1
         return "one is running" if self.compactions > 1 else ""
+
+
+def order(place: RowPlace) -> tuple[int, RowOrder]:
+    return place.partition, row_order(place.key, place.start)
 
 
 Hook = Callable[[httpx.Request], Awaitable[httpx.Response | None]]
@@ -101,7 +128,8 @@ def whole(own: Instance, *others: tuple[str, Instance], net: Net | None, **setti
     return made
 
 
-WANTED: dict[str, Any] = {"key": None, "key_from": None, "key_to": None, "from_ms": None, "to_ms": None, "rows_max": 9}
+WANTED: dict[str, Any] = {"key": None, "key_from": None, "key_to": None, "from_ms": None, "to_ms": None}
+WANTED |= {"rows_max": 9, "continuation": None}
 
 
 async def test_each_partition_is_of_the_instance_that_has_it() -> None:
@@ -113,7 +141,7 @@ async def test_each_partition_is_of_the_instance_that_has_it() -> None:
     assert answer["position"] == {"0": {"in": 2}, "1": {"in": 2}, "2": {"in": 7}}
     assert (answer["missing"], answer["is_cut"], answer["kind"]) == ([], False, "session")
     assert (await made.stores())["stores"] == [{"store": "s", "rows": {"0": 1, "1": 2, "2": 3}, "total": 6}]
-    assert [row["key"] for row in (await made.windows(None, "", 2))["windows"]] == ["b", "b"]
+    assert [row["key"] for row in (await made.windows(None, "", 2, None))["windows"]] == ["b", "b"]
     state: Any = await made.describe()
     assert [(task["partition"], task["instance"]) for task in state["tasks"]] == [(0, "a"), (1, "b"), (2, "b")]
     assert (state["missing"], [each["url"] for each in state["instances"]]) == ([], [A, B])
@@ -212,6 +240,58 @@ async def test_rows_are_cut_over_all_instances() -> None:
     made = whole(own, (B, other), net=Net(b=app_of(other)))
     answer = await made.read_store("s", partial=False, **WANTED | {"rows_max": 2})
     assert ([row["partition"] for row in answer["rows"]], answer["is_cut"]) == ([0, 1], True)
+
+
+@pytest.mark.parametrize("key_type", ["string", "bytes"])
+@pytest.mark.parametrize("zombie", [False, True])
+async def test_pages_are_of_all_instances_as_of_one(zombie: bool, key_type: str, monkeypatch: Any) -> None:
+    """Rows and windows come once each and in one order, whichever instance is asked for the next page, and also where
+    a page of one is full of what it has lost."""
+    monkeypatch.setattr(Instance, "key_type", key_type)
+    alone = whole(Instance("all", {0: 1, 1: 2, 2: 3}, keys=9), net=Net())
+    a, b = Instance("a", {0: 1, 2: 3}, keys=9), Instance("b", {0: 0, 1: 2} if zombie else {1: 2}, keys=9)
+    known = {A: a, B: b}
+    views = [whole(one, *known.items(), net=Net(a=app_of(a), b=app_of(b))) for one in (a, b)]
+    for view, url in zip(views, known, strict=True):
+        view.url = url
+    rows = (await alone.read_store("s", partial=False, **WANTED | {"rows_max": 99}))["rows"]
+    windows = (await alone.windows(None, "", 99, None))["windows"]
+    assert (len(rows), len(windows)) == (3 * 9 * 2, 3 * 9)
+    for size in (1, 4, 18, 53, 54):
+        found, continuation = [], None
+        for turn in range(99):
+            question = WANTED | {"rows_max": size, "continuation": continuation}
+            page = await views[turn % 2].read_store("s", partial=False, **question)
+            found += page["rows"]
+            assert (len(page["rows"]) <= size, page["is_cut"]) == (True, page["continuation"] is not None)
+            if (continuation := page["continuation"]) is None:
+                break
+        assert found == rows
+        seen, continuation = [], None
+        for turn in range(99):
+            part = await views[turn % 2].windows(None, "", size, continuation)
+            seen += part["windows"]
+            if (continuation := part["continuation"]) is None:
+                break
+        assert (seen, part["unseen"]) == (windows, 2)
+
+
+async def test_a_continuation_of_another_question_is_refused() -> None:
+    """Another store, key or application is another question; how many rows a page has is not."""
+    made = whole(Instance("a", {0: 1}, keys=9), net=Net())
+    first = await made.read_store("s", partial=True, **WANTED)
+    on = WANTED | {"continuation": first["continuation"]}
+    assert len((await made.read_store("s", partial=True, **on | {"rows_max": 20}))["rows"]) == 9
+    with pytest.raises(WrongContinuation, match=f"{first['continuation']}' is of another question"):
+        await made.read_store("s", partial=True, **on | {"key_to": "k"})
+    with pytest.raises(WrongContinuation, match="'x' is none"):
+        await made.windows(None, "", 2, "x")
+    Instance.application, before = "y", Instance.application
+    try:
+        with pytest.raises(WrongContinuation, match="is of another question"):
+            await made.read_store("s", partial=True, **on)
+    finally:
+        Instance.application = before
 
 
 async def test_a_compaction_is_asked_of_the_instance_that_does_it() -> None:

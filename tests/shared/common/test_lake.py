@@ -11,6 +11,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from shared.common import lake
+from shared.common.continuation import WindowPlace
 from shared.common.errors import ConfigError
 from shared.common.key_range import KeyRange
 
@@ -155,22 +156,62 @@ def test_live_windows_of_a_range_of_keys(tmp_path: Path) -> None:
     assert found(KeyRange.of(), reach=(7, 9)) == []
 
 
+def write_closed(root: Path, keys: list[Any], starts: list[int], revisions: list[int] | None = None) -> None:
+    table: dict[str, Any] = {
+        "start_ms": starts,
+        "end_ms": starts,
+        "revision": revisions or [0] * len(keys),
+        "key": keys,
+    }
+    days = [datetime.date(1970, 1, 1) + datetime.timedelta(milliseconds=start) for start in starts]
+    table |= {"partition": [0] * len(keys), "day": days}
+    states = pa.array([{"n": n} for n in range(len(keys))], pa.struct([("n", pa.int64())]))
+    write_deltalake(str(root / "app" / "closed" / "s"), pa.table(table).append_column("state", states))
+
+
 def test_windows_of_a_range_of_keys(tmp_path: Path) -> None:
-    """Keys between two bounds, the windows that begin first, and from which start on there may be more."""
-    keys, starts = ["a", "b", "c", "b"], [30, 20, 10, 5]
-    table: dict[str, Any] = {"start_ms": starts, "end_ms": starts, "revision": [0] * 4, "key": keys}
-    table |= {"partition": [0] * 4, "day": [datetime.date(1970, 1, 1)] * 4}
-    states = pa.array([{"n": n} for n in starts], pa.struct([("n", pa.int64())]))
-    write_deltalake(str(tmp_path / "app" / "closed" / "s"), pa.table(table).append_column("state", states))
+    """Keys between two bounds, the windows that begin first, and up to which one these are all."""
+    write_closed(tmp_path, ["a", "b", "c", "b"], [30, 20, 10, 5])
 
     def found(first: str | None, last: str | None, rows_max: int) -> tuple[list[int], int | None]:
-        rows, more_from = lake.find_closed_of(str(tmp_path), "app", "s", (first, last), (0, 100), rows_max)
-        return sorted(row["start_ms"] for row in rows), more_from
+        rows, all_to = lake.find_closed_of(str(tmp_path), "app", "s", (first, last), (0, 100), rows_max)
+        return sorted(row["start_ms"] for row in rows), None if all_to is None else all_to.start_ms
 
     assert found("b", "c", 9) == ([5, 10, 20], None)
     assert found(None, "b", 9) == ([5, 20, 30], None)
-    assert found(None, None, 2) == ([5, 10], 10)
-    assert found("b", "b", 2) == ([5, 20], 20)
+    assert found(None, None, 3) == ([5, 10], 10)
+    assert found("b", "b", 2) == ([5], 5)
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_windows_after_a_place(tmp_path: Path, as_bytes: bool) -> None:
+    """Page after page has each window once, of many that begin at once too, however many revisions one has."""
+    day = 86_400_000
+    windows = [(key, start) for start in (5, day, 3 * day) for key in ("it's", "b", "c") for _ in range(2)]
+    windows += [("b", day)] * 20
+    keys = [key.encode() if as_bytes else key for key, _ in windows]
+    write_closed(tmp_path, keys, [start for _, start in windows], list(range(len(windows))))
+    for rows_max in (1, 3, 99):
+        seen, after = [], None
+        while True:
+            rows, to = lake.find_closed_of(str(tmp_path), "app", "s", (None, None), (0, 9 * day), rows_max, None, after)
+            rows.sort(key=lake.window_place)
+            seen += [(row["key"], row["start_ms"], row["state"]["n"]) for row in rows]
+            if (after := to) is None:
+                break
+        assert [start for _, start, _ in seen] == [5] * 3 + [day] * 3 + [3 * day] * 3
+        assert len({(key, start) for key, start, _ in seen}) == 9
+        assert max(number for _, _, number in seen) == len(windows) - 1
+
+
+def test_live_windows_after_a_place(tmp_path: Path) -> None:
+    """Those that begin, end and lie later, in their order."""
+    write(tmp_path, 10, [(0, b"a"), (0, b"\xff"), (1, b"b"), (1, b"c")])
+    seen, after = [], None
+    while rows := lake.find_windows(str(tmp_path), "app", STORE, 0, KeyRange.of(), (0, 9), 1, None, after):
+        after = lake.window_place(rows[0])
+        seen.append(rows[0]["key"])
+    assert seen == [b"a", b"\xff", b"b", b"c"]
 
 
 def test_windows_beyond_the_years_of_python_are_found(tmp_path: Path) -> None:
@@ -183,3 +224,7 @@ def test_windows_beyond_the_years_of_python_are_found(tmp_path: Path) -> None:
     write_deltalake(str(tmp_path / "app" / "closed" / "s"), pa.table(table))
     (row,) = lake.find_closed(str(tmp_path), "app", "s", "k", (0, far_ms))
     assert (row["end_ms"], row["state"]) == (far_ms, {"n": 1})
+    before = WindowPlace(far_ms - 1, far_ms - 1, 0, b"k")
+    for after, count in ((before, 1), (lake.window_place(row), 0)):
+        rows, _ = lake.find_closed_of(str(tmp_path), "app", "s", (None, None), (0, 2 * far_ms), 9, None, after)
+        assert len(rows) == count

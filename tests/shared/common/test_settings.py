@@ -8,7 +8,15 @@ import pytest
 from pydantic import Field, SecretStr
 
 from shared.common.errors import ConfigError
-from shared.common.settings import HttpSettings, KafkaSettings, PositiveMs, Section, ServiceSettings, load_or_exit
+from shared.common.settings import (
+    CommandSettings,
+    HttpSettings,
+    KafkaSettings,
+    PositiveMs,
+    Section,
+    ServiceSettings,
+    load_or_exit,
+)
 
 
 class Store(Section):
@@ -219,6 +227,19 @@ def test_a_misspelled_secret_in_the_file_is_not_shown() -> None:
     message = refused()
     assert "store.tokn: no such setting" in message
     assert "hunter2" not in message
+
+
+def test_a_class_may_have_keys() -> None:
+    """A property of that name is the class's own, and loads as any other class does."""
+
+    class Asked(CommandSettings):
+        key: str = "ann"
+
+        @property
+        def keys(self) -> list[str]:
+            return [self.key]
+
+    assert Asked.load(["--key", "bob"], environ={}).keys == ["bob"]
 
 
 def test_loading_leaves_the_class_alone() -> None:

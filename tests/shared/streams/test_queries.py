@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shared.common.continuation import RowPlace
 from shared.common.errors import ConfigError
 from shared.streams.aggregations import Count, Sum
 from shared.streams.dsl import StreamsBuilder
@@ -56,7 +57,7 @@ def read_store(*asked: Any, **more: Any) -> StoreAnswer:
 
 def rows(driver: TopologyTestDriver, **wanted: Any) -> list[tuple[str, int, int, int]]:
     answer = read_store({0: driver.task}, "s", StoreQuery(**wanted))
-    assert not answer.is_cut
+    assert answer.last is None
     return sorted((row["key"], row["start"], row["end"], row["sum"]) for row in answer.rows)
 
 
@@ -103,14 +104,92 @@ def test_a_sliding_window_that_was_closed_is_not_there() -> None:
 
 
 def test_an_answer_is_bounded() -> None:
-    """No more rows than asked for, and the answer says that there were more."""
+    """No more rows than asked for, and the answer says after which one there are more."""
     driver = driver_of("session")
-    answer = read_store({0: driver.task, 1: driver.task}, "s", StoreQuery(rows_max=5))
-    assert ([row["partition"] for row in answer.rows], answer.is_cut) == ([0, 0, 0, 0, 1], True)
-    assert not read_store({0: driver.task}, "s", StoreQuery(rows_max=4)).is_cut
+    tasks = {0: driver.task, 1: driver.task}
+    answer = read_store(tasks, "s", StoreQuery(rows_max=5))
+    assert [row["partition"] for row in answer.rows] == [0, 0, 0, 0, 1]
+    assert answer.last == RowPlace(1, answer.rows[-1]["key"].encode(), answer.rows[-1]["start"])
+    rest = read_store(tasks, "s", StoreQuery(rows_max=5, after=answer.last))
+    assert (len(rest.rows), rest.last, rest.position.keys()) == (3, None, {0, 1})
+    assert read_store({0: driver.task}, "s", StoreQuery(rows_max=4)).last is None
     for wrong in (0, QUERY_ROWS_MAX + 1):
         with pytest.raises(ConfigError, match="rows_max"):
             read_store({0: driver.task}, "s", StoreQuery(rows_max=wrong))
+
+
+@pytest.mark.parametrize("store", ["memory", "disk", "disk and memory"])
+@pytest.mark.parametrize(("kind", "key_type"), [("session", "string"), ("tumbling", "bytes"), ("table", "string")])
+def test_pages_have_each_row_once(
+    kind: str, key_type: Any, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Page by page an answer is what it is as a whole, in the same order, wherever rows are kept; a part of it too."""
+    monkeypatch.setattr("shared.streams.queries.SLICE_ROWS", 50)
+    monkeypatch.setattr("shared.streams.state.rocksdb.PAGE_ROWS", 30)
+    builder = StreamsBuilder()
+    if kind == "table":
+        builder.table("in", name="s")
+    else:
+        windowed(kind, builder, key_type).aggregate("s", n=Count(), sum=Sum("x")).on_close().to("out")
+    state = None
+    if store != "memory":
+        cache = 0 if store == "disk" else 400 * 100
+        state = StateDirectory(str(tmp_path), "app", memory_bytes_max=8 * 1024 * 1024, cache_bytes_max=cache)
+    driver = TopologyTestDriver(builder.build(), state=state)
+    for at in (5, 60):  # two windows of each key
+        driver.pipe_columns("in", [(b"k%05d" % i, b'{"x":1}', at) for i in range(210)])
+    if store != "disk":
+        driver.pipe_columns("in", [(b"new%d" % i, b'{"x":1}', 70) for i in range(9)])
+    tasks = {0: driver.task, 3: driver.task}
+    rows_each = 1 if kind == "table" else 2
+    for bounds in ({}, {"key_from": "k00100", "key_to": "k00149", "from_ms": 50}):
+        whole = read_store(tasks, "s", StoreQuery(rows_max=QUERY_ROWS_MAX, **bounds))
+        for rows_max in (17, len(whole.rows) // 2, len(whole.rows) + 1):
+            found, after = [], None
+            while True:
+                page = read_store(tasks, "s", StoreQuery(rows_max=rows_max, after=after, **bounds))
+                found += page.rows
+                if (after := page.last) is None:
+                    break
+                assert len(page.rows) == rows_max
+            assert found == whole.rows
+            if bounds:
+                assert len(found) == len(whole.rows) == 100
+            else:
+                new = 0 if store == "disk" else 9
+                assert len(found) == 2 * (rows_each * 210 + new)
+    driver.close()
+
+
+def test_a_row_that_stays_is_given_once_whatever_comes_and_goes() -> None:
+    """What is new, closed or merged between two pages neither moves nor repeats another row."""
+    builder = StreamsBuilder()
+    windowed("session", builder).aggregate("s", n=Count(), sum=Sum("x")).on_close().to("out")
+    driver = TopologyTestDriver(builder.build())
+    driver.pipe_columns("in", [(b"go%d" % i, b'{"x":1}', 1) for i in range(50)])
+    driver.pipe_columns("in", [(b"stay%d" % i, b'{"x":1}', 100) for i in range(50)])
+    found, after, turn = [], None, 0
+    while True:
+        page = read_store({0: driver.task}, "s", StoreQuery(rows_max=7, after=after))
+        found += [row["key"] for row in page.rows if row["key"].startswith("stay")]
+        if (after := page.last) is None:
+            break
+        turn += 1
+        driver.pipe("in", key=b"come%d" % turn, value=b'{"x":1}', timestamp=100 + turn * 10)
+    assert len(driver.task.stores["s"]) == 50 + turn
+    assert sorted(found) == sorted(f"stay{i}" for i in range(50))
+
+
+def test_a_partition_that_goes_takes_no_other_ones_rows_along() -> None:
+    """Where the page was full of it, the next one begins behind it all the same."""
+    tasks = {0: driver_of("session").task, 1: driver_of("session").task}
+    reading = read_in_slices(tasks, "s", StoreQuery(rows_max=4))
+    for _ in range(2):
+        assert next(reading) is None
+    del tasks[0]
+    answer, _ = rest_of(reading)
+    assert (answer.rows, set(answer.position)) == ([], {1})
+    assert len(read_store(tasks, "s", StoreQuery(after=answer.last)).rows) == 4
 
 
 def test_bytes_as_keys() -> None:
@@ -176,8 +255,11 @@ def test_a_global_table_can_be_read() -> None:
 
     assert read(key="ann").rows == [{"key": "ann", "value": {"name": "ann"}}]
     assert (read().kind, len(read().rows), read().position) == ("global table", 3, {2: {"users": 3}})
-    assert [row["key"] for row in read(key_from=b"b").rows] == ["bob", "cat"]
-    assert (len(read(rows_max=2).rows), read(rows_max=2).is_cut, read(rows_max=3).is_cut) == (2, True, False)
+    assert sorted(row["key"] for row in read(key_from=b"b").rows) == ["bob", "cat"]
+    first = read(rows_max=2)
+    second = read(rows_max=2, after=first.last)
+    assert (len(first.rows), len(second.rows), second.last, read(rows_max=3).last) == (2, 1, None, None)
+    assert first.rows + second.rows == read().rows
 
 
 def test_tables_and_what_cannot_be_read() -> None:

@@ -1,0 +1,68 @@
+"""What somebody types to find keys: a part of their text, JSON in whatever spacing and order, or a number.
+
+>>> [KeySearch("UA").has(key) for key in ("UA-EWR", b"UA-EWR", "ua")]
+[True, True, False]
+>>> KeySearch('{"user": 5, "in": "a"}').has(b'{"in":"a","user":5}')
+True
+>>> KeySearch("7").has(bytes(7) + b"\\x07"), KeySearch("-1").has(b"\\xff" * 4), KeySearch("7").has(bytes(7) + b"\\x08")
+(True, True, False)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from shared.streams.topology import KeyType
+
+INTEGER_BYTES = (4, 8)  # as Kafka's serializers of Integer and Long have them
+
+
+class KeySearch:
+    """Finds keys of text or bytes; an empty text finds all."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._json = _json(text) if text[:1] in ("{", "[") else None
+        self._numbers = _integers(text)
+
+    def has(self, key: str | bytes) -> bool:
+        """Whether a key is one that was meant."""
+        if self._text in key_text(key) or key in self._numbers:
+            return True
+        return self._json is not None and self._json == _json(key)
+
+    def exact(self, key_type: KeyType) -> list[str | bytes]:
+        """The keys that are this and nothing more, as a store of that type has them."""
+        if not self._text:
+            return []
+        return [self._text] if key_type == "string" else [self._text.encode(), *self._numbers]
+
+
+def key_text(key: Any) -> str:
+    """A key as text.
+
+    >>> key_text(b"UA-EWR"), key_text(7), key_text(b"\\xff")
+    ('UA-EWR', '7', '\\\\xff')
+    """
+    return key.decode(errors="backslashreplace") if isinstance(key, bytes) else str(key)
+
+
+def _integers(text: str) -> tuple[bytes, ...]:
+    try:
+        number = int(text)
+    except ValueError:
+        return ()
+    return tuple(
+        number.to_bytes(size, "big", signed=True)
+        for size in INTEGER_BYTES
+        if -(1 << (8 * size - 1)) <= number < 1 << (8 * size - 1)
+    )
+
+
+def _json(text: str | bytes) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError):
+        return None

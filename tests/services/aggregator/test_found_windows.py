@@ -1,0 +1,114 @@
+"""A store's windows from snapshot and tail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from services.aggregator.found_windows import Told, merge, merged, results, told
+from shared.streams.aggregations import Count, CountDistinct, Mean, Min
+from shared.streams.changelog_format import (
+    DELETED,
+    FINAL,
+    LIVE,
+    AggregationSchema,
+    Progress,
+    StateCodec,
+    StoreSchema,
+    Takeover,
+    encode_live,
+    encode_progress,
+    encode_takeover,
+)
+from shared.streams.changelog_reader import Change, ChangelogReader
+
+AGGREGATIONS: dict[str, Any] = {"n": Count(), "mean": Mean("x"), "least": Min("x"), "ids": CountDistinct("id")}
+SCHEMAS = tuple(AggregationSchema.of(name, a) for name, a in AGGREGATIONS.items())
+STORE = StoreSchema("s", "session", "string", 10, 5, "on_close", "in", None, None, None, SCHEMAS)
+ALWAYS = (-(2**62), 2**62)
+
+
+def state(*records: dict[str, Any]) -> dict[str, Any]:
+    """The state columns of these records by name."""
+    columns = {}
+    for name, aggregation in AGGREGATIONS.items():
+        made = aggregation.initial()
+        for record in records:
+            made = aggregation.add(made, record)
+        for column, value in zip(aggregation.state_columns, aggregation.to_columns(made), strict=True):
+            columns[f"{name}_{column.name}"] = value
+    return columns
+
+
+def change(operation: bytes, start: int, end: int = 0, *records: dict[str, Any]) -> Told:
+    packed = StateCodec(STORE.state_columns()).pack(list(state(*records).values())) if records else b""
+    return told(Change(operation, "s", b"k", start, end, packed, STORE))
+
+
+ONE, TWO = {"x": 4.0, "id": "a"}, {"x": 8.0, "id": "b"}
+
+
+def test_results_are_the_aggregations_own() -> None:
+    """What a state says is what its aggregation would have forwarded; a column that is not there yet is None."""
+    assert results(STORE, state(ONE, TWO)) == {"n": 2, "mean": 6.0, "least": 4.0, "ids": 2}
+    assert results(STORE, state()) == {"n": 0, "mean": None, "least": None, "ids": 0}
+    assert results(STORE, {"n_n": 3}) == {"n": 3, "mean": None, "least": None, "ids": None}
+
+
+def test_the_tail_goes_over_the_snapshot() -> None:
+    """What the tail changes, closes or removes is the tail's; what it does not touch is the snapshot's."""
+    rows = [(0, 0, 5), (0, 50, 60), (0, 100, 110), (0, 200, 205), (1, 0, 9)]
+    live = [{"partition": p, "start_ms": s, "end_ms": e, "state": state(ONE)} for p, s, e in rows]
+    tail = [change(LIVE, 50, 70, ONE, TWO), change(FINAL, 0, 5, ONE), change(DELETED, 100), change(LIVE, 300, 300, TWO)]
+    found = sorted(merge(0, STORE, live, tail, ALWAYS), key=lambda one: one.start_ms)
+    assert [(one.start_ms, one.end_ms, one.status, one.results["n"]) for one in found] == [
+        (0, 5, "closed", 1),
+        (50, 70, "open", 2),
+        (200, 205, "open", 1),
+        (300, 300, "open", 1),
+    ]
+    assert [one.start_ms for one in merge(0, STORE, live, tail, (65, 250))] == [50, 200]
+
+
+def test_a_closed_window_that_is_kept_is_told_once() -> None:
+    """A sliding window's live row after its final is no window of its own."""
+    tail = [change(FINAL, 0, 5, ONE), change(LIVE, 0, 5, ONE)]
+    assert [one.status for one in merge(0, STORE, [], tail, ALWAYS)] == ["closed"]
+
+
+def entries(store: StoreSchema, commit: int, live: bytes) -> list[tuple[bytes | None, bytes]]:
+    """A commit of one live window from 0 to 5 of this state, under this schema."""
+    progress = Progress("app", "exactly_once", {}, 5, {}, {}, (store,), 0)
+    return [(b"k", encode_live(0, 1, commit, 0, 5, live)), (None, encode_progress(1, commit, progress))]
+
+
+def test_a_tail_over_a_change_of_schema_is_read_as_it_was_written() -> None:
+    """Windows that were written before an aggregation was added have no result of it, those after it have."""
+    whole = list(state(ONE).values())
+    old = msgspec.structs.replace(STORE, aggregations=SCHEMAS[:1] + SCHEMAS[2:])
+    kept = [v for c, v in zip(STORE.state_columns(), whole, strict=True) if not c.name.startswith("mean_")]
+    log = [(None, encode_takeover(1, Takeover("app", "here", 0)))]
+    log += entries(old, 1, StateCodec(old.state_columns()).pack(kept))
+    seen: list[Told] = []
+    reader = ChangelogReader(lambda change: seen.append(told(change)))
+    for offset, (key, value) in enumerate(log):
+        reader.feed(offset, key, value)
+    (found,) = merge(0, STORE, [], seen, ALWAYS)
+    assert found.results == {"n": 1, "mean": None, "least": 4.0, "ids": 1}
+    for offset, (key, value) in enumerate(entries(STORE, 2, StateCodec(STORE.state_columns()).pack(whole)), len(log)):
+        reader.feed(offset, key, value)
+    (found,) = merge(0, STORE, [], seen, ALWAYS)
+    assert found.results == {"n": 1, "mean": 4.0, "least": 4.0, "ids": 1}
+
+
+def test_windows_of_many_keys_are_each_their_own() -> None:
+    """A key's changes touch no other's windows, and each window is told with its key."""
+    live = [{"partition": 0, "key": key, "start_ms": 0, "end_ms": 4, "state": state(ONE)} for key in (b"k", b"l")]
+    found = merged(0, STORE, live, [change(FINAL, 0, 4, ONE, TWO), change(LIVE, 20, 30, TWO)], ALWAYS)
+    assert sorted((one.key, one.start_ms, one.status, one.results["n"]) for one in found) == [
+        ("k", 0, "closed", 2),
+        ("k", 20, "open", 1),
+        ("l", 0, "open", 1),
+    ]
+    assert merged(0, STORE, live, [change(FINAL, 0, 4, ONE)], (5, 9)) == []

@@ -1,0 +1,34 @@
+"""Which keys are found by what is typed."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.aggregator.key_search import KeySearch
+
+
+@pytest.mark.parametrize(
+    ("typed", "found", "passed_over"),
+    [
+        ("", ["ann", b"\xff"], []),
+        ("nn", ["ann", b"ann"], ["bob", b"NN"]),
+        ("\\xff", [b"a\xff"], [b"a\xfe"]),
+        ('{"user": 5}', ['{"user": 5}', b'{"user":5}', '{ "user" :5.0}'], ['{"user": 6}', '{"user": 5, "a": 1}']),
+        ("[1, 2]", [b"[1,2]"], [b"[2,1]"]),
+        ('{"user"', ['{"user": 5}'], ["user"]),
+        ("12", ["12", "a12", bytes(3) + b"\x0c", bytes(7) + b"\x0c"], [b"\x0c", "1", bytes(8)]),
+        ("-2", [b"\xff\xff\xff\xfe", b"\xff" * 7 + b"\xfe"], [b"\xff" * 8]),
+        ("9" * 30, ["9" * 31], [b"9"]),
+    ],
+)
+def test_what_is_found(typed: str, found: list[str | bytes], passed_over: list[str | bytes]) -> None:
+    """Text is part of a key's; JSON is the value, however it is written; a number is one of 4 or 8 bytes, too."""
+    search = KeySearch(typed)
+    assert [key for key in (*found, *passed_over) if search.has(key)] == found
+
+
+def test_whole_keys() -> None:
+    """What is looked up at once: the text as the store has keys, and a number as serializers write it."""
+    assert KeySearch("").exact("string") == []
+    assert KeySearch("7").exact("string") == ["7"]
+    assert KeySearch("7").exact("bytes") == [b"7", bytes(3) + b"\x07", bytes(7) + b"\x07"]
