@@ -33,8 +33,8 @@ def _user() -> str | None:
 
 
 @contextmanager
-def server() -> Iterator[str]:
-    """A server in a folder of its own; gives its URL. It is gone afterwards, data and all."""
+def server(**settings: str) -> Iterator[str]:
+    """A server in a folder of its own, with these settings; gives its URL. It is gone afterwards, data and all."""
     user = _user()
     folder = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
     data = folder / "data"
@@ -54,6 +54,7 @@ def server() -> Iterator[str]:
     initdb, pg_ctl, _ = (str(Path(name or "")) for name in binaries)
     run(initdb, "-D", str(data), "-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8")
     options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
+    options += "".join(f" -c {name}={value}" for name, value in settings.items())
     run(pg_ctl, "-D", str(data), "-w", "-l", str(folder / "log"), "-o", options, "start")
     try:
         yield f"postgresql://postgres@127.0.0.1:{port}/postgres"

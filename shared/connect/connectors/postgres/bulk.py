@@ -49,7 +49,7 @@ class BulkRead:
         await self._settle()
         found: Sequence[Any] = await self._fetch.fetch()
         if not self.is_held:
-            self._holding = asyncio.create_task(self._hold(), name="hold the cursor")
+            self._holding = asyncio.create_task(self._hold_later(), name="hold the cursor")
         return found
 
     async def end(self) -> None:
@@ -66,11 +66,15 @@ class BulkRead:
             holding.cancel()
             await asyncio.gather(holding, return_exceptions=True)
 
-    async def _hold(self) -> None:
-        await asyncio.sleep(self._idle_ms / 1000)
-        self._is_committing = True
+    async def hold(self) -> None:
+        """Have Postgres set aside what was not read yet, and leave no transaction open."""
         await self._connection.execute("COMMIT", timeout=HOLD_S)
         self.is_held = True
+
+    async def _hold_later(self) -> None:
+        await asyncio.sleep(self._idle_ms / 1000)
+        self._is_committing = True
+        await self.hold()
         log.info("the rest of a reading was set aside, since nothing asked for it", idle_ms=self._idle_ms)
 
     async def _settle(self) -> None:

@@ -86,6 +86,8 @@ def translated(error: Exception) -> Exception:
         pg.SerializationError,
         pg.DeadlockDetectedError,
         pg.LockNotAvailableError,
+        pg.ObjectInUseError,
+        pg.InternalClientError,  # of a connection whose end the driver has not quite noticed
     )
     said = f"{type(error).__name__}: {error}"
     is_data = isinstance(error, ValueError)  # asyncpg's DataError is an InterfaceError too

@@ -3,47 +3,33 @@
 `incrementing` finds new rows, `timestamp` new and changed ones, `timestamp+incrementing` both, and rows with the same
 time apart. A row is only read once its time is `timestamp.delay.interval.ms` old, since a transaction that began
 earlier may still commit one that lies before. Times without a zone are UTC. `bulk` reads everything each time, through
-a cursor that holds up nothing while nobody reads from it.
+a cursor that holds up nothing while nobody reads from it. `logical` reads every change from Postgres's log.
 """
 
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 from collections.abc import Mapping, Sequence
-from decimal import Context, Decimal
 from typing import Any
 
+from shared.common.log import get_logger
 from shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, at_least, one_of
 from shared.connect.connector import ExactlyOnceSupport, Props, SourceConnector
 from shared.connect.connectors.postgres.bulk import BulkRead
-from shared.connect.connectors.postgres.reader import TableReader, aware
+from shared.connect.connectors.postgres.changes import place_of
+from shared.connect.connectors.postgres.columns import schema_of, value_of
+from shared.connect.connectors.postgres.logical import SLOT_NAME, LogicalReader
+from shared.connect.connectors.postgres.reader import TableReader
 from shared.connect.connectors.postgres.settings import HIGH, LOW, MEDIUM, connect, connection_config, translated
 from shared.connect.errors import ConfigError, ConnectError, RetriableError
 from shared.connect.record import SourceRecord
-from shared.connect.schema import (
-    Field,
-    Schema,
-    SchemaType,
-    date_schema,
-    decimal_schema,
-    time_schema,
-    timestamp_schema,
-)
+from shared.connect.schema import Schema
 from shared.connect.task import SourceTask
 
-MODES = ("bulk", "incrementing", "timestamp", "timestamp+incrementing")
-DIGITS = Context(prec=150_000)
-"""As many as Postgres's numeric can have; Python's own 28 would refuse longer ones."""
-_TYPES = {
-    "int2": SchemaType.INT16,
-    "int4": SchemaType.INT32,
-    "int8": SchemaType.INT64,
-    "float4": SchemaType.FLOAT32,
-    "float8": SchemaType.FLOAT64,
-    "bool": SchemaType.BOOLEAN,
-    "bytea": SchemaType.BYTES,
-}
+log = get_logger(__name__)
+
+MODES = ("bulk", "incrementing", "timestamp", "timestamp+incrementing", "logical")
+NO_SLOT = "mode=logical needs the replication slot's name (slot.name): small letters, digits and _, at most 63"
 
 
 def source_settings() -> ConfigDef:
@@ -77,41 +63,21 @@ def source_settings() -> ConfigDef:
                 "mode=bulk: after how long without a poll (paused, or Kafka takes no records) Postgres sets the rest "
                 "of a reading aside in its temporary files, and no transaction stays open.", at_least(1),
                 group="Data", order=7)
+        .define("slot.name", Type.STRING, "", MEDIUM,
+                "mode=logical: the replication slot, which keeps where to go on. It stays when the connector ends.",
+                group="Logical decoding", order=1)
+        .define("publication.name", Type.STRING, "", MEDIUM,
+                "mode=logical: the publication, which says of which tables; empty: named as the slot.",
+                group="Logical decoding", order=2)
+        .define("slot.autocreate", Type.BOOLEAN, True, MEDIUM,
+                "mode=logical: whether a slot, and a publication of table.whitelist, that is missing is made.",
+                group="Logical decoding", order=3)
+        .define("tombstones.on.delete", Type.BOOLEAN, True, MEDIUM,
+                "mode=logical: whether a deleted row's record has no value; else it has what is known of the row.",
+                group="Logical decoding", order=4)
         .define("numeric.scale", Type.INT, 9, LOW, "Digits after the point of numeric columns.", at_least(0),
                 group="Data", order=8)
     )  # fmt: skip
-
-
-def schema_of(name: str, attributes: Sequence[Any], scale: int) -> Schema:
-    """A row's schema from its columns' types; what Connect has no type for is text."""
-    fields = []
-    for attribute in attributes:
-        kind = attribute.type.name
-        if kind == "numeric":
-            schema = decimal_schema(scale, optional=True)
-        elif kind == "date":
-            schema = date_schema(optional=True)
-        elif kind == "time":
-            schema = time_schema(optional=True)
-        elif kind in ("timestamp", "timestamptz"):
-            schema = timestamp_schema(optional=True)
-        else:
-            schema = Schema(_TYPES.get(kind, SchemaType.STRING), optional=True)
-        fields.append(Field(attribute.name, schema))
-    return Schema.struct(name, *fields)
-
-
-def value_of(schema: Schema, value: Any, scale: int) -> Any:
-    """A column's value as its schema has it."""
-    if value is None:
-        return None
-    if isinstance(value, Decimal):
-        if not value.is_finite():
-            return None  # Connect's Decimal knows no infinity
-        return value.quantize(Decimal(1).scaleb(-scale), context=DIGITS)
-    if isinstance(value, dt.datetime):
-        return aware(value)
-    return str(value) if schema.type is SchemaType.STRING and not isinstance(value, str) else value
 
 
 class PostgresSourceTask(SourceTask):
@@ -124,6 +90,10 @@ class PostgresSourceTask(SourceTask):
         tables = values["table.whitelist"] or ([""] if values["query"] else [])
         reader = self.context.offset_storage_reader
         self._readers = []
+        self._logical: LogicalReader | None = None
+        if values["mode"] == "logical":
+            self._slot = LogicalReader.partition_of(values["slot.name"])
+            self._logical, tables = LogicalReader(values, await reader.offset(self._slot)), []
         for table in tables:
             part = TableReader(values, table, values["query"], None)
             self._readers.append(TableReader(values, table, values["query"], await reader.offset(part.partition)))
@@ -132,6 +102,8 @@ class PostgresSourceTask(SourceTask):
         self._bulk: BulkRead | None = None
 
     async def poll(self) -> list[SourceRecord] | None:
+        if self._logical is not None:
+            return await self._poll_logical(self._logical)
         if not self._readers:
             await asyncio.sleep(self._values["poll.interval.ms"] / 1000)
             return None
@@ -150,10 +122,29 @@ class PostgresSourceTask(SourceTask):
             self._idle = self._idle + 1 if is_idle else 0
         return records
 
-    async def _read(self, reader: TableReader) -> tuple[list[SourceRecord], bool]:
-        """The next rows of one part, and whether another part has its turn."""
+    async def _poll_logical(self, logical: LogicalReader) -> list[SourceRecord]:
+        if logical.is_idle:
+            await asyncio.sleep(self._values["poll.interval.ms"] / 1000)
+        try:
+            records = await logical.read(await self._connected())
+        except Exception as e:
+            raise await self._failure(e) from e
+        self._retries_left = self._values["max.retries"]
+        return records
+
+    async def commit(self) -> None:
+        """What is stored the slot need not keep; it is moved with the next reading."""
+        if self._logical is not None:
+            self._logical.stored(await self.context.offset_storage_reader.offset(self._slot))
+
+    async def _connected(self) -> Any:
         if self._connection is None or self._connection.is_closed():
             self._connection = await connect(self._values)
+        return self._connection
+
+    async def _read(self, reader: TableReader) -> tuple[list[SourceRecord], bool]:
+        """The next rows of one part, and whether another part has its turn."""
+        await self._connected()
         if self._values["mode"] == "bulk":
             most = self._values["batch.max.rows"]
             if self._bulk is None:
@@ -214,7 +205,15 @@ class PostgresSourceTask(SourceTask):
             await self._abandon_bulk()
         connection = getattr(self, "_connection", None)
         if connection is not None and not connection.is_closed():
+            await self._move_slot(connection)
             await connection.close(timeout=5)
+
+    async def _move_slot(self, connection: Any) -> None:
+        if self._logical is not None:
+            try:
+                await self._logical.move_slot(connection)
+            except Exception as e:  # of the driver: the slot is where it was, and the next task moves it
+                log.warning("the replication slot could not be moved", slot=self._slot["slot"], reason=str(e))
 
 
 class PostgresSourceConnector(SourceConnector):
@@ -234,17 +233,24 @@ class PostgresSourceConnector(SourceConnector):
             values["incrementing.column.name"].errors.append(f"mode={mode} needs the column that rises")
         if "timestamp" in mode and not values["timestamp.column.name"].value:
             values["timestamp.column.name"].errors.append(f"mode={mode} needs the column of the last change")
-        if bool(values["query"].value) == bool(values["table.whitelist"].value):
+        if mode == "logical":
+            if not SLOT_NAME.fullmatch(str(values["slot.name"].value)):
+                values["slot.name"].errors.append(NO_SLOT)
+            if values["query"].value:
+                values["query"].errors.append("mode=logical reads tables, and no query")
+        elif bool(values["query"].value) == bool(values["table.whitelist"].value):
             values["table.whitelist"].errors.append("either table.whitelist or query must be given")
         return found
 
     async def start(self, props: Props) -> None:
         self._props = dict(props)
-        if not (props.get("query") or props.get("table.whitelist")):
+        if not (props.get("query") or props.get("table.whitelist") or props.get("mode") == "logical"):
             raise ConfigError("either table.whitelist or query must be given")
+        if props.get("mode") == "logical" and not SLOT_NAME.fullmatch(props.get("slot.name", "")):
+            raise ConfigError(NO_SLOT)
 
     async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
-        if self._props.get("query"):
+        if self._props.get("query") or self._props.get("mode") == "logical":
             return [self._props]
         tables = [table.strip() for table in self._props["table.whitelist"].split(",") if table.strip()]
         count = min(max_tasks, len(tables))
@@ -255,9 +261,12 @@ class PostgresSourceConnector(SourceConnector):
         return ExactlyOnceSupport.UNSUPPORTED if is_bulk else ExactlyOnceSupport.SUPPORTED
 
     async def alter_offsets(self, props: Props, offsets: Any) -> bool:
-        for partition, _ in offsets:
-            if set(partition) not in ({"protocol", "table"}, {"protocol", "query"}):
+        for partition, offset in offsets:
+            if set(partition) not in ({"protocol", "table"}, {"protocol", "query"}, {"protocol", "slot"}):
                 raise ConnectError(
-                    'a partition is {"protocol": "1", "table": …} or {"protocol": "1", "query": "query"}'
+                    'a partition is {"protocol": "1", "table": …}, {"protocol": "1", "query": "query"} or '
+                    '{"protocol": "1", "slot": …}'
                 )
+            if "slot" in partition:
+                place_of(offset)
         return True

@@ -1,0 +1,264 @@
+"""Records out of a table's changes, as `pgoutput` tells them, and how far they were read and stored.
+
+A transaction's changes come together, transactions in the order in which they were committed. So a place is a
+transaction's final LSN and how many of its changes were read; what lies up to the place that was stored is passed over.
+A change that makes two records has its place with the second: nobody goes on between them.
+
+The slot may move up to where a reading ended once everything that was read before is stored:
+
+>>> progress = Progress(None)
+>>> progress.read = (100, 2)
+>>> progress.mark(150)
+>>> progress.stored({"lsn": "0/64", "change": 1}), progress.stored({"lsn": "0/64", "change": 2})
+(None, 150)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shared.common.log import get_logger
+from shared.connect.connectors.postgres.columns import (
+    TYPE_NAMES,
+    Attribute,
+    TypeName,
+    schema_of,
+    value_from,
+    value_of,
+)
+from shared.connect.connectors.postgres.pgoutput import (
+    UNCHANGED,
+    Begin,
+    Delete,
+    Insert,
+    Relation,
+    Truncate,
+    Update,
+    Values,
+    decode,
+    lsn_of,
+    lsn_text,
+)
+from shared.connect.errors import ConnectError, DataError
+from shared.connect.record import Header, Offset, Partition, SourceRecord
+from shared.connect.schema import INT64, STRING, Schema
+
+log = get_logger(__name__)
+
+Place = tuple[int, int]
+Row = dict[str, Any]
+CREATED, UPDATED, DELETED = "c", "u", "d"
+"""The header `__op`, as Debezium has it."""
+
+
+def place_of(offset: Offset | None) -> Place:
+    """A place from an offset, (0, 0) where there is none; ConnectError."""
+    if offset is None:
+        return (0, 0)
+    try:
+        return lsn_of(str(offset["lsn"])), int(offset.get("change", 0))
+    except (KeyError, TypeError, ValueError, DataError):
+        raise ConnectError(f'{dict(offset)} is no offset: {{"lsn": "0/16B3748", "change": 3}} is one') from None
+
+
+class Progress:
+    """How far a slot was read, how far that was stored, and up to where the slot may move."""
+
+    def __init__(self, offset: Offset | None) -> None:
+        self.read = self._stored = place_of(offset)
+        self._marks: deque[tuple[Place, int]] = deque()
+
+    def __repr__(self) -> str:
+        return f"<Progress {lsn_text(self.read[0])} {self.read[1]}, {len(self._marks)} marks>"
+
+    def mark(self, lsn: int) -> None:
+        """A reading has ended: there is nothing more to read up to there."""
+        if self._marks and self._marks[-1][0] == self.read:
+            self._marks.pop()
+        self._marks.append((self.read, lsn))
+
+    def stored(self, offset: Offset | None) -> int | None:
+        """This offset is stored; where the slot may move to, None where it stays."""
+        self._stored = max(self._stored, place_of(offset))
+        return self.settled()
+
+    def settled(self) -> int | None:
+        """Where the slot may move to, once."""
+        found = None
+        while self._marks and self._marks[0][0] <= self._stored:
+            found = self._marks.popleft()[1]
+        return found
+
+
+@dataclass
+class Incomplete:
+    """A row that an update told without its large values: they are to be read from the table."""
+
+    relation: Relation
+    names: list[str]
+    key: dict[str, tuple[int, str]]
+    value: Row
+
+
+class _Table:
+    """A table's columns as a record has them."""
+
+    def __init__(self, relation: Relation, name: str, values: Mapping[str, Any]) -> None:
+        self.relation, self.name = relation, name
+        self._scale = values["numeric.scale"]
+        attributes = [
+            Attribute(column.name, TypeName(TYPE_NAMES.get(column.type_oid, "text"))) for column in relation.columns
+        ]
+        self.schema = schema_of(name, attributes, self._scale)
+        # With the whole row as its identity a table has every column for a key, that is, none.
+        own = [] if relation.identity == "f" else [column.name for column in relation.columns if column.is_key]
+        self.key_names = values["key.columns"] or own
+        fields = [self.schema.field(key) for key in self.key_names]
+        if None in fields:
+            raise ConnectError(f"key.columns: not all of {', '.join(self.key_names)} are columns of {name}")
+        self.key_schema = Schema.struct(None, *(f for f in fields if f is not None)) if fields else None
+
+    def row(self, texts: Values, instead: Values | None = None) -> Row:
+        """A row's values; `instead` has those that were not told. What is in neither is left out."""
+        found = {}
+        for at, (field, column) in enumerate(zip(self.schema.fields, self.relation.columns, strict=True)):
+            text = texts[at]
+            if text is UNCHANGED and instead is not None:
+                text = instead[at]
+            if isinstance(text, str):
+                found[field.name] = self.value(column.name, text)
+            elif text is None:
+                found[field.name] = None
+        return found
+
+    def value(self, name: str, text: str) -> Any:
+        """A column's value from its text."""
+        field = self.schema.field(name)
+        assert field is not None
+        oid = next(column.type_oid for column in self.relation.columns if column.name == name)
+        try:
+            return value_of(field.schema, value_from(oid, text), self._scale)
+        except ConnectError as e:
+            raise ConnectError(f"{self.name}.{name}: {e}") from None
+
+    def whole(self, row: Row) -> Row:
+        """With null for every column that is not known."""
+        return {field.name: row.get(field.name) for field in self.schema.fields}
+
+    def old_key(self, row: Row) -> Row | None:
+        """The key of a row that was; ConnectError where it is not known."""
+        told = {column.name for column in self.relation.columns if column.is_key}
+        if unknown := set(self.key_names) - told:
+            raise ConnectError(
+                f"key.columns: what {', '.join(sorted(unknown))} of a changed or deleted row of {self.name} was is not "
+                "told: ALTER TABLE … REPLICA IDENTITY FULL, and reset the connector's offsets"
+            )
+        return self.key(row)
+
+    def key(self, row: Row) -> Row | None:
+        return {name: row.get(name) for name in self.key_names} if self.key_schema is not None else None
+
+
+class Changes:
+    """Reads the messages of one slot, in order."""
+
+    def __init__(self, values: Mapping[str, Any], partition: Partition, progress: Progress) -> None:
+        self._values, self._partition, self._progress = values, partition, progress
+        self._wanted = {name if "." in name else f"public.{name}": name for name in values["table.whitelist"]}
+        self._tables: dict[int, _Table | None] = {}
+        self._begun = Begin(0, 0, 0)
+        self._change = 0
+        self.incomplete: list[Incomplete] = []
+
+    def __repr__(self) -> str:
+        return f"<Changes of {dict(self._partition)}, {self._progress!r}>"
+
+    def records(self, data: bytes) -> list[SourceRecord]:
+        """What a message makes: of one change mostly one record, of others none. `incomplete` has what it lacks."""
+        message = decode(data)
+        if isinstance(message, Begin):
+            self._begun, self._change = message, 0
+        elif isinstance(message, Relation):
+            self._tables[message.oid] = self._table(message)
+        elif isinstance(message, Truncate):
+            for table in (self._tables.get(oid) for oid in message.oids):
+                if table is not None:
+                    log.warning("a table was truncated, which makes no records", table=table.name)
+        elif isinstance(message, Insert | Update | Delete):
+            self._change += 1
+            place = (self._begun.final_lsn, self._change)
+            table = self._tables.get(message.oid)
+            if table is not None and place > self._progress.read:
+                self._progress.read = place
+                return self._placed(table, list(self._made(table, message)))
+        return []
+
+    def _table(self, relation: Relation) -> _Table | None:
+        qualified = f"{relation.namespace}.{relation.name}"
+        if self._wanted and qualified not in self._wanted:
+            return None
+        plain = relation.name if relation.namespace == "public" else qualified
+        return _Table(relation, self._wanted.get(qualified, plain), self._values)
+
+    def _made(self, table: _Table, message: Insert | Update | Delete) -> Iterator[tuple[str, Row | None, Row | None]]:
+        """Operation, key and value of each record."""
+        if isinstance(message, Insert):
+            row = table.row(message.new)
+            yield CREATED, table.key(row), row
+        elif isinstance(message, Delete):
+            yield self._deleted(table, table.row(message.old))
+        else:
+            before = message.old if message.is_whole else None
+            row = table.row(message.new, before)
+            if message.old is not None:
+                old = table.row(message.old)
+                if table.old_key(old) != table.key(row):
+                    yield self._deleted(table, old)
+            value = table.whole(row)
+            missing = [name for name in value if name not in row]
+            if missing:
+                self._note(table, message, missing, value)
+            yield UPDATED, table.key(row), value
+
+    def _deleted(self, table: _Table, old: Row) -> tuple[str, Row | None, Row | None]:
+        key = table.old_key(old)
+        is_tombstone = self._values["tombstones.on.delete"] and key is not None
+        return DELETED, key, None if is_tombstone else table.whole(old)
+
+    def _note(self, table: _Table, message: Update, missing: Sequence[str], value: Row) -> None:
+        columns = table.relation.columns
+        key = {
+            column.name: (column.type_oid, text)
+            for column, text in zip(columns, message.new, strict=True)
+            if column.is_key and isinstance(text, str)
+        }
+        self.incomplete.append(Incomplete(table.relation, list(missing), key, value))
+
+    def completed(self, row: Incomplete, texts: Mapping[str, str | None]) -> None:
+        """Put what was read from the table into the row."""
+        table = self._tables[row.relation.oid]
+        assert table is not None
+        for name, text in texts.items():
+            row.value[name] = None if text is None else table.value(name, text)
+
+    def _placed(self, table: _Table, made: Sequence[tuple[str, Row | None, Row | None]]) -> list[SourceRecord]:
+        lsn = lsn_text(self._begun.final_lsn)
+        topic = self._values["topic.prefix"] + table.name
+        records = []
+        for at, (operation, key, value) in enumerate(made, start=1):
+            change = self._change if at == len(made) else self._change - 1
+            headers = (
+                Header("__op", operation, STRING),
+                Header("__lsn", lsn, STRING),
+                Header("__source_ts_ms", self._begun.committed_ms, INT64),
+            )
+            records.append(
+                SourceRecord(
+                    topic, None, table.key_schema, key, None if value is None else table.schema, value,
+                    source_partition=self._partition, source_offset={"lsn": lsn, "change": change}, headers=headers,
+                )
+            )  # fmt: skip
+        return records

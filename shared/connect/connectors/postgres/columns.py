@@ -1,0 +1,118 @@
+"""Postgres's columns as Connect's fields, and their values: as the driver has them, or from their texts."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Sequence
+from decimal import Context, Decimal, InvalidOperation
+from typing import Any, NamedTuple
+
+from shared.connect.connectors.postgres.reader import aware
+from shared.connect.errors import ConnectError
+from shared.connect.schema import (
+    Field,
+    Schema,
+    SchemaType,
+    date_schema,
+    decimal_schema,
+    time_schema,
+    timestamp_schema,
+)
+
+DIGITS = Context(prec=150_000)
+"""As many as Postgres's numeric can have; Python's own 28 would refuse longer ones."""
+_TYPES = {
+    "int2": SchemaType.INT16,
+    "int4": SchemaType.INT32,
+    "int8": SchemaType.INT64,
+    "float4": SchemaType.FLOAT32,
+    "float8": SchemaType.FLOAT64,
+    "bool": SchemaType.BOOLEAN,
+    "bytea": SchemaType.BYTES,
+}
+TYPE_NAMES = {
+    16: "bool", 17: "bytea", 20: "int8", 21: "int2", 23: "int4", 700: "float4", 701: "float8",
+    1082: "date", 1083: "time", 1114: "timestamp", 1184: "timestamptz", 1700: "numeric",
+}  # fmt: skip
+"""Of the types that are more than text, by their number, which is the same in every database."""
+
+
+class TypeName(NamedTuple):
+    """A type as the driver's attributes have it."""
+
+    name: str
+
+
+class Attribute(NamedTuple):
+    """A column as the driver describes it, where it did not."""
+
+    name: str
+    type: TypeName
+
+
+def schema_of(name: str, attributes: Sequence[Any], scale: int) -> Schema:
+    """A row's schema from its columns' types; what Connect has no type for is text."""
+    fields = []
+    for attribute in attributes:
+        kind = attribute.type.name
+        if kind == "numeric":
+            schema = decimal_schema(scale, optional=True)
+        elif kind == "date":
+            schema = date_schema(optional=True)
+        elif kind == "time":
+            schema = time_schema(optional=True)
+        elif kind in ("timestamp", "timestamptz"):
+            schema = timestamp_schema(optional=True)
+        else:
+            schema = Schema(_TYPES.get(kind, SchemaType.STRING), optional=True)
+        fields.append(Field(attribute.name, schema))
+    return Schema.struct(name, *fields)
+
+
+def value_of(schema: Schema, value: Any, scale: int) -> Any:
+    """A column's value as its schema has it."""
+    if value is None:
+        return None
+    if isinstance(value, Decimal):
+        if not value.is_finite():
+            return None  # Connect's Decimal knows no infinity
+        return value.quantize(Decimal(1).scaleb(-scale), context=DIGITS)
+    if isinstance(value, dt.datetime):
+        return aware(value)
+    return str(value) if schema.type is SchemaType.STRING and not isinstance(value, str) else value
+
+
+def value_from(type_oid: int, text: str) -> Any:
+    """A column's value, as the driver has it, from its text in the styles that `TEXT_STYLES` sets.
+
+    >>> value_from(1184, "2024-01-01 12:00:00.25+00")
+    datetime.datetime(2024, 1, 1, 12, 0, 0, 250000, tzinfo=datetime.timezone.utc)
+    """
+    name = TYPE_NAMES.get(type_oid)
+    if name is None:
+        return text
+    try:
+        return _PARSERS[name](text)
+    except (ValueError, InvalidOperation):
+        raise ConnectError(f"{text!r} is a {name} that cannot be had here") from None
+
+
+TEXT_STYLES = "SET datestyle = 'ISO'; SET bytea_output = 'hex'; SET extra_float_digits = 3; SET timezone = 'UTC'"
+
+
+def _endless(parse: Callable[[str], Any], kind: Any) -> Callable[[str], Any]:
+    """Times without an end are the last and the first that there are, as the driver has them."""
+    ends = {"infinity": kind.max, "-infinity": kind.min}
+    return lambda text: ends[text] if text in ends else parse(text)
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("int2", "int4", "int8"), int),
+    **dict.fromkeys(("float4", "float8"), float),
+    "bool": lambda text: text == "t",
+    "bytea": lambda text: bytes.fromhex(text.removeprefix("\\x")),
+    "numeric": Decimal,
+    "date": _endless(dt.date.fromisoformat, dt.date),
+    "time": dt.time.fromisoformat,
+    **dict.fromkeys(("timestamp", "timestamptz"), _endless(dt.datetime.fromisoformat, dt.datetime)),
+}

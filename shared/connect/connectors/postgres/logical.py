@@ -1,0 +1,246 @@
+"""Logical decoding: a publication's changes through a replication slot, by SQL functions.
+
+The slot is where the source goes on, and keeps the log from there on. It moves only when what was read is stored. What
+is read comes from a copy of it, which is temporary and moves with every reading, so that nothing is decoded twice: it
+ends with the connection, and the next one is copied from the slot.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from shared.common.log import get_logger
+from shared.connect.connectors.postgres import sql
+from shared.connect.connectors.postgres.bulk import BulkRead
+from shared.connect.connectors.postgres.changes import Changes, Incomplete, Progress
+from shared.connect.connectors.postgres.columns import TEXT_STYLES
+from shared.connect.connectors.postgres.pgoutput import lsn_of, lsn_text
+from shared.connect.connectors.postgres.settings import driver
+from shared.connect.errors import ConnectError
+from shared.connect.record import Offset, SourceRecord
+
+log = get_logger(__name__)
+
+SLOT_NAME = re.compile("[a-z0-9_]{1,63}")
+CHANGES_MAX = 50_000
+"""About how many changes one reading has Postgres decode; its last transaction is whole."""
+
+
+class LogicalReader:
+    """Reads one slot."""
+
+    def __init__(self, values: Mapping[str, Any], stored: Offset | None) -> None:
+        self._values = values
+        self._slot = values["slot.name"]
+        self._publication = values["publication.name"] or self._slot
+        self._was_read = stored is not None
+        self._progress = Progress(stored)
+        self._changes = Changes(values, self.partition_of(self._slot), self._progress)
+        self._connection: Any = None
+        self._copy = ""
+        self._reading: BulkRead | None = None
+        self._gave = False
+        self._move_to: int | None = None
+        self.is_idle = False
+
+    def __repr__(self) -> str:
+        return f"<LogicalReader of {self._slot}, {self._progress!r}>"
+
+    @staticmethod
+    def partition_of(slot: str) -> dict[str, str]:
+        """The part of the source that a slot is."""
+        return {"protocol": "1", "slot": slot}
+
+    async def read(self, connection: Any) -> list[SourceRecord]:
+        """The next changes; `is_idle` where there are no more for now."""
+        if connection is not self._connection:
+            self._reading = None
+            await self._prepare(connection)
+            self._connection = connection
+        if self._reading is None:
+            await self.move_slot(connection)
+            self._reading, self._gave = await self._begun(connection), False
+        before = self._progress.read
+        try:
+            records = await self._read(connection, self._reading)
+        except BaseException:
+            self._progress.read = before  # nobody has what was read: it is read again
+            raise
+        self.is_idle = self._reading is None and not self._gave
+        return records
+
+    async def _read(self, connection: Any, reading: BulkRead) -> list[SourceRecord]:
+        rows = await reading.rows()
+        self._changes.incomplete.clear()
+        records = [record for row in rows for record in self._changes.records(row["data"])]
+        for incomplete in self._changes.incomplete:
+            await self._complete(connection, incomplete)
+        self._gave = self._gave or bool(records)
+        if len(rows) < self._values["batch.max.rows"]:
+            self._reading = None
+            await self._end(connection, reading)
+        return records
+
+    async def move_slot(self, connection: Any) -> None:
+        """Have the slot where everything before is stored, where that is further on than it is."""
+        if (target := self._move_to) is not None:
+            # A slot that has been moved further by hand stays there.
+            await connection.execute(
+                "SELECT pg_replication_slot_advance(slot_name, $2::text::pg_lsn) FROM pg_replication_slots "
+                "WHERE slot_name = $1 AND confirmed_flush_lsn < $2::text::pg_lsn",
+                self._slot, lsn_text(target),
+            )  # fmt: skip
+            self._move_to = None
+
+    def stored(self, offset: Offset | None) -> None:
+        """This offset is stored."""
+        self._settle(self._progress.stored(offset))
+
+    def _settle(self, target: int | None) -> None:
+        if target is not None:
+            self._move_to = target
+
+    async def _begun(self, connection: Any) -> BulkRead:
+        names = '"' + self._publication.replace('"', '""') + '"'
+        statement = (
+            f"SELECT data FROM pg_logical_slot_get_binary_changes('{self._copy}', NULL, {CHANGES_MAX}, "
+            f"'proto_version', '1', 'publication_names', {_literal(names)})"
+        )
+        begun = await BulkRead.begun(connection, statement, self._values["batch.max.rows"], 1)
+        await begun.hold()
+        return begun
+
+    async def _end(self, connection: Any, reading: BulkRead) -> None:
+        await reading.end()
+        at = await connection.fetchval(
+            "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = $1", self._copy
+        )
+        self._progress.mark(lsn_of(at))
+        self._settle(self._progress.settled())
+
+    async def _complete(self, connection: Any, row: Incomplete) -> None:
+        """Read the large values that an update left out, as they are now; of a row that is gone there are none."""
+        if not row.key:
+            return
+        oids = [oid for oid, _ in row.key.values()]
+        types = await connection.fetch(
+            "SELECT format_type(oid, -1) AS name FROM unnest($1::oid[]) WITH ORDINALITY u (oid, at) ORDER BY at",
+            oids,
+        )
+        wheres = [
+            f"{sql.column(name)} = ${at}::text::{kind['name']}"
+            for at, (name, kind) in enumerate(zip(row.key, types, strict=True), start=1)
+        ]
+        wanted = ", ".join(f"{sql.column(name)}::text" for name in row.names)
+        table = f"{sql.column(row.relation.namespace)}.{sql.column(row.relation.name)}"
+        found = await connection.fetchrow(
+            f"SELECT {wanted} FROM {table} WHERE {' AND '.join(wheres)}", *(text for _, text in row.key.values())
+        )
+        if found is not None:
+            self._changes.completed(row, dict(zip(row.names, found, strict=True)))
+
+    # --- the publication and the slot ---
+
+    async def _prepare(self, connection: Any) -> None:
+        await connection.execute(TEXT_STYLES)
+        level = await connection.fetchval("SHOW wal_level")
+        if level != "logical":
+            raise ConnectError(
+                f"mode=logical needs wal_level=logical, and this Postgres has wal_level={level}: run ALTER SYSTEM SET "
+                "wal_level = 'logical', and start Postgres again"
+            )
+        await self._have_publication(connection)
+        await self._have_slot(connection)
+        self._copy = f"penstock_{uuid.uuid4().hex[:16]}"
+        await self._create(
+            connection,
+            f"SELECT pg_copy_logical_replication_slot('{self._slot}', '{self._copy}', true)",
+            "a temporary copy of the slot cannot be made",
+        )
+
+    async def _have_publication(self, connection: Any) -> None:
+        name, tables = self._publication, self._values["table.whitelist"]
+        if await connection.fetchval("SELECT 1 FROM pg_publication WHERE pubname = $1", name) is None:
+            create = f"CREATE PUBLICATION {sql.column(name)} FOR TABLE {', '.join(sql.quoted(t) for t in tables)}"
+            if not self._values["slot.autocreate"] or not tables:
+                hint = create if tables else f"CREATE PUBLICATION {sql.column(name)} FOR TABLE …"
+                raise ConnectError(f"there is no publication {name}; make it: {hint}")
+            for table in tables:
+                await self._check_identity(connection, table)
+            await self._create(
+                connection, f"{create} WITH (publish = 'insert, update, delete')", "the publication cannot be made"
+            )
+            log.info("made a publication", publication=name, tables=tables)
+        rows = await connection.fetch(
+            "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = $1", name
+        )
+        there = {f"{row['schemaname']}.{row['tablename']}" for row in rows}
+        for table in tables:
+            if (table if "." in table else f"public.{table}") not in there:
+                raise ConnectError(
+                    f"the publication {name} has no table {table}: ALTER PUBLICATION {sql.column(name)} ADD TABLE "
+                    f"{sql.quoted(table)}"
+                )
+
+    async def _check_identity(self, connection: Any, table: str) -> None:
+        """Of a table that is published Postgres refuses every update and delete where it cannot tell its rows apart."""
+        named = table if "." in table else f"public.{table}"
+        found = await connection.fetchrow(
+            "SELECT relreplident = 'd' AS by_key, relreplident = 'n' AS nothing, EXISTS (SELECT 1 FROM pg_index "
+            "WHERE indrelid = c.oid AND indisprimary) AS has_key FROM pg_class c WHERE c.oid = to_regclass($1)",
+            sql.quoted(named),
+        )
+        if found is None:
+            raise ConnectError(f"there is no table {table}")
+        if found["nothing"] or (found["by_key"] and not found["has_key"]):
+            raise ConnectError(
+                f"{table} has no primary key: once it is published Postgres refuses to update it or delete from it; "
+                f"ALTER TABLE {sql.quoted(table)} REPLICA IDENTITY FULL, or make the publication yourself"
+            )
+
+    async def _have_slot(self, connection: Any) -> None:
+        found = await connection.fetchrow(
+            "SELECT plugin, database, wal_status, current_database() AS here FROM pg_replication_slots "
+            "WHERE slot_name = $1", self._slot,
+        )  # fmt: skip
+        if found is None:
+            await self._make_slot(connection)
+        elif found["plugin"] != "pgoutput" or found["database"] != found["here"]:
+            raise ConnectError(
+                f"the replication slot {self._slot} is of plugin {found['plugin']} in database {found['database']}: "
+                "name another one (slot.name)"
+            )
+        elif found["wal_status"] == "lost":
+            raise ConnectError(
+                f"the replication slot {self._slot} has lost changes, since the log grew beyond "
+                f"max_slot_wal_keep_size: drop it with SELECT pg_drop_replication_slot('{self._slot}'), reset the "
+                "connector's offsets, and read the tables anew"
+            )
+        self._was_read = True
+
+    async def _make_slot(self, connection: Any) -> None:
+        if self._was_read:
+            raise ConnectError(
+                f"the replication slot {self._slot} is gone, and with it the changes since it was last read: reset the "
+                "connector's offsets, and read the tables anew"
+            )
+        create = f"SELECT pg_create_logical_replication_slot('{self._slot}', 'pgoutput')"
+        if not self._values["slot.autocreate"]:
+            raise ConnectError(f"there is no replication slot {self._slot}; make it: {create}")
+        await self._create(connection, create, "the replication slot cannot be made")
+        log.info("made a replication slot", slot=self._slot)
+
+    async def _create(self, connection: Any, statement: str, said: str) -> None:
+        """Run it; ConnectError with the statement where Postgres refuses it."""
+        pg = driver().exceptions
+        try:
+            await connection.execute(statement)
+        except (pg.InsufficientPrivilegeError, pg.ConfigurationLimitExceededError, pg.FeatureNotSupportedError) as e:
+            raise ConnectError(f"{said}: {e}; have it run by who may, or with more of it: {statement}") from e
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,217 @@
+"""What Postgres's plugin `pgoutput` writes, protocol version 1: bytes to messages.
+
+One message is one row of `pg_logical_slot_get_binary_changes`. Numbers are big-endian, names end in a zero byte, and a
+column's value is its text. The formats are those of Postgres's documentation, "Logical Replication Message Formats".
+
+>>> decode(bytes.fromhex("420000000001530388000303da8e5700bd000002d6"))
+Begin(final_lsn=22217608, committed_us=848662155952317, xid=726)
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from shared.connect.errors import DataError
+
+EPOCH_MS = 946_684_800_000
+"""2000-01-01, from which Postgres counts, in ms since 1970."""
+
+
+class Unchanged:
+    """A large value that an update did not touch: it is not in the log."""
+
+    def __repr__(self) -> str:
+        return "UNCHANGED"
+
+
+UNCHANGED: Final = Unchanged()
+Values = tuple[str | Unchanged | None, ...]
+"""A row: the text of each column, None for null."""
+
+
+class Begin(NamedTuple):
+    """A transaction begins; its changes follow, and no others before its Commit."""
+
+    final_lsn: int
+    committed_us: int
+    xid: int
+
+    @property
+    def committed_ms(self) -> int:
+        """When it was committed, in ms since 1970."""
+        return EPOCH_MS + self.committed_us // 1000
+
+
+class Commit(NamedTuple):
+    """The transaction is over; the log goes on at `end_lsn`."""
+
+    commit_lsn: int
+    end_lsn: int
+    committed_us: int
+
+
+class Column(NamedTuple):
+    """A column; `is_key`: of the replica identity."""
+
+    name: str
+    is_key: bool
+    type_oid: int
+
+
+class Relation(NamedTuple):
+    """A table as it is for the changes that follow."""
+
+    oid: int
+    namespace: str
+    name: str
+    identity: str
+    columns: tuple[Column, ...]
+
+
+class Insert(NamedTuple):
+    """A new row."""
+
+    oid: int
+    new: Values
+
+
+class Update(NamedTuple):
+    """A changed row; `old` is None, or what it was: all of it where `is_whole`, else its key."""
+
+    oid: int
+    old: Values | None
+    is_whole: bool
+    new: Values
+
+
+class Delete(NamedTuple):
+    """A row that is gone; `old` is all of it where `is_whole`, else its key."""
+
+    oid: int
+    old: Values
+    is_whole: bool
+
+
+class Truncate(NamedTuple):
+    """Tables that were emptied."""
+
+    oids: tuple[int, ...]
+
+
+class Other(NamedTuple):
+    """Of no concern: an origin, a type, a message of an application's."""
+
+    kind: str
+
+
+Message = Begin | Commit | Relation | Insert | Update | Delete | Truncate | Other
+
+
+def lsn_of(text: str) -> int:
+    """A place in the log as a number; DataError.
+
+    >>> lsn_of("1/2A")
+    4294967338
+    """
+    high, _, low = text.partition("/")
+    try:
+        return (int(high, 16) << 32) + int(low, 16)
+    except ValueError:
+        raise DataError(f"{text!r} is no LSN") from None
+
+
+def lsn_text(lsn: int) -> str:
+    """A place in the log as Postgres writes it.
+
+    >>> lsn_text(4294967338)
+    '1/2A'
+    """
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def decode(data: bytes) -> Message:
+    """One message; DataError where it is none."""
+    cursor = _Cursor(data)
+    try:
+        return _decode(cursor)
+    except (struct.error, IndexError, ValueError) as e:
+        raise DataError(f"no message of pgoutput: {data[:40].hex()}: {e}") from None
+
+
+def _decode(cursor: _Cursor) -> Message:
+    kind = cursor.letter()
+    if kind == "B":
+        return Begin(*cursor.take("!QQI"))
+    if kind == "C":
+        return Commit(*cursor.take("!xQQQ"))
+    if kind == "R":
+        (oid,) = cursor.take("!I")
+        namespace, name, identity = cursor.text(), cursor.text(), cursor.letter()
+        (count,) = cursor.take("!H")
+        return Relation(oid, namespace, name, identity, tuple(cursor.column() for _ in range(count)))
+    if kind == "T":
+        (count,) = cursor.take("!Ix")
+        return Truncate(cursor.take(f"!{count}I"))
+    if kind not in ("I", "U", "D"):
+        return Other(kind)
+    (oid,) = cursor.take("!I")
+    if kind == "I":
+        cursor.letter()
+        return Insert(oid, cursor.values())
+    before = cursor.letter()
+    old = None if before == "N" else cursor.values()
+    if kind == "D":
+        assert old is not None
+        return Delete(oid, old, before == "O")
+    if old is not None:
+        cursor.letter()
+    return Update(oid, old, before == "O", cursor.values())
+
+
+class _Cursor:
+    """A place in a message."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    def take(self, form: str) -> tuple[int, ...]:
+        found = struct.unpack_from(form, self._data, self._at)
+        self._at += struct.calcsize(form)
+        return found
+
+    def letter(self) -> str:
+        self._at += 1
+        return chr(self._data[self._at - 1])
+
+    def text(self) -> str:
+        end = self._data.index(0, self._at)
+        found = self._data[self._at : end].decode()
+        self._at = end + 1
+        return found
+
+    def column(self) -> Column:
+        (flags,) = self.take("!B")
+        name = self.text()
+        (oid,) = self.take("!Ixxxx")
+        return Column(name, bool(flags & 1), oid)
+
+    def values(self) -> Values:
+        (count,) = self.take("!H")
+        return tuple(self._value() for _ in range(count))
+
+    def _value(self) -> str | Unchanged | None:
+        kind = self.letter()
+        if kind == "n":
+            return None
+        if kind == "u":
+            return UNCHANGED
+        if kind != "t":
+            raise ValueError(f"a value of kind {kind!r}")
+        (length,) = self.take("!I")
+        end = self._at + length
+        if end > len(self._data):
+            raise ValueError("it ends within a value")
+        found = self._data[self._at : end].decode()
+        self._at = end
+        return found

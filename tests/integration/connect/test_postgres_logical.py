@@ -1,0 +1,203 @@
+"""Logical decoding on a real Postgres, with the fake broker as Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from shared.connect.connectors.postgres.source import PostgresSourceConnector, PostgresSourceTask
+from shared.connect.errors import ConnectError, RetriableError
+from shared.connect.record import SourceRecord
+from tests.integration.connect.postgres import found, server
+from tests.integration.connect.test_postgres import PLAIN
+from tests.shared.connect.harness import Running, running
+
+asyncpg = pytest.importorskip("asyncpg")
+pytestmark = pytest.mark.skipif(not found(), reason="no Postgres: initdb, pg_ctl and postgres must be on the PATH")
+
+LARGE = "x" * 100_000
+"""More than Postgres keeps in a row, where it is not to compress."""
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with server(wal_level="logical") as found_url:
+        yield found_url
+
+
+@pytest.fixture
+async def db(url: str) -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(url)
+    await connection.execute("CREATE TABLE src (id int PRIMARY KEY, v text)")
+    await connection.execute("ALTER TABLE src ALTER v SET STORAGE EXTERNAL")
+    yield connection
+    await connection.execute("DROP TABLE src; DROP PUBLICATION IF EXISTS s")
+    await connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT temporary")
+    await connection.close()
+
+
+class Offsets:
+    """What is stored, as the test says."""
+
+    def __init__(self) -> None:
+        self.stored: Mapping[str, Any] | None = None
+
+    async def offset(self, partition: Any) -> Mapping[str, Any] | None:
+        return self.stored
+
+
+class Context:
+    """What a source task may ask, without a worker."""
+
+    configs: Mapping[str, str] = {}
+    transaction_context = None
+
+    def __init__(self) -> None:
+        self.offset_storage_reader: Any = Offsets()
+
+
+async def started(url: str, context: Context, **more: str) -> PostgresSourceTask:
+    task = PostgresSourceTask()
+    task.initialize(context)
+    settings = {"connection.url": url, "mode": "logical", "table.whitelist": "src", "topic.prefix": ""}
+    given = {name.replace("_", "."): value for name, value in more.items()}
+    await task.start({**settings, "slot.name": "s", "poll.interval.ms": "1", **given})
+    return task
+
+
+async def polled(task: PostgresSourceTask) -> list[SourceRecord]:
+    """The next records that there are."""
+    async with asyncio.timeout(30):
+        while not (records := await task.poll()):
+            pass
+    return records
+
+
+def ids(records: list[SourceRecord]) -> list[tuple[str, int]]:
+    return [(str(record.headers[0].value), record.key["id"]) for record in records]
+
+
+async def until(db: Any, query: str, *arguments: Any) -> None:
+    async with asyncio.timeout(30):
+        while not await db.fetchval(query, *arguments):  # noqa: ASYNC110 - a database gives no event
+            await asyncio.sleep(0.02)
+
+
+async def test_every_change_is_a_record_and_none_is_lost_between_two_tasks(url: str, db: Any) -> None:
+    """Rows that come, change and go; a large value that an update does not touch; what happens while nothing runs. The
+    slot and the publication are made, stay, and move up to what is stored."""
+    settings = {**PLAIN, "connection_url": url, "mode": "logical", "slot_name": "s", "table_whitelist": "src"}
+    settings |= {"topic_prefix": "", "poll_interval_ms": "5"}
+    moved = "SELECT confirmed_flush_lsn >= $1::text::pg_lsn FROM pg_replication_slots WHERE slot_name = 's'"
+
+    def seen(run: Running) -> list[tuple[str, int, str | None]]:
+        records = run.cluster.records("src")
+        values = [None if record.value is None else json.loads(record.value)["v"] for record in records]
+        ops = [(dict(record.headers)["__op"] or b"").decode() for record in records]
+        return [(op, json.loads(r.key or b"")["id"], v) for op, r, v in zip(ops, records, values, strict=True)]
+
+    async with running() as run:
+        run.cluster.create_topic("src")
+        id = await run.run(PostgresSourceConnector, **settings)
+        await until(db, "SELECT 1 FROM pg_replication_slots WHERE slot_name = 's'")
+        await db.execute("INSERT INTO src VALUES (1, 'one'), (2, $1)", LARGE)
+        await db.execute("UPDATE src SET id = 3 WHERE id = 2")
+        await db.execute("DELETE FROM src WHERE id = 1")
+        first = [("c", 1, "one"), ("c", 2, LARGE), ("d", 2, None), ("u", 3, LARGE), ("d", 1, None)]
+        await run.until(lambda: seen(run) == first)
+        await until(db, moved, await db.fetchval("SELECT pg_current_wal_lsn()::text"))
+        await run.worker.stop_tasks([id])
+        await db.execute("INSERT INTO src VALUES (4, 'while nothing runs')")
+        assert await db.fetchval("SELECT count(*) FROM pg_replication_slots") == 1
+        await run.run(PostgresSourceConnector, **settings)
+        await run.until(lambda: seen(run) == [*first, ("c", 4, "while nothing runs")])
+        await until(db, moved, await db.fetchval("SELECT pg_current_wal_lsn()::text"))
+
+
+async def test_the_slot_stays_where_nothing_was_stored(url: str, db: Any) -> None:
+    """What is not stored the next task reads again, from within a transaction too. A lost
+    connection repeats nothing."""
+    context = Context()
+    task = await started(url, context, batch_max_rows="3")
+    assert await task.poll() == []
+    await db.execute("INSERT INTO src SELECT n, 'v' FROM generate_series(1, 10) n")
+    records = await polled(task)
+    assert ids(records) == [("c", 1)]  # the transaction's beginning and the table are messages too
+    await db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+                     "AND backend_type = 'client backend'")  # fmt: skip
+    with pytest.raises(RetriableError):
+        await polled(task)
+    while len(records) < 10:
+        records += await polled(task)
+    assert ids(records) == [("c", n) for n in range(1, 11)]
+    assert await task.poll() == []
+    await task.commit()
+    await task.stop()
+    context.offset_storage_reader.stored = records[3].source_offset
+    task = await started(url, context)
+    assert ids(await polled(task)) == [("c", n) for n in range(5, 11)]
+    context.offset_storage_reader.stored = records[-1].source_offset
+    await task.commit()
+    await task.stop()
+    moved = "SELECT confirmed_flush_lsn > $1::text::pg_lsn FROM pg_replication_slots WHERE slot_name = 's'"
+    assert await db.fetchval(moved, records[-1].source_offset["lsn"])
+    assert await db.fetchval("SELECT count(*) FROM pg_replication_slots") == 1
+
+
+async def test_what_was_read_in_vain_is_read_again(url: str, db: Any) -> None:
+    """A poll that fails after it has read, here for a value that it must look up in a table that is locked, has given
+    nothing: the next one gives all of it."""
+    task = await started(url, Context(), statement_timeout_ms="300")
+    try:
+        assert await task.poll() == []
+        await db.execute("INSERT INTO src VALUES (1, $1)", LARGE)
+        await db.execute("UPDATE src SET id = 2")
+        async with db.transaction():
+            await db.execute("LOCK TABLE src")
+            with pytest.raises(RetriableError):
+                await polled(task)
+        records = await polled(task)
+        assert ids(records) == [("c", 1), ("d", 1), ("u", 2)]
+        assert records[-1].value == {"id": 2, "v": LARGE}
+    finally:
+        await task.stop()
+
+
+async def test_what_is_missing_or_lost_is_said(url: str, db: Any) -> None:
+    """A slot that is gone with its changes, a table that the publication has not, one that would refuse its updates
+    once it is published, and what may not be made: each with what to do."""
+    context = Context()
+
+    async def refused(said: str, **more: str) -> None:
+        task = await started(url, context, **more)
+        try:
+            with pytest.raises(ConnectError, match=said):
+                await task.poll()
+        finally:
+            await task.stop()
+
+    await refused('make it: CREATE PUBLICATION "s" FOR TABLE "src"', slot_autocreate="false")
+    await db.execute("CREATE TABLE bare (v int); CREATE ROLE reader LOGIN; GRANT ALL ON SCHEMA public TO reader")
+    try:
+        await refused("bare has no primary key", table_whitelist="src,bare")
+        await refused("the publication cannot be made: .*CREATE PUBLICATION", connection_user="reader")
+        await db.execute("CREATE PUBLICATION s FOR TABLE src")
+        await refused('ADD TABLE "bare"', table_whitelist="src,bare")
+        await refused("the replication slot cannot be made: .*pg_create_logical", connection_user="reader")
+    finally:
+        await db.execute("DROP TABLE bare; DROP OWNED BY reader; DROP ROLE reader")
+    context.offset_storage_reader.stored = {"lsn": "0/10", "change": 1}
+    await refused("the replication slot s is gone")
+
+
+async def test_a_postgres_without_logical_decoding_is_said() -> None:
+    """With the setting that it lacks."""
+    with server() as plain:
+        task = await started(plain, Context())
+        with pytest.raises(ConnectError, match="wal_level=replica: run ALTER SYSTEM SET wal_level = 'logical'"):
+            await task.poll()
+        await task.stop()
