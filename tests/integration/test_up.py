@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.documents import README, block
 
-START_TIMEOUT_S, RESULT_TIMEOUT_S, AUDIT_TIMEOUT_S, STOP_TIMEOUT_S = 180, 60, 240, 90
+START_TIMEOUT_S, RESULT_TIMEOUT_S, COMMAND_TIMEOUT_S, STOP_TIMEOUT_S = 180, 60, 240, 90
 LAST_LINE = "Ctrl-C stops everything"
 
 
@@ -60,6 +61,14 @@ def answered(script: str, cwd: Path) -> str:
     return run.stdout
 
 
+def lines_of(command: list[str], cwd: Path) -> list[dict[str, Any]]:
+    """What a command of Penstock's prints with `--json`; it ends with status 0."""
+    run = [sys.executable, "-m", "services.cli", *command, "--json"]
+    done = subprocess.run(run, cwd=cwd, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
 def connector_runs(connectors: str, tmp_path: Path) -> None:
     """A connector is made at the printed address, and the page's overview has the worker."""
     sink = {"connector.class": "FileStreamSink", "topics": "visits", "file": str(tmp_path / "visits.txt")}
@@ -89,8 +98,7 @@ def test_what_up_prints_and_readme_shows_works(said: dict[str, str], tmp_path: P
     assert said["topology"] == "visits:topology, as application penstock"
     program, *audit = shlex.split(said["audit"])
     assert program.endswith("penstock")
-    command = [sys.executable, "-m", "services.cli", *audit, "--json"]
-    report = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=AUDIT_TIMEOUT_S, check=False)
-    assert report.returncode == 0, report.stdout + report.stderr
-    result = json.loads(report.stdout.splitlines()[-1])
+    (result,) = lines_of(audit, tmp_path)[-1:]
     assert (result["records"], result["dead_letters"], result["late"], result["unprocessed"]) == (4, 0, 1, 0)
+    windows = lines_of(["sessions", *audit[1:]], tmp_path)
+    assert {window["status"] for window in windows} == {"closed", "open"}

@@ -42,6 +42,16 @@ COMMANDS: list[type[CommandSettings]] = [
     ProducerServiceSettings,
     UpSettings,
 ]
+NEEDED = {
+    "--application": "visits",
+    "--lake": "lake",
+    "--topology": "visits:topology",
+    "--handler": "visits:handle",
+    "--topics": "visits",
+    "--topic": "visits",
+    "--group-id": "visitors",
+}
+"""A value for each setting that a command cannot do without."""
 DEFAULT_PORTS = {
     UpSettings: 8080,
     ProducerServiceSettings: 8081,
@@ -63,6 +73,20 @@ def test_every_command_passes_over_what_others_read(command: type[CommandSetting
     of_others = {name: "" for name in environ if name.split("__")[0][9:].lower() not in command.model_fields}
     assert unknown_variables(command, of_others | dict.fromkeys(OTHER_VARIABLES, "")) == []
     assert unknown_keys(command, SETTINGS_OF_ALL_COMMANDS) == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_starts_with_what_it_needs(command: type[CommandSettings]) -> None:
+    """The flags that have no default, and nothing else, make its settings."""
+    flags = [f"{name}={value}" for name, value in NEEDED.items() if is_needed(command, name)]
+    settings = command.load(flags, program="penstock", environ={})
+    assert isinstance(settings, command)
+    assert set(settings.model_dump()) == set(command.model_fields)
+
+
+def is_needed(command: type[CommandSettings], given: str) -> bool:
+    field = command.model_fields.get(given[2:].replace("-", "_"))
+    return field is not None and (field.is_required() or bool(field.validate_default))
 
 
 @pytest.mark.parametrize(
