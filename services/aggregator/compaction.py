@@ -39,6 +39,8 @@ STOP_TIMEOUT_MS = 10_000
 OUTPUT_LINES_MAX = 200  # of a failed job, kept for its report
 
 LINE_CHARACTERS_MAX = 300  # of a line of progress
+JVM_SAYS = ("WARNING: ", "Setting default log level", "To adjust logging level")
+"""How the lines begin that Spark's JVM writes before any setting of its log is read."""
 HISTORY_MAX = 20  # runs kept for REST and the dashboard
 BEHIND_INTERVALS = 3  # without a compaction that succeeded for so many intervals, the lake is behind
 
@@ -238,7 +240,8 @@ class CompactionSupervisor:
 
     def _progressed(self, line: str) -> None:
         """Show how far the job is, as it says it."""
-        if self._job is not None and line and not line.startswith("{"):  # a line of its log is in its log
+        # A line of its log, which is JSON, is in its log.
+        if self._job is not None and line and not line.startswith(("{", *JVM_SAYS)):
             self._history[0]["progress"] = line[:LINE_CHARACTERS_MAX]
             log.info("compaction", progress=line[:LINE_CHARACTERS_MAX])
 

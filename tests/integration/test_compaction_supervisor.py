@@ -116,12 +116,14 @@ async def test_a_job_that_left_records_is_followed_at_once() -> None:
 async def test_how_far_a_job_is_can_be_seen(caplog: pytest.LogCaptureFixture) -> None:
     """What a job says while it runs is shown, logged and measured at once, not when it ends."""
     caplog.set_level("INFO")
-    jobs = Jobs('import sys, time; print("run 3: 9 entries", file=sys.stderr, flush=True); time.sleep(600)')
+    said = "run 3: 9 entries", "WARNING: Using incubator modules", 'Setting default log level to "OFF".'
+    jobs = Jobs(f"import sys, time; print(*{said!r}, sep='\\n', file=sys.stderr, flush=True); time.sleep(600)")
     async with supervised(jobs) as supervisor:
         supervisor.ask(0)
         await until(lambda: any(run.get("progress") == "run 3: 9 entries" for run in supervisor.describe()))
+        await asyncio.sleep(0.1)  # what Spark's JVM says of itself, too, is here by now
         (state,) = supervisor.describe()
-        assert (state["status"], state["rows"]) == ("running", None)
+        assert (state["status"], state["rows"], state.get("progress")) == ("running", None, "run 3: 9 entries")
         assert jobs.registry.get_sample_value("penstock_compaction_running") == 1
     assert jobs.registry.get_sample_value("penstock_compaction_running") == 0
     assert "run 3: 9 entries" in caplog.text
