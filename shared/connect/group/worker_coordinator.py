@@ -1,7 +1,8 @@
 """The edge under `WorkerGroup`: asks it what is to be done, does it, and tells it what became of it.
 
 The herder drives it: `ensure_active` takes step after step until the worker has its place, and calls the herder back on
-the way. Heartbeats are sent beside, also while the herder starts and stops what it runs.
+the way. Heartbeats are sent beside, also while the herder starts and stops what it runs. Beside it is looked as well
+whether the group has given the worker up: then what it holds is stopped at once, however busy the herder is.
 """
 
 from __future__ import annotations
@@ -60,15 +61,19 @@ class WorkerCoordinator:
             rebalance_timeout_ms=rebalance_timeout_ms,
             on_heartbeat=self._after_heartbeat,
         )
-        self._beating: asyncio.Task[None] | None = None
+        self._beside: list[asyncio.Task[None]] = []
+        self._losing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<WorkerCoordinator {self.group}>"
 
     async def ensure_active(self) -> None:
         """Return when the worker has its place in the group; raises what keeps it out for good."""
-        if self._beating is None:
-            self._beating = asyncio.create_task(self._requests.heartbeats(), name="worker heartbeats")
+        if not self._beside:
+            self._beside = [
+                asyncio.create_task(self._requests.heartbeats(), name="worker heartbeats"),
+                asyncio.create_task(self._watch_place(), name="worker's place"),
+            ]
         while self.group.needs_to_join:
             await self.run_once()
 
@@ -92,10 +97,11 @@ class WorkerCoordinator:
 
     async def close(self) -> None:
         """Leave the group; what the worker ran must be stopped by then."""
-        beating, self._beating = self._beating, None
-        if beating is not None:
-            beating.cancel()
-            await asyncio.wait([beating])
+        beside, self._beside = [*self._beside, *([self._losing] if self._losing else [])], []
+        for task in beside:
+            task.cancel()
+        if beside:
+            await asyncio.wait(beside)
         if member_id := self.group.leave():
             await self._requests.leave(member_id)
 
@@ -103,8 +109,10 @@ class WorkerCoordinator:
         match step:
             case Wait(ms):
                 await asyncio.sleep((ms or 0) / 1000)
-            case GiveUp(work, lost):
-                await self._rebalances.on_revoked(work, lost=lost)
+            case GiveUp(lost=True):
+                await asyncio.shield(self._lose())
+            case GiveUp(work):
+                await self._rebalances.on_revoked(work, lost=False)
                 self.group.on_given_up(work)
             case Join():
                 self.group.on_join(await self._requests.join(step), self._clock.monotonic_ms())
@@ -122,3 +130,31 @@ class WorkerCoordinator:
     def _after_heartbeat(self, _all_is_well: bool) -> None:
         if self.group.needs_to_join:
             self._on_rejoin()
+        self._look_at_place()
+
+    # --- what is lost ---
+
+    async def _watch_place(self) -> None:
+        while True:
+            await asyncio.sleep(self.group.config.heartbeat_interval_ms / 1000)
+            self._look_at_place()
+
+    def _look_at_place(self) -> None:
+        if self.group.has_lost_work(self._clock.monotonic_ms()):
+            self._lose()
+
+    def _lose(self) -> asyncio.Task[None]:
+        """Stop all that is held, since others may run it; once, whoever notices."""
+        if self._losing is None or self._losing.done():
+            self._losing = asyncio.create_task(self._stop_what_is_lost(), name="work that is lost")
+            self._losing.add_done_callback(self._lost)
+        return self._losing
+
+    async def _stop_what_is_lost(self) -> None:
+        held = self.group.held
+        await self._rebalances.on_revoked(held, lost=True)
+        self.group.on_given_up(held)
+
+    def _lost(self, losing: asyncio.Task[None]) -> None:
+        if not losing.cancelled() and (error := losing.exception()) is not None:
+            log.warning("work that is lost could not be given up", **self._requests.fields(), reason=str(error))

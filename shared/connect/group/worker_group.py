@@ -6,15 +6,16 @@ Nothing here waits or sends. `next_step` says what is to be done now; whoever do
 runs (`held`) through a rebalance.
 
 `held` is given up in three ways: what a new assignment revokes; everything, before joining under the protocol `eager`;
-and everything, when the worker has not been heard for so long that the group must have given it up.
+and everything, when the group must have given the worker up: it was not heard for a session timeout, or did not join in
+time what it was told to join. Whoever runs the worker looks for that (`is_given_up`) also between two steps.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shared.clients.group.member import Member
-from shared.clients.group.member_states import MemberState
+from shared.clients.group.member import UNKNOWN_MEMBER, Member
+from shared.clients.group.member_states import BEATING, MemberState
 from shared.clients.group.steps import NO_GENERATION, Join, JoinAnswer, Sync, SyncAnswer, Wait
 from shared.common.errors import PenstockError, SerializationError
 from shared.connect.group.assignor import IncrementalAssignor, Plan, assign_eagerly
@@ -86,6 +87,8 @@ class WorkerGroup(Member):
     _assignments: dict[str, bytes] | None = None
     _received: Assignment | None = None
     _completed: int = NO_GENERATION
+    _missed: bool = False
+    """The group went on without this member, which was told to join and did not in time."""
 
     def __repr__(self) -> str:
         return f"<WorkerGroup {self.state}, {self.where()}, holds {self.held}>"
@@ -115,7 +118,7 @@ class WorkerGroup(Member):
                 return Stable()
             case MemberState.STABLE:
                 self._to(MemberState.UNJOINED)
-        if self.held and (self.version == EAGER or self._is_given_up(now_ms)):
+        if self.held and (self.version == EAGER or self.is_given_up(now_ms)):
             return GiveUp(self.held, lost=self.version != EAGER)
         if now_ms < self._retry_at_ms:
             return Wait(self._retry_at_ms - now_ms)
@@ -127,8 +130,14 @@ class WorkerGroup(Member):
         )
         return Join(self.member_id, protocols, self._reason)
 
-    def _is_given_up(self, now_ms: int) -> bool:
-        return self._completed != NO_GENERATION and now_ms - self._heard_ms >= self.config.session_timeout_ms
+    def is_given_up(self, now_ms: int) -> bool:
+        """Whether others may have what is held: the worker was silent for too long, or missed its turn to join."""
+        silent_ms = now_ms - self._heard_ms
+        return self._missed or (self._completed != NO_GENERATION and silent_ms >= self.config.session_timeout_ms)
+
+    def has_lost_work(self, now_ms: int) -> bool:
+        """Whether that is so while no answer of the group's is due, so that only time passes."""
+        return bool(self.held) and self.state in BEATING and self.is_given_up(now_ms)
 
     def _synchronize(self) -> Step:
         if self._members is not None and self._assignments is None:
@@ -151,6 +160,7 @@ class WorkerGroup(Member):
     def on_given_up(self, work: Work) -> None:
         """The work is stopped."""
         self.held = self.held - work
+        self._missed = self._missed and bool(self.held)
 
     def on_completed(self, assignment: Assignment) -> None:
         """The herder knows of the assignment."""
@@ -218,6 +228,13 @@ class WorkerGroup(Member):
         self._failures = 0
         self._heard(now_ms)
         self._to(MemberState.COMPLETING)
+
+    def on_heartbeat(self, sent_as: tuple[int, str], code: int, now_ms: int) -> None:
+        """As of every member; who was told to join, did not, and is unknown now has been passed over."""
+        was_told, generation = self._rejoin, self.generation
+        Member.on_heartbeat(self, sent_as, code, now_ms)
+        if code == UNKNOWN_MEMBER and was_told and generation != self.generation:
+            self._missed = True
 
     def on_session_over(self) -> None:
         """Join anew: what is held is given up on the way."""

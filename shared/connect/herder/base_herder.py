@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from shared.clients.admin import Admin
 from shared.common.clock import SYSTEM_CLOCK, Clock
-from shared.common.errors import ConfigError
+from shared.common.errors import ConfigError, IllegalState
 from shared.connect.errors import ConnectError, ConnectorNotFound, said_of
 from shared.connect.herder import secrets, views
 from shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS
@@ -236,6 +236,17 @@ class BaseHerder:
         infos = await self._validated(config)
         if infos.error_count:
             raise BadRequest(infos.refusal())
+
+    # --- restarts ---
+
+    async def _restarted(self, restarting: asyncio.Task[None]) -> None:
+        """Wait for a connector's restart, which goes on by itself when whoever asked has waited long enough."""
+        await asyncio.wait([restarting], timeout=REQUEST_TIMEOUT_MS / 1000)
+        if not restarting.done():
+            raise RequestTimedOut("The connector takes too long to start; its restart goes on")
+        if restarting.cancelled():
+            raise IllegalState("the worker is shutting down")
+        restarting.result()
 
     # --- offsets ---
 

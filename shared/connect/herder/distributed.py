@@ -223,6 +223,8 @@ class DistributedHerder(DistributedRequests):
             return False
         await self._lead_or_follow()
         await self._runner.stop(self._runner.running() - assignment.work)
+        if self.group.held != assignment.work or self.group.is_given_up(self._clock.monotonic_ms()):
+            return False  # lost meanwhile: others run it
         await self._runner.start(assignment.work)
         self._resolved = True
         return True

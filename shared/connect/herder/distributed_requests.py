@@ -6,6 +6,7 @@ there. While the group is about to assign anew, everything that changes somethin
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -184,15 +185,15 @@ class DistributedRequests(BaseHerder):
     async def restart_connector(self, name: str) -> None:
         """Restart a connector without its tasks, on the worker that runs it; ConnectorNotFound, NotHere."""
 
-        async def restart() -> None:
+        async def restart() -> asyncio.Task[None]:
             self._check_settled()
             if name not in self.snapshot().configs:
                 raise self._unknown(name, ": ")
             if name not in self._runner.running().connectors:
                 self._not_here(lambda m: name in (self.group.owners or {})[m].connectors, f"connector {name}")
-            await self._runner.restart_connector(name)
+            return self._runner.beside(self._runner.restart_connector(name))
 
-        await self._ask(restart)
+        await self._restarted(await self._ask(restart))
 
     async def restart_task(self, task: ConnectorTaskId) -> None:
         """Restart a task, on the worker that runs it; ConnectorNotFound, NotHere."""

@@ -157,12 +157,12 @@ class StandaloneHerder(BaseHerder):
     async def restart_connector(self, name: str) -> None:
         """Restart a connector without its tasks; ConnectorNotFound."""
 
-        async def restart() -> None:
+        async def restart() -> asyncio.Task[None]:
             if name not in self.snapshot().configs:
                 raise self._unknown(name, ": ")
-            await self._runner.restart_connector(name)
+            return self._runner.beside(self._runner.restart_connector(name))
 
-        await self._ask(restart)
+        await self._restarted(await self._ask(restart))
 
     async def restart_task(self, task: ConnectorTaskId) -> None:
         """Restart a task; ConnectorNotFound."""

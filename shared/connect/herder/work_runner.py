@@ -1,8 +1,8 @@
 """What a worker is to run and what it runs, brought together (an edge).
 
 A connector's start may take as long as it likes: it runs beside the herder, which hears through `on_started` that it is
-done. Tasks start at once and come up by themselves. Whatever is stopped is stopped when the call returns. A connector
-that is given up while it is being restarted is not started again.
+done. Tasks start at once and come up by themselves. Whatever is stopped is stopped when the call returns. What is given
+up while it is being restarted is not started again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class WorkRunner:
         self._specs: dict[ConnectorTaskId, TaskSpec] = {}
         self._starting: dict[str, asyncio.Task[Any]] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
-        self._given_up: Counter[str] = Counter()
+        self._given_up: Counter[str | ConnectorTaskId] = Counter()
         self.startups: Counter[tuple[str, bool]] = Counter()
         """How often a `connector` or `task` was started, and whether that went well."""
 
@@ -97,11 +97,16 @@ class WorkRunner:
                 await self.start_task(task)
 
     async def stop(self, work: Work) -> None:
-        """Stop it: tasks first, since a connector may serve its tasks."""
+        """Stop it: tasks first, since a connector may serve its tasks. What is being restarted stays stopped."""
+        self._given_up.update([*work.connectors, *work.tasks])
+        await self._stop(work)
+
+    async def _stop(self, work: Work) -> None:
         for task in work.tasks & self._preparing.keys():
             self._preparing.pop(task).cancel()
         await self._worker.stop_tasks(work.tasks & self._worker.task_ids())
-        self._given_up.update(work.connectors)
+        for name in work.connectors & self._starting.keys():
+            self._starting.pop(name).cancel()
         ending = [self._ending[name] for name in work.connectors & self._ending.keys()]
         await self._worker.stop_connectors(work.connectors & self._worker.connector_names())
         if ending:
@@ -140,8 +145,13 @@ class WorkRunner:
             self._on_started(name)
 
     async def restart_connector(self, name: str, *, announced: bool = False) -> None:
-        """Stop and start a connector; `announced`: say RESTARTING in between. Returns when it runs or has failed."""
+        """Stop and start a connector; `announced`: say RESTARTING in between. Returns when it runs or has failed.
+
+        That takes as long as its start: await it beside the herder. One restart waits for an earlier one's stop.
+        """
         before = self._given_up[name]
+        while name in self._ending:
+            await asyncio.wait([self._ending[name]])
         self._ending[name] = ending = asyncio.create_task(self._worker.stop_connector(name))
         try:
             await asyncio.shield(ending)
@@ -193,9 +203,11 @@ class WorkRunner:
 
     async def restart_tasks(self, tasks: Iterable[ConnectorTaskId], *, announced: bool = False) -> None:
         """Stop and start tasks."""
-        chosen = sorted(tasks)
-        await self.stop(Work((), chosen))
-        for task in chosen:
+        before = {task: self._given_up[task] for task in sorted(tasks)}
+        await self._stop(Work((), before))
+        for task, given_up in before.items():
+            if self._given_up[task] != given_up:
+                continue
             if announced:
                 self._listener.on_restart(task)
             await self.start_task(task)

@@ -173,6 +173,31 @@ def test_a_heartbeat_that_is_refused_makes_the_worker_join(code: int) -> None:
     assert step.member_id == ("" if code == 25 else "me")
 
 
+def test_who_misses_its_turn_to_join_has_lost_its_work() -> None:
+    """Told that the group rebalances it does not come, and is unknown then: others have what it holds."""
+    worker = settled()
+    worker.on_heartbeat(worker.on_heartbeat_sent(0), 27, 0)
+    assert not worker.has_lost_work(0)
+    worker.on_heartbeat(worker.on_heartbeat_sent(1), 25, 1)
+    assert worker.has_lost_work(1)
+    assert worker.next_step(1) == GiveUp(ALL, lost=True)
+    worker.on_given_up(ALL)
+    step = worker.next_step(1)
+    assert isinstance(step, Join)
+    assert decode_state(step.protocols[0][1]).held == NOTHING
+    assert not worker.is_given_up(1)
+
+
+def test_what_is_held_is_lost_with_the_session_alone() -> None:
+    """It is looked for between steps as well, but not while the group owes the worker an answer."""
+    worker = settled()
+    assert not worker.has_lost_work(SESSION_MS - 1)
+    assert worker.has_lost_work(SESSION_MS)
+    worker.rejoin("test")
+    assert isinstance(worker.next_step(0), Join)
+    assert not worker.has_lost_work(SESSION_MS)
+
+
 def test_answers_for_an_earlier_self_say_nothing() -> None:
     """A heartbeat's answer that comes after the next rebalance is passed over."""
     worker = settled()

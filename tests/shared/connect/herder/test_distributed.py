@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -13,6 +13,7 @@ from shared.clients.admin import Admin
 from shared.clients.connection import Connection
 from shared.clients.producer import Producer, ProducerSettings
 from shared.common.settings import KafkaSettings
+from shared.connect.connector import Props
 from shared.connect.errors import ConnectorNotFound
 from shared.connect.herder.base_herder import Stores
 from shared.connect.herder.distributed import DistributedHerder
@@ -24,7 +25,9 @@ from shared.connect.storage.config_records import LoggerLevel, RestartRequest
 from shared.connect.storage.config_store import KafkaConfigStore
 from shared.connect.storage.offset_store import KafkaOffsetStore
 from shared.connect.storage.status_store import KafkaStatusStore
-from shared.connect.worker import Worker
+from shared.connect.status_listener import StatusListener
+from shared.connect.worker import TaskMaker, Worker
+from shared.connect.worker_task import TaskSpec
 from shared.testing.fake_broker import FakeCluster
 from tests.shared.connect.herder.test_standalone import CONVERTER, Divided, Standing
 
@@ -45,8 +48,10 @@ async def until(holds: Callable[[], Any]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def herding(cluster: FakeCluster, host: str) -> AsyncIterator[DistributedHerder]:
-    """One worker that has its place in the group."""
+async def herding(
+    cluster: FakeCluster, host: str, make: TaskMaker = Standing, **settings: str
+) -> AsyncIterator[DistributedHerder]:
+    """One worker that has its place in the group; settings with underscores for dots."""
     kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
     config = DistributedConfig(
         {
@@ -58,6 +63,7 @@ async def herding(cluster: FakeCluster, host: str) -> AsyncIterator[DistributedH
             "scheduled.rebalance.max.delay.ms": "0",
             **{f"{name}.storage.topic": name for name in NAMES},
             **{f"{name}.storage.replication.factor": "1" for name in NAMES},
+            **{name.replace("_", "."): value for name, value in settings.items()},
         }
     )
     herder: DistributedHerder
@@ -75,7 +81,7 @@ async def herding(cluster: FakeCluster, host: str) -> AsyncIterator[DistributedH
             KafkaStatusStore(*shared, config.topic("status")),
             KafkaOffsetStore(*shared, config.topic("offset")),
         )
-        worker = Worker(config, Plugins([("Divided", Divided)]), stores.offsets, Standing)
+        worker = Worker(config, Plugins([("Divided", Divided), ("Hanging", Hanging)]), stores.offsets, make)
         herder = DistributedHerder(config, worker, admin, connection, stores, url=f"http://{host}/", worker_id=host)
         await herder.startup()
         working = asyncio.ensure_future(herder.main_loop())
@@ -87,6 +93,23 @@ async def herding(cluster: FakeCluster, host: str) -> AsyncIterator[DistributedH
             await asyncio.wait([working])
             await herder.shutdown()
             await connection.close()
+
+
+class Hanging(Divided):
+    """Its second start and those after it wait for `going`."""
+
+    starts: ClassVar[int] = 0
+    going: ClassVar[asyncio.Event]
+
+    async def start(self, props: Props) -> None:
+        await super().start(props)
+        Hanging.starts += 1
+        if Hanging.starts > 1:
+            await Hanging.going.wait()
+
+    @classmethod
+    def prepare(cls) -> None:
+        cls.starts, cls.going = 0, asyncio.Event()
 
 
 def states(herder: DistributedHerder, name: str = "c") -> list[str]:
@@ -184,3 +207,56 @@ async def test_restarts_and_levels_reach_every_worker() -> None:
         await first.set_cluster_level(level.logger, level.level)
         for herder in (first, second):
             await until(lambda herder=herder: level.logger in herder.loggers.levels())  # type: ignore[misc]
+
+
+async def test_a_restart_that_hangs_holds_up_nothing() -> None:
+    """Others are made and answered meanwhile, and the time it takes counts: what waited for a worker goes on in time."""
+    Hanging.prepare()
+    slow = {"name": "a-slow", "connector.class": "Hanging", "tasks.max": "1"}
+    async with FakeCluster() as cluster:
+        delayed = {"scheduled_rebalance_max_delay_ms": "300"}
+        async with herding(cluster, "a:1", **delayed) as herder:
+            await herder.put_connector("a-slow", slow, replace=False)
+            await herder.put_connector("c", config(**{"tasks.max": "4"}), replace=False)
+            await until(lambda: states(herder, "a-slow") == ["RUNNING"] * 2 and states(herder) == ["RUNNING"] * 5)
+            async with herding(cluster, "b:1", **delayed) as second:
+                await until(lambda: len(second.worker.task_ids()) >= 2)
+                assert "a-slow" in herder.worker.connector_names()
+                restarting = asyncio.ensure_future(herder.restart_connector("a-slow"))
+                await until(lambda: Hanging.starts > 1)
+                assert await herder.is_healthy()
+            await until(lambda: len(herder.worker.task_ids()) == 5)
+            assert not restarting.done()
+            await herder.put_connector("d", config("d"), replace=False)
+            await until(lambda: states(herder, "d") == ["RUNNING"] * 3)
+            Hanging.going.set()
+            await restarting
+            await until(lambda: states(herder, "a-slow") == ["RUNNING"] * 2)
+
+
+async def test_a_worker_that_missed_its_turn_stops_what_it_runs() -> None:
+    """Its loop waits for a task to end while the group goes on without it: what it runs is others', so it stops it."""
+    going = asyncio.Event()
+
+    class Lingering(Standing):
+        async def _close(self) -> None:
+            if self.id.task == 0:
+                await going.wait()
+
+    def make(spec: TaskSpec, listener: StatusListener) -> Standing:
+        return Lingering(spec, listener)
+
+    short = {"rebalance_timeout_ms": "300", "task_shutdown_graceful_timeout_ms": "60000"}
+    async with FakeCluster() as cluster, herding(cluster, "a:1", make, **short) as first:
+        await first.put_connector("c", config(**{"tasks.max": "3"}), replace=False)
+        await until(lambda: states(first) == ["RUNNING"] * 4)
+        restarting = asyncio.ensure_future(first.restart_task(ConnectorTaskId("c", 0)))
+        async with herding(cluster, "b:1", **short) as second:
+            await until(lambda: len(second.worker.task_ids()) == 3)
+            await until(lambda: not first.worker.task_ids() and not first.worker.connector_names())
+            assert not restarting.done()
+            going.set()
+            await restarting
+            await until(lambda: len(first.worker.task_ids()) + len(second.worker.task_ids()) == 3)
+            await until(lambda: bool(first.worker.task_ids()) and bool(second.worker.task_ids()))
+            assert not first.worker.task_ids() & second.worker.task_ids()
