@@ -7,18 +7,20 @@ need the leader. What changes something is each herder's own.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from shared.clients.admin import Admin
 from shared.common.clock import SYSTEM_CLOCK, Clock
 from shared.common.errors import ConfigError, IllegalState
+from shared.common.log import get_logger
 from shared.connect.errors import ConnectError, ConnectorNotFound, said_of
 from shared.connect.herder import secrets, views
 from shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS
 from shared.connect.herder.connector_offsets import ConnectorOffsets, Row, Wanted
-from shared.connect.herder.errors import BadRequest, Forbidden, RequestTimedOut
+from shared.connect.herder.errors import AlreadyExists, BadRequest, Forbidden, RequestTimedOut, StaleConfig
 from shared.connect.herder.loggers import Loggers
 from shared.connect.herder.status_reporter import StatusReporter
 from shared.connect.herder.views import Json
@@ -34,18 +36,14 @@ from shared.connect.validation import ConfigInfos, class_given, plugin_definitio
 from shared.connect.version import CONNECT_VERSION
 from shared.connect.worker import Worker
 
+log = get_logger(__name__)
+
 NOT_STOPPED = (
     "Connectors must be in the STOPPED state before their offsets can be modified. This can be done for the specified "
     "connector by issuing a 'PUT' request to the '/connectors/{name}/stop' endpoint"
 )
 
 T = TypeVar("T")
-
-
-class InTurn(Protocol):
-    """Runs something as a command of the herder's loop."""
-
-    async def __call__(self, run: Callable[[], Awaitable[T]]) -> T: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ class Stores:
     offsets: OffsetBackingStore
 
 
-class BaseHerder:
+class BaseHerder(ABC):
     """Reads, validation, offsets; `generation` is the group's."""
 
     generation = 0
@@ -237,6 +235,53 @@ class BaseHerder:
         if infos.error_count:
             raise BadRequest(infos.refusal())
 
+    # --- changes ---
+
+    @abstractmethod
+    async def put_connector(
+        self,
+        name: str,
+        config: Config,
+        target: TargetState | None = None,
+        *,
+        replace: bool,
+        instead_of: Config | None = None,
+    ) -> tuple[bool, Json]:
+        """Make a connector, or with `replace` change it; gives whether it is new, and what REST shows of it.
+
+        Raises BadRequest, AlreadyExists, and StaleConfig where it is to be changed `instead_of` a config that it has no
+        longer. What its validation takes holds up nothing else.
+        """
+
+    @abstractmethod
+    async def _in_turn(self, run: Callable[[], Awaitable[T]]) -> T:
+        """Run a change as a command of the herder's loop, where changes are made."""
+
+    async def patch_connector(self, name: str, patch: Mapping[str, str | None]) -> Json:
+        """Change some settings of a connector; None takes one away. As `put_connector`, and ConnectorNotFound.
+
+        A config that was changed while the merged one was validated is merged and validated anew.
+        """
+
+        async def current() -> Config:
+            return self.connector_config(name)
+
+        while True:
+            base = await self._in_turn(current)
+            try:
+                return (await self.put_connector(name, self._patched(base, patch), replace=True, instead_of=base))[1]
+            except StaleConfig as e:
+                log.info("a patch is merged again", connector=name, reason=str(e))
+
+    def _check_put(self, name: str, *, replace: bool, instead_of: Config | None) -> bool:
+        """Whether the connector to be made is there already; AlreadyExists, StaleConfig."""
+        config = self.snapshot().configs.get(name)
+        if config is not None and not replace:
+            raise AlreadyExists(f"Connector {name} already exists")
+        if instead_of is not None and config != instead_of:
+            raise StaleConfig(f"The config of connector {name} was changed meanwhile")
+        return config is not None
+
     # --- restarts ---
 
     async def _restarted(self, restarting: asyncio.Task[None]) -> None:
@@ -257,9 +302,9 @@ class BaseHerder:
             raise BadRequest(NOT_STOPPED.format(name=name))
         return config
 
-    async def _alter_offsets(self, name: str, rows: Sequence[Row] | None, in_turn: InTurn) -> Json:
+    async def _alter_offsets(self, name: str, rows: Sequence[Row] | None) -> Json:
         """The connector's own word is asked for beside the herder: it may take as long as a request may."""
-        config, wanted = await in_turn(lambda: self._offsets_to_alter(name, rows))
+        config, wanted = await self._in_turn(lambda: self._offsets_to_alter(name, rows))
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_MS / 1000), self.worker.connector_to_ask(config) as connector:
                 taken = await cast(Any, connector).alter_offsets(config, wanted)
@@ -270,7 +315,7 @@ class BaseHerder:
             await self._check_offsets_fenced(name)
             return {"message": await self._offsets.keep(name, config, rows, wanted, taken=bool(taken))}
 
-        return await in_turn(keep)
+        return await self._in_turn(keep)
 
     async def _offsets_to_alter(self, name: str, rows: Sequence[Row] | None) -> tuple[dict[str, str], Wanted]:
         """A stopped connector's resolved config, and which offsets it is to have."""
@@ -286,6 +331,7 @@ class BaseHerder:
             await self._fence_for_offsets(name)
         return config
 
+    @abstractmethod
     async def _fence_for_offsets(self, name: str) -> None:
         """Before a source's offsets are changed: make sure that no task of it writes any more."""
 

@@ -21,7 +21,7 @@ from shared.connect.herder import views
 from shared.connect.herder.base_herder import BaseHerder, Stores
 from shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS, CommandQueue
 from shared.connect.herder.connector_offsets import Row
-from shared.connect.herder.errors import AlreadyExists, BadRequest, Forbidden, NotHere, RebalanceNeeded, RequestTimedOut
+from shared.connect.herder.errors import BadRequest, Forbidden, NotHere, RebalanceNeeded, RequestTimedOut
 from shared.connect.herder.fencing import fence_producers
 from shared.connect.herder.leader_client import LeaderClient, LeaderRefused
 from shared.connect.herder.pending_changes import PendingChanges
@@ -97,6 +97,9 @@ class DistributedRequests(BaseHerder):
         owners, urls = self.group.owners or {}, self.group.urls or {}
         return next((urls.get(member) for member in owners if owned(member)), None)
 
+    async def _in_turn(self, run: Callable[[], Awaitable[T]]) -> T:
+        return await self._as_leader(run)
+
     async def _as_leader(self, run: Callable[[], Awaitable[T]]) -> T:
         async def checked() -> T:
             self._check_leader()
@@ -123,19 +126,20 @@ class DistributedRequests(BaseHerder):
     # --- connectors ---
 
     async def put_connector(
-        self, name: str, config: Config, target: TargetState | None = None, *, replace: bool
+        self,
+        name: str,
+        config: Config,
+        target: TargetState | None = None,
+        *,
+        replace: bool,
+        instead_of: Config | None = None,
     ) -> tuple[bool, Json]:
-        """Make a connector, or with `replace` change it; gives whether it is new, and what REST shows of it.
-
-        Raises BadRequest, AlreadyExists, NotHere, RebalanceNeeded.
-        """
+        """As every herder's; also NotHere, RebalanceNeeded."""
         await self._check_config(name, self._kept(name, config))
         self._check_group(name, config)
 
         async def put() -> tuple[bool, Json]:
-            exists = name in self.snapshot().configs
-            if exists and not replace:
-                raise AlreadyExists(f"Connector {name} already exists")
+            exists = self._check_put(name, replace=replace, instead_of=instead_of)
             await self._stores.configs.put_connector(name, self._kept(name, config), target)
             return not exists, self.connector_info(name)
 
@@ -147,17 +151,6 @@ class DistributedRequests(BaseHerder):
             raise BadRequest(
                 f"Consumer group for sink connector named {name} conflicts with Connect worker group {group}"
             )
-
-    async def patch_connector(self, name: str, patch: Mapping[str, str | None]) -> Json:
-        """Change some settings of a connector; None takes one away. As `put_connector`, and ConnectorNotFound."""
-
-        async def put() -> Json:
-            config = self._kept(name, self._patched(self.connector_config(name), patch))
-            await self._check_config(name, config)
-            await self._stores.configs.put_connector(name, config)
-            return self.connector_info(name)
-
-        return await self._as_leader(put)
 
     async def delete_connector(self, name: str) -> None:
         """Delete a connector; ConnectorNotFound."""
@@ -256,7 +249,7 @@ class DistributedRequests(BaseHerder):
 
     async def alter_offsets(self, name: str, rows: Sequence[Row] | None) -> Json:
         """Set a stopped connector's offsets, or forget all of them (None); BadRequest while it is not stopped."""
-        return await self._alter_offsets(name, rows, self._as_leader)
+        return await self._alter_offsets(name, rows)
 
     async def _fence_for_offsets(self, name: str) -> None:
         if self._config.exactly_once:

@@ -18,7 +18,7 @@ from shared.connect.herder import views
 from shared.connect.herder.base_herder import BaseHerder, Stores
 from shared.connect.herder.command_queue import CommandQueue
 from shared.connect.herder.connector_offsets import Row
-from shared.connect.herder.errors import AlreadyExists, BadRequest
+from shared.connect.herder.errors import BadRequest
 from shared.connect.herder.restart_plan import plan_restart
 from shared.connect.herder.views import Json
 from shared.connect.herder.work_runner import WorkRunner
@@ -93,15 +93,19 @@ class StandaloneHerder(BaseHerder):
     # --- connectors ---
 
     async def put_connector(
-        self, name: str, config: Config, target: TargetState | None = None, *, replace: bool
+        self,
+        name: str,
+        config: Config,
+        target: TargetState | None = None,
+        *,
+        replace: bool,
+        instead_of: Config | None = None,
     ) -> tuple[bool, Json]:
-        """Make a connector, or with `replace` change it; gives whether it is new, and what REST shows of it."""
+        """As every herder's."""
         await self._check_config(name, self._kept(name, config))
 
         async def put() -> tuple[bool, Json]:
-            exists = name in self.snapshot().configs
-            if exists and not replace:
-                raise AlreadyExists(f"Connector {name} already exists")
+            exists = self._check_put(name, replace=replace, instead_of=instead_of)
             await self._stores.configs.put_connector(name, self._kept(name, config), target)
             if exists:
                 self._runner.beside(self._runner.restart_connector(name))
@@ -122,11 +126,6 @@ class StandaloneHerder(BaseHerder):
         status = self._stores.statuses.cache.connector(name)
         if status is not None and status.state is State.FAILED:
             raise ConnectError(((status.trace or "").strip().splitlines() or ["it failed to start"])[-1])
-
-    async def patch_connector(self, name: str, patch: Mapping[str, str | None]) -> Json:
-        """Change some settings of a connector; None takes one away."""
-        config = self._patched(self.connector_config(name), patch)
-        return (await self.put_connector(name, config, replace=True))[1]
 
     async def delete_connector(self, name: str) -> None:
         """Delete a connector; ConnectorNotFound."""
@@ -199,7 +198,10 @@ class StandaloneHerder(BaseHerder):
 
     async def alter_offsets(self, name: str, rows: Sequence[Row] | None) -> Json:
         """Set a stopped connector's offsets, or forget all of them (None); BadRequest while it is not stopped."""
-        return await self._alter_offsets(name, rows, self._ask)
+        return await self._alter_offsets(name, rows)
+
+    async def _fence_for_offsets(self, name: str) -> None:
+        """A standalone worker's tasks write without transactions."""
 
     async def set_cluster_level(self, logger: str, level: str) -> None:
         """Set a logger's level; the cluster is this worker."""
@@ -216,6 +218,9 @@ class StandaloneHerder(BaseHerder):
         raise BadRequest(NO_INTERNAL)
 
     # --- task configs ---
+
+    async def _in_turn(self, run: Callable[[], Awaitable[T]]) -> T:
+        return await self._ask(run)
 
     async def _ask(self, run: Callable[[], Awaitable[T]]) -> T:
         return await self._commands.ask(run)

@@ -21,15 +21,15 @@ from shared.connect.herder.errors import AlreadyExists, BadRequest, NotHere
 from shared.connect.herder.settings import DistributedConfig
 from shared.connect.plugins import Plugins
 from shared.connect.states import ConnectorTaskId, TargetState
+from shared.connect.status_listener import StatusListener
 from shared.connect.storage.config_records import LoggerLevel, RestartRequest
 from shared.connect.storage.config_store import KafkaConfigStore
 from shared.connect.storage.offset_store import KafkaOffsetStore
 from shared.connect.storage.status_store import KafkaStatusStore
-from shared.connect.status_listener import StatusListener
 from shared.connect.worker import TaskMaker, Worker
 from shared.connect.worker_task import TaskSpec
 from shared.testing.fake_broker import FakeCluster
-from tests.shared.connect.herder.test_standalone import CONVERTER, Divided, Standing
+from tests.shared.connect.herder.test_standalone import CONVERTER, Divided, Standing, going, validating
 
 LIMIT_S = 60
 NAMES = ("config", "offset", "status")
@@ -210,7 +210,7 @@ async def test_restarts_and_levels_reach_every_worker() -> None:
 
 
 async def test_a_restart_that_hangs_holds_up_nothing() -> None:
-    """Others are made and answered meanwhile, and the time it takes counts: what waited for a worker goes on in time."""
+    """Others are made meanwhile, and the time it takes counts: what a worker that left had is run in time."""
     Hanging.prepare()
     slow = {"name": "a-slow", "connector.class": "Hanging", "tasks.max": "1"}
     async with FakeCluster() as cluster:
@@ -236,12 +236,12 @@ async def test_a_restart_that_hangs_holds_up_nothing() -> None:
 
 async def test_a_worker_that_missed_its_turn_stops_what_it_runs() -> None:
     """Its loop waits for a task to end while the group goes on without it: what it runs is others', so it stops it."""
-    going = asyncio.Event()
+    may_end = asyncio.Event()
 
     class Lingering(Standing):
         async def _close(self) -> None:
             if self.id.task == 0:
-                await going.wait()
+                await may_end.wait()
 
     def make(spec: TaskSpec, listener: StatusListener) -> Standing:
         return Lingering(spec, listener)
@@ -255,8 +255,30 @@ async def test_a_worker_that_missed_its_turn_stops_what_it_runs() -> None:
             await until(lambda: len(second.worker.task_ids()) == 3)
             await until(lambda: not first.worker.task_ids() and not first.worker.connector_names())
             assert not restarting.done()
-            going.set()
+            may_end.set()
             await restarting
             await until(lambda: len(first.worker.task_ids()) + len(second.worker.task_ids()) == 3)
             await until(lambda: bool(first.worker.task_ids()) and bool(second.worker.task_ids()))
             assert not first.worker.task_ids() & second.worker.task_ids()
+
+
+async def test_a_patch_that_takes_long_to_validate_holds_up_nothing() -> None:
+    """Others are made meanwhile; what changed under it is kept, and what was deleted under it is not made again."""
+    async with FakeCluster() as cluster, herding(cluster, "a:1") as herder:
+        await herder.put_connector("c", config(), replace=False)
+        for change, wanted in ((herder.put_connector("c", config(b="2"), replace=True), {"b": "2", "slow": "1"}),
+                               (herder.delete_connector("c"), None)):  # fmt: skip
+            going.clear()
+            validating.clear()
+            patching = asyncio.ensure_future(herder.patch_connector("c", {"slow": "1"}))
+            await until(lambda: validating.is_set())
+            assert await herder.is_healthy()
+            await change
+            assert not patching.done()
+            going.set()
+            if wanted is None:
+                with pytest.raises(ConnectorNotFound):
+                    await patching
+            else:
+                await patching
+                assert herder.connector_config("c") == config(**wanted)

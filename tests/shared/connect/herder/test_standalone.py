@@ -45,8 +45,8 @@ class Idle(SourceTask):
     async def stop(self) -> None: ...
 
 
-going = threading.Event()
-"""Lets a slow validation end."""
+validating, going = threading.Event(), threading.Event()
+"""A slow validation has begun; it may end."""
 
 
 class Divided(SourceConnector):
@@ -68,6 +68,7 @@ class Divided(SourceConnector):
 
     def validate(self, props: Props) -> list[ConfigValue]:
         if "slow" in props:
+            validating.set()
             assert going.wait(60)
         if "confused" in props:
             raise KeyError(props["confused"])
@@ -293,3 +294,12 @@ async def test_a_validation_that_blocks_holds_up_nothing() -> None:
         going.set()
         await slow
         assert herder.connectors() == ["c", "s"]
+
+
+async def test_patches_at_once_lose_nothing() -> None:
+    """Each is merged into what the others have made of the config."""
+    async with herding() as (herder, _):
+        await herder.put_connector("c", config(), replace=False)
+        patches = [{"a": "1"}, {"b": "2"}, {"word": "x"}]
+        await asyncio.gather(*(herder.patch_connector("c", patch) for patch in patches))
+        assert herder.connector_config("c") == config(a="1", b="2", word="x")
