@@ -26,6 +26,7 @@ import msgspec.inspect
 
 from shared.common.errors import ConfigError, DataError
 from shared.streams.state.detached import detached
+from shared.streams.user_functions import plain
 
 ColumnType = Literal["int64", "float64", "binary"]
 ResultType = Literal["int64", "float64", "json"]
@@ -342,8 +343,9 @@ class Aggregate(Aggregation[Any]):
         merger: Callable[[Any, Any], Any],
         state_type: Any = Any,
     ) -> None:
-        self.initial = initializer  # type: ignore[method-assign]
-        self._aggregator, self._merger = aggregator, merger
+        self.initial = plain("Aggregate: initializer", initializer)  # type: ignore[method-assign]
+        self._aggregator = plain("Aggregate: aggregator", aggregator)
+        self._merger = plain("Aggregate: merger", merger)
         self._decode = msgspec.json.Decoder(state_type).decode
 
     def initial(self) -> Any:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from shared.common.errors import ConfigError
-from shared.streams.processor import Processor, ProcessorContext, Record
+from shared.streams.processor import PROCESSOR_METHODS, Processor, ProcessorContext, Record
+from shared.streams.user_functions import plain, require_plain_methods
 
 EachFunction = Callable[[Record, Callable[[Record], None]], None]
 """Takes a record and what forwards."""
@@ -75,23 +76,32 @@ class SameKey(Processor):
     """Runs a processor that may not change keys."""
 
     def __init__(self, processor: Processor) -> None:
-        self._processor = processor
+        name = type(processor).__name__
+        require_plain_methods(name, processor, PROCESSOR_METHODS)
+        self._init, self._process = (
+            plain(f"{name}.init()", processor.init),
+            plain(f"{name}.process()", processor.process),
+        )
+        self._commit, self._close = (
+            plain(f"{name}.commit()", processor.commit),
+            plain(f"{name}.close()", processor.close),
+        )
         self._own: _SameKeyContext
 
     def init(self, context: ProcessorContext) -> None:
         super().init(context)
         self._own = _SameKeyContext(context)
-        self._processor.init(cast("ProcessorContext", self._own))
+        self._init(cast("ProcessorContext", self._own))
 
     def process(self, record: Record) -> None:
         self._own.key = record.key
         try:
-            self._processor.process(record)
+            self._process(record)
         finally:
             self._own.key = _ANY_KEY
 
     def commit(self) -> None:
-        self._processor.commit()
+        self._commit()
 
     def close(self) -> None:
-        self._processor.close()
+        self._close()

@@ -10,6 +10,7 @@ from shared.common.errors import ConfigError
 from shared.common.serialization import Deserializer, bytes_deserializer, json_deserializer, struct_deserializer
 from shared.streams.result_encoders import encode_json
 from shared.streams.topology import Encoder, KeyType, SourceNode
+from shared.streams.user_functions import require_callable
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ def deserializer_of(value: Any) -> Deserializer:
     if is_type(value):
         return struct_deserializer(value)
     if callable(value):
+        require_callable("stream: value, a deserializer,", value)
         deserializer: Deserializer = value
         return deserializer
     raise ConfigError(f"stream: value must be a type or a deserializer, got {value!r}")

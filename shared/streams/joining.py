@@ -10,11 +10,12 @@ from shared.common.errors import ConfigError, SerializationError
 from shared.streams.changelog_format import AggregationSchema, StoreSchema
 from shared.streams.flow import Flow, deserializer_of
 from shared.streams.processor import Processor, Record
-from shared.streams.refusals import require_callable, require_groupable, require_one_type, require_same_builder
+from shared.streams.refusals import require_groupable, require_one_type, require_same_builder
 from shared.streams.result_encoders import encode_json, result_deserializer
 from shared.streams.stream_join import LEFT, RIGHT, JoinRows, JoinSide, JoinWindows, StreamJoin
 from shared.streams.tables import Joiner, TableJoin
 from shared.streams.topology import KeyType, ProcessorNode, SinkNode, SourceNode, StoreBuilder
+from shared.streams.user_functions import plain
 from shared.streams.windowed_aggregate import WindowResult
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Joining(NamedTuple):
 
 def join(stream: Stream, other: Stream | Table | GlobalTable, joiner: Joiner, how: Joining) -> Stream:
     """The joined stream; ConfigError where the other side and what was said do not fit."""
-    require_callable("join: joiner", joiner)
+    joiner = plain("join: joiner", joiner)
     if how.windows is not None and not isinstance(how.windows, JoinWindows):
         raise ConfigError(f"join: windows must be JoinWindows, such as JoinWindows.of(60_000), got {how.windows!r}")
     if (how.windows is not None) == isinstance(other, Table | GlobalTable):
@@ -62,7 +63,7 @@ def join(stream: Stream, other: Stream | Table | GlobalTable, joiner: Joiner, ho
     if (how.key is not None) != isinstance(other, GlobalTable):
         raise ConfigError("join: a global table needs a key function, anything else is joined by the record's key")
     if how.key is not None:
-        require_callable("join: key", how.key)
+        how = how._replace(key=plain("join: key", how.key))
     if isinstance(other, GlobalTable):
         require_same_builder("join", stream._builder, other.builder)
         return _join_global(stream, other, joiner, how)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 INT64_MAX = 2**63 - 1
 
+PROCESSOR_METHODS = ("init", "process", "commit", "close")
+"""What a task calls of a processor."""
+
 
 class Record(NamedTuple):
     """A record between processors; `timestamp` is ms since the epoch, from 0 to 2^63 - 1."""
@@ -188,6 +191,11 @@ class Processor:
 
     def close(self) -> None:
         """Called once at the end."""
+
+
+def is_own(processor: object) -> bool:
+    """Whether a processor's class is one of the engine's, and none of a user's."""
+    return type(processor).__module__.startswith("shared.streams.")
 
 
 def interval_ms(interval: timedelta | int, argument: str = "a duration", least: int = 1) -> int:

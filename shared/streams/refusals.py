@@ -2,10 +2,10 @@
 
 A mistake that is found here costs a look at one line; found by a task it costs the task, and what it has done by then.
 
->>> require_callable("filter: predicate", 3)
+>>> require_key_type("stream: key", "int")
 Traceback (most recent call last):
     ...
-shared.common.errors.ConfigError: filter: predicate must be callable, got 3
+shared.common.errors.ConfigError: stream: key must be "string" or "bytes", got 'int'
 """
 
 from __future__ import annotations
@@ -17,14 +17,9 @@ from shared.common.topic_names import TOPIC_NAME_MAX, is_topic_name
 from shared.streams.aggregations import Aggregation
 from shared.streams.flow import Flow
 from shared.streams.topology import KeyType, SinkNode, SourceNode, Topology
+from shared.streams.user_functions import SHOWN_MAX, require_plain_methods
 
-SHOWN_MAX = 100
-
-
-def require_callable(argument: str, value: Any) -> None:
-    """ConfigError for what cannot be called."""
-    if not callable(value):
-        raise ConfigError(f"{argument} must be callable, got {repr(value)[:SHOWN_MAX]}")
+AGGREGATION_METHODS = ("initial", "add", "add_at", "merge", "to_columns", "from_columns", "result")
 
 
 def require_key_type(argument: str, key: Any) -> None:
@@ -45,6 +40,7 @@ def require_topic(argument: str, topic: Any) -> None:
 def require_aggregation(argument: str, aggregation: Any) -> None:
     """ConfigError for what is no aggregation, such as a class of them."""
     if isinstance(aggregation, Aggregation):
+        require_plain_methods(argument, aggregation, AGGREGATION_METHODS)
         return
     if isinstance(aggregation, type) and issubclass(aggregation, Aggregation):
         name = aggregation.__name__

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,8 @@ from shared.streams.each import DropDeletions, Each, EachFunction, SameKey, Spli
 from shared.streams.flow import Flow, type_name
 from shared.streams.grouped_stream import GroupedStream
 from shared.streams.joining import GlobalTable, Joining, Table, join, repartitioned
-from shared.streams.processor import Processor, Record
+from shared.streams.processor import PROCESSOR_METHODS, Processor, Record
 from shared.streams.refusals import (
-    require_callable,
     require_groupable,
     require_key_type,
     require_one_type,
@@ -27,6 +26,7 @@ from shared.streams.result_encoders import encode_json
 from shared.streams.stream_join import JoinWindows
 from shared.streams.tables import Joiner
 from shared.streams.topology import Encoder, KeyType, ProcessorNode, SinkNode
+from shared.streams.user_functions import plain, require_callable, require_plain_methods
 
 if TYPE_CHECKING:
     from shared.streams.dsl import StreamsBuilder
@@ -40,22 +40,22 @@ class Stream:
 
     def filter(self, predicate: Callable[[Record], bool]) -> Stream:
         """Only the records for which `predicate` is true."""
-        require_callable("filter: predicate", predicate)
+        predicate = plain("filter: predicate", predicate)
         return self._each("filter", lambda record, forward: forward(record) if predicate(record) else None)
 
     def filter_not(self, predicate: Callable[[Record], bool]) -> Stream:
         """Only the records for which `predicate` is false."""
-        require_callable("filter_not: predicate", predicate)
+        predicate = plain("filter_not: predicate", predicate)
         return self._each("filter_not", lambda record, forward: None if predicate(record) else forward(record))
 
     def map_values(self, mapper: Callable[[Any], Any], value: Any = dict) -> Stream:
         """Each value replaced by `mapper(value)`; `value` says what type comes out, for typed aggregations."""
-        require_callable("map_values: mapper", mapper)
+        mapper = plain("map_values: mapper", mapper)
         return self._each("map_values", lambda r, forward: forward(r._replace(value=mapper(r.value))), value)
 
-    def flat_map_values(self, mapper: Callable[[Any], list[Any]], value: Any = dict) -> Stream:
+    def flat_map_values(self, mapper: Callable[[Any], Iterable[Any]], value: Any = dict) -> Stream:
         """Each value replaced by the values of `mapper(value)`."""
-        require_callable("flat_map_values: mapper", mapper)
+        mapper = plain("flat_map_values: mapper", mapper, may_yield=True)
 
         def each(record: Record, forward: Callable[[Record], None]) -> None:
             for one in mapper(record.value):
@@ -67,19 +67,19 @@ class Stream:
         self, mapper: Callable[[Record], Record], value: Any = dict, *, key: KeyType = "string", name: str | None = None
     ) -> Stream:
         """Each record replaced by `mapper(record)`: key, value, timestamp and headers. For `key`, `name`: `key_by`."""
-        require_callable("map: mapper", mapper)
+        mapper = plain("map: mapper", mapper)
         return self._rekeyed("map", lambda record, forward: forward(mapper(record)), value, key, name)
 
     def flat_map(
         self,
-        mapper: Callable[[Record], list[Record]],
+        mapper: Callable[[Record], Iterable[Record]],
         value: Any = dict,
         *,
         key: KeyType = "string",
         name: str | None = None,
     ) -> Stream:
         """Each record replaced by the records of `mapper(record)`. For `key`, `name`: `key_by`."""
-        require_callable("flat_map: mapper", mapper)
+        mapper = plain("flat_map: mapper", mapper, may_yield=True)
 
         def each(record: Record, forward: Callable[[Record], None]) -> None:
             for one in mapper(record):
@@ -94,7 +94,7 @@ class Stream:
         `<application>-<name>-repartition`, so that all records of a key come to one task. Give it a `name` to keep the
         topic when the topology around it changes. A record without a key is skipped there, and counted.
         """
-        require_callable("key_by: selector", selector)
+        selector = plain("key_by: selector", selector)
 
         def each(record: Record, forward: Callable[[Record], None]) -> None:
             forward(record._replace(key=selector(record)))
@@ -105,7 +105,7 @@ class Stream:
 
     def peek(self, action: Callable[[Record], None]) -> Stream:
         """Call `action` for each record and pass it on."""
-        require_callable("peek: action", action)
+        action = plain("peek: action", action)
 
         def each(record: Record, forward: Callable[[Record], None]) -> None:
             action(record)
@@ -115,18 +115,17 @@ class Stream:
 
     def foreach(self, action: Callable[[Record], None]) -> None:
         """Call `action` for each record; nothing comes after it."""
-        require_callable("foreach: action", action)
+        action = plain("foreach: action", action)
         self._each("foreach", lambda record, forward: action(record))
 
     def branch(self, *predicates: Callable[[Record], bool]) -> list[Stream]:
         """One stream a predicate; a record goes to the first that is true of it, to none where none is."""
         if not predicates:
             raise ConfigError("branch: at least one predicate is needed")
-        for predicate in predicates:
-            require_callable("branch: predicate", predicate)
+        checked = [plain("branch: predicate", predicate) for predicate in predicates]
         names = [self._builder._name("branch") for _ in predicates]
         split = ProcessorNode(
-            names[0].replace("branch", "split"), lambda: Split(tuple(zip(predicates, names, strict=True)))
+            names[0].replace("branch", "split"), lambda: Split(tuple(zip(checked, names, strict=True)))
         )
         self._builder._add(split, (self._node,))
         for name in names:
@@ -273,7 +272,10 @@ class Stream:
         name: str | None,
         given: object = None,
     ) -> str:
-        require_callable(f"{kind}: supplier, which makes a processor for each task,", given or supplier)
+        own_supplier: Any = given or supplier
+        require_callable(f"{kind}: supplier, which makes a processor for each task,", own_supplier)
+        if isinstance(own_supplier, type):
+            require_plain_methods(f"{kind}: {own_supplier.__name__}", own_supplier, PROCESSOR_METHODS)
         own = self._builder._topology
         tables = tuple(store for store in stores if store in own.global_tables)
         own_stores = tuple(store for store in stores if store not in tables)

@@ -50,6 +50,7 @@ from shared.streams.task_progress import progress_of
 from shared.streams.task_schedules import NOT_INITIALIZED, TaskSchedules
 from shared.streams.topology import ProcessorNode, SourceNode, Topology
 from shared.streams.turn_time import HasTime, always
+from shared.streams.user_functions import plain
 from shared.streams.window_limits import default_key_bytes_max
 from shared.streams.windowed_aggregate import NO_TIME, TimedProcessor, WindowKey
 from shared.streams.wiring import NodeContext, Wiring
@@ -133,7 +134,7 @@ class StreamTask:
         for name, processor in self._processors.items():
             node = self.topology.nodes[name]
             assert isinstance(node, ProcessorNode)
-            processor.init(NodeContext(self, node, self._wiring))
+            plain(f"{name!r}: init()", processor.init)(NodeContext(self, node, self._wiring))
         if not (self.check_states or self.refused):
             self._column_paths = column_paths(self, self._wiring)
 
@@ -348,8 +349,8 @@ class StreamTask:
             raise IllegalState(f"a commit was asked of a task that does not run: {self!r}")
         self.now_ms = now_ms
         try:
-            for processor in self._processors.values():
-                processor.commit()
+            for name, processor in self._processors.items():
+                plain(f"{name!r}: commit()", processor.commit)()
             self.commit_number += 1
             changelog, closing = encode_stores(self.topology.stores, self.stores, self.epoch, self.commit_number)
             self._closing += closing

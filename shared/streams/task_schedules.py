@@ -13,6 +13,7 @@ from typing import Any
 from shared.common.errors import ConfigError
 from shared.streams.processor import interval_ms
 from shared.streams.punctuation import SWEEP_MIN, PunctuationQueue, PunctuationType, Punctuator, Schedule, Start
+from shared.streams.user_functions import plain
 
 NOT_INITIALIZED = "schedule() may be called in a processor's init() or later, not while it is made"
 
@@ -46,8 +47,7 @@ class TaskSchedules:
         if not isinstance(type_, PunctuationType):
             known = " or ".join(map(str, PunctuationType))
             raise ConfigError(f"schedule: type must be {known}, got {type_!r}")
-        if not callable(callback):
-            raise ConfigError(f"schedule: callback must be callable, got {callback!r}")
+        callback = plain("schedule: callback", callback)
         if name is not None and (not isinstance(name, str) or not name):
             raise ConfigError(f"schedule: name must be text, got {name!r}")
         place = grid = restored = None

@@ -11,7 +11,7 @@ import functools
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shared.clients.connection import record_size
 from shared.common.errors import ConfigError, DataError, IllegalState, RecordTooLarge
@@ -22,12 +22,14 @@ from shared.streams.origins import origin_headers
 from shared.streams.output_guard import Forward, OutputGuard, Way, ways_of
 from shared.streams.processor import (
     INT64_MAX,
+    PROCESSOR_METHODS,
     ProcessingFailed,
     Processor,
     Record,
     RecordMetadata,
     StateRefused,
     check_timestamp,
+    is_own,
 )
 from shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 from shared.streams.result_encoders import encode_json, encode_updates
@@ -35,6 +37,7 @@ from shared.streams.state.store import StateStore
 from shared.streams.tables import Lookup
 from shared.streams.task_outputs import Origins, ResultColumns
 from shared.streams.topology import ProcessorNode, SinkNode, Topology
+from shared.streams.user_functions import plain, require_done, require_plain_methods
 from shared.streams.window_limits import name_window
 from shared.streams.window_results import WindowResults
 from shared.streams.windowed_aggregate import WindowKey
@@ -85,6 +88,19 @@ class SinkWriter:
         return ResultColumns(node.topic, keys, values, results.timestamps(), results)
 
 
+class UserNode:
+    """A processor of the user's own, whose `process` is held to be done when it returns."""
+
+    def __init__(self, name: str, processor: Processor) -> None:
+        self._what = f"{name!r}: {type(processor).__name__}.process()"
+        self._process: Callable[[Record], Any] = processor.process
+
+    def process(self, record: Record) -> None:
+        given = self._process(record)
+        if given is not None:
+            require_done(self._what, given)
+
+
 class Wiring:
     """The nodes of one task by name."""
 
@@ -96,15 +112,18 @@ class Wiring:
         self._sinks: dict[str, SinkWriter] = {}
         for name, node in topology.nodes.items():
             if isinstance(node, ProcessorNode):
-                self.processors[name] = node.supplier()
+                self.processors[name] = made = node.supplier()
+                require_plain_methods(f"{name!r}: {type(made).__name__}", made, PROCESSOR_METHODS)
             elif isinstance(node, SinkNode):
                 self._sinks[name] = SinkWriter(node, record_bytes_max, output, in_hand)
-        self._names = {id(node): name for name, node in (self.processors | self._sinks).items()}
+        self._users = {n: UserNode(n, p) for n, p in self.processors.items() if not is_own(p)}
+        named = [*self.processors.items(), *self._sinks.items(), *self._users.items()]
+        self._names = {id(node): name for name, node in named}
         self.guard = OutputGuard(self.is_of_sink)
 
     def ways(self, name: str) -> list[Way]:
         """The ways on from a node."""
-        nodes: dict[str, Processor | SinkWriter] = {**self.processors, **self._sinks}
+        nodes: dict[str, Processor | UserNode | SinkWriter] = {**self.processors, **self._users, **self._sinks}
         children = self.topology.children[name]
         return ways_of(self.topology, name, {child: nodes[child].process for child in children})
 
@@ -210,8 +229,7 @@ class NodeContext:
         name: str | None = None,
     ) -> Schedule:
         self._require_work("schedule")
-        if callable(callback):
-            callback = self._guard.punctuator(self._node.name, self._store, callback)
+        callback = self._guard.punctuator(self._node.name, self._store, plain("schedule: callback", callback))
         return self._task.schedule(interval, type, callback, start=start, name=name, node=self._node.name)
 
     def _require_work(self, call: str) -> None:

@@ -1,0 +1,99 @@
+"""Users' functions, called from a task, which never awaits: what they give back must be there when they return.
+
+A coroutine that nobody awaits and a generator that nobody runs look like a function that did its work, and the record
+is gone without a trace. Where it can be told beforehand it is refused when the topology is written; what a plain
+function gives back of another's coroutine is an error of its record, as if it had raised.
+
+>>> plain("filter: predicate", 3)
+Traceback (most recent call last):
+    ...
+shared.common.errors.ConfigError: filter: predicate must be callable, got 3
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any, ParamSpec, TypeVar
+
+from shared.common.errors import ConfigError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+SHOWN_MAX = 100
+"""Characters of a wrong value that a message shows."""
+
+GENERATOR = "a generator function"
+
+
+def require_callable(argument: str, value: Any, *, may_yield: bool = False) -> None:
+    """ConfigError for what cannot be called, or would give a coroutine; or a generator, unless it `may_yield`."""
+    if not callable(value):
+        raise ConfigError(f"{argument} must be callable, got {repr(value)[:SHOWN_MAX]}")
+    kind = _unfinished_kind(value)
+    if kind is not None and not (may_yield and kind == GENERATOR):
+        raise ConfigError(
+            f"{argument} must be a plain function, got {kind} ({repr(value)[:SHOWN_MAX]}): a task awaits nothing, so "
+            "it would never run"
+        )
+
+
+def require_plain_methods(what: str, made: Any, methods: tuple[str, ...]) -> None:
+    """ConfigError for a class, or what was made of it, of which one of these methods is async or a generator."""
+    for name in methods:
+        method = getattr(made, name, None)
+        if method is not None:
+            require_callable(f"{what}: {name}()", method)
+
+
+def plain(argument: str, function: Callable[P, R], *, may_yield: bool = False) -> Callable[P, R]:
+    """The function, of which each call is held to be done when it returns: else it raises TypeError.
+
+    ConfigError as `require_callable`.
+    """
+    require_callable(argument, function, may_yield=may_yield)
+    is_wrong: Callable[[Any], bool] = _is_awaitable if may_yield else _is_unfinished
+
+    def called(*args: P.args, **named: P.kwargs) -> R:
+        given = function(*args, **named)
+        if is_wrong(type(given)):
+            raise _unfinished(argument, given)
+        return given
+
+    return called
+
+
+def require_done(what: str, given: Any) -> None:
+    """TypeError where what a call gave back has yet to run."""
+    kind: Any = type(given)
+    if _is_unfinished(kind):
+        raise _unfinished(what, given)
+
+
+def _unfinished_kind(function: Any) -> str | None:
+    while isinstance(function, functools.partial):
+        function = function.func
+    for one in (function, None if isinstance(function, type) else type(function).__call__):
+        if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
+            return "an async one"
+        if inspect.isgeneratorfunction(one):
+            return GENERATOR
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_awaitable(kind: Any) -> bool:
+    return hasattr(kind, "__await__") or issubclass(kind, AsyncGenerator)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_unfinished(kind: Any) -> bool:
+    return _is_awaitable(kind) or issubclass(kind, Generator)
+
+
+def _unfinished(argument: str, given: Any) -> TypeError:
+    if inspect.iscoroutine(given):
+        given.close()  # or Python warns of it a second time, when it is forgotten
+    return TypeError(f"{argument} returned a {type(given).__name__}, which has yet to run: a task awaits nothing")
