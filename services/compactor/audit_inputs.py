@@ -16,7 +16,7 @@ from services.compactor.changelog import Window, latest_per_window, read_window
 from services.compactor.compact import require_no_hole
 from services.compactor.fold import known
 from services.compactor.generations import layouts_of, newest_of
-from services.compactor.kafka import TopicOffsets, read_range, topic_offsets
+from services.compactor.kafka import TopicOffsets, offsets_at, read_range, topic_offsets
 from services.compactor.measures import TEXTS, holds_other_than_text, text_types, unchecked
 from services.compactor.settings import AuditSettings
 from shared.clients.consumer.dead_letters import NODE
@@ -25,6 +25,7 @@ from shared.streams.changelog_format import FINAL, Progress, StoreSchema, decode
 
 SESSION = ("partition", "key", "start_ms", "end_ms", "state")
 OPERATORS_OWN = "latest"  # kept beside a window's aggregations, and no result
+KAFKA_SOURCE_MS_MAX = (2**63 - 1) // 1_000  # it makes microseconds of a record's timestamp, whatever is selected
 _JSON_TYPES = {"int64": "BIGINT", "float64": "DOUBLE"}
 
 
@@ -67,7 +68,7 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
     not_compared: list[str] = []
     shape = f"gap {store.gap_ms} ms" if store.kind == "session" else f"{store.kind}, {store.size_ms} ms"
     say(f"store {store.name}: {shape}, grace {store.grace_ms} ms, source {store.source}")
-    source = topic_offsets(spark, settings.kafka, store.source, settings.kafka_timeout_ms)
+    source = held_by(spark, settings, store.source)
     everything = read_range(spark, settings.kafka, store.source, source.earliest, source.latest).persist()
     committed = {
         p: stream.progress[p].sources.get(store.source, 0) if p in stream.progress else 0 for p in source.latest
@@ -244,8 +245,20 @@ def _closed(
 def _topic(spark: SparkSession, settings: AuditSettings, topic: str | None) -> DataFrame:
     if topic is None:
         return read_range(spark, settings.kafka, "", {}, {}, headers=True)
-    offsets = topic_offsets(spark, settings.kafka, topic, settings.kafka_timeout_ms)
+    offsets = held_by(spark, settings, topic)
     return read_range(spark, settings.kafka, topic, offsets.earliest, offsets.latest, headers=True)
+
+
+def held_by(spark: SparkSession, settings: AuditSettings, topic: str) -> TopicOffsets:
+    """What a topic holds. NotAuditable where a record's time is beyond what Spark's Kafka source can read."""
+    held = topic_offsets(spark, settings.kafka, topic, settings.kafka_timeout_ms)
+    beyond = offsets_at(spark, settings.kafka, held, KAFKA_SOURCE_MS_MAX + 1, settings.kafka_timeout_ms)
+    if places := ", ".join(f"{topic}-{partition} at offset {offset}" for partition, offset in sorted(beyond.items())):
+        raise NotAuditable(
+            f"{places}: the first record whose timestamp Spark's Kafka source cannot read, since it lies after the "
+            "year 294246: were nanoseconds sent as milliseconds? Nothing was compared"
+        )
+    return held
 
 
 def _results(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +12,15 @@ import msgspec
 import pytest
 
 from services.compactor.audit import Report, run_audit
-from services.compactor.audit_inputs import NotAuditable
+from services.compactor.audit_inputs import KAFKA_SOURCE_MS_MAX, NotAuditable, held_by
 from services.compactor.audit_report import as_object, print_report
 from services.compactor.compact import Compaction
 from services.compactor.settings import AuditSettings, CompactSettings
 from services.local.kafka import EmbeddedKafka
+from shared.common.records import ProducerRecord
 from shared.common.settings import KafkaSettings
+from tests.integration.test_stream_worker import chain_of, kafka_of
+from tests.integration.test_stream_worker_parts import send
 
 
 @pytest.fixture
@@ -76,6 +80,22 @@ def test_nodes_before_the_window_are_refused_by_name(simulate: Any, topics: Any,
     topics.write(simulation)
     with pytest.raises(NotAuditable, match="store 'banks' cannot be audited: filter-2, mine stands before"):
         audit(simulation)
+
+
+async def test_times_that_spark_cannot_read_are_refused_by_place(
+    kafka: EmbeddedKafka, spark: Any, topic_name: str, tmp_path: Path
+) -> None:
+    """The first record of nanoseconds in each partition is named; times that are far ahead and can be read are not."""
+    settings = AuditSettings(application=topic_name, lake=str(tmp_path), kafka=kafka_of(kafka))
+    async with chain_of(kafka, topic_name, 2) as chain:
+        for place, timestamp in ((0, 1_000), (0, KAFKA_SOURCE_MS_MAX), (1, 1_000)):
+            await send(chain, ProducerRecord(topic_name, b"{}", b"k", (), place, timestamp))
+        held = await asyncio.to_thread(held_by, spark, settings, topic_name)
+        assert held.latest == {0: 2, 1: 1}
+        for timestamp in (KAFKA_SOURCE_MS_MAX + 1, 1_700_000_000 * 10**9):
+            await send(chain, ProducerRecord(topic_name, b"{}", b"k", (), 1, timestamp))
+        with pytest.raises(NotAuditable, match=f"^{topic_name}-1 at offset 1: the first record"):
+            await asyncio.to_thread(held_by, spark, settings, topic_name)
 
 
 @pytest.mark.soak
