@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry
 
 from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.clients.consumer.assignors import Assignor
+from shared.common.clock import Clock
 from shared.common.records import Columns, TopicPartition
 from shared.common.settings import KafkaSettings
 from shared.streams.idle_advance import advance_idle
+from shared.streams.owned_task import OwnedTask
 from shared.streams.settings import StreamsSettings
+from shared.streams.slow_steps import PUNCTUATION, SlowSteps, Step
 from shared.streams.turn_time import TurnTime
 from shared.streams.worker_tasks import Ready
 
@@ -60,6 +63,20 @@ def give_out(
             own = [at for at in assignment if at.partition == partition]
             owned.inputs.process(now_ms, {at.topic: consumer.known_lag(at) for at in own}, time)
     regulate(ready, consumer)
+
+
+def punctuate_all(running: Iterable[OwnedTask], now_ms: int, slow: SlowSteps, clock: Clock) -> None:
+    """Evaluate the WALL_CLOCK_TIME schedules of tasks that are not paused, and note what took them long this turn."""
+    for owned in running:
+        assert owned.task is not None
+        assert owned.inputs is not None
+        slow.took(owned.partition, owned.inputs.longest)
+        if not owned.inputs.is_paused:
+            began_ms = clock.monotonic_ms()
+            if owned.task.punctuate_wall_clock(now_ms):
+                slow.took(owned.partition, Step(PUNCTUATION, 0, clock.monotonic_ms() - began_ms))
+        if not owned.task.needs_commit:
+            owned.refusals.say(owned.task.metrics, clock.monotonic_ms())
 
 
 def regulate(ready: Ready, consumer: Consumer) -> None:

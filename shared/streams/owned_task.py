@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from shared.streams.idle_advance import IdleAdvance
 from shared.streams.refusal_log import RefusalLog
 from shared.streams.restoring import RestoreReport
 from shared.streams.settings import StreamsSettings
+from shared.streams.slow_steps import SlowSteps
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_inputs import TaskInputs
 from shared.streams.task_metrics import RestoreMetrics
@@ -35,11 +37,16 @@ class OwnedTask:
         self.refusals = RefusalLog(changelog.topic_partition.partition)
         self.local: LocalState | None = None
 
-    def begin(self, task: StreamTask, settings: StreamsSettings) -> None:
-        """A restored task takes records from now on."""
+    def begin(self, task: StreamTask, settings: StreamsSettings, slow: SlowSteps) -> None:
+        """A restored task takes records from now on; ProcessingFailed where it is too slow for its group."""
         limits = settings.max_task_idle_ms, settings.max_future_ms
         self.idle = None if settings.idle_advance_ms is None else IdleAdvance(settings.idle_advance_ms)
+        refused = slow.refused(self.partition)
+        if slow.suspects(self.partition):
+            task.columns_min = sys.maxsize
         self.task, self.inputs = task, TaskInputs(task, task.topology, *limits)
+        if refused is not None:
+            self.inputs.too_slow = (refused.step.topic, refused.step.offset, slow.error(refused))
 
     def say_restored(self, metrics: RestoreMetrics) -> None:
         """Say what the restore was, once it is done."""

@@ -89,6 +89,9 @@ class StreamsSettings(Section, TaskSettings):
     max_poll_interval_ms: PositiveMs = Field(
         300_000, description="an instance whose turn takes longer leaves the group: its partitions go to others"
     )
+    slow_record_attempts_max: Annotated[int, Field(gt=0)] = Field(
+        3, description="times in a row that a record slower than the session may cost the partitions; then: refused"
+    )
     transaction_timeout_ms: PositiveMs = Field(
         10_000, description="the broker aborts an owner's transaction after this"
     )

@@ -28,7 +28,7 @@ from shared.clients.consumer.dead_letters import (
     DeadLetter,
     dead_letter_record,
 )
-from shared.common.errors import ConfigError, DataError, FatalError, IllegalState
+from shared.common.errors import ConfigError, DataError, FatalError, IllegalState, PenstockError
 from shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from shared.common.serialization import string_deserializer
 from shared.streams.at_work import at_work
@@ -264,11 +264,11 @@ class StreamTask:
         self.failed, self.needs_commit = self._wiring.failure(what, error), False
         return self.failed
 
-    def refuse(self, record: ConsumerRecord, error: DataError) -> None:
-        """Refuse a record as if it could not be decoded: it moves no time, and no node sees it."""
+    def refuse(self, record: ConsumerRecord, error: PenstockError, stage: str = STAGE_DESERIALIZE) -> None:
+        """Refuse a record as if it failed at this stage, but it moves no time, and no node sees it."""
         if record.offset >= self.sources.get(record.topic, -1):
             self.in_hand(record)
-            self._refuse(self._routes[record.topic][0], record, STAGE_DESERIALIZE, error)
+            self._refuse(self._routes[record.topic][0], record, stage, error)
             self._source_record = self.record_metadata = None
             self.sources[record.topic] = record.offset + 1
             self.needs_commit = True

@@ -33,12 +33,13 @@ from shared.common.log import get_logger
 from shared.common.records import Columns, TopicPartition
 from shared.common.settings import KafkaSettings
 from shared.streams.changelog import ChangelogPartition
-from shared.streams.fetched import advance, advance_all_idle, give_out, make_consumer, poll_ms
+from shared.streams.fetched import advance, advance_all_idle, give_out, make_consumer, poll_ms, punctuate_all
 from shared.streams.global_table import GlobalTableRows
 from shared.streams.global_tables import GlobalTables
 from shared.streams.owned_task import OwnedTask
 from shared.streams.repartition_purge import RepartitionPurge
 from shared.streams.settings import StreamsSettings
+from shared.streams.slow_steps import SlowSteps
 from shared.streams.source_positions import SourcePositions
 from shared.streams.standby_assignor import assignor_of
 from shared.streams.standbys import Standbys
@@ -84,7 +85,7 @@ class StreamWorker(RebalanceListener):
         self._owned, self._suspended = self._tasks.owned, self._tasks.suspended
         self._failures: dict[int, int] = {}
         self._fenced, self._revoked_in = False, NO_GENERATION
-        self._time = TurnTime(clock)
+        self._time, self._slow = TurnTime(clock), SlowSteps.of(settings)
         self._lock = asyncio.Lock()
         self._commit_due_ms = clock.monotonic_ms() + settings.commit_interval_ms
         self._restores = RestoreMetrics(self._registry)
@@ -134,12 +135,7 @@ class StreamWorker(RebalanceListener):
             give_out(batches, ready, self._consumer, now_ms, self._time)
             advance(ready, self._consumer)
             advance_all_idle(ready, self._consumer, now_ms, self.topics.partitions)
-            for owned in self._tasks.running():
-                assert owned.task is not None
-                if owned.inputs is not None and not owned.inputs.is_paused:
-                    owned.task.punctuate_wall_clock(now_ms)
-                if not owned.task.needs_commit:
-                    owned.refusals.say(owned.task.metrics, self._clock.monotonic_ms())
+            punctuate_all(self._tasks.running(), now_ms, self._slow, self._clock)
         if self._clock.monotonic_ms() >= self._commit_due_ms:
             await self._begin_commit()
             await self._purge.run()
@@ -325,7 +321,7 @@ class StreamWorker(RebalanceListener):
         await self._positions.find(task, self._consumer, self._partitions_of(partition))
         self._maker.start(task, self._tables.rows)
         self._on_task(task)
-        owned.begin(task, self._settings)
+        owned.begin(task, self._settings, self._slow)
         self._tasks.begun(owned)
         owned.say_restored(self._restores)
 
@@ -369,6 +365,7 @@ class StreamWorker(RebalanceListener):
     async def _after_commit(self, ended: Ended) -> None:
         for owned, commit in ended.held:
             self._purge.committed(owned.partition, commit.sources)
+            self._slow.committed(owned.partition, commit.sources)
             self._failures.pop(owned.partition, None)
         for owned, error in ended.failed:
             await self._task_failed(owned.partition, error)
@@ -393,7 +390,9 @@ class StreamWorker(RebalanceListener):
             self._start_restore(partition)
 
     async def _close_all(self) -> None:
-        await self._commits.settle()
+        for owned, commit in (await self._commits.settle()).held:
+            self._slow.committed(owned.partition, commit.sources)
         for owned in self._tasks.all():
             await owned.close()
         self._tasks.clear()
+        self._slow.lost()

@@ -11,10 +11,12 @@ from functools import partial
 
 import numpy as np
 
+from shared.clients.consumer.dead_letters import STAGE_PROCESS
 from shared.common.errors import DataError
 from shared.common.records import Columns
 from shared.streams.idle_advance import take_mark
 from shared.streams.partition_group import Lags, PartitionGroup
+from shared.streams.slow_steps import RecordTooSlow, Step
 from shared.streams.stream_task import StreamTask
 from shared.streams.time_marks import marks_in
 from shared.streams.topology import SourceNode, Topology
@@ -35,6 +37,10 @@ class TaskInputs:
         self.is_paused = False
         self.is_cut = False
         """Whether there are records that could have been processed, had there been more time."""
+        self.longest: Step | None = None
+        """Of the last turn: what took the longest at once."""
+        self.too_slow: tuple[str, int, RecordTooSlow] | None = None
+        """The topic and offset of a record that is refused, and why."""
         self._groups: list[PartitionGroup] = []
         self._lengths: list[RunLength] = []
         for names in topology.sub_topologies():
@@ -62,7 +68,7 @@ class TaskInputs:
 
         With a turn's `time` it ends when that is used up, and says so by `is_cut`.
         """
-        self.is_cut = False
+        self.is_cut, self.longest = False, None
         if self.is_paused:
             return
         for group, length in zip(self._groups, self._lengths, strict=True):
@@ -85,13 +91,21 @@ class TaskInputs:
         """Have as much processed at once as may fit into the share, and keep what did not."""
         columns, before_ms = group.next_run(length.records_max), share.used_ms()
         self._process(columns, now_ms, share.is_left)
-        done = int(np.searchsorted(columns.offsets, self._task.sources[columns.topic]))
-        length.took(done, share.used_ms() - before_ms, share.ms)
+        next_offset, ms = self._task.sources[columns.topic], share.used_ms() - before_ms
+        if self.longest is None or ms > self.longest.ms:  # one record that takes long is the last of its run
+            self.longest = Step(columns.topic, next_offset - 1, ms)
+        done = int(np.searchsorted(columns.offsets, next_offset))
+        length.took(done, ms, share.ms)
         if done < len(columns):
             group.queues[columns.topic].put_back(columns[done:])
 
     def _process(self, columns: Columns, now_ms: int, has_time: HasTime = always) -> None:
-        """Have a run processed, with the marks of time that are in it."""
+        """Have a run processed, with the marks of time that are in it, and what is too slow refused."""
+        if self.too_slow is not None and self.too_slow[0] == columns.topic:
+            at = int(np.searchsorted(columns.offsets, self.too_slow[1]))
+            if at < len(columns) and columns.offsets[at] == self.too_slow[1]:
+                self._process_around(columns, at, self.too_slow[2], now_ms, has_time)
+                return
         start = 0
         for at, mark in marks_in(columns) if columns.topic in self._internal else ():
             if at > start:
@@ -102,6 +116,16 @@ class TaskInputs:
             start = at + 1
         if start < len(columns):
             process_in_time(self._task, columns[start:] if start else columns, now_ms, has_time)
+
+    def _process_around(self, columns: Columns, at: int, error: RecordTooSlow, now_ms: int, has_time: HasTime) -> None:
+        """Have a run processed except for one record, which is refused."""
+        if at:
+            self._process(columns[:at], now_ms, has_time)
+            if self._task.sources[columns.topic] <= columns.offsets[at - 1]:  # there was no time for all of them
+                return
+        self._task.refuse(columns.record(at), error, STAGE_PROCESS)
+        if at + 1 < len(columns) and has_time():
+            self._process(columns[at + 1 :], now_ms, has_time)
 
     def is_full(self, topic: str) -> bool:
         """Whether so many of the topic's records are here that no more should be fetched."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from shared.clients.consumer.dead_letters import parse_dead_letter
 from shared.common.errors import DataError
 from shared.common.records import Columns, ConsumerRecord, ProducerRecord
@@ -11,6 +13,7 @@ from shared.streams.aggregations import Count
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.processor import Record
 from shared.streams.punctuation import PunctuationType
+from shared.streams.slow_steps import RecordTooSlow, Step
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_inputs import BUFFERED_RECORDS_MAX, TaskInputs
 from shared.streams.time_marks import TimeMark, mark_record
@@ -228,3 +231,38 @@ def test_marks_of_time_are_taken_among_records() -> None:
     assert positions == [1, 3, 4]
     assert seen == [("a", 9), (None, 9)]
     assert task.times._marks == {own: {0: TimeMark(0, 2, 50), 1: TimeMark(1, 2, 50)}}
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_record_that_is_too_slow_is_refused_among_others(at: int) -> None:
+    """It is a dead letter of its own, with the reason, wherever in a run it stands; the others are processed."""
+    seen: list[tuple[str, int]] = []
+    inputs, task = inputs_of(seen)
+    inputs.too_slow = ("c", at, RecordTooSlow("it is too slow"))
+    inputs.add(records("c", 10, 11, 12))
+    time = TurnTime(ManualClock())
+    time.begin(inputs.waiting)
+    inputs.process(0, {}, time)
+    assert seen == [("c", 10 + i) for i in range(3) if i != at]
+    assert task.sources == {"c": 3}
+    (letter,) = task.prepare_commit(0).outputs
+    dead = parse_dead_letter(as_read(letter))
+    assert (dead.record.offset, dead.stage, dead.message) == (at, "process", "it is too slow")
+
+
+def test_the_longest_step_of_a_turn_is_known() -> None:
+    """A record that takes long is the last of its run, so that it is the one that is named."""
+    clock = ManualClock()
+
+    def wait(record: Record) -> None:
+        clock.advance(500 if record.timestamp == 7 else 1)
+
+    builder = StreamsBuilder()
+    builder.stream("in").peek(wait)
+    task = StreamTask(builder.build(), 0, application="app")
+    task.initialize(0)
+    inputs, time = TaskInputs(task, task.topology), TurnTime(clock)
+    inputs.add(records("in", *range(20)))
+    time.begin(inputs.waiting)
+    inputs.process(0, {}, time)
+    assert inputs.longest == Step("in", 7, 507)
