@@ -236,7 +236,10 @@ class Worker:
             raise ConnectError(f"Task already exists in this worker: {spec.id}")
         self._targets[spec.id.connector] = target
         self._specs[spec.id] = (spec, listener)
-        return self._begin(spec, listener, target)
+        begun = self._begin(spec, listener, target)
+        if not begun:
+            self._specs.pop(spec.id, None)
+        return begun
 
     def _begin(self, spec: TaskSpec, listener: StatusListener, target: TargetState) -> bool:
         try:
@@ -245,7 +248,6 @@ class Worker:
         except Exception as e:  # of the connector's constructor too
             mask = self.transformer.masking({**spec.connector_config, **spec.task_config})
             log.error("task cannot be made", task=str(spec.id), error=mask(str(e)))
-            self._specs.pop(spec.id, None)
             listener.on_failure(spec.id, mask(trace_of(e)))
             return False
         self._tasks[spec.id] = task
@@ -263,16 +265,16 @@ class Worker:
             )
 
     async def _watch(self, task: WorkerTask, running: asyncio.Task[None]) -> None:
-        """Restart a task that failed."""
+        """Restart a task that failed, again and again where it cannot even be made."""
         await asyncio.wait([running])
-        wait_ms = self._restarts.failed(task.id, self._clock.monotonic_ms()) if task.state is State.FAILED else None
-        if wait_ms is None or task.stopping:
-            return
-        log.warning("task will be restarted", task=str(task.id), in_ms=wait_ms)
-        await asyncio.sleep(wait_ms / 1000)
-        spec, listener = self._specs[task.id]
-        listener.on_restart(task.id)
-        self._begin(spec, listener, self._targets[task.id.connector])
+        id, begun = task.id, task.state is not State.FAILED or task.stopping
+        while not begun and (wait_ms := self._restarts.failed(id, self._clock.monotonic_ms())) is not None:
+            log.warning("task will be restarted", task=str(id), in_ms=wait_ms)
+            await asyncio.sleep(wait_ms / 1000)
+            spec, listener = self._specs[id]
+            listener.on_restart(id)
+            self._restarts.started(id, self._clock.monotonic_ms())
+            begun = self._begin(spec, listener, self._targets[id.connector])
 
     async def stop_tasks(self, ids: Iterable[ConnectorTaskId]) -> None:
         """Stop tasks, all at once; those that run on after the graceful timeout are cancelled and abandoned."""

@@ -67,6 +67,28 @@ async def test_a_failed_task_is_restarted() -> None:
         assert run.worker.state(id) is State.RUNNING
 
 
+async def test_a_restart_that_cannot_be_made_is_tried_again() -> None:
+    """What it needs is missing for a while: it waits longer each time, says so, and runs when it is there again."""
+
+    def missing(_made: SayingSourceTask) -> None:
+        if len(SayingSourceTask.made) in (2, 3):
+            raise FileNotFoundError("secret.properties")
+
+    SayingSourceTask.prepare = staticmethod(missing)
+    try:
+        with structlog.testing.capture_logs() as said:
+            async with running(task_restart_enable="true", task_restart_backoff_ms="10") as run:
+                id = await run.run(SayingSource)
+                await run.until(lambda: SayingSourceTask.made and SayingSourceTask.made[0].calls)
+                SayingSourceTask.made[0].batches.put_nowait(ValueError("broken"))
+                await run.until(lambda: run.worker.state(id) is State.RUNNING and len(SayingSourceTask.made) == 4)
+                await run.until(lambda: run.listener.of(id)[-1] == "startup")
+                assert run.listener.of(id) == ["startup", *["failure", "restart"] * 3, "startup"]
+        assert [line["in_ms"] for line in said if line["event"] == "task will be restarted"] == [10, 20, 40]
+    finally:
+        SayingSourceTask.prepare = staticmethod(lambda _task: None)
+
+
 async def test_a_task_that_does_not_end_is_abandoned() -> None:
     """After the graceful timeout the worker goes on without it, and hears nothing of it any more."""
 
