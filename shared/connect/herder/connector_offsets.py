@@ -151,16 +151,12 @@ class ConnectorOffsets:
             ) from None
 
     async def _alter_group(self, group: str, wanted: Mapping[TopicPartition, int | None]) -> None:
-        forgotten = [tp for tp, at in wanted.items() if at is None]
-        if forgotten:
-            # Kafka has a request for this; a group that is empty can as well be made anew without them.
-            kept = {tp: at for tp, at in (await self._admin.group_offsets(group)).items() if tp not in forgotten}
-            await self._admin.delete_group(group)
-            if kept:
-                await self._admin.alter_group_offsets(group, kept)
         moved = {tp: at for tp, at in wanted.items() if at is not None}
         if moved:
             await self._admin.alter_group_offsets(group, moved)
+        forgotten = [tp for tp, at in wanted.items() if at is None]
+        if forgotten and (known := [tp for tp in await self._admin.group_offsets(group) if tp in forgotten]):
+            await self._admin.delete_group_offsets(group, known)
 
 
 def _said(rows: Sequence[Row] | None, taken: bool) -> str:

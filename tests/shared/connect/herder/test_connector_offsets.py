@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
 import pytest
 
+from shared.common.errors import KafkaTimeout
 from shared.common.records import TopicPartition
-from shared.connect.herder.connector_offsets import group_of_sink, rows_of, sink_offsets
+from shared.connect.herder.connector_offsets import ALTERED, ConnectorOffsets, group_of_sink, rows_of, sink_offsets
 from shared.connect.herder.errors import BadRequest
+from shared.connect.storage.offset_store import MemoryOffsetStore
 
 
 def sink_row(partition: object = 0, offset: object = 1) -> dict[str, object]:
@@ -60,3 +65,47 @@ def test_a_sink_reads_in_its_own_group() -> None:
     """Named after the connector, unless its config says another."""
     assert group_of_sink("snk", {}) == "connect-snk"
     assert group_of_sink("snk", {"consumer.override.group.id": "g"}) == "g"
+
+
+class Committed:
+    """An admin over one group's offsets, which can be cut off before a request."""
+
+    def __init__(self, offsets: dict[TopicPartition, int]) -> None:
+        self.offsets = offsets
+        self.refused = ""
+
+    def _ask(self, request: str) -> None:
+        if request == self.refused:
+            raise KafkaTimeout(f"{request}: no answer")
+
+    async def group_offsets(self, group: str) -> dict[TopicPartition, int]:
+        return dict(self.offsets)
+
+    async def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        self._ask("alter")
+        self.offsets |= offsets
+
+    async def delete_group_offsets(self, group: str, partitions: Iterable[TopicPartition]) -> None:
+        self._ask("delete")
+        for tp in partitions:
+            del self.offsets[tp]
+
+    async def delete_group(self, group: str) -> None:
+        self.offsets.clear()
+
+
+async def test_what_is_not_named_is_never_touched() -> None:
+    """A sink's offset of null forgets that one alone: whatever request fails on the way, the others stay."""
+    kept, moved, gone, unknown = (TopicPartition("t", number) for number in range(4))
+    for refused in ("alter", "delete", ""):
+        admin = Committed({kept: 1, moved: 2, gone: 3})
+        admin.refused = refused
+        offsets = ConnectorOffsets(cast(Any, admin), MemoryOffsetStore())
+        wanted: dict[TopicPartition, int | None] = {gone: None, moved: 7, unknown: None}
+        if refused:
+            with pytest.raises(KafkaTimeout):
+                await offsets.keep("snk", {}, [], wanted, taken=True)
+            assert admin.offsets == {kept: 1, moved: 2 if refused == "alter" else 7, gone: 3}
+        else:
+            assert await offsets.keep("snk", {}, [], wanted, taken=True) == ALTERED
+            assert admin.offsets == {kept: 1, moved: 7}
