@@ -1,8 +1,9 @@
 """Kafka Connect's REST over a herder: the app, and the routes of connectors.
 
 Statuses and bodies are Kafka Connect's, so that its clients work unchanged: errors are `{"error_code", "message"}`
-everywhere, a trailing slash is as good as none, and a body is read as JSON whatever its content type says. A malformed
-body is answered 400 with what is wrong, where Kafka Connect says 500.
+everywhere, and a trailing slash is as good as none. A body is JSON, also where no content type says so; those that a
+browser lets any page send (text/plain, forms) are 415. A malformed body is answered 400 with what is wrong, where Kafka
+Connect says 500.
 
 What only another worker can do is asked of that one and its answer handed on (`connect_forwarding`).
 """
@@ -10,6 +11,7 @@ What only another worker can do is asked of that one and its answer handed on (`
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
@@ -147,7 +149,7 @@ def _expanded(herder: Herder, expand: list[str]) -> dict[str, Any]:
 
 
 def _created(request: Request, info: dict[str, Any]) -> Response:
-    location = f"{str(request.base_url).rstrip('/')}/connectors/{info['name']}"
+    location = f"{str(request.base_url).rstrip('/')}/connectors/{quote(info['name'], safe='')}"
     return json_response(info, 201, {"Location": location})
 
 
