@@ -24,6 +24,7 @@ from shared.common.setting_names import nearest
 from shared.common.settings import HttpSettings, LogSettings
 from shared.connect.client_settings import unknown_properties
 from shared.connect.herder.settings import DistributedConfig, StandaloneConfig
+from shared.connect.plugins import Plugins
 from shared.connect.properties import parse_properties
 from shared.connect.worker_config import WorkerConfig
 
@@ -52,7 +53,8 @@ def read_command_line(mode: Mode, arguments: Sequence[str]) -> CommandLine:
         raise ConfigError("a distributed worker takes no connectors on the command line: create them over REST")
     log = {name.removeprefix("log."): flags.pop(name) for name in LOG_FLAGS if name in flags}
     props = read_properties(files[0]) | flags
-    config = DistributedConfig(props) if mode == "distributed" else StandaloneConfig(props)
+    find = Plugins.installed().converter_class
+    config = DistributedConfig(props, find) if mode == "distributed" else StandaloneConfig(props, find)
     return CommandLine(
         mode, config, {path: read_properties(path) for path in files[1:]}, LogSettings.model_validate(log)
     )

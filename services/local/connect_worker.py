@@ -16,6 +16,7 @@ from services.connect.daemon import ConnectDaemon
 from services.connect.settings import CommandLine
 from shared.common import daemon
 from shared.connect.herder.settings import DistributedConfig
+from shared.connect.plugins import Plugins
 
 PROGRAM = "penstock connect"
 CLUSTER = "connect"
@@ -55,7 +56,7 @@ def worker_properties(settings: ConnectWorkerSettings) -> dict[str, str]:
 
 def make_worker(settings: ConnectWorkerSettings) -> ConnectDaemon:
     """The worker; ConfigError where its settings are wrong."""
-    config = DistributedConfig(worker_properties(settings))
+    config = DistributedConfig(worker_properties(settings), Plugins.installed().converter_class)
     return ConnectDaemon(CommandLine("distributed", config, {}, settings.log))
 
 

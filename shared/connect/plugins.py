@@ -111,6 +111,10 @@ class Plugins:
         """A plugin of whatever kind, for `GET /connector-plugins/{name}/config`."""
         return next((found for kind in KINDS if (found := self.find(kind, name)) is not None), None)
 
+    def converter_class(self, name: str) -> type | None:
+        """A converter of keys and values, or of headers, by name."""
+        return self.find("converter", name) or self.find("header_converter", name)
+
     def connector_class(self, name: str) -> type[Connector]:
         """A connector by name; ConfigError that lists those there are."""
         found = next((found for kind in CONNECTOR_KINDS if (found := self.find(kind, name)) is not None), None)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from shared.common.errors import ConfigError
 from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, one_of
+from shared.connect.config_types import ClassResolver
 from shared.connect.group.connect_protocol import EAGER, SETTINGS_NAMES
 from shared.connect.herder.session_keys import HASHES
 from shared.connect.storage.kafka_based_log import LogTopic
@@ -65,8 +66,9 @@ def standalone_config() -> ConfigDef:
 class DistributedConfig(WorkerConfig):
     """A distributed worker's settings; ConfigError names each that is wrong."""
 
-    def __init__(self, props: Mapping[str, str]) -> None:
-        super().__init__(props, distributed_config())
+    def __init__(self, props: Mapping[str, str], resolve: ClassResolver | None = None) -> None:
+        """With `resolve`, which finds a class by name, the converters must be there."""
+        super().__init__(props, distributed_config(), resolve)
         if self["heartbeat.interval.ms"] >= self["session.timeout.ms"]:
             raise ConfigError(
                 f"heartbeat.interval.ms={self['heartbeat.interval.ms']} must be below "
@@ -119,8 +121,9 @@ class DistributedConfig(WorkerConfig):
 class StandaloneConfig(WorkerConfig):
     """A standalone worker's settings; ConfigError names each that is wrong."""
 
-    def __init__(self, props: Mapping[str, str]) -> None:
-        super().__init__(props, standalone_config())
+    def __init__(self, props: Mapping[str, str], resolve: ClassResolver | None = None) -> None:
+        """With `resolve`, which finds a class by name, the converters must be there."""
+        super().__init__(props, standalone_config(), resolve)
 
     @property
     def exactly_once(self) -> bool:

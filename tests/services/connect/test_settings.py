@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,14 @@ def test_flags_go_before_the_file(worker: Path) -> None:
     assert isinstance(asked.config, DistributedConfig)
     assert asked.config["group.id"] == "h"
     assert asked.log.level == "debug"
+
+
+@pytest.mark.parametrize("setting", ["key.converter", "value.converter", "header.converter"])
+@pytest.mark.parametrize("name", ["no.such.Converter", "FileStreamSink"])
+def test_a_converter_that_is_not_there_is_refused(worker: Path, setting: str, name: str) -> None:
+    """Before anything starts, and by its setting; a class that is no converter is none."""
+    with pytest.raises(ConfigError, match=rf"{re.escape(name)} for configuration {re.escape(setting)}: .*not be found"):
+        read_command_line("distributed", [str(worker), f"--{setting}={name}"])
 
 
 def test_standalone_takes_connectors(tmp_path: Path) -> None:
