@@ -7,8 +7,9 @@ read its topics. What keeps a worker from starting ends it with a status of its 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
@@ -41,13 +42,15 @@ from shared.connect.worker import Worker
 
 log = get_logger(__name__)
 
+T = TypeVar("T")
+
 FAILED, WRONG_SETTING, PORT_TAKEN, KAFKA_UNREACHABLE, CONNECTOR_FAILED = 1, 2, 3, 4, 5
 EXIT_STATUSES: Mapping[int, str] = {
     FAILED: "an error while it ran",
     WRONG_SETTING: "a setting is missing or wrong",
     PORT_TAKEN: "the address of REST cannot be had",
     KAFKA_UNREACHABLE: "Kafka cannot be reached, or refuses the credentials",
-    CONNECTOR_FAILED: "a connector that was named on the command line cannot be made or started",
+    CONNECTOR_FAILED: "a connector that was named on the command line cannot be made, or fails as it starts",
 }
 START_WAIT_MS = 60_000
 """How long a connector of the command line may take to start before the next one has its turn."""
@@ -92,11 +95,9 @@ class ConnectDaemon:
                 "everyone who reaches this address may make connectors, and so read and write what this worker can",
                 address=self._http.host, settings="rest.auth.token or rest.auth.users",
             )  # fmt: skip
-        await self._step(self.server.start(), {ConfigError: PORT_TAKEN})
+        await self._step(self._listen(), {ConfigError: PORT_TAKEN})
         await self._step(self._reach_kafka(), {ConfigError: WRONG_SETTING, PenstockError: KAFKA_UNREACHABLE})
-        herder = self.herder = self._make_herder()
-        self._starting.app = create_connect_app(herder, self._registry)
-        await self._step(herder.startup(), {ConfigError: WRONG_SETTING, PenstockError: KAFKA_UNREACHABLE})
+        herder = await self._step(self._begin(), {ConfigError: WRONG_SETTING, PenstockError: KAFKA_UNREACHABLE})
         self._loop = asyncio.create_task(herder.main_loop(), name="herder")
         spare_the_collector()
         for path, config in self._asked.connectors.items():
@@ -124,13 +125,25 @@ class ConnectDaemon:
         await self._connection.close()
         await self._admin.close()
 
-    async def _step(self, step: object, statuses: Mapping[type[PenstockError], int]) -> None:
+    async def _step(self, step: Awaitable[T], statuses: Mapping[type[PenstockError], int]) -> T:
         try:
-            await step  # type: ignore[misc]
+            return await step
         except* PenstockError as group:
             first = _first(group)
             self.exit_status = next((s for kind, s in statuses.items() if isinstance(first, kind)), FAILED)
             raise StartFailed(self.exit_status, first) from None
+
+    async def _listen(self) -> None:
+        try:
+            await self.server.start()
+        except ConfigError as e:  # says http.port, which a worker's properties have not
+            raise ConfigError(f"listeners: {str(e).partition(': ')[2]}") from None
+
+    async def _begin(self) -> DistributedHerder | StandaloneHerder:
+        herder = self.herder = self._make_herder()
+        self._starting.app = create_connect_app(herder, self._registry)
+        await herder.startup()
+        return herder
 
     async def _reach_kafka(self) -> None:
         await self._admin.__aenter__()

@@ -133,7 +133,8 @@ class ConfigTransformer:
         for name in names:
             path = props.get(f"config.providers.{name}.class", name)
             if path not in PROVIDERS:
-                raise ConfigError(f"config.providers.{name}.class: there is no config provider {path}")
+                there = ", ".join(known for known in PROVIDERS if "." not in known)
+                raise ConfigError(f"config.providers.{name}.class: there is no config provider {path}, only {there}")
             prefix = f"config.providers.{name}.param."
             providers[name] = PROVIDERS[path]()
             providers[name].configure({key[len(prefix) :]: props[key] for key in props if key.startswith(prefix)})
