@@ -8,6 +8,10 @@ with the same partition, key, start_ms and end_ms the one with the highest revis
 one turns out to touch takes that one in too, in the next such run; what the stream itself cut in two stays in two
 unless a late record comes near.
 
+A late record counts once the tables cover its source record, by the offset that its headers tell: until then the stream
+may have closed its window in what no run has read yet. In each partition of the late topic a run ends before the first
+that is not covered; it and what comes after it are the next run's.
+
 What is covered of the late topic are rows of `state` (row 'late', by store and partition of the late topic). A store's
 corrections are one append, then the covered offsets one MERGE. The append carries the number of the run, as Delta's
 transaction version, and where the run ends; one that crashed in between is adopted by the next, which has the same
@@ -50,12 +54,16 @@ class NotCorrectable(FatalError):
 
 
 class Corrected(NamedTuple):
-    """What a run did with late records: those taken, those left out, windows written anew, windows that went away."""
+    """What a run did with late records: those taken, those left out, windows written anew, windows that went away.
+
+    `late_waiting` are left for the next run, since the tables did not cover their source records when it began.
+    """
 
     late_records: int = 0
     late_refused: int = 0
     corrected_windows: int = 0
     superseded_windows: int = 0
+    late_waiting: int = 0
 
 
 class _Range(NamedTuple):
@@ -77,36 +85,42 @@ class Corrections:
 
     def run(self) -> Corrected:
         """Correct each store that can be; then raise NotCorrectable where one could not."""
-        progress = [
-            decode_progress(row.progress.encode()) for row in tables.progress_rows(self.spark, self.state).values()
-        ]
+        rows = tables.progress_rows(self.spark, self.state)
+        progress = {partition: decode_progress(row.progress.encode()) for partition, row in rows.items()}
         if not progress:
             return Corrected()
-        if any(p.guarantee != "exactly_once" for p in progress):
+        if any(p.guarantee != "exactly_once" for p in progress.values()):
             raise NotCorrectable(
                 "late records of an application with at_least_once may stand in their topic twice, or be of work that "
                 "was done again: --with-late needs exactly_once"
             )
-        stores, refused, done = newest_of(p.stores for p in progress), [], Corrected()
+        stores, refused, done = newest_of(p.stores for p in progress.values()), [], Corrected()
         for store, layout in zip(stores, layouts_of(stores), strict=True):
             if store.late is None:
                 continue
             if reason := uncorrectable(store):
                 refused.append(f"store {store.name!r}: {reason}")
                 continue
-            done = Corrected(*map(sum, zip(done, self._correct(store, layout), strict=True)))
+            sources = {partition: p.sources.get(store.source, 0) for partition, p in progress.items()}
+            done = Corrected(*map(sum, zip(done, self._correct(store, layout, sources), strict=True)))
         if refused:
             raise NotCorrectable(f"late records cannot be made corrections. {'; '.join(refused)}")
         return done
 
-    def _correct(self, store: StoreSchema, layout: StoreLayout) -> Corrected:
+    def _correct(self, store: StoreSchema, layout: StoreLayout, sources: Mapping[int, int]) -> Corrected:
+        """Correct one store; `sources` are the offsets before which the tables cover its source, by partition."""
         read = self._range(store)
         path = f"{self.settings.tables}/closed/{store.name}"
         if (ends := self._pending(path, read.run)) is not None:
             self.say(f"{store.name}: corrections {read.run} were begun and not ended: they count now")
             self._cover(store, read._replace(end={p: ends.get(str(p), read.start[p]) for p in read.end}))
-            return self._correct(store, layout)
-        late = self._late(store, layout, read).persist()
+            return self._correct(store, layout, sources)
+        everything = self._late(store, layout, read).persist()
+        read = read._replace(end=read.end | first_waiting(everything, sources))
+        is_within = F.col("late_offset") < by_partition("late_partition", read.end)
+        late, waiting = everything.filter(is_within), everything.filter(~is_within).count()
+        if waiting:
+            self.say(f"{store.name}: {waiting} late records wait for the run that covers their source records")
         refused = late.filter("reason IS NOT NULL")
         for row in refused.orderBy("late_partition", "late_offset").limit(REFUSED_SAID_MAX).collect():
             self.say(f"left out: {read.topic}-{row.late_partition} at offset {row.late_offset}: {row.reason}")
@@ -115,14 +129,14 @@ class Corrections:
         try:
             counts = rows.agg(F.count("state").alias("new"), F.count(F.lit(1)).alias("all")).first()
             assert counts is not None
-            taken = Corrected(good.count(), refused.count(), counts.new, counts.all - counts.new)
+            taken = Corrected(good.count(), refused.count(), counts.new, counts.all - counts.new, waiting)
             if taken.corrected_windows:
                 self._append(store, rows, path, read)
             if taken.corrected_windows or read.start != read.end:
                 self._cover(store, read)
         finally:
             rows.unpersist()
-            late.unpersist()
+            everything.unpersist()
         self.say(f"{store.name}: {taken.late_records} late records, {taken.corrected_windows} windows corrected")
         return taken
 
@@ -253,6 +267,21 @@ class Corrections:
             f"THEN UPDATE SET {', '.join(f't.{n} = s.{n}' for n in columns)} "
             f"WHEN NOT MATCHED THEN INSERT ({', '.join(columns)}) VALUES ({', '.join(f's.{n}' for n in columns)})"
         )
+
+
+def first_waiting(late: DataFrame, sources: Mapping[int, int]) -> dict[int, int]:
+    """By partition of the late topic the first offset of which the source record is not covered (see `_correct`)."""
+    waits = F.col("source_offset") >= by_partition("partition", sources)
+    first = late.filter(waits).groupBy("late_partition").agg(F.min("late_offset").alias("offset"))
+    return {row.late_partition: row.offset for row in first.collect()}
+
+
+def by_partition(name: str, numbers: Mapping[int, int]) -> SparkColumn:
+    """The number of the partition that a column names, 0 where it has none."""
+    chosen = F.lit(0)
+    for partition, number in numbers.items():
+        chosen = F.when(F.col(name) == partition, F.lit(number)).otherwise(chosen)
+    return chosen
 
 
 def starts(store: StoreSchema) -> SparkColumn:

@@ -126,6 +126,51 @@ def test_late_records_become_corrections(
     assert run_audit(spark, audit, print).ok
 
 
+def test_late_records_that_the_run_does_not_cover_wait(
+    spark: Any,
+    simulate: Callable[..., Any],
+    topics: Any,
+    settings: CompactSettings,
+    aggregations: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the stream closes while a run is under way is not hidden by the late records that came with it."""
+    simulation = simulate(1)
+    (task,) = simulation.tasks
+    without_last(task, aggregations, monkeypatch)
+    task.take(b"a", value(1.0), 1000)
+    task.take(b"z", value(None), 1500)
+    task.take(b"d", value(4.0), 1000)  # late, and covered by the first run
+    task.commit()
+    topics.write(simulation)
+
+    class Overtaken(Compaction):
+        """The stream goes on between what the run read of the changelog and what it reads of the late topic."""
+
+        def after_merge(self, *arguments: Any) -> None:
+            task.take(b"z", value(None), 1600)
+            task.take(b"b", value(1.0), 1600)
+            task.take(b"y", value(None), 5000)
+            task.take(b"b", value(2.0), 1600)  # late for a window that the run has not seen closed
+            task.take(b"z", value(8.0), 1500)
+            task.commit()
+            topics.write(simulation)
+            super().after_merge(*arguments)
+
+    first = Overtaken(spark, settings, print)
+    first.run()
+    assert first.corrected == Corrected(late_records=1, corrected_windows=1, late_waiting=2)
+    second = Compaction(spark, settings, print)
+    second.run()
+    assert second.corrected == Corrected(late_records=2, corrected_windows=2)
+    assert windows(spark, settings) == [
+        ("a", 1000, 1000, 1, 1.0, 1.0, 1, 0),
+        ("b", 1600, 1600, 2, 3.0, 1.0, 1, 1),
+        ("d", 1000, 1000, 1, 4.0, 4.0, 1, 1),
+        ("z", 1500, 1600, 3, 8.0, 8.0, 1, 1),
+    ]
+
+
 def corrected_rows(
     spark: Any,
     settings: CompactSettings,
