@@ -5,7 +5,8 @@ compaction folds a changelog. The progress that the tables hold then is what a r
 its sources from where the backfill ended, and the changelog, which is still empty, from its beginning.
 
 It makes an application's first state or none: where the lake or the changelog has some, it refuses. A backfill that
-crashed left nothing that counts; the next one goes on up to the same ends and appends nothing twice.
+crashed left nothing that counts; the next one that is asked for the same goes on from the same starts up to the same
+ends, and appends nothing twice. A compaction refuses meanwhile.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from services.compactor import tables
+from services.compactor.asked import asked, require_same
 from services.compactor.backfill_inputs import Ends, History, read_history
 from services.compactor.changelog import Newest
 from services.compactor.fold import Fold, Plan, Say, Summary
@@ -70,12 +72,15 @@ class Backfill(Fold):
         self._require_nothing(tables.progress_rows(self.spark, self.state), offsets)
         pending = self.pending(FIRST_RUN, {})
         adopted = None if pending is None else _ends(pending.get("to_sources"))
+        starts = None if pending is None else _ends(pending.get("from_sources"))
         if pending is not None and adopted is None:
             raise ConfigError(f"{settings.tables} holds closed windows of a compaction that was not ended: finish it")
         if pending is not None and adopted is not None:
+            require_same(pending.get("asked"), asked(settings, self.topology), settings.tables)
             self.now_ms = int(pending.get("now_ms", self.now_ms))  # what was too far ahead then still is
             self.say("a backfill was begun and not ended: this one goes on up to where that meant to go")
-        self.history = read_history(self.spark, settings, self.topology.source_topics(), self.now_ms, adopted)
+        topics = self.topology.source_topics()
+        self.history = read_history(self.spark, settings, topics, self.now_ms, adopted, starts)
         self.say(f"order: {self.history.order}")
         return Plan(FIRST_RUN, {}, offsets, dict.fromkeys(offsets.latest, 0), offsets.latest, adopted is not None)
 
@@ -109,9 +114,15 @@ class Backfill(Fold):
         return {partition: progress._replace(covered_offset=0) for partition, progress in newest.items()}
 
     def note(self, after: Mapping[int, int]) -> dict[str, Any]:
-        """As a compaction's, with the source offsets at which this backfill ends, and the moment it takes for now."""
+        """As a compaction's, with the source offsets, the moment it takes for now, and what it was asked for."""
         assert self.history is not None
-        return {**super().note(after), "to_sources": self.history.ends, "now_ms": self.now_ms}
+        return {
+            **super().note(after),
+            "from_sources": self.history.starts,
+            "to_sources": self.history.ends,
+            "now_ms": self.now_ms,
+            "asked": asked(self.settings, self.topology),
+        }
 
     def more(self) -> dict[str, Any]:
         """Where the aggregator goes on, the order that was taken, and what the tasks had for each topic."""

@@ -46,18 +46,29 @@ Ends = dict[str, dict[int, int]]
 
 
 class History(NamedTuple):
-    """Records (COLUMNS) in order, and by source topic and partition the offset at which the aggregator goes on."""
+    """Records (COLUMNS) in order, and by source topic and partition the offset at which the aggregator goes on.
+
+    `starts` are the offsets of the first records; files have none.
+    """
 
     records: DataFrame
     ends: Ends
     source_ids: dict[str, str]
     order: str
+    starts: Ends
 
 
 def read_history(
-    spark: SparkSession, settings: BackfillSettings, topics: Sequence[str], now_ms: int, adopted: Ends | None = None
+    spark: SparkSession,
+    settings: BackfillSettings,
+    topics: Sequence[str],
+    now_ms: int,
+    adopted: Ends | None = None,
+    adopted_starts: Ends | None = None,
 ) -> History:
-    """What is to be replayed; `adopted` are the ends of a run that crashed. Raises ConfigError, or an error of Kafka's.
+    """What is to be replayed; `adopted` are the ends of a run that crashed, and where it began.
+
+    Raises ConfigError, or an error of Kafka's.
 
     Of several topics, what lies too far ahead of `now_ms` is refused by the task and so moves no topic's time on. For
     UnknownTopicOrPartition, BrokerNotAvailable and the others see `topic_offsets`.
@@ -68,8 +79,10 @@ def read_history(
     ends = adopted or {topic: place(spark, settings, offsets, stop) for topic, offsets in held.items()}
     if settings.files is not None:
         records, order = file_records(spark, settings, topics, held)
-        return History(records, ends, ids, order)
-    starts = {topic: place(spark, settings, offsets, settings.start) for topic, offsets in held.items()}
+        return History(records, ends, ids, order, {})
+    starts = adopted_starts or {t: place(spark, settings, offsets, settings.start) for t, offsets in held.items()}
+    for topic, offsets in held.items():
+        require_held(offsets, starts[topic])
     frames = [
         read_range(spark, settings.kafka, topic, starts[topic], ends[topic], headers=True)
         .withColumn("topic", F.lit(topic))
@@ -77,7 +90,7 @@ def read_history(
         for topic in topics
     ]
     if len(frames) == 1:  # one task of Spark's a partition, in the order of offsets
-        return History(frames[0], ends, ids, "offset")
+        return History(frames[0], ends, ids, "offset", starts)
     together = frames[0]
     for frame in frames[1:]:
         together = together.unionByName(frame)
@@ -88,7 +101,7 @@ def read_history(
     reached = F.max(taken).over(so_far.rowsBetween(SparkWindow.unboundedPreceding, 0))
     partitions = len(held[topics[0]].latest)
     ordered = _in_order(together.withColumn("_reached", reached), partitions, "_reached", "topic", "offset")
-    return History(ordered, ends, ids, "highest timestamp so far of each topic, then offset")
+    return History(ordered, ends, ids, "highest timestamp so far of each topic, then offset", starts)
 
 
 def place(spark: SparkSession, settings: BackfillSettings, offsets: TopicOffsets, text: str) -> dict[int, int]:
@@ -107,11 +120,16 @@ def place(spark: SparkSession, settings: BackfillSettings, offsets: TopicOffsets
     if wrong := sorted(given.keys() ^ offsets.latest.keys()):
         said = "an offset for each partition is needed, and no other"
         raise ConfigError(f"{offsets.topic}: {text}: {said} (partitions {wrong})")
+    require_held(offsets, given)
+    return given
+
+
+def require_held(offsets: TopicOffsets, given: Mapping[int, int]) -> None:
+    """Raise ConfigError for offsets that the topic does not have, or does not have any more."""
     for partition, offset in sorted(given.items()):
         if not offsets.earliest[partition] <= offset <= offsets.latest[partition]:
             held = f"the topic holds {offsets.earliest[partition]} to {offsets.latest[partition]}"
             raise ConfigError(f"{offsets.topic}-{partition}: offset {offset}; {held}")
-    return given
 
 
 def time_ms(text: str) -> int:

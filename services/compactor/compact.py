@@ -16,6 +16,7 @@ from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from services.compactor import advances, tables
+from services.compactor.asked import require_no_backfill
 from services.compactor.changelog import Newest, Window, read_window
 from services.compactor.corrections import Corrected, Corrections
 from services.compactor.fold import Fold, Plan, Say, Summary, known
@@ -39,7 +40,10 @@ class Compaction(Fold):
         self.uncorrected: Exception | None = None
 
     def plan(self) -> Plan:
-        """Where to read; raises ChangelogHole where the changelog does not go on where the tables end."""
+        """Where to read; raises ChangelogHole where the changelog does not go on where the tables end.
+
+        Raises UnfinishedBackfill where the tables hold what a backfill left that crashed.
+        """
         settings = self.settings
         covered = tables.progress_rows(self.spark, self.state)
         topic = settings.changelog_topic
@@ -48,6 +52,7 @@ class Compaction(Fold):
         start = {p: covered[p].changelog_offset if p in covered else 0 for p in offsets.earliest}
         require_no_hole(offsets, covered, start)
         pending = self.pending(run, covered)
+        require_no_backfill(pending, offsets.latest, settings.tables)
         end = bounded(start, offsets.latest, settings.run_records_max)
         if pending is not None:
             self.say(f"run {run} was begun and not ended: it goes on up to where it meant to go")

@@ -16,6 +16,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from services.aggregator.sessions import results
+from services.compactor.asked import UnfinishedBackfill
 from services.compactor.backfill import Backfill
 from services.compactor.backfill_inputs import read_history
 from services.compactor.compact import Compaction
@@ -349,6 +350,10 @@ async def test_a_backfill_after_a_crash_appends_nothing_twice(
         await chain.send(200)
         with pytest.raises(KeyboardInterrupt):
             await asyncio.to_thread(job(topic_name, topic_name, Crashing, outputs="none").run)
+        with pytest.raises(UnfinishedBackfill, match="run `penstock backfill` again"):
+            await asyncio.to_thread(compact, job(topic_name, topic_name))
+        with pytest.raises(UnfinishedBackfill, match="start was earliest and is 0:40,1:40"):
+            await asyncio.to_thread(job(topic_name, topic_name, start="0:40,1:40").run)
         await chain.send(50)
         history = job(topic_name, topic_name, outputs="none")
         done = await asyncio.to_thread(history.run)

@@ -1,0 +1,66 @@
+"""What a backfill was asked for, in words, so that one that crashed is gone on with by the same alone.
+
+The first append carries them. What does not change which windows there are is free to be another: where Kafka, the lake
+and Spark are, how often a task commits, what is written to topics, and the upkeep. Options are there as a digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from services.compactor.settings import BackfillSettings
+from shared.common.errors import FatalError
+from shared.streams.settings import TaskSettings
+from shared.streams.topology import Topology
+
+DIGEST_CHARACTERS = 16
+TEXTS = (
+    *("topology", "start", "end", "files", "format", "topic", "key_column", "timestamp_column", "time_unit"),
+    *("value_column", "order_column", "hand_over", *TaskSettings.model_fields),
+)
+DIGESTS = ("topology_options", "reader_options")
+
+
+class UnfinishedBackfill(FatalError):
+    """A backfill was begun and not ended, and what is asked for now would mix with what it left."""
+
+
+def asked(settings: BackfillSettings, topology: Topology) -> dict[str, str]:
+    """The settings that make a backfill what it is, as text, and a digest of the topology's stores."""
+    words = {name: str(getattr(settings, name)) for name in TEXTS}
+    words |= {name: _digest(sorted(getattr(settings, name).items())) for name in DIGESTS}
+    return words | {"stores": _digest(topology.schemas())}
+
+
+def require_same(before: Mapping[str, str] | None, now: Mapping[str, str], tables: str) -> None:
+    """Raise UnfinishedBackfill unless a backfill that crashed was asked for the same; None for what nobody knows."""
+    way_out = f"run it again as it was, or delete {tables}, in which nothing counts yet, and begin anew"
+    if before is None:
+        raise UnfinishedBackfill(f"an earlier version began a backfill and did not end it: delete {tables}, begin anew")
+    if wrong := [name for name in sorted(before.keys() | now) if before.get(name) != now.get(name)]:
+        said = ", ".join(f"{name} was {before.get(name)} and is {now.get(name)}" for name in wrong)
+        raise UnfinishedBackfill(f"a backfill was begun and not ended with other settings: {said}; {way_out}")
+
+
+def require_no_backfill(pending: Mapping[str, Any] | None, latest: Mapping[int, int], tables: str) -> None:
+    """Raise UnfinishedBackfill where the append that a compaction found is a backfill's.
+
+    `latest` are the changelog's ends: where the aggregator has written to it, the backfill cannot be ended any more.
+    """
+    if pending is None or "to_sources" not in pending:
+        return
+    way_out = "run `penstock backfill` again as it was"
+    if any(latest.values()):
+        way_out = (
+            f"the aggregator has begun without it: delete {tables}, in which nothing counts yet, and go on without "
+            "that history, or reset the application (`penstock streams reset`) and run the backfill again"
+        )
+    raise UnfinishedBackfill(f"a backfill was begun and not ended: {way_out}")
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(msgspec.json.encode(value)).hexdigest()[:DIGEST_CHARACTERS]
