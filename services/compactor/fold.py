@@ -302,8 +302,8 @@ class Fold(ABC):
     def _require_ours(self, path: str, plan: Plan) -> dict[str, str]:
         """The metrics of this run's commit. CompactionConflict where another job made it."""
         for row in tables.history(self.spark, path):
-            said = json.loads(row.userMetadata) if row.userMetadata else None
-            if isinstance(said, dict) and said.get("penstock_run") == plan.run:
+            if _run(row) == plan.run:
+                said = json.loads(row.userMetadata)
                 if said["job"] != self.job and not (plan.adopted and path != self.state):
                     raise CompactionConflict(f"another job has done run {plan.run} of {path}; this one stops")
                 return dict(row.operationMetrics or {})
@@ -311,12 +311,12 @@ class Fold(ABC):
 
     def _look_after(self, summary: Summary) -> Summary:
         """OPTIMIZE and VACUUM, each where its policy says so."""
-        settings, ran = self.settings, summary.to_offsets != summary.from_offsets
-        due = settings.vacuum_every == 1 or (ran and summary.run % settings.vacuum_every == 0)
-        optimized, vacuumed = 0, settings.retention_hours is not None and due
+        settings = self.settings
+        optimized, vacuumed = 0, settings.retention_hours is not None and self._is_vacuum_due()
         expired = self._expire()
         closed = (self.closed(s) for s in self._known_stores({}))
-        for path in (self.state, advances.path_of(settings.tables), *closed):
+        # The state's history says when a VACUUM was the last time: it comes last, when all others are done.
+        for path in (*closed, advances.path_of(settings.tables), self.state):
             if not tables.exists(self.spark, path):
                 continue
             if settings.optimize_files_max:
@@ -326,6 +326,12 @@ class Fold(ABC):
         if optimized:
             self.say(f"optimized {optimized} partitions")
         return summary._replace(optimized_partitions=optimized, vacuumed=vacuumed, expired_days=expired)
+
+    def _is_vacuum_due(self) -> bool:
+        every = self.settings.vacuum_every
+        if every == 1 or not tables.exists(self.spark, self.state):
+            return every == 1
+        return upkeep.is_vacuum_due(((v.operation, _run(v)) for v in tables.history(self.spark, self.state)), every)
 
     def _expire(self) -> int:
         """Delete closed windows by the retention; how many days of how many stores those were."""
@@ -373,6 +379,12 @@ def moved(newest: Mapping[int, Newest], plan: Plan, entries: Mapping[int, int]) 
 
 def _lasting(progress: Progress) -> Progress:
     return msgspec.structs.replace(progress, grids_ms={}, wall_ms=0)
+
+
+def _run(version: Row) -> int | None:
+    """The number of the run that made a version of a table, None where another commit did."""
+    said = json.loads(version.userMetadata) if version.userMetadata else None
+    return said.get("penstock_run") if isinstance(said, dict) else None
 
 
 def _version(spark: SparkSession, path: str) -> int | None:

@@ -8,6 +8,7 @@ version younger than the retention needs. Neither is part of a run: what is not 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import unquote
@@ -16,6 +17,8 @@ from pyspark.sql import SparkSession
 
 from services.compactor import tables
 from services.compactor.spark import jvm
+
+VACUUM_ENDED = "VACUUM END"  # as Delta's history calls it
 
 
 def tables_below(spark: SparkSession, root: str) -> list[str]:
@@ -58,7 +61,26 @@ def expire(spark: SparkSession, path: str, newest_ms: int, days: int) -> list[st
     return old
 
 
+def is_vacuum_due(versions: Iterable[tuple[str, int | None]], every: int) -> bool:
+    """Whether `every` runs have passed since the last VACUUM that ended, by a table's operations, newest first.
+
+    With each operation goes the number of the run that it was, None for what is none. Where more versions than are
+    looked at lie between, the run's number alone decides. After a VACUUM that was missed at run 4:
+
+    >>> is_vacuum_due([("MERGE", 5), ("MERGE", 4), ("MERGE", 3), ("OPTIMIZE", None), ("VACUUM END", None)], 2)
+    True
+    """
+    since: list[int] = []
+    for operation, run in versions:
+        if operation == VACUUM_ENDED:
+            return len(since) >= every
+        if run is not None:
+            since.append(run)
+    return len(since) >= every or (bool(since) and since[0] % every == 0)
+
+
 def vacuum(spark: SparkSession, path: str, retention_hours: int) -> None:
     """Remove the files that no version younger than the retention needs."""
     spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    spark.conf.set("spark.databricks.delta.vacuum.logging.enabled", "true")  # not Delta's default for every store
     spark.sql(f"VACUUM {tables.delta(path)} RETAIN {retention_hours} HOURS")

@@ -208,10 +208,12 @@ def test_many_runs_leave_few_files(simulate: Any, topics: Any, job: Any, spark: 
     simulation = simulate(1)
     folder = tmp_path / simulation.name
     most, optimized = 0, 0
-    for seed in range(1, 5):
+    for seed in range(1, 6):
         simulation.feed(40, seed)
         topics.write(simulation)
         done = job(simulation, optimize_files_max=2, retention_hours=0, vacuum_every=4).run()
+        if done.vacuumed:
+            assert data_files(folder / "closed/banks") <= 2
         optimized += done.optimized_partitions
         for table in ("state", "closed/banks"):
             files = upkeep.files_by_partition(spark, str(folder / table))
@@ -221,7 +223,6 @@ def test_many_runs_leave_few_files(simulate: Any, topics: Any, job: Any, spark: 
         assert done.vacuumed is (done.run == 4)
     assert optimized >= 1
     assert most > 3, "there must have been old files for VACUUM to remove"
-    assert data_files(folder / "closed/banks") <= 2
     assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)
     assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation)
 
