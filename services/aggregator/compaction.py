@@ -198,7 +198,7 @@ class CompactionSupervisor:
                 await self._run_job()
                 if self._failures_in_a_row:
                     await self._back_off()
-                    self._asked.set()
+                    self._ask_again()
         finally:
             await self._stop_job()
 
@@ -257,7 +257,7 @@ class CompactionSupervisor:
             self._at.set(self._clock.now_ms() / 1000)
             log.info("compaction done", **result)
             if result.get("records_left"):
-                self._asked.set()
+                self._ask_again()
         elif status == LOST_TO_ANOTHER:
             self._failures_in_a_row = 0
             state |= {"status": "done", "rows": 0, "detail": "another job was first"}
@@ -270,6 +270,15 @@ class CompactionSupervisor:
             self._runs.labels(outcome="failed").inc()
             log.error("compaction failed", status=status, output="\n".join(lines))
         self._failing.set(self._failures_in_a_row)
+
+    def _ask_again(self) -> None:
+        """Ask for what a job left undone; the instance that owns partition 0 by now does, where that is another."""
+        if self._backlog is None or self._backlog.is_ours():
+            self._asked.set()
+            return
+        self._failures_in_a_row = 0
+        self._failing.set(0)
+        log.info("compaction: what is left is for the instance that owns partition 0 now")
 
     async def _back_off(self) -> None:
         compaction = self._settings.compaction

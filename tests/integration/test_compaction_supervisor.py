@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from services.aggregator.backlog import BacklogWatch
 from services.aggregator.compaction import CompactionSupervisor
 from services.aggregator.settings import AggregatorSettings
 
@@ -38,12 +39,13 @@ def settings(**compaction: int) -> AggregatorSettings:
 class Jobs:
     """A supervisor whose n-th job is the n-th script, the last one for all that follow."""
 
-    def __init__(self, *scripts: str, **compaction: int) -> None:
+    def __init__(self, *scripts: str, backlog: BacklogWatch | None = None, **compaction: int) -> None:
         self._scripts = list(scripts)
         self.started = 0
         self.records_max: list[int] = []
         self.registry = CollectorRegistry()
-        self.supervisor = CompactionSupervisor(settings(**compaction), self.registry, job=self._command)
+        given = settings(**compaction)
+        self.supervisor = CompactionSupervisor(given, self.registry, job=self._command, backlog=backlog)
 
     def _command(self, given: AggregatorSettings) -> list[str]:
         script = self._scripts[min(self.started, len(self._scripts) - 1)]
@@ -150,6 +152,21 @@ async def test_a_failed_job_is_tried_again() -> None:
         assert supervisor.health().facts["state"] == "waiting"
         await asyncio.sleep(0.2)
         assert jobs.started == 3
+
+
+@pytest.mark.parametrize("script", [FAILED, "print('{\"records_left\": 20}')"], ids=["failed", "left"])
+async def test_who_lost_partition_0_leaves_the_rest_to_its_owner(script: str) -> None:
+    """An instance goes on after a job that failed or left records only while the application's compactions are its."""
+    owned = iter((True, False))
+    backlog = BacklogWatch(settings(), CollectorRegistry(), lambda: next(owned, False))
+    jobs = Jobs(script, backlog=backlog, retry_backoff_ms=10)
+    async with supervised(jobs) as supervisor:
+        supervisor.ask(0)
+        await until(lambda: jobs.started == 2 and len(jobs.statuses()) == 2 and jobs.statuses()[0][0] != "running")
+        await asyncio.sleep(0.3)
+        assert jobs.started == 2
+        assert supervisor.health().facts["state"] == "elsewhere"
+        assert jobs.registry.get_sample_value("penstock_compaction_failures_in_a_row") == 0
 
 
 async def test_a_job_that_cannot_be_started() -> None:
