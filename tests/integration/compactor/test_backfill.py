@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
-from services.aggregator.sessions import results
+from services.aggregator.found_windows import results
 from services.compactor.asked import UnfinishedBackfill
 from services.compactor.backfill import Backfill
 from services.compactor.backfill_inputs import read_history
