@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
@@ -27,6 +28,7 @@ from services.compactor.backfill_inputs import Ends, History, read_history
 from services.compactor.changelog import Newest
 from services.compactor.fold import Fold, Plan, Say, Summary
 from services.compactor.kafka import READ_SCHEMA, TopicOffsets, topic_offsets
+from services.compactor.origins import Origin
 from services.compactor.replay import OUT_SQL, ReplayJob, nothing, replay
 from services.compactor.settings import BackfillSettings
 from shared.clients.producer import Producer, ProducerSettings
@@ -56,6 +58,8 @@ class Backfill(Fold):
         self.history: History | None = None
         self.written: dict[str, int] = {}
         """Records that the tasks had for each topic but the changelog, whether they were written there or not."""
+        self.late_ends: Ends = {}
+        """The late topics' ends once the tasks' late records were written there."""
 
     def plan(self) -> Plan:
         """Make the topics that are missing; ConfigError where the application has state already."""
@@ -104,6 +108,9 @@ class Backfill(Fold):
                 )
             )
             self.say(f"{written} records written to {', '.join(wanted)}")
+        late = {source.late for source in self.topology.sources() if source.late in wanted}
+        held = (topic_offsets(self.spark, self.settings.kafka, t, self.settings.kafka_timeout_ms) for t in sorted(late))
+        self.late_ends = {offsets.topic: offsets.latest for offsets in held}
         if not idle:
             return entries
         more = self.spark.createDataFrame([row[:5] for row in idle], READ_SCHEMA)
@@ -123,6 +130,12 @@ class Backfill(Fold):
             "now_ms": self.now_ms,
             "asked": asked(self.settings, self.topology),
         }
+
+    def origin(self) -> str:
+        """Where history began, for who audits it or corrects it."""
+        assert self.history is not None
+        origin = Origin(self.settings.files is not None, self.history.starts, self.late_ends)
+        return msgspec.json.encode(origin).decode()
 
     def more(self) -> dict[str, Any]:
         """Where the aggregator goes on, the order that was taken, and what the tasks had for each topic."""

@@ -36,6 +36,7 @@ from services.compactor.generations import layouts_of, newest_of
 from services.compactor.kafka import read_range, topic_offsets
 from services.compactor.late_states import late_states, uncorrectable
 from services.compactor.nearby import clustered, nearby, with_nearby_sessions
+from services.compactor.origins import origin_of
 from services.compactor.settings import CompactSettings
 from shared.common.errors import FatalError
 from shared.streams import late_records as names
@@ -116,15 +117,21 @@ class Corrections:
             self._cover(store, read._replace(end={p: ends.get(str(p), read.start[p]) for p in read.end}))
             return self._correct(store, layout, sources)
         everything = self._late(store, layout, read).persist()
-        read = read._replace(end=read.end | first_waiting(everything, sources))
-        is_within = F.col("late_offset") < by_partition("late_partition", read.end)
+        origin = origin_of(self.spark.table(tables.delta(self.state)))
+        own = {} if origin is None else origin.late.get(read.topic, {})
+        # What a backfill wrote there it has covered; the offsets of a file's rows are none of the topic.
+        is_own = F.col("late_offset") < tables.by_partition(own, "late_partition")
+        streamed = everything.filter(~is_own)
+        read = read._replace(end=read.end | first_waiting(streamed, sources))
+        is_within = F.col("late_offset") < tables.by_partition(read.end, "late_partition")
         late, waiting = everything.filter(is_within), everything.filter(~is_within).count()
         if waiting:
             self.say(f"{store.name}: {waiting} late records wait for the run that covers their source records")
         refused = late.filter("reason IS NOT NULL")
         for row in refused.orderBy("late_partition", "late_offset").limit(REFUSED_SAID_MAX).collect():
             self.say(f"left out: {read.topic}-{row.late_partition} at offset {row.late_offset}: {row.reason}")
-        good = late.filter("reason IS NULL").dropDuplicates(["partition", "source_offset"])
+        good = late.filter("reason IS NULL").withColumn("is_own", is_own)
+        good = good.dropDuplicates(["partition", "source_offset", "is_own"])
         rows = self._rows(store, layout, good, path).persist()
         try:
             counts = rows.agg(F.count("state").alias("new"), F.count(F.lit(1)).alias("all")).first()
@@ -271,17 +278,9 @@ class Corrections:
 
 def first_waiting(late: DataFrame, sources: Mapping[int, int]) -> dict[int, int]:
     """By partition of the late topic the first offset of which the source record is not covered (see `_correct`)."""
-    waits = F.col("source_offset") >= by_partition("partition", sources)
+    waits = F.col("source_offset") >= tables.by_partition(sources)
     first = late.filter(waits).groupBy("late_partition").agg(F.min("late_offset").alias("offset"))
     return {row.late_partition: row.offset for row in first.collect()}
-
-
-def by_partition(name: str, numbers: Mapping[int, int]) -> SparkColumn:
-    """The number of the partition that a column names, 0 where it has none."""
-    chosen = F.lit(0)
-    for partition, number in numbers.items():
-        chosen = F.when(F.col(name) == partition, F.lit(number)).otherwise(chosen)
-    return chosen
 
 
 def starts(store: StoreSchema) -> SparkColumn:

@@ -146,6 +146,10 @@ class Fold(ABC):
         """What the job says of itself beside its summary."""
         return {}
 
+    def origin(self) -> str | None:
+        """What the tables are to remember of where history began, as JSON (see `origins`)."""
+        return None
+
     def covered(self, newest: Mapping[int, Newest]) -> dict[int, Newest]:
         """The newest progress records, with the offsets that the tables cover then."""
         return dict(newest)
@@ -274,24 +278,15 @@ class Fold(ABC):
         inserted, updated, deleted = (
             int(metrics.get(f"numTargetRows{what}", 0)) for what in ("Inserted", "Updated", "Deleted")
         )
-        return Merged(inserted + updated - len(window.newest), deleted)  # a progress row a partition is among them
+        others = len(window.newest) * (1 if self.origin() is None else 2)  # rows of a partition that are no window
+        return Merged(inserted + updated - others, deleted)
 
     def _progress(self, newest: Mapping[int, Newest], plan: Plan) -> DataFrame:
         rows = [
-            (
-                "progress",
-                p,
-                "",
-                b"",
-                0,
-                n.covered_offset,
-                n.epoch,
-                n.commit,
-                n.body.decode(),
-                plan.offsets.topic_id,
-                plan.run,
-            )
+            (row, p, "", b"", 0, n.covered_offset, n.epoch, n.commit, text, plan.offsets.topic_id, plan.run)
             for p, n in newest.items()
+            for row, text in (("progress", n.body.decode()), ("origin", self.origin()))
+            if text is not None
         ]
         schema = (
             "row string, partition int, store string, key binary, start_ms bigint, changelog_offset bigint, "

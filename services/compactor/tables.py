@@ -7,8 +7,10 @@ live and how far it goes change in one commit. Progress rows have the store "", 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
+from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
@@ -42,6 +44,14 @@ def quoted(name: str) -> str:
 def delta(path: str) -> str:
     """A table by its path, in Spark SQL."""
     return f"delta.{quoted(path)}"
+
+
+def by_partition(numbers: Mapping[int, int], column: str = "partition") -> SparkColumn:
+    """The number of the partition that a column names, 0 where it has none."""
+    chosen = F.lit(0)
+    for partition, number in numbers.items():
+        chosen = F.when(F.col(column) == partition, F.lit(number)).otherwise(chosen)
+    return chosen
 
 
 def exists(spark: SparkSession, path: str) -> bool:
@@ -124,12 +134,22 @@ def in_table_order(spark: SparkSession, path: str, rows: DataFrame, layouts: tup
     return rows
 
 
+def snapshot(spark: SparkSession, path: str) -> DataFrame | None:
+    """A table as it is now, however often it is read and whatever is written meanwhile; None where there is none."""
+    if not exists(spark, path):
+        return None
+    return spark.read.format("delta").option("versionAsOf", history(spark, path)[0].version).load(path)
+
+
 def progress_rows(spark: SparkSession, path: str) -> dict[int, Row]:
     """The progress row of each partition, none where there is no table yet."""
-    if not exists(spark, path):
-        return {}
+    return progress_of(spark.table(delta(path))) if exists(spark, path) else {}
+
+
+def progress_of(state: DataFrame) -> dict[int, Row]:
+    """The progress row of each partition."""
     columns = ("partition", "changelog_offset", "epoch", "commit", "progress", "topic_id", "run")
-    rows = spark.table(delta(path)).filter("row = 'progress'").select(*columns).collect()
+    rows = state.filter("row = 'progress'").select(*columns).collect()
     return {row.partition: row for row in sorted(rows, key=lambda r: int(r.partition))}
 
 

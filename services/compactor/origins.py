@@ -1,0 +1,61 @@
+"""Where an application's history began, if not with its sources' first records: what a backfill leaves in `state`.
+
+Rows with `row = 'origin'`, one a partition, all of which say the same, as JSON in `progress`. An application that no
+backfill began has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from pyspark.sql import DataFrame
+
+from shared.common.errors import FatalError
+
+Offsets = dict[str, dict[int, int]]
+"""By topic and partition."""
+
+
+class NotAuditable(FatalError):
+    """Spark cannot know what came to the window; the message says why. Nothing was compared."""
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What a backfill took: the first offsets of its sources, none where it took files.
+
+    Below the offsets `late` a late topic has what the backfill wrote there itself: the tables cover that.
+    """
+
+    from_files: bool
+    starts: Offsets = {}
+    late: Offsets = {}
+
+
+def origin_of(state: DataFrame | None) -> Origin | None:
+    """What the table says; None where no backfill began the application, or there is no table yet."""
+    row = None if state is None else state.filter("row = 'origin'").select("progress").first()
+    return None if row is None else msgspec.json.decode(row.progress, type=Origin)
+
+
+def first_offsets(
+    origin: Origin | None, source: str, earliest: Mapping[int, int], committed: Mapping[int, int]
+) -> dict[int, int]:
+    """By partition the first record of a source that the application took, which must still be there.
+
+    Raises NotAuditable where it was a file's, or is gone.
+    """
+    if origin is not None and origin.from_files:
+        raise NotAuditable(
+            f"the application began with a backfill from files: what its first windows hold is not in {source}. "
+            "Nothing was compared"
+        )
+    starts = {p: 0 if origin is None else origin.starts.get(source, {}).get(p, 0) for p in earliest}
+    if gone := [p for p, first in sorted(earliest.items()) if first > starts[p] and committed.get(p, 0) > starts[p]]:
+        which = ", ".join(f"{source}-{p} (offsets {starts[p]} to {earliest[p] - 1})" for p in gone)
+        raise NotAuditable(
+            f"the beginning of {which} is gone, by retention or because records were deleted: which windows began with "
+            "it is not known. Nothing was compared. If the application took no record of that, --start says where it "
+            "began (earliest, or partition:offset)"
+        )
+    return starts
