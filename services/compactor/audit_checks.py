@@ -47,9 +47,10 @@ class Inputs(NamedTuple):
     `records`: the source's processed records (partition, offset, timestamp_ms, key, value). `late`, `dead`: coordinates
     (partition, offset), null where they cannot be read. `closed`, `live`: the stream's sessions (partition, key,
     start_ms, end_ms, state). `published`, `results`: what was and what should have been published (key as text,
-    start_ms, end_ms, result columns), None where results cannot be compared. `once`: whether a repeated coordinate is a
-    difference (under at_least_once it is not). `sample` is the share of keys that are compared. `advances` say that the
-    operator's time was `time_ms` (or more) for all records from `position` on (partition, position, time_ms).
+    start_ms, end_ms, result columns; the latter with `sure`, see `published`), None where results cannot be compared.
+    `once`: whether a repeated coordinate is a difference (under at_least_once it is not). `sample` is the share of keys
+    that are compared. `advances` say that the operator's time was `time_ms` (or more) for all records from `position`
+    on (partition, position, time_ms).
     """
 
     records: DataFrame
@@ -346,11 +347,15 @@ def lateness(labelled: DataFrame, replayed: DataFrame) -> DataFrame:
 
 
 def published(given: DataFrame, wanted: DataFrame, once: bool) -> DataFrame:
-    """Results that were not published, or were and should not have been, or with other values."""
-    types = [type_ for name, type_ in wanted.dtypes if name not in ("key", "start_ms", "end_ms")]
-    labels = [name for name in wanted.columns if name not in ("key", "start_ms", "end_ms")]
+    """Results that were not published, or were and should not have been, or with other values.
+
+    What is `wanted` and not `sure` may be published or not.
+    """
+    bounds = ("key", "start_ms", "end_ms", "sure")
+    types = [type_ for name, type_ in wanted.dtypes if name not in bounds]
+    labels = [name for name in wanted.columns if name not in bounds]
     names = [f"r{i}" for i in range(len(labels))]
-    wanted, given = wanted.toDF("key", "start_ms", "end_ms", *names), given.toDF("key", "start_ms", "end_ms", *names)
+    wanted, given = wanted.toDF(*bounds, *names), given.toDF("key", "start_ms", "end_ms", *names)
     given = given if once else given.dropDuplicates()
     key = ["key", "start_ms", "end_ms"]
     nth = F.row_number().over(SparkWindow.partitionBy(*key).orderBy(*(names or ["key"])))
@@ -364,7 +369,7 @@ def published(given: DataFrame, wanted: DataFrame, once: bool) -> DataFrame:
         for name, label, type_ in zip(names, labels, types, strict=True)
     ]
     said = (
-        F.when(F.col("given").isNull(), "was closed but not published")
+        F.when(F.col("given").isNull(), F.when(F.col("sure"), "was closed but not published"))
         .when(F.col("wanted").isNull(), "was published but not closed, or twice")
         .when(F.col("wrong") != "", F.col("wrong"))
     )

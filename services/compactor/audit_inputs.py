@@ -1,4 +1,10 @@
-"""What the audit reads: topics as columns, and the stream's sessions from lake and changelog together."""
+"""What the audit reads: topics as columns, and the stream's sessions from lake and changelog together.
+
+The application may go on meanwhile. What is compared is what the newest commit covers that was found in the changelog:
+source records, late records and dead letters by their source offsets. Of the results topic each must be a window that
+was closed, by that commit or by one that has come since: the changelog is looked at again for those. Each topic is read
+once no open transaction hides what was committed.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +17,24 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 
 from services.compactor import advances, tables
 from services.compactor.audit_checks import Inputs, parsed, sampled
+from services.compactor.backfill_inputs import place
 from services.compactor.bodies import StoreLayout, final_rows, live_rows
-from services.compactor.changelog import Window, latest_per_window, read_window
+from services.compactor.changelog import Covered, Window, latest_per_window, read_window
 from services.compactor.compact import require_no_hole
 from services.compactor.fold import known
 from services.compactor.generations import layouts_of, newest_of
-from services.compactor.kafka import TopicOffsets, offsets_at, read_range, topic_offsets
+from services.compactor.kafka import TopicOffsets, offsets_at, read_range, settled_offsets, topic_offsets
 from services.compactor.measures import TEXTS, holds_other_than_text, text_types, unchecked
+from services.compactor.origins import NotAuditable, Origin, first_offsets, origin_of
 from services.compactor.settings import AuditSettings
 from shared.clients.consumer.dead_letters import NODE
-from shared.common.errors import ConfigError, FatalError
+from shared.common.errors import ConfigError
 from shared.streams.changelog_format import FINAL, Progress, StoreSchema, decode_progress, parse_places
 
 SESSION = ("partition", "key", "start_ms", "end_ms", "state")
 OPERATORS_OWN = "latest"  # kept beside a window's aggregations, and no result
 KAFKA_SOURCE_MS_MAX = (2**63 - 1) // 1_000  # it makes microseconds of a record's timestamp, whatever is selected
 _JSON_TYPES = {"int64": "BIGINT", "float64": "DOUBLE"}
-
-
-class NotAuditable(FatalError):
-    """Spark cannot know what came to the window: the message names the nodes before it. Nothing was compared."""
 
 
 class Read(NamedTuple):
@@ -48,14 +52,18 @@ class Read(NamedTuple):
 class Stream(NamedTuple):
     """What lake and changelog say together: progress by partition, and the audited store's windows.
 
-    `advances` are those of its time (see `advances`), None where it moved with records alone.
+    `closed` has the changelog's offsets as well: below zero are windows that a backfill closed. What was closed
+    `later` is read from the changelog anew, None where that has not gone on. `advances` are those of
+    the store's time (see `advances`), None where it moved with records alone.
     """
 
     progress: dict[int, Progress]
     store: StoreSchema
     closed: DataFrame
     live: DataFrame
+    later: Callable[[], DataFrame | None]
     advances: DataFrame | None = None
+    origin: Origin | None = None
 
 
 def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str], Any]) -> Read:
@@ -68,14 +76,6 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
     not_compared: list[str] = []
     shape = f"gap {store.gap_ms} ms" if store.kind == "session" else f"{store.kind}, {store.size_ms} ms"
     say(f"store {store.name}: {shape}, grace {store.grace_ms} ms, source {store.source}")
-    source = held_by(spark, settings, store.source)
-    everything = read_range(spark, settings.kafka, store.source, source.earliest, source.latest).persist()
-    committed = {
-        p: stream.progress[p].sources.get(store.source, 0) if p in stream.progress else 0 for p in source.latest
-    }
-    records = everything.filter(F.col("offset") < _by_partition(committed))
-    left = everything.filter(F.col("offset") >= _by_partition(committed)).groupBy("partition").count().collect()
-    unprocessed = {row.partition: (committed[row.partition], row["count"]) for row in left}
     once = all(p.guarantee == "exactly_once" for p in stream.progress.values())
     late_ours = {"store": store.name, "application": settings.application}
     late = coordinates(_topic(spark, settings, store.late), "penstock.late", store.source, late_ours)
@@ -83,19 +83,34 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
     is_of_output = F.coalesce(F.exists("headers", lambda h: h["key"] == NODE), F.lit(False))
     dead_letters = _topic(spark, settings, store.dead_letters).filter(~is_of_output)
     dead = coordinates(dead_letters, "penstock.dlq", store.source, {"group": settings.application})
-    if not once:
-        # What lies beyond the commit was written by work that is going to be done again.
-        late, dead = (
-            c.filter(F.coalesce(F.col("offset") < _by_partition(committed), F.lit(True))) for c in (late, dead)
-        )
+    source = held_by(spark, settings, store.source)
+    committed = {
+        p: stream.progress[p].sources.get(store.source, 0) if p in stream.progress else 0 for p in source.latest
+    }
+    first = (
+        first_offsets(stream.origin, store.source, source.earliest, committed)
+        if settings.start is None
+        else place(spark, settings, source, settings.start)
+    )
+    start = {p: max(earliest, first[p]) for p, earliest in source.earliest.items()}
+    everything = read_range(spark, settings.kafka, store.source, start, source.latest).persist()
+    is_covered = F.col("offset") < tables.by_partition(committed)
+    records = everything.filter(is_covered)
+    left = everything.filter(~is_covered).groupBy("partition").count().collect()
+    unprocessed = {row.partition: (committed[row.partition], row["count"]) for row in left}
+    # Later than the commit came what names an offset between it and the end, which was asked for last.
+    is_nowhere = F.col("offset") >= tables.by_partition(source.latest)
+    is_compared = (is_covered & (F.col("offset") >= tables.by_partition(first))) | is_nowhere
+    late, dead = (c.filter(F.coalesce(is_compared, F.lit(True))) for c in (late, dead))
     given, wanted = _results(spark, settings, stream, not_compared)
     store = _texts_alone(records, store)
     if names := unchecked(store):
         not_compared.append(f"{', '.join(names)}: states that Spark cannot make anew from the records")
     if not any(a.function == "count" for a in store.aggregations):
         not_compared.append("the number of records in a session, since the store does not count them")
+    closed = stream.closed.drop("changelog_offset")
     inputs = Inputs(
-        records, late, dead, stream.closed, stream.live, given, wanted, store, once, settings.sample, stream.advances
+        records, late, dead, closed, stream.live, given, wanted, store, once, settings.sample, stream.advances
     )
     return Read(inputs, everything.count(), dict(sorted(unprocessed.items())), not_compared)
 
@@ -143,9 +158,9 @@ def _texts_alone(records: DataFrame, store: StoreSchema) -> StoreSchema:
 
 def read_stream(spark: SparkSession, settings: AuditSettings) -> Stream:
     """Progress and windows from the lake's snapshot and the changelog past it."""
-    path = f"{settings.tables}/state"
-    covered = tables.progress_rows(spark, path)
-    offsets = topic_offsets(spark, settings.kafka, settings.changelog_topic, settings.kafka_timeout_ms)
+    state = tables.snapshot(spark, f"{settings.tables}/state")
+    covered = {} if state is None else tables.progress_of(state)
+    offsets = settled_offsets(spark, settings.kafka, settings.changelog_topic, settings.kafka_timeout_ms)
     start = {p: covered[p].changelog_offset if p in covered else 0 for p in offsets.earliest}
     require_no_hole(offsets, covered, start)
     tail = read_range(spark, settings.kafka, offsets.topic, start, offsets.latest).persist()
@@ -158,10 +173,20 @@ def read_stream(spark: SparkSession, settings: AuditSettings) -> Stream:
     stores = newest_of(p.stores for p in progress.values())
     store = _chosen(stores, settings)
     layout = layouts_of(stores)[[s.name for s in stores].index(store.name)]
-    live = _live(spark, path, window, offsets, layout, bool(covered))
+    live = _live(state, window, offsets, layout)
     closed = _closed(spark, settings, window, offsets, layout, start)
     moved = _advances(spark, settings, window, store) if advances.moved_on_ms(progress) else None
-    return Stream(progress, store, closed, live, moved)
+
+    def later() -> DataFrame | None:
+        now = settled_offsets(spark, settings.kafka, settings.changelog_topic, settings.kafka_timeout_ms)
+        if now.latest == offsets.latest:
+            return None
+        ends = start | {p: newest.covered_offset for p, newest in window.newest.items()}
+        since = known(covered) | {p: Covered(n.epoch, n.progress.stores) for p, n in window.newest.items()}
+        records = read_range(spark, settings.kafka, now.topic, ends, now.latest).persist()
+        return _finals(read_window(spark, now.topic, records, since, skip), now.topic, layout)
+
+    return Stream(progress, store, closed, live, later, moved, origin_of(state))
 
 
 def coordinates(records: DataFrame, prefix: str, source: str, ours: dict[str, str]) -> DataFrame:
@@ -197,18 +222,16 @@ def _chosen(stores: tuple[StoreSchema, ...], settings: AuditSettings) -> StoreSc
     return msgspec.structs.replace(found[0], **given)
 
 
-def _live(
-    spark: SparkSession, path: str, window: Window, offsets: TopicOffsets, layout: StoreLayout, has_snapshot: bool
-) -> DataFrame:
+def _live(state: DataFrame | None, window: Window, offsets: TopicOffsets, layout: StoreLayout) -> DataFrame:
     latest = latest_per_window(window.entries).filter(F.col("store") == layout.number)
     tail = latest.mapInArrow(
         live_rows(offsets.topic, (layout,), window.generations), tables.live_schema((layout,))
     ).persist()
     now = tail.filter("live").withColumnRenamed(layout.name, "state").select(*SESSION)
-    if not has_snapshot:
+    if state is None:
         return now
     own = (F.col("row") == "window") & (F.col("store") == layout.name)
-    before = spark.table(tables.delta(path)).filter(own).withColumnRenamed(layout.name, "state").select(*SESSION)
+    before = state.filter(own).withColumnRenamed(layout.name, "state").select(*SESSION)
     return before.join(tail, ["partition", "key", "start_ms"], "left_anti").unionByName(now)
 
 
@@ -228,30 +251,37 @@ def _closed(
     layout: StoreLayout,
     covered: dict[int, int],
 ) -> DataFrame:
-    own = window.entries.filter((F.col("operation") == F.lit(FINAL)) & (F.col("store") == layout.number))
-    tail = own.mapInArrow(final_rows(offsets.topic, layout, window.generations), tables.final_schema(layout)).select(
-        *SESSION
-    )
+    tail = _finals(window, offsets.topic, layout)
     path = f"{settings.tables}/closed/{layout.name}"
     if not tables.exists(spark, path):
         return tail
     # A run that crashed may have appended what the state does not cover: that is read from the changelog.
     # Corrections say what late records would have made of it; what is audited is what the stream closed.
     own = F.col("revision") == 0
-    kept = spark.table(tables.delta(path)).filter(own & (F.col("changelog_offset") < _by_partition(covered)))
-    return kept.withColumn("key", F.col("key").cast("binary")).select(*SESSION).unionByName(tail)
+    kept = spark.table(tables.delta(path)).filter(own & (F.col("changelog_offset") < tables.by_partition(covered)))
+    kept = kept.withColumn("key", F.col("key").cast("binary"))
+    return kept.select(*SESSION, "changelog_offset").unionByName(tail)
+
+
+def _finals(window: Window, topic: str, layout: StoreLayout) -> DataFrame:
+    """The windows that changelog records say were closed."""
+    own = window.entries.filter((F.col("operation") == F.lit(FINAL)) & (F.col("store") == layout.number))
+    rows = own.mapInArrow(final_rows(topic, layout, window.generations), tables.final_schema(layout))
+    return rows.select(*SESSION, "changelog_offset")
 
 
 def _topic(spark: SparkSession, settings: AuditSettings, topic: str | None) -> DataFrame:
     if topic is None:
         return read_range(spark, settings.kafka, "", {}, {}, headers=True)
-    offsets = held_by(spark, settings, topic)
+    offsets = held_by(spark, settings, topic, settled_offsets)
     return read_range(spark, settings.kafka, topic, offsets.earliest, offsets.latest, headers=True)
 
 
-def held_by(spark: SparkSession, settings: AuditSettings, topic: str) -> TopicOffsets:
+def held_by(
+    spark: SparkSession, settings: AuditSettings, topic: str, ask: Callable[..., TopicOffsets] = topic_offsets
+) -> TopicOffsets:
     """What a topic holds. NotAuditable where a record's time is beyond what Spark's Kafka source can read."""
-    held = topic_offsets(spark, settings.kafka, topic, settings.kafka_timeout_ms)
+    held = ask(spark, settings.kafka, topic, settings.kafka_timeout_ms)
     beyond = offsets_at(spark, settings.kafka, held, KAFKA_SOURCE_MS_MAX + 1, settings.kafka_timeout_ms)
     if places := ", ".join(f"{topic}-{partition} at offset {offset}" for partition, offset in sorted(beyond.items())):
         raise NotAuditable(
@@ -280,13 +310,11 @@ def _results(
     )
     key = F.col("key").cast("string") if store.key == "string" else F.base64("key")
     results = [r for r, a in zip(tables.results(store), store.aggregations, strict=True) if a in typed]
-    wanted = stream.closed.select(key.alias("key"), "start_ms", "end_ms", *results)
+    closed = stream.closed.withColumn("sure", F.col("changelog_offset") >= 0)
+    if not closed.filter(~F.col("sure")).isEmpty():
+        not_compared.append("whether windows that a backfill closed were published: it does that on demand alone")
+    if (since := stream.later()) is not None:
+        closed = closed.unionByName(since.withColumn("sure", F.lit(False)))
+    wanted = closed.select(key.alias("key"), "start_ms", "end_ms", "sure", *results)
     raw = F.col("key").cast("binary") if store.key == "string" else F.unbase64("key")
     return sampled(given, settings.sample, raw), sampled(wanted, settings.sample, raw)
-
-
-def _by_partition(numbers: dict[int, int]) -> Any:
-    chosen = F.lit(0)
-    for partition, number in numbers.items():
-        chosen = F.when(F.col("partition") == partition, F.lit(number)).otherwise(chosen)
-    return chosen

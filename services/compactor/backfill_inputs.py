@@ -31,7 +31,7 @@ from pyspark.sql.types import (
 
 from services.compactor.kafka import TopicOffsets, offsets_at, read_range, topic_offsets
 from services.compactor.replay import HEADERS_SQL, partitioned
-from services.compactor.settings import BackfillSettings, TimeUnit
+from services.compactor.settings import BackfillSettings, JobSettings, TimeUnit
 from shared.common.errors import ConfigError
 from shared.streams.changelog_format import parse_places
 
@@ -104,7 +104,7 @@ def read_history(
     return History(ordered, ends, ids, "highest timestamp so far of each topic, then offset", starts)
 
 
-def place(spark: SparkSession, settings: BackfillSettings, offsets: TopicOffsets, text: str) -> dict[int, int]:
+def place(spark: SparkSession, settings: JobSettings, offsets: TopicOffsets, text: str) -> dict[int, int]:
     """A place of the settings as an offset of each partition, within what the topic holds.
 
     Raises ConfigError for partitions or offsets that the topic does not have.

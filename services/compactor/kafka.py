@@ -8,6 +8,7 @@ records only.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from shared.common.errors import (
     AuthorizationFailed,
     BrokerNotAvailable,
     PenstockError,
+    RetriableError,
     UnknownTopicOrPartition,
 )
 from shared.common.settings import KafkaSettings
@@ -33,6 +35,13 @@ _ERRORS: tuple[tuple[str, type[PenstockError]], ...] = (
     ("AuthenticationException", AuthenticationFailed),
     ("AuthorizationException", AuthorizationFailed),
 )
+
+
+SETTLE_POLL_SECONDS = 0.05
+
+
+class Undecided(RetriableError):
+    """A transaction stays open for longer than was waited for, and hides what was committed after it began."""
 
 
 class TopicOffsets(NamedTuple):
@@ -99,6 +108,43 @@ def topic_offsets(spark: SparkSession, kafka: KafkaSettings, topic: str, timeout
     return TopicOffsets(topic, str(description.topicId().toString()), earliest, latest)
 
 
+def settled_offsets(spark: SparkSession, kafka: KafkaSettings, topic: str, timeout_ms: int) -> TopicOffsets:
+    """What a topic holds, once each transaction is decided that has written to it by now.
+
+    A transaction that another one's open one hides would else be seen in one topic and not in the other. Raises
+    Undecided after `timeout_ms`, or an error as `topic_offsets`.
+    """
+    java = jvm(spark)
+    places = java.java.util.ArrayList()
+    found = topic_offsets(spark, kafka, topic, timeout_ms)
+    for partition in found.latest:
+        places.add(java.org.apache.kafka.common.TopicPartition(topic, partition))
+    limit, deadline = java.java.time.Duration.ofMillis(timeout_ms), time.monotonic() + timeout_ms / 1000
+    try:
+        with _consumer(java, kafka, "read_uncommitted") as consumer:
+            written = _by_partition(consumer.endOffsets(places, limit))
+        with _consumer(java, kafka) as consumer:
+            latest = _by_partition(consumer.endOffsets(places, limit))
+            while open_ := undecided(written, latest):
+                if time.monotonic() > deadline:
+                    which = ", ".join(f"{topic}-{p} at offset {offset}" for p, offset in open_.items())
+                    raise Undecided(f"{which}: a transaction has been open for more than {timeout_ms} ms")
+                time.sleep(SETTLE_POLL_SECONDS)
+                latest = _by_partition(consumer.endOffsets(places, limit))
+    except Py4JJavaError as e:
+        raise _translated(e, kafka, topic) from None
+    return found._replace(latest=latest)
+
+
+def undecided(written: Mapping[int, int], stable: Mapping[int, int]) -> dict[int, int]:
+    """By partition the last stable offset, where it lies before what was written.
+
+    >>> undecided({0: 9, 1: 4}, {0: 7, 1: 6})
+    {0: 7}
+    """
+    return {p: stable[p] for p, end in sorted(written.items()) if stable[p] < end}
+
+
 def offsets_at(
     spark: SparkSession, kafka: KafkaSettings, held: TopicOffsets, time_ms: int, timeout_ms: int
 ) -> dict[int, int]:
@@ -120,9 +166,9 @@ def offsets_at(
 
 
 @contextmanager
-def _consumer(java: Any, kafka: KafkaSettings) -> Iterator[Any]:
+def _consumer(java: Any, kafka: KafkaSettings, isolation: str = "read_committed") -> Iterator[Any]:
     bytes_class = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
-    more = {"isolation.level": "read_committed", "key.deserializer": bytes_class, "value.deserializer": bytes_class}
+    more = {"isolation.level": isolation, "key.deserializer": bytes_class, "value.deserializer": bytes_class}
     consumer = java.org.apache.kafka.clients.consumer.KafkaConsumer(_properties(java, client_properties(kafka) | more))
     try:
         yield consumer

@@ -141,6 +141,11 @@ class AuditSettings(JobSettings):
     )
     store: str | None = Field(None, description="the store to audit; default: the only one")
     source: str | None = Field(None, description="source topic, where it is not what the changelog says")
+    start: str | None = Field(
+        None,
+        pattern=PLACE,
+        description=f"the first source record that the application took, where it is not what the lake says: {PLACES}",
+    )
     results: str | None = Field(None, description="topic of closed windows, where it is not what the changelog says")
     late: str | None = Field(None, description="late topic, where it is not what the changelog says")
     dead_letters: str | None = Field(None, description="dead-letter topic, where it is not what the changelog says")

@@ -70,6 +70,44 @@ def test_lake_and_changelog_together_are_what_spark_makes_of_the_source(
     assert {name: n for name, n in differences.items() if n} == {"records": 1, "processed": 1, "published": 1}
 
 
+def test_an_application_that_goes_on_is_audited_up_to_a_commit(
+    simulate: Any, topics: Any, jobs: Any, spark: Any, kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    """Late records, dead letters and results of commits that came while it was read are no differences.
+
+    Once the source's first records are gone, it is refused, unless it is told where the application began.
+    """
+    compact, audit = jobs
+    simulation = simulate()
+    simulation.feed(100, seed=21)
+    topics.write(simulation)
+
+    def goes_on(said: str) -> None:
+        """The stream goes on, and a compaction, with the changelog read and the other topics not."""
+        if said.startswith("store "):
+            late, dead, closed = (
+                sum(len(getattr(task, name)) for task in simulation.tasks) for name in ("late", "dead", "closed")
+            )
+            simulation.feed(100, seed=22)
+            for task in simulation.tasks:
+                assert task.offset > 50
+            assert late < sum(len(task.late) for task in simulation.tasks)
+            assert dead < sum(len(task.dead) for task in simulation.tasks)
+            assert closed < sum(len(task.closed) for task in simulation.tasks)
+            topics.write(simulation)
+            compact(simulation)
+
+    broker = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    settings = AuditSettings(application=simulation.name, lake=str(tmp_path), kafka=broker, allow_unprocessed=True)
+    report = run_audit(spark, settings, goes_on)
+    assert report.ok, report
+    assert (report.records, report.unprocessed) == (200, 100)
+
+    topics.delete_before(simulation.name, {0: 7})
+    with pytest.raises(NotAuditable, match=rf"the beginning of {simulation.name}-0 \(offsets 0 to 6\) is gone"):
+        audit(simulation)
+
+
 def test_nodes_before_the_window_are_refused_by_name(simulate: Any, topics: Any, jobs: Any) -> None:
     """A store above whose window a filter stands is not compared at all: what Spark makes of its topic says nothing."""
     _, audit = jobs

@@ -17,11 +17,14 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from services.aggregator.found_windows import results
 from services.compactor.asked import UnfinishedBackfill
+from services.compactor.audit import Report, run_audit
 from services.compactor.backfill import Backfill
 from services.compactor.backfill_inputs import read_history
 from services.compactor.compact import Compaction
+from services.compactor.corrections import Corrections
 from services.compactor.failures import BackfillFailed
-from services.compactor.settings import BackfillSettings, CompactSettings
+from services.compactor.origins import NotAuditable
+from services.compactor.settings import AuditSettings, BackfillSettings, CompactSettings
 from services.local.kafka import EmbeddedKafka
 from shared.clients.producer import Producer
 from shared.clients.producer.partitioner import for_key
@@ -95,6 +98,12 @@ def compact(job: Backfill) -> None:
     Compaction(job.spark, settings, print).run()
 
 
+def audit(job: Backfill) -> Report:
+    given = job.settings
+    settings = AuditSettings(application=given.application, lake=given.lake, kafka=given.kafka)
+    return run_audit(job.spark, settings, print)
+
+
 def rows(path: Path, columns: str) -> list[dict[str, Any]]:
     table = DeltaTable(str(path))
     found = QueryBuilder().register("t", table).execute(f"SELECT {columns} FROM t").read_all()
@@ -151,6 +160,30 @@ async def test_backfill_and_hand_over_equal_having_streamed(
         for one in (history, streamed):
             await asyncio.to_thread(compact, one)
         assert state_of(history) == state_of(streamed)
+        # What the backfill closed was not to be published: it was told to write what is refused alone.
+        report = await asyncio.to_thread(audit, history)
+        assert report.ok, report
+        assert any(said.startswith("whether windows that a backfill closed") for said in report.not_compared)
+
+
+@pytest.mark.soak
+async def test_late_rows_of_files_are_corrected_and_an_audit_refuses_them(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, job: Callable[..., Backfill]
+) -> None:
+    """What a backfill wrote to the late topic does not wait for offsets of the topic, which a file's rows have not."""
+    given = [{"id": i, "at": 1000 if i % 5 == 4 else 1000 + 60 * i, "who": f"key-{i % 3}"} for i in range(40)]
+    (tmp_path / "rows.json").write_text("\n".join(map(json.dumps, given)))
+    async with chain_of(kafka, topic_name):
+        files = {"files": str(tmp_path / "rows.json"), "format": "json", "key_column": "who", "timestamp_column": "at"}
+        history = job(topic_name, topic_name, **files)
+        await asyncio.to_thread(history.run)
+        settings = CompactSettings(application=topic_name, lake=history.settings.lake, kafka=kafka_of(kafka))
+        corrections = Corrections(history.spark, settings, print, "job")
+        done = await asyncio.to_thread(corrections.run)
+        assert done.late_records == history.written[f"{topic_name}-late"] > 3
+        assert done.late_waiting == 0
+        with pytest.raises(NotAuditable, match="began with a backfill from files"):
+            await asyncio.to_thread(audit, history)
 
 
 def history_of(number: int) -> list[dict[str, Any]]:
@@ -321,7 +354,7 @@ async def test_a_backfill_from_a_time_to_an_offset(
     async with chain_of(kafka, topic_name, partitions=1) as chain:
         await chain.send(300)
         since = next(i for i, (_, _, at, _) in enumerate(chain.sent) if at >= 1_300)
-        history = job(topic_name, topic_name, start="1970-01-01T00:00:01.300Z", end="0:250", outputs="none")
+        history = job(topic_name, topic_name, start="1970-01-01T00:00:01.300Z", end="0:250")
         await asyncio.to_thread(history.run)
         assert history.more()["hand_over"] == {topic_name: {0: 250}}
         driver = TopologyTestDriver(history.topology)
@@ -332,6 +365,9 @@ async def test_a_backfill_from_a_time_to_an_offset(
         assert len(closed) > 5
         described = await stream(worker_of(history), chain)
         assert described[0]["records"] == 50
+        report = await asyncio.to_thread(audit, history)
+        assert report.ok, report
+        assert report.records == 300 - since
 
 
 class Crashing(Backfill):
