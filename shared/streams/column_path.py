@@ -11,6 +11,9 @@ moment and the latest of what lies before it within the gap is as well (`_misfit
 this cannot be shown is taken record by record, though against the close times of the batch's moments. Sessions are
 closed after the batch, each as of the record that passed it.
 
+Closed sessions are handed on when the batch is done, so nothing below the window may tell the time: a processor of the
+user's own there has its source taken record by record. What is updated is handed on by the commit, either way.
+
 What no column holds, such as a value that cannot be decoded, takes the way of single records: the batch is cut before
 it and after it, and where a STREAM_TIME schedule is due.
 """
@@ -51,9 +54,18 @@ def column_paths(task: StreamTask, wiring: Wiring) -> dict[str, ColumnPath]:
         if type(operator) is SessionAggregate:
             store = task.stores[operator.store_name]
             in_order = operator.emit == "on_update" and not task.deduplicate_updates
-            if isinstance(store, ColumnSessionStore) and not in_order:
+            at_moment = operator.emit == "on_close" and _sees_time(task, wiring, below[0])
+            if isinstance(store, ColumnSessionStore) and not in_order and not at_moment:
                 found[source.topic] = ColumnPath(task, source, operator, store)
     return found
+
+
+def _sees_time(task: StreamTask, wiring: Wiring, name: str) -> bool:
+    """Whether a node below this one may see when it is given a result: that of a batch comes at the batch's end."""
+    names = list(task.topology.children[name])
+    for one in names:
+        names += task.topology.children[one]
+    return any(one in wiring.processors and wiring.processors[one].sees_time for one in names)
 
 
 class Moments:

@@ -18,6 +18,8 @@ _ANY_KEY = object()
 class Each(Processor):
     """A processor without state: a function of the record and of what forwards."""
 
+    sees_time = False
+
     def __init__(self, each: EachFunction) -> None:
         self._each = each
 
@@ -33,6 +35,8 @@ def pass_on(record: Record, forward: Callable[[Record], None]) -> None:
 class Split(Processor):
     """Forwards a record to the child whose predicate is the first to be true of it; none is called after that one."""
 
+    sees_time = False
+
     def __init__(self, ways: tuple[tuple[Callable[[Record], bool], str], ...]) -> None:
         self._ways = ways
 
@@ -45,6 +49,8 @@ class Split(Processor):
 
 class DropDeletions(Processor):
     """What has no value tells of a retracted window or a deleted row: no aggregation counts it."""
+
+    sees_time = False
 
     def process(self, record: Record) -> None:
         if record.value is None:

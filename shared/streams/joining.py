@@ -143,6 +143,8 @@ def _join_store(name: str, windows: JoinWindows, flow: Flow) -> StoreBuilder:
 class _DropNullKeys(Processor):
     """Nothing can be grouped or joined by no key; what is left joined goes on without a match."""
 
+    sees_time = False
+
     def __init__(self, keeps_null: bool) -> None:
         self._keeps_null = keeps_null
 

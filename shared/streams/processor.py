@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from shared.common.errors import ConfigError, DataError, FatalError, IllegalState
 from shared.common.records import Columns, Headers, Int64Array
@@ -162,6 +162,8 @@ class Processor:
     """Base of processors: keeps its context, forwards nothing."""
 
     context: ProcessorContext
+    sees_time: ClassVar[bool] = True
+    """Whether it may ask what time it is, or schedule: what is given to it must then come at its moment."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "context":  # not there until init() has set it

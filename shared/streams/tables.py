@@ -90,6 +90,8 @@ class TableJoin(Processor):
     without a key or row is joined with None.
     """
 
+    sees_time = False
+
     def __init__(
         self, store_name: str, joiner: Joiner, *, left: bool, key_of: Callable[[Record], Any] | None = None
     ) -> None:

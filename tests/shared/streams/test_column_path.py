@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from shared.streams.aggregations import Count, Max, Mean, Min, Sum
 from shared.streams.column_path import ColumnPath, Moments
-from shared.streams.dsl import StreamsBuilder
+from shared.streams.dsl import Stream, StreamsBuilder
+from shared.streams.processor import Processor, Record
 from shared.streams.punctuation import PunctuationType
 from shared.streams.topology import Topology
 from shared.streams.windowed_aggregate import Emit
@@ -40,13 +42,47 @@ class Piped(NamedTuple):
     timestamp: int
 
 
-def topology(gap: int, grace: int, emit: Emit, value: Any = Value) -> Topology:
-    """Sessions with every aggregation that has columns."""
+class Timed(Processor):
+    """Writes at which stream time it is given each window, and on a grid that begins with the first one."""
+
+    def __init__(self) -> None:
+        self._is_scheduled = False
+
+    def process(self, record: Record) -> None:
+        at, window = self.context.stream_time_ms, record.key
+        value = None if record.value is None else record.value.results
+        self.context.forward(record._replace(value=[*window, value, at]))
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self.context.schedule(
+                7, PunctuationType.STREAM_TIME, lambda now: self.context.forward(Record("tick", now, now))
+            )
+
+
+def by_function(windows: Stream) -> Stream:
+    """What no time can be told by: functions of single records."""
+    of_two = windows.filter(lambda r: r.value is None or r.value.results["count"] != 3).branch(
+        lambda r: r.key.start % 2
+    )
+    return of_two[0].map_values(lambda v: v and {"of": v.key, "start": v.start, "end": v.end, **v.results})
+
+
+BELOW: dict[str, Callable[[Stream], Stream]] = {
+    "sink": lambda windows: windows,
+    "functions": by_function,
+    "processor": lambda windows: windows.process(Timed),
+    "processor of values": lambda windows: windows.filter(lambda r: True).process_values(Timed),
+}
+below = st.sampled_from(sorted(BELOW))
+
+
+def topology(gap: int, grace: int, emit: Emit, value: Any = Value, below: str = "sink") -> Topology:
+    """Sessions with every aggregation that has columns, and what is between them and their topic."""
     builder = StreamsBuilder()
     windows = builder.stream("in", value=value).group_by_key().session_window(gap, grace)
     sums = {"total": Sum("n"), "mean": Mean("ms"), "low": Min("ms"), "high": Max("n")}
     table = windows.aggregate("s", count=Count(), **(sums if value is not bytes else {}))
-    (table.on_close() if emit == "on_close" else table.on_update()).to(RESULTS)
+    BELOW[below](table.on_close() if emit == "on_close" else table.on_update()).to(RESULTS)
     return builder.build()
 
 
@@ -177,13 +213,13 @@ def batches(records: list[Piped], parts: list[int]) -> list[list[Piped]]:
 
 
 @settings(max_examples=300)
-@given(gaps, graces, inputs(), sizes, st.sampled_from(["on_close", "on_update"]))
+@given(gaps, graces, inputs(), sizes, st.sampled_from(["on_close", "on_update"]), below)
 def test_columns_equal_records_and_brute_force(
-    gap: int, grace: int, records: list[Piped], parts: list[int], emit: Emit
+    gap: int, grace: int, records: list[Piped], parts: list[int], emit: Emit, below: str
 ) -> None:
     """After every commit results, late records, live sessions and the changelog are those of single records."""
     model = Model(gap, grace)
-    made = topology(gap, grace, emit)
+    made = topology(gap, grace, emit, below=below)
     by_columns, by_records = driver_of(made, 1), driver_of(made, RECORDS_ONLY)
     offset = 0
     for batch in batches(records, parts):
@@ -202,15 +238,15 @@ def test_columns_equal_records_and_brute_force(
 
 
 @settings(max_examples=150)
-@given(gaps, graces, inputs(with_odd=True), sizes, st.sampled_from(["on_close", "on_update"]), st.data())
+@given(gaps, graces, inputs(with_odd=True), sizes, st.sampled_from(["on_close", "on_update"]), below, st.data())
 def test_odd_records_grids_and_crashes(
-    gap: int, grace: int, records: list[Piped], parts: list[int], emit: Emit, data: st.DataObject
+    gap: int, grace: int, records: list[Piped], parts: list[int], emit: Emit, below: str, data: st.DataObject
 ) -> None:
     """What cannot be taken as a column, a grid of stream time in the midst and a crash change nothing of that."""
     interval = data.draw(st.sampled_from([None, 7, 50]))
     drivers = []
     for columns_min in (data.draw(st.sampled_from([1, 4])), RECORDS_ONLY):
-        driver = driver_of(topology(gap, grace, emit), columns_min)
+        driver = driver_of(topology(gap, grace, emit, below=below), columns_min)
         drivers.append((driver, []))
         schedule(driver, interval, drivers[-1][1])
     for batch in batches(records, parts):
@@ -229,6 +265,23 @@ def test_odd_records_grids_and_crashes(
         assert state(by_columns) == state(by_records)
         assert seen_by_columns == seen_by_records
         assert state(by_columns)[0] == replayed(by_columns)
+
+
+@pytest.mark.parametrize("below", sorted(BELOW))
+@pytest.mark.parametrize("emit", ["on_close", "on_update"])
+def test_who_sees_the_time_is_given_each_window_at_its_moment(emit: Emit, below: str) -> None:
+    """Columns are taken unless a processor is below on_close(): the updates of a batch come with its commit anyway."""
+    drivers = [driver_of(topology(10, 0, emit, below=below), columns_min) for columns_min in (1, RECORDS_ONLY)]
+    assert (path_of(drivers[0]) is None) == (emit == "on_close" and below.startswith("processor"))
+    for driver in drivers:
+        driver.pipe_columns("in", [Piped(b"a", b'{"n":1}', at) for at in range(1, 400, 25)])
+        driver.commit()
+    of_columns, of_records = (results(driver) for driver in drivers)
+    assert of_columns == of_records
+    if emit == "on_close" and below == "processor":
+        moments = [msgspec.json.decode(value or b"")[-1] for key, value, _ in of_records if key == b"a"]
+        assert sorted(moments) == list(range(26, 400, 25))
+        assert len([key for key, _, _ in of_records if key == b"tick"]) == len(moments)
 
 
 def schedule(driver: TopologyTestDriver, interval: int | None, seen: list[Any]) -> None:
