@@ -10,13 +10,14 @@ shared.common.errors.ConfigError: stream: key must be "string" or "bytes", got '
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from shared.common.errors import ConfigError
 from shared.common.topic_names import TOPIC_NAME_MAX, is_topic_name
 from shared.streams.aggregations import Aggregation
 from shared.streams.flow import Flow
-from shared.streams.topology import KeyType, SinkNode, SourceNode, Topology
+from shared.streams.topology import KeyType, ProcessorNode, SinkNode, SourceNode, Topology
 from shared.streams.user_functions import SHOWN_MAX, require_plain_methods
 
 AGGREGATION_METHODS = ("initial", "add", "add_at", "merge", "to_columns", "from_columns", "result")
@@ -73,23 +74,46 @@ def require_one_type(what: str, flow: Flow) -> None:
 
 
 def refuse_loops(topology: Topology) -> None:
-    """ConfigError for a sink whose records come back to it: written to a topic that they were read from."""
-    for name, node in topology.nodes.items():
-        if isinstance(node, SinkNode) and not node.is_internal and node.topic in _topics_above(topology, name):
-            raise ConfigError(
-                f"to({node.topic!r}): its records come from this topic and would come back for ever; "
-                "write to another topic"
-            )
+    """ConfigError for records that come back to where they came from: what is written to a topic is read again.
+
+    So may results be, late records and dead letters, and by way of other topics that the topology reads.
+    """
+    writes = {source.topic: _written_from(topology, source) for source in topology.sources()}
+    for topic in writes:
+        way = _way_back(writes, topic)
+        if way is None:
+            continue
+        argument = writes[way[-2]][way[-1]]
+        by = f" by way of {', '.join(way[1:-1])}" if len(way) > 2 else ""
+        raise ConfigError(
+            f"{argument}: records of the topic {topic!r} would come back to it{by}, for ever; write to a "
+            "topic that this topology does not read"
+        )
 
 
-def _topics_above(topology: Topology, name: str) -> set[str]:
-    """All topics from which a record can come to a node, by way of internal ones too."""
-    found: set[str] = set()
-    names = {name}
-    while names:
-        above = {topology.nodes[one] for one in topology.above(names)}
-        new = {one.topic for one in above if isinstance(one, SourceNode)} - found
-        found |= new
-        sinks = (one for one in topology.nodes.values() if isinstance(one, SinkNode) and one.is_internal)
-        names = {sink.name for sink in sinks if sink.topic in new}
-    return found
+def _written_from(topology: Topology, source: SourceNode) -> dict[str, str]:
+    """The topics that a source's records may be written to, each with the argument that says so."""
+    below, is_windowed = [source.name], False
+    for name in below:
+        below += [child for child in topology.children[name] if child not in below]
+        node = topology.nodes[name]
+        stores = node.stores if isinstance(node, ProcessorNode) else ()
+        is_windowed |= any(topology.stores[store].schema.kind != "table" for store in stores)
+    sinks = [node for node in map(topology.nodes.__getitem__, below) if isinstance(node, SinkNode)]
+    found = {source.dead_letters: f"stream(..., dead_letters={source.dead_letters!r})"}
+    if is_windowed:
+        found[source.late] = f"stream(..., late={source.late!r})"
+    return found | {sink.topic: f"to({sink.topic!r})" for sink in sinks}
+
+
+def _way_back(writes: Mapping[str, Mapping[str, str]], topic: str) -> list[str] | None:
+    """The shortest way on which records of a topic come back to it, both ends included; None where there is none."""
+    ways, seen = [[topic]], set()
+    for way in ways:
+        for following in writes.get(way[-1], ()):
+            if following == topic:
+                return [*way, following]
+            if following not in seen:
+                seen.add(following)
+                ways.append([*way, following])
+    return None

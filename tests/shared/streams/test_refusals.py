@@ -157,7 +157,7 @@ def test_loops(is_rekeyed: bool) -> None:
     builder = StreamsBuilder()
     stream = clicks(builder)
     (stream.key_by(lambda r: "k").repartition() if is_rekeyed else stream).to("clicks")
-    with pytest.raises(ConfigError, match=r"to\('clicks'\): its records come from this topic"):
+    with pytest.raises(ConfigError, match=r"to\('clicks'\): records of the topic 'clicks' would come back"):
         builder.build()
 
 
@@ -167,3 +167,41 @@ def test_a_topic_of_another_branch_is_no_loop() -> None:
     builder.table("users")
     clicks(builder).to("users")
     assert "users" in builder.build().output_topics()
+
+
+def looped(late: str | None = None, dead_letters: str | None = None, to: str = "out", *, rekeyed: bool = False) -> Any:
+    """A topology of sessions of "a", and of another stream that goes from "b" to a topic."""
+    builder = StreamsBuilder()
+    stream = builder.stream("a", late=late, dead_letters=dead_letters)
+    (stream.key_by(lambda r: "k") if rekeyed else stream).group_by_key().session_window(10).aggregate(
+        "s", n=Count()
+    ).on_close().to("sessions")
+    builder.stream("b", dead_letters="b-dlq").to(to)
+    return builder.build()
+
+
+@pytest.mark.parametrize("rekeyed", [False, True])
+@pytest.mark.parametrize("argument", ["late", "dead_letters"])
+def test_loops_of_what_was_refused(argument: str, rekeyed: bool) -> None:
+    """Late records and dead letters must not come back either, be it by way of another stream of the topology."""
+    with pytest.raises(ConfigError, match=rf"{argument}='a'\): records of the topic '.*' would come back to it"):
+        looped(**{argument: "a"}, rekeyed=rekeyed)
+    with pytest.raises(ConfigError, match=r"to\('a'\): records of the topic 'a' would come back to it by way of"):
+        looped(**{argument: "b"}, to="a", rekeyed=rekeyed)
+
+
+def test_what_another_stream_takes_up_is_no_loop() -> None:
+    """Dead letters that another stream of the topology reads, and late ones where no window is, are not refused."""
+    assert "b" in looped(dead_letters="b").output_topics()
+    builder = StreamsBuilder()
+    builder.stream("a", late="a").to("out")
+    builder.build()
+
+
+def test_loops_of_two_streams() -> None:
+    """Two streams that feed each other go round for ever as one does."""
+    builder = StreamsBuilder()
+    builder.stream("a").to("b")
+    builder.stream("b").to("a")
+    with pytest.raises(ConfigError, match=r"to\('a'\): records .* 'a' would come back to it by way of b, for"):
+        builder.build()
