@@ -1,8 +1,9 @@
 """Whether a task is at work: between two moments of it, a processor's context answers to nobody.
 
-A processor may keep its context and hand it on, to a thread or a callback of another library. What is forwarded or
-scheduled from there belongs to no record, is part of no commit and would be lost or done twice; so a context asks
-`is_at_work` before it acts. The methods of a task that call users' code are named where its class is made.
+A processor may keep its context and hand it on, to a thread, an asyncio task or a callback of another library. What is
+forwarded or scheduled from there belongs to no record, is part of no commit and would be lost or done twice; so a
+context asks `is_at_work` before it acts. The methods of a task that call users' code are named where its class is made;
+what is created while one of them runs, to run later, has a copy of its context, and so finds that this work is done.
 
 >>> @at_work("process")
 ... class Task:
@@ -21,12 +22,23 @@ from typing import Any, TypeVar
 
 Made = TypeVar("Made", bound=type)
 
-_task: ContextVar[object] = ContextVar("task at work", default=None)
+
+class _Work:
+    """One call of a marked method."""
+
+    __slots__ = ("goes_on", "task")
+
+    def __init__(self, task: object) -> None:
+        self.task, self.goes_on = task, True
+
+
+_work: ContextVar[_Work | None] = ContextVar("work of a task", default=None)
 
 
 def is_at_work(task: object) -> bool:
-    """Whether one of the task's named methods is running, in this thread."""
-    return _task.get() is task
+    """Whether one of the task's named methods is running, and this is called from it."""
+    work = _work.get()
+    return work is not None and work.goes_on and work.task is task
 
 
 def at_work(*methods: str) -> Callable[[Made], Made]:
@@ -43,10 +55,12 @@ def at_work(*methods: str) -> Callable[[Made], Made]:
 def _marked(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def marked(self: object, *args: Any, **named: Any) -> Any:
-        token = _task.set(self)
+        work = _Work(self)
+        token = _work.set(work)
         try:
             return method(self, *args, **named)
         finally:
-            _task.reset(token)
+            work.goes_on = False
+            _work.reset(token)
 
     return marked

@@ -236,7 +236,8 @@ class NodeContext:
         if not is_at_work(self._task):
             raise IllegalState(
                 f"{self._node.name!r}: {call}() was called from outside: a context serves its processor's init(), "
-                "process(), commit() and close() and its callbacks, in the thread that runs them"
+                "process(), commit() and close() and its callbacks, in the thread that runs them and while they run: "
+                "an asyncio task or a callback that is made there comes too late"
             )
 
     def store(self, name: str) -> StateStore | Lookup:

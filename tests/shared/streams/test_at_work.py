@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import Callable
 
 import pytest
 
+from shared.common.errors import IllegalState
 from shared.streams.at_work import at_work, is_at_work
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.processor import Processor, Record
+from shared.streams.punctuation import PunctuationType
+from shared.testing.topology_test_driver import TopologyTestDriver
 
 
 @at_work("process")
@@ -49,3 +56,40 @@ def test_another_thread() -> None:
     """Another thread is never at a task's work."""
     made = at_work("elsewhere")(type("Threaded", (Task,), {"elsewhere": Task.elsewhere}))
     assert made().elsewhere() == [False]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("how", ["create_task", "call_soon"])
+async def test_what_runs_later_is_not_of_the_work(how: str) -> None:
+    """An asyncio task or a callback made in process() runs after it: its context forwards and schedules nothing."""
+    said: list[str] = []
+
+    class Later(Processor):
+        def process(self, record: Record) -> None:
+            loop = asyncio.get_running_loop()
+            if how == "create_task":
+                self.later = loop.create_task(self.forward_later(record))
+            else:
+                loop.call_soon(self.forward_now, record)
+
+        async def forward_later(self, record: Record) -> None:
+            self.forward_now(record)
+
+        def forward_now(self, record: Record) -> None:
+            calls: list[Callable[[], object]] = [
+                lambda: self.context.forward(record),
+                lambda: self.context.schedule(5, PunctuationType.STREAM_TIME, print),
+            ]
+            for call in calls:
+                with pytest.raises(IllegalState, match="asyncio task or a callback that is made there") as raised:
+                    call()
+                said.append(str(raised.value).split("(")[0])
+
+    builder = StreamsBuilder()
+    builder.stream("in").process(Later, name="late").to("out")
+    driver = TopologyTestDriver(builder.build())
+    driver.pipe("in", key=b"a", value=b"{}", timestamp=5)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert said == ["'late': forward", "'late': schedule"]
+    assert driver.read("out") == []
