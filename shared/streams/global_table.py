@@ -1,4 +1,7 @@
-"""The rows of a global table: all partitions of its topic, the last value of each key."""
+"""The rows of a global table: all partitions of its topic, the last value of each key.
+
+What is handed out are copies: only the topic's records change a row.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 
 from shared.common.errors import DataError
 from shared.common.serialization import string_deserializer
+from shared.streams.state.detached import detached
 from shared.streams.state.key_value_store import Row
 from shared.streams.topology import GlobalTableNode
 
@@ -30,7 +34,7 @@ class GlobalTableRows:
 
     def get(self, key: Any) -> Any:
         """The row's value, None where there is none."""
-        return self._rows.get(key)
+        return detached(self._rows.get(key))
 
     def rows(self) -> Iterator[Row]:
         """All rows, by the keys that there are at the first look."""
@@ -46,7 +50,7 @@ class GlobalTableRows:
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """All keys and values."""
-        return iter(self._rows.items())
+        return ((key, detached(row)) for key, row in self._rows.items())
 
     def apply(self, key: bytes | None, value: bytes | None) -> DataError | None:
         """Take one record of the topic; one without a value deletes its row. What is wrong with it, if anything is."""

@@ -27,6 +27,7 @@ from shared.common.errors import ConfigError
 from shared.streams.aggregations import Aggregation, Column, ColumnValue
 from shared.streams.processor import Processor, ProcessorContext, Record, interval_ms
 from shared.streams.result_encoders import bytes_keyed
+from shared.streams.state.detached import detached
 from shared.streams.state.persistent_stores import PersistentWindowStore
 from shared.streams.state.window_store import InMemoryWindowStore, Window
 from shared.streams.tables import Joiner
@@ -170,13 +171,15 @@ class StreamJoin(TimedProcessor):
         earliest = max(at - before, self.windows.limit(1 - side, stream_time))
         found = self._stores[1 - side].fetch_range(record.key, earliest, at + after)
         joined = [(row.start, other.value) for row in found for other in row.states[0]]
+        remembered = Remembered(detached(value), bool(joined))  # before the joiner, which may change what it is given
         results = [
-            Record(record.key, self._join(side, value, other), max(then, at), record.headers) for then, other in joined
+            Record(record.key, self._join(side, detached(value), detached(other)), max(then, at), record.headers)
+            for then, other in joined
         ]
         self.advance_time(stream_time)
         if self._left and side == RIGHT:
             self._mark_joined(found)
-        self._remember(side, record, Remembered(value, bool(joined)))
+        self._remember(side, record, remembered)
         for result in results:
             self.context.forward(result)
 

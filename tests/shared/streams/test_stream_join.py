@@ -247,3 +247,36 @@ def test_a_left_record_without_a_key_goes_on_alone() -> None:
     driver = driver_of(JoinWindows.of(5))
     pipe(driver, ("left", None, 7))
     assert (out(driver), driver.task.metrics.skipped_total) == ([], 1)
+
+
+@pytest.mark.parametrize("mutates", ["joiner", "branch"])
+def test_what_is_remembered_is_not_changed_by_user_code(mutates: str) -> None:
+    """A record is remembered as it came, whatever a joiner or another branch does to it: so it is after a restore."""
+
+    def change(value: dict[str, Any]) -> dict[str, Any]:
+        value["n"].append("changed")
+        return value
+
+    def both(left: dict[str, Any], right: dict[str, Any]) -> list[Any]:
+        return [change(left)["n"], change(right)["n"]] if mutates == "joiner" else [left["n"], right["n"]]
+
+    builder = StreamsBuilder()
+    left, right = builder.stream("left"), builder.stream("right")
+    left.join(right, both, JoinWindows.of(10), name="j").to("out")
+    if mutates == "branch":
+        left.map_values(change).to("left-out")
+        right.map_values(change).to("right-out")
+    driver = TopologyTestDriver(builder.build())
+
+    def joined(topic: str, n: int) -> list[Any]:
+        driver.pipe(topic, key=b"k", value=b'{"n":[%d]}' % n, timestamp=n)
+        return [msgspec.json.decode(record.value or b"") for record in driver.read("out")]
+
+    expected = [[1], [2]] if mutates == "branch" else [[1, "changed"], [2, "changed"]]
+    assert joined("left", 1) == []
+    assert joined("right", 2) == [expected]
+    assert joined("left", 3) == [[[3, *expected[0][1:]], expected[1]]]
+    driver.crash()
+    driver.restore()
+    driver.read("out")
+    assert joined("right", 4) == [[[n, *expected[0][1:]], [4, *expected[0][1:]]] for n in (1, 3)]
