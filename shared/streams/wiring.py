@@ -278,13 +278,15 @@ class NodeContext:
     ) -> None:
         """Hand results of windows to all children: as columns where there is one, a sink that can encode them so.
 
-        `places` says which records of `source` brought them about, one for one.
+        `places` says which records of `source` brought them about, one for one; without, it is the one in hand.
         """
         if len(self._ways) == 1 and self._writers and not self._task.refused:
             encoded = self._writers[0].encode(results)
             if encoded is not None:
                 if source is not None and places is not None:
                     encoded.origins = Origins(source.topic, source.partition, source.offsets[places])
+                elif (own := self._task.record_metadata) is not None:
+                    encoded.origins = (own,) * len(encoded)
                 self._task.outputs.add(encoded)
                 return
         for i, record in enumerate(results.records()):

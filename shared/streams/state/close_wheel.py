@@ -7,7 +7,7 @@ exactly once, from `add` until `due` gave it out: a row is not to be used again 
 With buckets of 10 ms, rows 1 and 2 that end at 5 and 27:
 
 >>> ends = {1: 5, 2: 27}
->>> wheel = CloseWheel(10, ends.__getitem__)
+>>> wheel = CloseWheel(10, lambda rows: np.array([ends[row] for row in rows.tolist()]))
 >>> wheel.add(1, 5); wheel.add(2, 27)
 >>> wheel.due(20), wheel.due(20), wheel.due(28)
 ([1], [], [2])
@@ -26,12 +26,15 @@ from shared.common.records import Int64Array
 ROW = "i"
 """Rows are kept as int32."""
 
+SINGLY_SHARE_MAX = 1 / 8
+"""Where more than this of the front is due, what is left is made a heap anew: to take them out singly costs more."""
+
 
 class CloseWheel:
-    """Rows by the bucket of `width_ms` in which they ended when they were put there; `end_of` says where they end."""
+    """Rows by the bucket of `width_ms` in which they ended when they were put there; `ends_of` says where they end."""
 
-    def __init__(self, width_ms: int, end_of: Callable[[int], int]) -> None:
-        self._width_ms, self._end_of = width_ms, end_of
+    def __init__(self, width_ms: int, ends_of: Callable[[Int64Array], Int64Array]) -> None:
+        self._width_ms, self._ends_of = width_ms, ends_of
         self._buckets: dict[int, array[int]] = {}
         self._order: list[int] = []
         self._front: list[tuple[int, int]] = []
@@ -54,9 +57,16 @@ class CloseWheel:
 
     def add_many(self, rows: Int64Array, ends: Int64Array) -> None:
         """Rows with their ends."""
-        if not len(rows):
-            return
-        self._leave_front()
+        if len(rows):
+            self._leave_front()
+            self._file(rows, ends)
+
+    def add_each(self, rows: Int64Array, ends: Int64Array) -> None:
+        """As `add_many`, of a few rows while records are looked at one by one: the front stays as it is."""
+        for row, end in zip(rows.tolist(), ends.tolist(), strict=True):
+            self.add(row, end)
+
+    def _file(self, rows: Int64Array, ends: Int64Array) -> None:
         buckets = ends // self._width_ms
         order = np.argsort(buckets, kind="stable")
         buckets, sorted_rows = buckets[order], rows[order].astype(np.int32)
@@ -71,8 +81,15 @@ class CloseWheel:
             if not self._front and (not self._order or self._order[0] > bucket):
                 return []
             self._enter(bucket)
-        front, due = self._front, []
+        front = self._front
+        due: list[int] = []
+        singly_max = len(front) * SINGLY_SHARE_MAX
         while front and front[0][0] < time_ms:
+            if len(due) > singly_max:
+                due += [row for end, row in front if end < time_ms]
+                self._front = [item for item in front if item[0] >= time_ms]
+                heapq.heapify(self._front)
+                break
             due.append(heapq.heappop(front)[1])
         return due
 
@@ -87,8 +104,13 @@ class CloseWheel:
     def _enter(self, bucket: int) -> None:
         self._front_bucket = bucket
         while self._order and self._order[0] <= bucket:
-            for row in self._buckets.pop(heapq.heappop(self._order)):
-                self.add(row, self._end_of(row))
+            rows = np.frombuffer(self._buckets.pop(heapq.heappop(self._order)), np.int32).astype(np.int64)
+            ends = self._ends_of(rows)
+            is_later = ends // self._width_ms > bucket
+            if is_later.any():
+                self._file(rows[is_later], ends[is_later])
+            self._front += zip(ends[~is_later].tolist(), rows[~is_later].tolist(), strict=True)
+        heapq.heapify(self._front)
 
     def _leave_front(self) -> None:
         front, self._front, self._front_bucket = self._front, [], None

@@ -58,7 +58,7 @@ class ColumnSessionStore:
         self.codes: dict[bytes | None, int] = {None: NONE}
         self.names: list[bytes] = []
         """Keys by their numbers."""
-        self.wheel = CloseWheel(max(1, gap_ms // WHEEL_BUCKETS_PER_GAP), lambda row: self.table.views["end"][row])
+        self.wheel = CloseWheel(max(1, gap_ms // WHEEL_BUCKETS_PER_GAP), lambda rows: self.table.arrays["end"][rows])
         self.changed = ColumnChanges(columns)
         self.count = 0
         self.sum_max = 0.0
@@ -156,7 +156,10 @@ class ColumnSessionStore:
 
     def close_before(self, close_time: int, stream_time: int) -> list[ClosedSession]:
         """Take out and return all sessions whose end is below `close_time`, in order of (end, start, key)."""
-        due = self.wheel.due(close_time)
+        return self.close(self.wheel.due(close_time), close_time, stream_time)
+
+    def close(self, due: list[int], close_time: int, stream_time: int) -> list[ClosedSession]:
+        """As `close_before`, of the rows that the wheel gave out."""
         if not due:
             return []
         views, gone = self.table.views, []

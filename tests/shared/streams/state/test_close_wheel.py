@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 from shared.streams.state.close_wheel import CloseWheel
 
 steps = st.lists(
-    st.tuples(st.sampled_from(["add", "add_many", "grow", "due", "due_many"]), st.integers(0, 60), st.integers(1, 4)),
+    st.tuples(
+        st.sampled_from(["add", "add_many", "add_each", "grow", "due", "due_many"]),
+        st.integers(0, 60),
+        st.integers(1, 40),
+    ),
     max_size=60,
 )
 
@@ -19,17 +23,18 @@ def test_every_row_comes_out_when_its_end_is_passed(width: int, plan: list[tuple
     """Rows come out once, not before the end that they were put in with, and all that end below the time."""
     ends: dict[int, int] = {}
     put: dict[int, int] = {}
-    wheel, now, rows = CloseWheel(width, ends.__getitem__), 0, 0
+    wheel, now, rows = CloseWheel(width, lambda due: np.array([ends[row] for row in due.tolist()], np.int64)), 0, 0
     for what, number, many in plan:
-        if what in ("add", "add_many"):
-            new = list(range(rows, rows + (many if what == "add_many" else 1)))
+        if what in ("add", "add_many", "add_each"):
+            new = list(range(rows, rows + (many if what != "add" else 1)))
             rows += len(new)
             for row in new:
-                ends[row] = put[row] = now + number
+                ends[row] = put[row] = now + number + row % 5
             if what == "add":
-                wheel.add(new[0], now + number)
+                wheel.add(new[0], ends[new[0]])
             else:
-                wheel.add_many(np.array(new), np.full(len(new), now + number))
+                take = wheel.add_many if what == "add_many" else wheel.add_each
+                take(np.array(new), np.array([ends[row] for row in new]))
         elif what == "grow" and put:
             row = sorted(put)[number % len(put)]
             ends[row] += many
