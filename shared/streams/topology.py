@@ -105,6 +105,15 @@ class StoreBuilder:
         return InMemoryWindowStore(self.schema.name, keeps_closed=self.schema.kind == "sliding")
 
 
+def _in_mermaid(text: str) -> str:
+    """Text as a quoted label of a Mermaid chart shows it, where quotes end it, and HTML and Markdown are read.
+
+    >>> _in_mermaid('my "s"]'), _in_mermaid("by-user.2")
+    ('my #34;s#34;#93;', 'by-user.2')
+    """
+    return "".join(c if c.isalnum() or c in " -_.:,/()" else f"#{ord(c)};" for c in text)
+
+
 @dataclass(slots=True)
 class Topology:
     """Nodes by name, in an order in which parents come before children."""
@@ -284,9 +293,9 @@ class Topology:
         lines = ["flowchart LR"]
         for name, node in self.nodes.items():
             shape = f"{name}: {node.topic}" if not isinstance(node, ProcessorNode) else name
-            lines.append(f'  n{order.index(name)}["{shape}"]')
+            lines.append(f'  n{order.index(name)}["{_in_mermaid(shape)}"]')
             own = (*node.stores, *node.global_tables) if isinstance(node, ProcessorNode) else ()
-            lines += [f'  n{order.index(name)} --- s{stores.index(s)}[("{s}")]' for s in own]
+            lines += [f'  n{order.index(name)} --- s{stores.index(s)}[("{_in_mermaid(s)}")]' for s in own]
         for parent, below in self.children.items():
             lines += [f"  n{order.index(parent)} --> n{order.index(child)}" for child in below]
         reads = {source.topic: source.name for source in self.sources() if source.is_internal}

@@ -126,3 +126,20 @@ def test_describe_as_mermaid() -> None:
     assert topology.describe(format="mermaid") == topology.mermaid() != topology.describe()
     with pytest.raises(ConfigError, match="format must be"):
         topology.describe(format="svg")  # type: ignore[arg-type]
+
+
+def test_mermaid_of_odd_names() -> None:
+    """A name is a label as it is written, whatever Mermaid takes its characters for."""
+    builder = StreamsBuilder()
+    windows = builder.stream("in").group_by_key().session_window(5)
+    windows.aggregate('my "s" ] --> <b>#1`\n', n=Count()).on_close().to("out")
+    label = "my #34;s#34; #93; --#62; #60;b#62;#35;1#96;#10;"
+    assert builder.build().mermaid().splitlines() == [
+        "flowchart LR",
+        '  n0["source-1: in"]',
+        f'  n1["{label}"]',
+        f'  n1 --- s0[("{label}")]',
+        '  n2["sink-2: out"]',
+        "  n0 --> n1",
+        "  n1 --> n2",
+    ]
