@@ -75,7 +75,8 @@ class OwnedTask:
     async def close(self, timeout_ms: float | None = None) -> None:
         """Stop restoring, close the processors and the producer; calls after the first find nothing left to do.
 
-        After `timeout_ms` (None: as long as it takes) what is still under way with the broker is given up.
+        An error of a processor's `close` is logged: what it did is committed, and the partition goes its way. After
+        `timeout_ms` (None: as long as it takes) what is still under way with the broker is given up.
         """
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         task, self.task = self.task, None
@@ -83,6 +84,8 @@ class OwnedTask:
         try:
             if task is not None:
                 task.close()
+        except Exception as e:
+            log.error("a task was not closed as it should be", partition=self.partition, reason=str(e), exc_info=e)
         finally:
             if restoring is not None:
                 restoring.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -139,9 +139,8 @@ class StreamTask:
             self._column_paths = column_paths(self, self._wiring)
 
     def close(self) -> None:
-        """Call the processors' `close`."""
-        for processor in self._processors.values():
-            processor.close()
+        """Call the processors' `close`, of all of them; ProcessingFailed names those that raised."""
+        self._wiring.close(self.partition)
 
     # --- work ---
 

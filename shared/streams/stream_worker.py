@@ -180,8 +180,7 @@ class StreamWorker(RebalanceListener):
         finally:
             await self._tables.close()
             closing = (owned.close(left_ms() * 0.8) for owned in self._tasks.all())
-            await asyncio.gather(*closing, return_exceptions=True)
-            self._tasks.clear()
+            self._tasks.closed(await asyncio.gather(*closing, return_exceptions=True))
             await self._standbys.close()
             self._maker.shutdown()
             last.cancel()

@@ -156,6 +156,20 @@ class Wiring:
         """Whether an error was raised where a record was to be written."""
         return self.node_of(error) in self._sinks
 
+    def close(self, partition: int) -> None:
+        """Close all processors; then ProcessingFailed with the errors there were."""
+        failed: list[tuple[str, Exception]] = []
+        for name, processor in self.processors.items():
+            try:
+                plain(f"{name!r}: close()", processor.close)()
+            except Exception as e:
+                failed.append((name, e))
+        if failed:
+            said = "; ".join(f"node {name!r}: {type(e).__name__}: {e}" for name, e in failed)
+            raise ProcessingFailed(f"the processors of partition {partition} cannot be closed: {said}") from failed[0][
+                1
+            ]
+
     def failure(self, what: str, error: Exception, node: str | None = None) -> ProcessingFailed:
         """The error that ends the task, with the node it came from, else `node`."""
         where = self.node_of(error) or node

@@ -6,11 +6,14 @@ runs the partition here, after a restore or a rebalance as before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shared.common.errors import IllegalState
+from shared.common.log import get_logger
 from shared.streams.owned_task import OwnedTask
+
+log = get_logger(__name__)
 
 Ready = Mapping[int, OwnedTask]
 """Tasks that are restored, by partition."""
@@ -57,6 +60,13 @@ class WorkerTasks:
         """Forget them; they have to be closed."""
         self.owned.clear()
         self.suspended.clear()
+
+    def closed(self, outcomes: Sequence[BaseException | None]) -> None:
+        """Forget them, which were closed in the order of `all()`; of whom that failed is logged."""
+        for owned, error in zip(self.all(), outcomes, strict=True):
+            if error is not None:
+                log.error("a task cannot be closed", partition=owned.partition, reason=str(error), exc_info=error)
+        self.clear()
 
     def describe(self) -> list[dict[str, Any]]:
         """Each owned task as plain values."""

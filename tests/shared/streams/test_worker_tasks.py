@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from shared.common.errors import IllegalState
 from shared.common.settings import KafkaSettings
 from shared.streams.changelog import ChangelogPartition
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.owned_task import OwnedTask
+from shared.streams.processor import Processor
 from shared.streams.settings import StreamsSettings
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_metrics import RestoreMetrics
@@ -80,3 +84,47 @@ def test_only_what_runs_here_can_be_paused() -> None:
     tasks.pause(7, paused=False)
     with pytest.raises(IllegalState):
         tasks.pause(7, paused=False)
+
+
+def test_a_task_that_cannot_be_closed_is_in_the_log() -> None:
+    """All are forgotten, and of which one the closing failed, and why, is said."""
+    tasks = WorkerTasks()
+    tasks.owned |= {3: owned_of(3), 4: owned_of(4)}
+    with capture_logs() as lines:
+        tasks.closed([None, OSError("no answer")])
+    assert [(line["event"], line["log_level"], line["partition"], line["reason"]) for line in lines] == [
+        ("a task cannot be closed", "error", 4, "no answer")
+    ]
+    assert tasks.all() == []
+
+
+async def test_what_a_processor_raises_when_it_is_closed_is_in_the_log() -> None:
+    """The line names task and node; the processors after it, and all else of the task, are closed all the same."""
+    calls: list[str] = []
+
+    class Closing(Processor):
+        def __init__(self, said: str) -> None:
+            self._said = said
+
+        def close(self) -> None:
+            calls.append(self._said)
+            if self._said:
+                raise ValueError(self._said)
+
+    builder = StreamsBuilder()
+    stream = builder.stream("in")
+    for name, said in (("first", "disk full"), ("second", ""), ("third", "no such file")):
+        stream.process(partial(Closing, said), name=name)
+    owned = owned_of(5)
+    task = StreamTask(builder.build(), 5, application="app")
+    owned.begin(task, StreamsSettings())
+    with capture_logs() as lines:
+        await owned.close(100)
+        await owned.close(100)
+    assert calls == ["disk full", "", "no such file"]
+    ((line),) = [line for line in lines if line["log_level"] == "error"]
+    assert (line["event"], line["partition"]) == ("a task was not closed as it should be", 5)
+    assert line["reason"] == (
+        "the processors of partition 5 cannot be closed: node 'first': ValueError: disk full; "
+        "node 'third': ValueError: no such file"
+    )
