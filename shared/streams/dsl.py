@@ -30,7 +30,7 @@ from shared.common.topic_names import dead_letter_topic, late_topic
 from shared.streams.changelog_format import AggregationSchema, StoreSchema
 from shared.streams.flow import Flow, deserializer_of, is_type
 from shared.streams.joining import GlobalTable, Table
-from shared.streams.refusals import refuse_loops, require_key_type, require_topic
+from shared.streams.refusals import refuse_loops, require_key_type, require_name, require_topic
 from shared.streams.stream import Stream
 from shared.streams.tables import RowValue, TableProcessor
 from shared.streams.topology import (
@@ -88,6 +88,7 @@ class StreamsBuilder:
 
         A record without a value deletes its row. The topic should be compacted; `value` is as for `stream`.
         """
+        require_name("table: name", name)
         source = self._source(topic, value, key, dead_letters, None)
         store, row_type = name or topic, value if is_type(value) else dict
         self._add_table_store(store, row_type, key, topic)
@@ -104,6 +105,7 @@ class StreamsBuilder:
         """
         require_topic("global_table: topic", topic)
         require_key_type("global_table: key", key)
+        require_name("global_table: name", name)
         table = GlobalTableNode(name or topic, topic, key, deserializer_of(value))
         self._topology.add_global_table(table)
         return GlobalTable(table.name, self)
@@ -111,6 +113,9 @@ class StreamsBuilder:
     def add_store(self, name: str, value: Any = dict, *, key: KeyType = "string") -> str:
         """A key-value store for processors of your own, with values of that type; its name, for `process`."""
         require_key_type("add_store: key", key)
+        require_name("add_store: name", name)
+        if name is None:
+            raise ConfigError("add_store: a store needs a name")
         self._add_table_store(name, value, key, "")
         return name
 

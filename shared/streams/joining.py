@@ -10,7 +10,7 @@ from shared.common.errors import ConfigError, SerializationError
 from shared.streams.changelog_format import AggregationSchema, StoreSchema
 from shared.streams.flow import Flow, deserializer_of
 from shared.streams.processor import Processor, Record
-from shared.streams.refusals import require_groupable, require_one_type, require_same_builder
+from shared.streams.refusals import require_groupable, require_name, require_one_type, require_same_builder
 from shared.streams.result_encoders import encode_json, result_deserializer
 from shared.streams.stream_join import LEFT, RIGHT, JoinRows, JoinSide, JoinWindows, StreamJoin
 from shared.streams.tables import Joiner, TableJoin
@@ -56,6 +56,7 @@ class Joining(NamedTuple):
 def join(stream: Stream, other: Stream | Table | GlobalTable, joiner: Joiner, how: Joining) -> Stream:
     """The joined stream; ConfigError where the other side and what was said do not fit."""
     joiner = plain("join: joiner", joiner)
+    require_name("join: name", how.name)
     if how.windows is not None and not isinstance(how.windows, JoinWindows):
         raise ConfigError(f"join: windows must be JoinWindows, such as JoinWindows.of(60_000), got {how.windows!r}")
     if (how.windows is not None) == isinstance(other, Table | GlobalTable):

@@ -38,6 +38,22 @@ def require_topic(argument: str, topic: Any) -> None:
         )
 
 
+def require_name(argument: str, name: Any) -> None:
+    """ConfigError for what is no name; None leaves it to the builder."""
+    if name is not None and (not isinstance(name, str) or not name):
+        raise ConfigError(f"{argument} must be text, got {repr(name)[:SHOWN_MAX]}")
+
+
+def require_repartition_topic(node: str, topic: str) -> None:
+    """ConfigError where no application could have this topic: one is named `<application>-<node>-repartition`."""
+    if not is_topic_name(f"a-{topic}"):
+        longest = TOPIC_NAME_MAX - len("a-") - (len(topic) - len(node))
+        raise ConfigError(
+            f"name={repr(node)[:SHOWN_MAX]}: its records go through a topic that is named after it, so it must be 1 to "
+            f"{longest} of a-z, A-Z, 0-9, '.', '_' and '-'"
+        )
+
+
 def require_aggregation(argument: str, aggregation: Any) -> None:
     """ConfigError for what is no aggregation, such as a class of them."""
     if isinstance(aggregation, Aggregation):

@@ -18,7 +18,9 @@ from shared.streams.processor import PROCESSOR_METHODS, Processor, Record
 from shared.streams.refusals import (
     require_groupable,
     require_key_type,
+    require_name,
     require_one_type,
+    require_repartition_topic,
     require_same_builder,
     require_topic,
 )
@@ -233,6 +235,7 @@ class Stream:
         require_groupable("repartition", self._flow)
         require_one_type("repartition", self._flow)
         builder, flow, topic = self._builder, self._flow, self._node + REPARTITION_SUFFIX
+        require_repartition_topic(self._node, topic)
         if topic not in builder._repartitioned:
             builder._repartitioned[topic] = Stream(builder, *repartitioned(builder, self._node, flow, topic))
         return builder._repartitioned[topic]
@@ -272,6 +275,7 @@ class Stream:
         name: str | None,
         given: object = None,
     ) -> str:
+        require_name(f"{kind}: name", name)
         own_supplier: Any = given or supplier
         require_callable(f"{kind}: supplier, which makes a processor for each task,", own_supplier)
         if isinstance(own_supplier, type):
@@ -288,6 +292,7 @@ class Stream:
 
     def _rekeyed(self, kind: str, each: EachFunction, value: Any, key: KeyType, name: str | None) -> Stream:
         require_key_type(f"{kind}: key", key)
+        require_name(f"{kind}: name", name)
         node = ProcessorNode(name or self._builder._name(kind), lambda: Each(each))
         self._builder._add(node, (self._node,))
         mixed = self._flow.mixed if kind == "key_by" else ()

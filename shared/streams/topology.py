@@ -10,6 +10,7 @@ import msgspec
 
 from shared.common.errors import ConfigError
 from shared.common.serialization import Deserializer
+from shared.common.topic_names import TOPIC_NAME_MAX, is_topic_name
 from shared.streams.aggregations import Aggregation
 from shared.streams.changelog_format import STORES_MAX, StoreSchema
 from shared.streams.columnar import StateColumns
@@ -160,10 +161,19 @@ class Topology:
         self.global_tables[table.name] = table
 
     def of_application(self, application: str) -> Topology:
-        """The topology with its internal topics named after the application, as a task runs it."""
+        """The topology with its internal topics named after the application, as a task runs it.
+
+        ConfigError where the two names together are too long for a topic.
+        """
         internal = {name: f"{application}-{name}" for name in self.internal_topics()}
         if not internal or self.application is not None:
             return self
+        for name in internal.values():
+            if not is_topic_name(name):
+                raise ConfigError(
+                    f"the application {application!r} cannot have the topic {name!r}: it has {len(name)} characters, "
+                    f"and {TOPIC_NAME_MAX} at most may be; give the key_by() before it a shorter name"
+                )
 
         def named(node: Node) -> Node:
             if isinstance(node, ProcessorNode) or not node.is_internal:

@@ -15,6 +15,7 @@ from shared.streams.aggregations import Count, Sum
 from shared.streams.dsl import GlobalTable, Stream, StreamsBuilder, Table
 from shared.streams.error_handlers import ErrorHandlers
 from shared.streams.grouped_stream import WindowedTable
+from shared.streams.processor import Processor
 from shared.streams.stream_join import JoinWindows
 
 
@@ -80,6 +81,15 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ),
     ("n must be an aggregation", lambda: clicks().group_by_key().session_window(5).aggregate("s", n=3)),  # type: ignore[arg-type]
     ("name must be text", lambda: clicks().group_by_key().session_window(5).aggregate(Count(), n=Count())),  # type: ignore[arg-type]
+    ("key_by: name must be text, got 3", lambda: clicks().key_by(str, name=3)),  # type: ignore[arg-type]
+    ("map: name must be text, got ''", lambda: clicks().map(lambda r: r, name="")),
+    ("group_by: name|key_by: name", lambda: clicks().group_by(str, name=b"x")),  # type: ignore[arg-type]
+    ("process: name must be text", lambda: clicks().process(Processor, name=3)),  # type: ignore[arg-type]
+    ("join: name must be text", lambda: clicks().join(clicks(), pair, JoinWindows.of(5), name=3)),  # type: ignore[arg-type]
+    ("table: name must be text", lambda: StreamsBuilder().table("t", name=3)),  # type: ignore[arg-type]
+    ("global_table: name must be text", lambda: StreamsBuilder().global_table("t", name=3)),  # type: ignore[arg-type]
+    ("add_store: name must be text", lambda: StreamsBuilder().add_store("")),
+    ("add_store: a store needs a name", lambda: StreamsBuilder().add_store(None)),  # type: ignore[arg-type]
     ("ErrorHandlers: deserialize must be one of dead_letter", lambda: ErrorHandlers("nope")),  # type: ignore[arg-type]
 ]
 
@@ -89,6 +99,31 @@ def test_arguments(said: str, call: Callable[[], Any]) -> None:
     """A wrong argument is a ConfigError that names it."""
     with pytest.raises(ConfigError, match=said):
         call()
+
+
+@pytest.mark.parametrize("name", ["by user", "by/user", "x" * 240])
+def test_names_that_topics_are_made_of(name: str) -> None:
+    """A name is refused where a topic of the application's own is named after it, not where none is."""
+    for call in (
+        lambda: clicks().key_by(str, name=name).group_by_key(),
+        lambda: clicks().group_by(str, name=name),
+        lambda: clicks().process(Processor, name=name).repartition(),
+    ):
+        with pytest.raises(ConfigError, match=r"name='.*: its records go through a topic .* 1 to 235 of a-z"):
+            call()
+    builder = StreamsBuilder()
+    clicks(builder).key_by(str, name=name).to("out")
+    builder.build()
+
+
+def test_a_name_that_is_too_long_with_the_application_before_it() -> None:
+    """Whether a name is too long is known when the application is: before any topic is made."""
+    builder = StreamsBuilder()
+    clicks(builder).key_by(str, name="x" * 200).repartition().to("out")
+    topology = builder.build()
+    assert topology.of_application("a" * 36).internal_topics() == ["a" * 36 + "-" + "x" * 200 + "-repartition"]
+    with pytest.raises(ConfigError, match=r"cannot have the topic 'aaa.*: it has 250 characters, and 249 at most"):
+        topology.of_application("a" * 37)
 
 
 def test_windows_need_a_key_by() -> None:
