@@ -14,6 +14,8 @@ from shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
 REFUSAL_BYTES_MAX = 16 * 1024
 """What a dead letter or a late record may be larger than the source record it holds."""
 
+BUFFERED_RECORDS_MAX = 1_000
+"""As Kafka Streams' `buffered.records.per.partition`."""
 
 MAX_FUTURE_MS = 86_400_000
 """A day: clocks of producers are wrong by hours rather than by days."""
@@ -71,6 +73,10 @@ class StreamsSettings(Section, TaskSettings):
     max_poll_records: Annotated[int, Field(gt=0)] = Field(50_000, description="records one turn takes at most")
     max_task_idle_ms: Annotated[int, Field(ge=-1)] = Field(
         0, description="how long a task waits for a record of each of its topics; -1: takes what there is"
+    )
+    buffered_records_per_partition: Annotated[int, Field(gt=0)] = Field(
+        BUFFERED_RECORDS_MAX,
+        description="a partition with more at hand is not fetched from; from 1000 on, with more than one run takes",
     )
     repartition_purge_interval_ms: PositiveMs = Field(
         30_000, description="how often records that were read are deleted from the application's own topics"

@@ -16,23 +16,29 @@ from shared.common.errors import DataError
 from shared.common.records import Columns
 from shared.streams.idle_advance import take_mark
 from shared.streams.partition_group import Lags, PartitionGroup
+from shared.streams.settings import BUFFERED_RECORDS_MAX
 from shared.streams.slow_steps import RecordTooSlow, Step
 from shared.streams.stream_task import StreamTask
 from shared.streams.time_marks import marks_in
 from shared.streams.topology import SourceNode, Topology
 from shared.streams.turn_time import HasTime, RunLength, Share, TurnTime, always
 
-BUFFERED_RECORDS_MAX = 1_000
-"""A partition with more at hand, and more than one run takes, is not fetched from."""
-
 
 class TaskInputs:
-    """Hands a task its records; `max_task_idle_ms` as in `partition_group`, `max_future_ms` as in `process_in_time`."""
+    """Hands a task its records; `max_task_idle_ms` as in `partition_group`, `max_future_ms` as in `process_in_time`.
+
+    A topic with more than `buffered_records_max` at hand is full; from the default on, not before one run can take it.
+    """
 
     def __init__(
-        self, task: StreamTask, topology: Topology, max_task_idle_ms: int = 0, max_future_ms: int | None = None
+        self,
+        task: StreamTask,
+        topology: Topology,
+        max_task_idle_ms: int = 0,
+        max_future_ms: int | None = None,
+        buffered_records_max: int = BUFFERED_RECORDS_MAX,
     ) -> None:
-        self._task = task
+        self._task, self._buffered_records_max = task, buffered_records_max
         task.max_future_ms = max_future_ms
         self.is_paused = False
         self.is_cut = False
@@ -129,8 +135,9 @@ class TaskInputs:
 
     def is_full(self, topic: str) -> bool:
         """Whether so many of the topic's records are here that no more should be fetched."""
-        group = self._group_of[topic]
-        room = max(BUFFERED_RECORDS_MAX, self._lengths[self._groups.index(group)].records_max)
+        group, room = self._group_of[topic], self._buffered_records_max
+        if room >= BUFFERED_RECORDS_MAX:
+            room = max(room, self._lengths[self._groups.index(group)].records_max)
         return self.is_paused or len(group.queues[topic]) > room
 
     def holds(self, topic: str) -> bool:

@@ -13,9 +13,10 @@ from shared.streams.aggregations import Count
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.processor import Record
 from shared.streams.punctuation import PunctuationType
+from shared.streams.settings import BUFFERED_RECORDS_MAX
 from shared.streams.slow_steps import RecordTooSlow, Step
 from shared.streams.stream_task import StreamTask
-from shared.streams.task_inputs import BUFFERED_RECORDS_MAX, TaskInputs
+from shared.streams.task_inputs import TaskInputs
 from shared.streams.time_marks import TimeMark, mark_record
 from shared.streams.turn_time import PROCESSING_MS_MAX, RUN_RECORDS_FIRST, TurnTime
 from shared.testing.manual_clock import ManualClock

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from shared.common.errors import IllegalState
+from shared.common.records import Columns, ConsumerRecord
 from shared.common.settings import KafkaSettings
 from shared.streams.changelog import ChangelogPartition
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.owned_task import OwnedTask
 from shared.streams.processor import Processor
 from shared.streams.settings import StreamsSettings
+from shared.streams.slow_steps import SlowSteps
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_metrics import RestoreMetrics
 from shared.streams.worker_tasks import WorkerTasks
@@ -35,10 +38,11 @@ def owned_of(partition: int) -> OwnedTask:
     return OwnedTask(ChangelogPartition(*of))
 
 
-def begin(tasks: WorkerTasks, owned: OwnedTask) -> None:
+def begin(tasks: WorkerTasks, owned: OwnedTask, settings: StreamsSettings | None = None) -> None:
+    settings = settings or StreamsSettings()
     builder = StreamsBuilder()
     builder.stream("in").to("out")
-    owned.begin(StreamTask(builder.build(), owned.partition, application="app"), StreamsSettings())
+    owned.begin(StreamTask(builder.build(), owned.partition, application="app"), settings, SlowSteps.of(settings))
     tasks.begun(owned)
 
 
@@ -86,6 +90,19 @@ def test_only_what_runs_here_can_be_paused() -> None:
         tasks.pause(7, paused=False)
 
 
+@pytest.mark.parametrize(("given", "limit"), [({}, 1_000), ({"buffered_records_per_partition": 4}, 4)])
+def test_how_many_records_wait_is_a_setting(given: dict[str, Any], limit: int) -> None:
+    """A partition is full with more at hand than `buffered_records_per_partition`, by default Kafka Streams' 1,000."""
+    owned = owned_of(3)
+    begin(WorkerTasks(), owned, StreamsSettings(**given))
+    assert owned.inputs is not None
+    full = []
+    for at in range(limit + 1):
+        owned.inputs.add(Columns.of([ConsumerRecord("in", 3, at, 0, b"k", b"{}")]))
+        full.append(owned.inputs.is_full("in"))
+    assert full == [False] * limit + [True]
+
+
 def test_a_task_that_cannot_be_closed_is_in_the_log() -> None:
     """All are forgotten, and of which one the closing failed, and why, is said."""
     tasks = WorkerTasks()
@@ -117,7 +134,7 @@ async def test_what_a_processor_raises_when_it_is_closed_is_in_the_log() -> None
         stream.process(partial(Closing, said), name=name)
     owned = owned_of(5)
     task = StreamTask(builder.build(), 5, application="app")
-    owned.begin(task, StreamsSettings())
+    owned.begin(task, StreamsSettings(), SlowSteps.of(StreamsSettings()))
     with capture_logs() as lines:
         await owned.close(100)
         await owned.close(100)
