@@ -27,7 +27,6 @@ from shared.common import log
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import (
     ChangelogHole,
-    KafkaTimeout,
     PenstockError,
     SchemaMismatch,
     UnknownTopicOrPartition,
@@ -376,29 +375,6 @@ async def test_a_rebalance_within_a_poll_costs_no_record(kafka: EmbeddedKafka, t
             await asyncio.wait_for(turn, WAIT_SECONDS)
             again = asyncio.create_task(_loop(worker))
             await chain.wait_processed(worker)
-            again.cancel()
-            await asyncio.wait([again])
-        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
-
-
-async def test_a_first_commit_that_fails_is_done_again_from_the_start(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A task that is discarded before it ever committed reads its records again: none is lost with its state."""
-    async with chain_of(kafka, topic_name, partitions=1) as chain:
-        await chain.send(100)
-        worker = chain.worker(commit_interval_ms=3_600_000)  # the shutdown's commit is the first that succeeds
-
-        async def taken() -> bool:
-            tasks = [owned.task for owned in worker.tasks().values() if owned.task is not None]
-            return any(task.sources.get(topic_name) == len(chain.sent) for task in tasks)
-
-        async with running(worker) as loop:
-            await until(taken)
-            loop.cancel()
-            await asyncio.wait([loop])
-            await worker._task_failed(0, KafkaTimeout("the first commit"))
-            await chain.send(100)
-            again = asyncio.create_task(_loop(worker))
-            await until(taken)
             again.cancel()
             await asyncio.wait([again])
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
