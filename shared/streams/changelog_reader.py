@@ -155,6 +155,14 @@ RENAMED = (
 )
 
 
+STORES_STAY = (
+    "An application's stores stay the ones that it began with: a new one would lack every record that was read before, "
+    "and what is gone could not be had back. Run the topology as it was; or give this one an application_id of its "
+    "own, which reads the sources from their beginning; or stop all instances, forget everything with `penstock "
+    "streams reset`, and start again, after `penstock backfill` where the sources do not hold all that there was."
+)
+
+
 def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> None:
     """SchemaMismatch, naming the difference, where state that was written under `stored` cannot be read under `own`.
 
@@ -163,7 +171,9 @@ def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) 
     windows' kind, size and advance, and the aggregations' names, functions and columns may not; nor may the grace of
     sliding windows, which tells those that were closed from those that are open.
     """
-    for number, (old, new) in enumerate(zip(stored, own, strict=False)):
+    if len(stored) != len(own):
+        raise SchemaMismatch(f"{_other_stores(stored, own)}. {STORES_STAY}")
+    for number, (old, new) in enumerate(zip(stored, own, strict=True)):
         fixed = ("name", "kind", "key", "source", "size_ms", "advance_ms")
         for what in (*fixed, "grace_ms") if new.kind == "sliding" else fixed:
             if getattr(old, what) != getattr(new, what):
@@ -172,8 +182,14 @@ def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) 
                 raise SchemaMismatch(f"{said}. If a key_by has no name: {RENAMED}" if is_renamed else said)
         if changed := changed_aggregations(old, new):
             raise SchemaMismatch(f"store {old.name!r}: the aggregations changed: {', '.join(changed)}")
-    if len(stored) != len(own):
-        raise SchemaMismatch(f"the changelog holds {len(stored)} stores, the topology has {len(own)}")
+
+
+def _other_stores(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> str:
+    was, now = [one.name for one in stored], [one.name for one in own]
+    changes = [f"{name!r} is new" for name in now if name not in was]
+    changes += [f"{name!r} is gone" for name in was if name not in now]
+    held, has = (", ".join(map(repr, names)) or "none" for names in (was, now))
+    return f"the state has the stores {held}, the topology has {has}: {', '.join(changes)}"
 
 
 def changed_aggregations(old: StoreSchema, new: StoreSchema) -> list[str]:

@@ -309,11 +309,23 @@ def test_what_may_not_change(own: StoreSchema, said: str) -> None:
         check_schema((STORE,), (own,))
 
 
-@pytest.mark.parametrize(("stored", "own"), [((STORE,), ()), ((STORE,), (STORE, changed(name="t"))), ((), (STORE,))])
-def test_the_number_of_stores_may_not_change(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> None:
-    """A store more or less is refused with both numbers."""
-    with pytest.raises(SchemaMismatch, match=f"holds {len(stored)} stores, the topology has {len(own)}"):
-        check_schema(stored, own)
+@pytest.mark.parametrize(
+    ("stored", "own", "said"),
+    [
+        ("s", "", "the state has the stores 's', the topology has none: 's' is gone"),
+        ("s", "st", "the state has the stores 's', the topology has 's', 't': 't' is new"),
+        ("s", "ts", "the state has the stores 's', the topology has 't', 's': 't' is new"),
+        ("s", "tu", "the state has the stores 's', the topology has 't', 'u': 't' is new, 'u' is new, 's' is gone"),
+        ("", "s", "the state has the stores none, the topology has 's': 's' is new"),
+    ],
+)
+def test_a_store_more_or_less_is_refused_by_name(stored: str, own: str, said: str) -> None:
+    """Wherever among the others it stands, with all names and what can be done."""
+    with pytest.raises(SchemaMismatch) as refused:
+        check_schema(tuple(changed(name=name) for name in stored), tuple(changed(name=name) for name in own))
+    assert str(refused.value).startswith(f"{said}. ")
+    for remedy in ("Run the topology as it was", "application_id", "`penstock streams reset`", "`penstock backfill`"):
+        assert remedy in str(refused.value)
 
 
 def test_a_reader_that_knows_its_stores_refuses_others() -> None:
