@@ -119,7 +119,7 @@ class StreamTask:
         self.times = OperatorTimes(topology, self._processors)
         self._routes = {s.topic: (s, self._wiring.forward_to(s.name)) for s in topology.sources()}
         self.schedule_refusal: str | None = NOT_INITIALIZED
-        self._column_paths: dict[str, ColumnPath] = {}
+        self.column_paths: dict[str, ColumnPath] = {}
 
     def __repr__(self) -> str:
         sizes = {name: len(store) for name, store in self.stores.items()}
@@ -136,7 +136,7 @@ class StreamTask:
             assert isinstance(node, ProcessorNode)
             plain(f"{name!r}: init()", processor.init)(NodeContext(self, node, self._wiring))
         if not (self.check_states or self.refused):
-            self._column_paths = column_paths(self, self._wiring)
+            self.column_paths = column_paths(self, self._wiring)
 
     def close(self) -> None:
         """Call the processors' `close`, of all of them; ProcessingFailed names those that raised."""
@@ -155,7 +155,7 @@ class StreamTask:
         position, self._taken = self.sources.get(columns.topic, -1), 0
         if len(columns) and columns.offsets[0] < position:
             columns = columns[int(np.searchsorted(columns.offsets, position)) :]
-        path = self._column_paths.get(columns.topic)
+        path = self.column_paths.get(columns.topic)
         try:
             if path is not None and len(columns) >= self.columns_min:
                 path.take(columns)

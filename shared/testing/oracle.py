@@ -9,8 +9,9 @@ aggregate allows it, with a commit after each; what came out is compared net of 
 a retraction only of one that an earlier commit had shown. With `--store rocksdb` state is on disk, in a folder for the
 while, and no row stays in memory past its commit.
 
-Prints each mismatch, then `N passed, M failed`, and cases of kinds that the engine does not have as `K skipped`; exit
-status 1 if any failed.
+Prints each mismatch, cases of kinds that the engine does not have as `K skipped`, with `--columns` how many cases took
+columns (session windows in memory whose aggregates are columnar), and last `N passed, M failed`; exit status 1 if any
+failed.
 """
 
 from __future__ import annotations
@@ -73,6 +74,17 @@ def replay_batches(case: Case, size: int, state: StateDirectory | None = None) -
     driver = _driver(case, state, commit_each=False, deduplicate_updates=True, columns_min=1)
     try:
         return _differs_in_batches(case, size, driver)
+    finally:
+        driver.close()
+
+
+def takes_columns(case: Case, state: StateDirectory | None = None) -> bool:
+    """Whether its records in batches are taken as columns; the others go one by one there too."""
+    if case["kind"] == "punctuation":
+        return False
+    driver = _driver(case, state, deduplicate_updates=True, columns_min=1)
+    try:
+        return SOURCE in driver.task.column_paths
     finally:
         driver.close()
 
@@ -262,12 +274,13 @@ def main(arguments: list[str]) -> int:
 
 
 def _replay_files(files: list[Path], state: StateDirectory | None, *, columns: bool) -> int:
-    passed = failed = skipped = 0
+    passed = failed = skipped = as_columns = 0
     for file in files:
         for number, case in enumerate(read_cases(file), 1):
             if not supported(case):
                 skipped += 1
                 continue
+            as_columns += columns and takes_columns(case, state)
             sizes = BATCH_SIZES if columns else ()
             batches = (found for size in sizes if (found := replay_batches(case, size, state)) is not None)
             difference = next(batches, None) if columns else replay(case, state)
@@ -278,6 +291,8 @@ def _replay_files(files: list[Path], state: StateDirectory | None, *, columns: b
                 print(f"{file}:{number}: {case['kind']}, seed {case.get('seed')}: {difference}")
     if skipped:
         print(f"{skipped} skipped")
+    if columns:
+        print(f"{as_columns} of {passed + failed} cases took columns, the others their records one by one in batches")
     print(f"{passed} passed, {failed} failed")
     return 1 if failed or not passed else 0
 

@@ -91,7 +91,7 @@ def driver_of(made: Topology, columns_min: int) -> TopologyTestDriver:
 
 
 def path_of(driver: TopologyTestDriver) -> ColumnPath | None:
-    return driver.task._column_paths.get("in")
+    return driver.task.column_paths.get("in")
 
 
 def results(driver: TopologyTestDriver) -> list[tuple[bytes | None, bytes | None, int | None]]:

@@ -19,6 +19,7 @@ from shared.testing.oracle import (
     replay,
     replay_batches,
     supported,
+    takes_columns,
 )
 
 RECORDED = Path(__file__).parents[2] / "data" / "kafka_streams.jsonl.gz"
@@ -97,8 +98,19 @@ def test_columns_are_compared_net_of_commits(tmp_path: Path, capsys: pytest.Capt
     wrong["output"][-1]["value"] = "99"
     assert main(["--columns", str(write(tmp_path / "cases.jsonl", session, missing, wrong))]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(": ")[2].split(" at ")[0] for line in lines[:-1]] == ["batch of 1"] * 2
+    assert [line.split(": ")[2].split(" at ")[0] for line in lines[:-2]] == ["batch of 1"] * 2
     assert lines[-1] == "1 passed, 2 failed"
+
+
+def test_it_says_how_many_took_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Session windows with columnar aggregates do; a `list`, other windows and punctuation do not."""
+    columnar = [c for c in CASES if c["kind"] == "session" and c["aggregate"] != "list"]
+    others = [next(c for c in CASES if c["kind"] == kind) for kind in ("tumbling", "punctuation")]
+    others.append(next(c for c in CASES if c["kind"] == "session" and c["aggregate"] == "list"))
+    assert [takes_columns(case) for case in others] == [False] * 3
+    assert main(["--columns", str(write(tmp_path / "cases.jsonl", *columnar[:2], *others))]) == 0
+    said = "2 of 5 cases took columns, the others their records one by one in batches\n5 passed, 0 failed\n"
+    assert capsys.readouterr().out == said
 
 
 def test_main_reports_each_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,4 +146,6 @@ def test_main_with_state_on_disk(tmp_path: Path, capsys: pytest.CaptureFixture[s
     cases = [next(case for case in CASES if case["kind"] == kind) for kind in ("session", "hopping", "sliding")]
     file = str(write(tmp_path / "cases.jsonl", *cases))
     assert [main(["--store", "rocksdb", file]), main(["--columns", "--store", "rocksdb", file])] == [0, 0]
-    assert capsys.readouterr().out == "3 passed, 0 failed\n" * 2
+    lines = capsys.readouterr().out.splitlines()
+    assert [lines[0], lines[-1]] == ["3 passed, 0 failed"] * 2
+    assert lines[1].startswith("0 of 3 cases took columns")
