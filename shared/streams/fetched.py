@@ -71,6 +71,7 @@ def punctuate_all(running: Iterable[OwnedTask], now_ms: int, slow: SlowSteps, cl
         assert owned.task is not None
         assert owned.inputs is not None
         slow.took(owned.partition, owned.inputs.longest)
+        owned.task.columns_min = slow.columns_min(owned.partition)
         if not owned.inputs.is_paused:
             began_ms = clock.monotonic_ms()
             if owned.task.punctuate_wall_clock(now_ms):

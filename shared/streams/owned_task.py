@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +41,7 @@ class OwnedTask:
         limits = settings.max_task_idle_ms, settings.max_future_ms, settings.buffered_records_per_partition
         self.idle = None if settings.idle_advance_ms is None else IdleAdvance(settings.idle_advance_ms)
         refused = slow.refused(self.partition)
-        if slow.suspects(self.partition):
-            task.columns_min = sys.maxsize
+        task.columns_min = slow.columns_min(self.partition)
         self.task, self.inputs = task, TaskInputs(task, task.topology, *limits)
         if refused is not None:
             self.inputs.too_slow = (refused.step.topic, refused.step.offset, slow.error(refused))

@@ -15,11 +15,13 @@ Suspect(clicks-0@7 took 12000 ms, 2 losses)
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from shared.common.errors import PenstockError
 from shared.common.log import get_logger
+from shared.streams.column_path import COLUMNS_MIN
 from shared.streams.processor import ProcessingFailed
 from shared.streams.settings import StreamsSettings
 
@@ -111,8 +113,12 @@ class SlowSteps:
             )
 
     def suspects(self, partition: int) -> bool:
-        """Whether some record of the partition is too slow: then each has to be taken by itself, to be known."""
+        """Whether some record of the partition is too slow."""
         return partition in self._suspects
+
+    def columns_min(self, partition: int) -> int:
+        """How many records the task may take as columns: none while one of them is too slow, to know which it is."""
+        return sys.maxsize if self.suspects(partition) else COLUMNS_MIN
 
     def refused(self, partition: int) -> Suspect | None:
         """The partition's record that has had its attempts, if there is one; ProcessingFailed for a punctuation."""

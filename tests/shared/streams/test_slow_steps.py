@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
+from shared.streams.column_path import COLUMNS_MIN
 from shared.streams.processor import ProcessingFailed
 from shared.streams.slow_steps import PUNCTUATION, SlowSteps, Step
 
@@ -70,6 +73,16 @@ def test_a_step_that_was_committed_is_not_blamed() -> None:
     slow.committed(0, {"in": 7})
     slow.lost()
     assert slow.suspects(0)
+
+
+def test_records_go_one_by_one_only_while_one_is_looked_for() -> None:
+    """Of a batch taken as columns nobody could say which record is slow; once it is done they are columns again."""
+    slow = slow_steps()
+    assert slow.columns_min(0) == COLUMNS_MIN
+    lose(slow, Step("in", 4, 9_000))
+    assert (slow.columns_min(0), slow.columns_min(1)) == (sys.maxsize, COLUMNS_MIN)
+    slow.committed(0, {"in": 5})
+    assert slow.columns_min(0) == COLUMNS_MIN
 
 
 def test_a_punctuation_has_no_record_to_refuse() -> None:
