@@ -174,6 +174,26 @@ async def test_exactly_once_counts_each_record_once(url: str, db: Any) -> None:
         assert await rows_of(db, "SELECT count(*)::int FROM t") == [(101,)]
 
 
+async def test_offsets_in_the_database_are_altered_with_the_groups(url: str, db: Any) -> None:
+    """Moved back, records are written again from there; forgotten, all of them; without exactly-once none are there."""
+    settings = {**UPSERT, "insert_mode": "insert", "pk_mode": "none", "exactly_once": "true", "connection_url": url}
+    props = {"name": "c", "connection.url": url, "exactly.once": "true", "topics": "t"}
+    connector, kept = PostgresSinkConnector(), "SELECT next_offset FROM penstock_connect_offsets"
+    assert await connector.alter_offsets({**props, "exactly.once": "false"}, {TP: 5})
+    assert await rows_of(db, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'") == []
+    async with running() as run:
+        await produce(run, *[(None, {"n": n}) for n in range(20)])
+        for number, (at, rows) in enumerate([(None, 20), (5, 35), (None, 55)]):
+            if number:
+                assert await connector.alter_offsets(props, {TP: at})
+                assert await rows_of(db, kept) == [(-1 if at is None else at,)]
+            another = {"consumer_override_group_id": f"g{number}", "consumer_override_auto_offset_reset": "earliest"}
+            id = await run.run(PostgresSinkConnector, **settings, **another)
+            await until_rows(run, db, "SELECT count(*)::int FROM t", [(rows,)])
+            await run.worker.stop_tasks([id])
+            assert await rows_of(db, kept) == [(20,)]
+
+
 async def test_a_topic_that_was_made_anew_is_not_left_out_in_silence(url: str, db: Any) -> None:
     """Records below the offset that the database has are no repetition when reading begins there: the task says so."""
     settings = {**UPSERT, "insert_mode": "insert", "pk_mode": "none", "exactly_once": "true", "connection_url": url}

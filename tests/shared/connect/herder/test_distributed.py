@@ -12,9 +12,11 @@ import pytest
 from shared.clients.admin import Admin
 from shared.clients.connection import Connection
 from shared.clients.producer import Producer, ProducerSettings
+from shared.common.errors import KafkaTimeout, ProducerFenced
 from shared.common.settings import KafkaSettings
 from shared.connect.connector import Props
 from shared.connect.errors import ConnectorNotFound
+from shared.connect.herder import distributed
 from shared.connect.herder.base_herder import Stores
 from shared.connect.herder.distributed import DistributedHerder
 from shared.connect.herder.errors import AlreadyExists, BadRequest, NotHere
@@ -22,13 +24,14 @@ from shared.connect.herder.settings import DistributedConfig
 from shared.connect.plugins import Plugins
 from shared.connect.states import ConnectorTaskId, TargetState
 from shared.connect.status_listener import StatusListener
-from shared.connect.storage.config_records import LoggerLevel, RestartRequest
+from shared.connect.storage.config_records import LoggerLevel, RestartRequest, SessionKey
 from shared.connect.storage.config_store import KafkaConfigStore
 from shared.connect.storage.offset_store import KafkaOffsetStore
 from shared.connect.storage.status_store import KafkaStatusStore
 from shared.connect.worker import TaskMaker, Worker
 from shared.connect.worker_task import TaskSpec
 from shared.testing.fake_broker import FakeCluster
+from tests.shared.connect.harness import SayingSink
 from tests.shared.connect.herder.test_standalone import CONVERTER, Divided, Standing, going, validating
 
 LIMIT_S = 60
@@ -81,7 +84,8 @@ async def herding(
             KafkaStatusStore(*shared, config.topic("status")),
             KafkaOffsetStore(*shared, config.topic("offset")),
         )
-        worker = Worker(config, Plugins([("Divided", Divided), ("Hanging", Hanging)]), stores.offsets, make)
+        plugins = Plugins([("Divided", Divided), ("Hanging", Hanging), ("Sink", SayingSink)])
+        worker = Worker(config, plugins, stores.offsets, make)
         herder = DistributedHerder(config, worker, admin, connection, stores, url=f"http://{host}/", worker_id=host)
         await herder.startup()
         working = asyncio.ensure_future(herder.main_loop())
@@ -282,3 +286,57 @@ async def test_a_patch_that_takes_long_to_validate_holds_up_nothing() -> None:
             else:
                 await patching
                 assert herder.connector_config("c") == config(**wanted)
+
+
+async def test_a_sink_reads_in_no_group_of_workers() -> None:
+    """By its name or by its own setting, when it is made or patched: it would have the workers rebalance for ever."""
+    sink = {"name": "snk", "connector.class": "Sink", "topics": "t", "tasks.max": "1"}
+    async with FakeCluster() as cluster, herding(cluster, "a:1", group_id="connect-snk") as herder:
+        conflict = r"^Consumer group for sink connector named {} conflicts with Connect worker group connect-snk$"
+        with pytest.raises(BadRequest, match=conflict.format("snk")):
+            await herder.put_connector("snk", sink, replace=False)
+        other = sink | {"name": "other", "consumer.override.group.id": "connect-snk"}
+        with pytest.raises(BadRequest, match=conflict.format("other")):
+            await herder.put_connector("other", other, replace=False)
+        await herder.put_connector("other", sink | {"name": "other"}, TargetState.STOPPED, replace=False)
+        with pytest.raises(BadRequest, match=conflict.format("other")):
+            await herder.patch_connector("other", {"consumer.override.group.id": "connect-snk"})
+        await herder.put_connector("snk", config("snk"), TargetState.STOPPED, replace=False)  # a source reads in none
+        assert herder.connectors() == ["other", "snk"]
+
+
+async def test_under_exactly_once_a_zombie_is_fenced_before_offsets_are_altered() -> None:
+    """A task of the stopped connector that still writes somewhere would write over what they are set to."""
+    once = {"exactly_once_source_support": "enabled"}
+    async with FakeCluster() as cluster, herding(cluster, "a:1", **once) as herder:
+        cluster.create_topic("t")
+        await herder.put_connector("c", config(), replace=False)
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with Producer(kafka, ProducerSettings(transactional_id="g-c-1")) as zombie:
+            await zombie.init_transactions()
+            await zombie.begin_transaction()
+            await zombie.send("t", b"late")
+            await herder.set_target_state("c", TargetState.STOPPED)
+            await until(lambda: not herder.worker.task_ids() and states(herder) == ["STOPPED"])
+            await herder.alter_offsets("c", [({"file": "a"}, {"at": 3})])
+            with pytest.raises(ProducerFenced):
+                await zombie.commit_transaction()
+        assert (await herder.connector_offsets("c"))["offsets"] == [{"partition": {"file": "a"}, "offset": {"at": 3}}]
+
+
+async def test_a_session_key_that_cannot_be_written_is_written_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader tries again, and does what it is asked when workers have a key to sign with."""
+    write, failures = KafkaConfigStore.put_session_key, [KafkaTimeout("no answer"), KafkaTimeout("no answer")]
+
+    async def flaky(store: KafkaConfigStore, key: SessionKey) -> None:
+        if failures:
+            raise failures.pop()
+        await write(store, key)
+
+    monkeypatch.setattr(KafkaConfigStore, "put_session_key", flaky)
+    monkeypatch.setattr(distributed, "RETRY_MS", 1)
+    async with FakeCluster() as cluster, herding(cluster, "a:1") as herder:
+        await herder.put_connector("c", config(), replace=False)
+        assert failures == []
+        assert herder.snapshot().session_key is not None
