@@ -112,8 +112,7 @@ class GroupCoordinator:
             self._watch.cancel()
         for task in self._tasks:
             await _cancel(task)
-        if member_id := self.state.leave():
-            await self._requests.leave(member_id)
+        await self._requests.leave(self.state.leave())
 
     async def run_once(self) -> None:
         """One step."""

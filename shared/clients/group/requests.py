@@ -22,6 +22,8 @@ log = get_logger(__name__)
 
 ANSWER_GRACE_MS = 5_000
 """How much longer than the rebalance timeout the coordinator may take to answer a join, as with the Java consumer."""
+FIRST_ANSWER_MS = 2_000
+"""How long a leave waits for the answer to a first join, which has the id to leave with. Kafka gives it at once."""
 LEAVE_TRIES = 3
 """How often a coordinator that has moved is looked for to be told of a leave."""
 
@@ -45,12 +47,22 @@ class GroupRequests:
         self._on_heartbeat = on_heartbeat
         self._group_id = member.config.group_id
         self._beats = asyncio.Event()
+        self._first_join: asyncio.Future[JoinAnswer] | None = None
 
     def __repr__(self) -> str:
         return f"<GroupRequests of {self._member.where()}>"
 
     async def join(self, join: Join) -> JoinAnswer:
-        """Send JoinGroup."""
+        """Send JoinGroup. One without a member id makes the coordinator keep a place for the id that it answers with:
+        it goes on where its caller is cancelled, so that `leave` can give the place back."""
+        if join.member_id or self._member.config.instance_id is not None:
+            return await self._join(join)
+        self._first_join = asyncio.ensure_future(self._join(join))
+        answer = await asyncio.shield(self._first_join)
+        self._first_join = None
+        return answer
+
+    async def _join(self, join: Join) -> JoinAnswer:
         config = self._member.config
         log.info("joining the group", **self.fields(), reason=join.reason)
         response = await self._ask(
@@ -91,7 +103,10 @@ class GroupRequests:
         return SyncAnswer(response.error_code, bytes(response.assignment or b""))
 
     async def leave(self, member_id: str) -> None:
-        """Best effort: a group that is not told finds out when the session is over."""
+        """Best effort: a group that is not told finds out when the session is over. Without an id it is that of the
+        first join under way, if there is one."""
+        if not (member_id := member_id or await self._first_id()):
+            return
         request = wire_groups.LEAVE_GROUP(self._group_id, [(member_id, None)])
         codes: list[int] = []
         try:
@@ -107,6 +122,17 @@ class GroupRequests:
             return
         for code in filter(None, codes):
             log.info("LeaveGroup refused", **self.fields(), left_as=member_id, reason=name_of(code))
+
+    async def _first_id(self) -> str:
+        joining, self._first_join = self._first_join, None
+        if joining is None:
+            return ""
+        try:
+            async with asyncio.timeout(FIRST_ANSWER_MS / 1000):
+                return (await joining).member_id
+        except (TimeoutError, PenstockError) as e:
+            log.info("the group was not told of the leave", **self.fields(), reason=str(e) or "no answer to the join")
+            return ""
 
     async def heartbeats(self) -> None:
         """Send them whenever they are due, until cancelled."""

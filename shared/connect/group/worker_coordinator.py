@@ -92,8 +92,7 @@ class WorkerCoordinator:
         held = self.group.held
         await self._rebalances.on_revoked(held, lost=False)
         self.group.on_given_up(held)
-        if member_id := self.group.leave():
-            await self._requests.leave(member_id)
+        await self._requests.leave(self.group.leave())
 
     async def close(self) -> None:
         """Leave the group; what the worker ran must be stopped by then."""
@@ -102,8 +101,7 @@ class WorkerCoordinator:
             task.cancel()
         if beside:
             await asyncio.wait(beside)
-        if member_id := self.group.leave():
-            await self._requests.leave(member_id)
+        await self._requests.leave(self.group.leave())
 
     async def _do(self, step: Step) -> None:
         match step:

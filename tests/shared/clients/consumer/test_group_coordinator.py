@@ -21,7 +21,7 @@ from shared.common.errors import (
 )
 from shared.common.records import ProducerRecord, TopicPartition
 from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import Action, Api, Close, Drop, ErrorCode, Fail, FakeCluster, Request
+from shared.testing.fake_broker import Action, Api, Close, Delay, Drop, ErrorCode, Fail, FakeCluster, Request
 
 GROUP_APIS = (Api.JOIN_GROUP, Api.SYNC_GROUP, Api.HEARTBEAT, Api.OFFSET_COMMIT)
 T = [TopicPartition("t", p) for p in range(4)]
@@ -114,6 +114,20 @@ async def test_a_dynamic_member_leaves(cluster: FakeCluster) -> None:
     assert joins == ["", member_id]
     (left,) = [r.body.members for r in seen if r.api is Api.LEAVE_GROUP]
     assert [row.member_id for row in left] == [member_id]
+
+
+async def test_a_member_that_goes_while_it_joins_leaves_no_place_behind(cluster: FakeCluster) -> None:
+    """It waits for the id that its first join is given, and leaves with that: the next member need not wait."""
+    seen = spy(cluster)
+    with cluster.control(Api.JOIN_GROUP, Delay(100), times=1):
+        async with member(cluster, ["t"]) as consumer:
+            await poll_until(lambda: count(seen, Api.JOIN_GROUP), consumer)
+    assert count(seen, Api.JOIN_GROUP) == 1
+    (left,) = [r.body.members for r in seen if r.api is Api.LEAVE_GROUP]
+    assert left[0].member_id
+    async with member(cluster, ["t"]) as second:
+        async with asyncio.timeout(5):
+            await poll_until(lambda: second.assignment() == ALL, second)
 
 
 async def test_a_static_member_stays(cluster: FakeCluster) -> None:
