@@ -13,7 +13,7 @@ from typing import Any
 from shared.connect.connectors.postgres.sql import type_of
 from shared.connect.errors import ConfigError, DataError
 from shared.connect.record import SinkRecord
-from shared.connect.schema import Schema, SchemaType
+from shared.connect.schema import Schema
 
 KAFKA_COLUMNS = ("__connect_topic", "__connect_partition", "__connect_offset")
 KAFKA_TYPES = ("text", "integer", "bigint")
@@ -144,17 +144,22 @@ class RowBuilder:
         return {name: given[name] for name in names}
 
     def _types(self, record: SinkRecord, names: Iterable[str]) -> dict[str, tuple[str | None, bool]]:
-        """Each column's type, and whether it must not be null: as its schema says, or as its value looks."""
+        """Each column's type, and whether it must not be null: as its schema says, or as its value looks.
+
+        A column of the primary key is the key's under pk.mode=record_key; all others are the value's.
+        """
         pk = self._settings.pk_fields or KAFKA_COLUMNS
         kafka = dict(zip(pk, KAFKA_TYPES, strict=False)) if self._settings.pk_mode == "kafka" else {}
+        keys = self._key(record) if self._settings.pk_mode == "record_key" else {}
         found = {}
         for name in names:
-            schema = _field_schema(record.value_schema, name) or _field_schema(record.key_schema, name)
-            if schema is None and record.key_schema is not None and name in self._settings.pk_fields:
-                schema = record.key_schema if record.key_schema.type is not SchemaType.STRUCT else None
-            value = record.value.get(name) if isinstance(record.value, Mapping) else None
-            if value is None:
-                value = record.key.get(name) if isinstance(record.key, Mapping) else record.key
+            if name not in keys:
+                schema = _field_schema(record.value_schema, name)
+                value = record.value.get(name) if isinstance(record.value, Mapping) else None
+            else:
+                is_struct = isinstance(record.key, Mapping)
+                schema = _field_schema(record.key_schema, name) if is_struct else record.key_schema
+                value = keys[name]
             kind = kafka.get(name) or type_of(schema, value)
             found[name] = (kind, schema is not None and not schema.optional)
         return found

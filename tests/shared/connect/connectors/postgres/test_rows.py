@@ -6,8 +6,10 @@ from typing import Any
 
 from shared.connect.connectors.postgres.rows import RowBuilder, Rows, RowSettings, columns_of
 from shared.connect.record import SinkRecord
+from shared.connect.schema import INT32, OPTIONAL_STRING, STRING, Field, Schema
 
 UPSERT = RowSettings(mode="upsert", pk_mode="record_key", pk_fields=("id",), deletes=True)
+STRUCT = Schema.struct("Row", Field("id", INT32), Field("n", OPTIONAL_STRING))
 
 
 def record(key: int, value: Any) -> SinkRecord:
@@ -36,6 +38,24 @@ def test_a_column_has_the_type_of_its_first_value_that_is_not_null() -> None:
     assert columns_of([group]) == {"id": ("bigint", False), "b": ("double precision", False)}
     assert group.with_columns({"id", "b"}).rows == [(0, None), (1, 1.5), (2, 2)]
     assert group.with_columns({"id", "a", "b"}) is group
+
+
+def test_a_column_of_the_value_has_nothing_of_the_key() -> None:
+    """Neither a primary key that the value has, nor a null, takes its type from the record's key."""
+    by_value = RowBuilder(RowSettings(mode="upsert", pk_mode="record_value", pk_fields=("id",)))
+    (group,) = by_value.build([SinkRecord("t", 0, STRING, "a", None, {"id": 1, "n": None}, kafka_offset=0)])
+    assert group.types == {"id": ("bigint", False), "n": (None, False)}
+    (group,) = by_value.build([SinkRecord("t", 0, None, b"a", STRUCT, {"id": 1, "n": None}, kafka_offset=0)])
+    assert group.types == {"id": ("integer", True), "n": ("text", False)}
+
+
+def test_a_primary_key_of_the_key_has_the_keys_type() -> None:
+    """Whether the key is one value or a struct, and whatever a field of that name in the value is."""
+    by_key = RowBuilder(RowSettings(mode="upsert", pk_mode="record_key", pk_fields=("id",), deletes=True))
+    (group,) = by_key.build([SinkRecord("t", 0, STRING, "a", STRUCT, {"id": 1, "n": None}, kafka_offset=0)])
+    assert (group.types, group.rows) == ({"id": ("text", True), "n": ("text", False)}, [("a", None)])
+    (group,) = by_key.build([SinkRecord("t", 0, STRUCT, {"id": 7}, None, None, kafka_offset=0)])
+    assert (group.types, group.deletes) == ({"id": ("integer", True)}, True)
 
 
 def test_of_each_key_the_last_row_is_left() -> None:
