@@ -44,6 +44,7 @@ class ErrorReporters:
         self._id, self._settings, self._metrics = id, settings, metrics
         self._producer, self._admin = producer, admin
         self._pending: list[asyncio.Future[Any]] = []
+        self._failed: ConnectError | None = None
 
     def __repr__(self) -> str:
         return f"<ErrorReporters {self._id}, {len(self._pending)} dead letters under way>"
@@ -85,16 +86,23 @@ class ErrorReporters:
         return asyncio.ensure_future(_waited(delivery))
 
     async def flush(self) -> None:
-        """Wait until every dead letter is stored; ConnectError where one cannot be."""
-        if not self._pending:
-            return
+        """Wait until every dead letter is stored; ConnectError where one cannot be, from then on always."""
+        if self._failed is None and self._pending:
+            self._failed = await self._wait_for_pending()
+        if self._failed is not None:
+            raise self._failed
+
+    async def _wait_for_pending(self) -> ConnectError | None:
         pending, self._pending = self._pending, []
         errors = [e for e in await asyncio.gather(*pending, return_exceptions=True) if isinstance(e, BaseException)]
-        if errors:
-            if isinstance(errors[0], ToleranceExceeded):
-                raise errors[0]
-            self._metrics.add("deadletterqueue_produce_failures", len(errors))
-            raise ConnectError(f"{len(errors)} dead letters could not be written: {errors[0]}") from errors[0]
+        if not errors:
+            return None
+        if isinstance(errors[0], ToleranceExceeded):
+            return errors[0]
+        self._metrics.add("deadletterqueue_produce_failures", len(errors))
+        failed = ConnectError(f"{len(errors)} dead letters could not be written: {errors[0]}")
+        failed.__cause__ = errors[0]
+        return failed
 
     async def close(self) -> None:
         for pending in self._pending:

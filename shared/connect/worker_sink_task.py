@@ -192,6 +192,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 self._consumer.seek(tp, offset)
             self._committed(seqno, e, None)
             return
+        await self._reporters.flush()  # of what was reported in it
         offsets = self.core.committable(provided or {})
         if not offsets:
             self._committed(seqno, None, None)
@@ -258,6 +259,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         try:
             await self._reporters.flush()
             provided = await self._call(self.task.pre_commit(dict(wanted)))
+            await self._reporters.flush()  # of what was reported in it
             if offsets := self.core.committable(provided or {}):
                 await self._consumer.commit(offsets)
         except Exception as e:  # of the connector, or the commit: what is not committed is read again

@@ -11,13 +11,14 @@ import pytest
 
 from shared.clients.producer import Producer
 from shared.common.errors import DataError, RetriableError
-from shared.common.records import ConsumerRecord
+from shared.common.records import ConsumerRecord, OffsetAndMetadata
 from shared.common.settings import KafkaSettings
 from shared.connect.converters.json import JsonConverter
 from shared.connect.dead_letters import TRACE_BYTES_MAX, dead_letter, error_name, log_fields
 from shared.connect.error_handling import Failure, Stage
+from shared.connect.record import SinkRecord
 from shared.connect.states import ConnectorTaskId
-from tests.shared.connect.harness import SayingSink, SayingSinkTask, running, source_record
+from tests.shared.connect.harness import TP, SayingSink, SayingSinkTask, running, source_record
 
 RECORDING = Path(__file__).parents[2] / "data" / "kafka_connect_dead_letters.jsonl.gz"
 ID = ConnectorTaskId("dlq", 0)
@@ -75,6 +76,36 @@ async def test_an_error_that_is_not_tolerated_fails_the_task_after_its_report() 
         )
         await run.until(lambda: "failure" in run.listener.of(id))
         assert "ToleranceExceeded" in run.listener.traces[0]
+
+
+@pytest.mark.parametrize("when", ["put", "pre_commit"])
+async def test_a_record_reported_late_is_not_passed_over(when: str) -> None:
+    """Where errors are not tolerated it fails the task, before its offset is committed and not after: a sink may find
+    out while it flushes, and need not wait for its report."""
+
+    def report(made: SayingSinkTask, records: list[SinkRecord]) -> None:
+        reporter = made.context.errant_record_reporter
+        assert reporter is not None
+        for record in records:
+            reporter.report(record, ValueError("refused"))
+
+    def prepare(made: SayingSinkTask) -> None:
+        if when == "put":
+            made.on_put = report
+        else:
+            made.gives = lambda offsets: report(made, made.records[:1]) or offsets  # type: ignore[func-returns-value]
+
+    async with running() as run:
+        async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
+            await producer.send("t", b"bad")
+        SayingSinkTask.prepare = staticmethod(prepare)
+        try:
+            id = await run.run(SayingSink, topics="t", errors_log_enable="true", offset_flush_interval_ms="50")
+            await run.until(lambda: "failure" in run.listener.of(id))
+        finally:
+            SayingSinkTask.prepare = staticmethod(lambda _task: None)
+        assert "ValueError: refused" in run.listener.traces[0]
+        assert run.cluster.committed("connect-c").get(TP, OffsetAndMetadata(0)).offset == 0
 
 
 def test_a_trace_is_cut_where_it_is_too_long() -> None:
