@@ -18,6 +18,7 @@ from shared.connect.converter import Converter, HeaderConverter, MoreNeeded
 from shared.connect.error_handling import Failure, RetryWithToleranceOperator, Stage
 from shared.connect.errors import DataError
 from shared.connect.record import Header, SinkRecord, SourceRecord
+from shared.connect.retry_waits import Interrupted, RetryWaits
 from shared.connect.transformation_chain import TransformationChain, TransformationStage
 
 log = get_logger(__name__)
@@ -48,11 +49,12 @@ class Conversion:
     operator: RetryWithToleranceOperator
     clock: Clock
     report: Report
+    waits: RetryWaits
 
     async def sink_records(self, columns: Columns) -> list[SinkRecord]:
         """The records of one partition for `put`; those that failed and are tolerated are left out.
 
-        Raises ToleranceExceeded, after reporting, where they are not.
+        Raises ToleranceExceeded, after reporting, where they are not; Interrupted where a wait was given up.
         """
         if not self.chain and columns.headers is None and (records := self._quickly(columns)) is not None:
             return records
@@ -111,7 +113,10 @@ class Conversion:
         return transformed
 
     async def producer_record(self, record: SourceRecord) -> ProducerRecord | None:
-        """A source's record for Kafka; None: a transform dropped it, or it failed and that is tolerated."""
+        """A source's record for Kafka; None: a transform dropped it, or it failed and that is tolerated.
+
+        Raises as `sink_records` does.
+        """
         try:
             made = await self._transformed(record)
             return None if made is None else await self._producer_record(made)
@@ -154,25 +159,37 @@ class Conversion:
 
     async def _stage(self, stage: Stage, executing: object, operation: Callable[[], T]) -> T:
         """Run one operation, again after a while where its error is retriable, after a fetch where it needs more."""
-        attempt, fetches, started_ms = 1, 0, -1
-        while True:
-            try:
-                return operation()
-            except Exception as e:  # whatever a user's converter or transform raises
-                error: Exception = e
-            started_ms = self.clock.monotonic_ms() if started_ms < 0 else started_ms
-            if isinstance(error, MoreNeeded) and fetches < FETCHES_MAX:
-                fetches += 1
+        try:
+            return operation()
+        except Exception as e:  # whatever a user's converter or transform raises
+            error: Exception = e
+        self.waits.begin(started_ms := self.clock.monotonic_ms())
+        try:
+            attempt, fetches = 1, 0
+            while True:
                 try:
-                    await error.fetch()
-                    continue
-                except Exception as e:  # of the registry's client
+                    if isinstance(error, MoreNeeded) and fetches < FETCHES_MAX:
+                        await self.waits.wait_for(error.fetch())
+                        fetches += 1
+                    else:
+                        await self._wait(Failure(stage, type(executing), error, attempt), started_ms)
+                        attempt += 1
+                    return operation()
+                except (Failed, Interrupted):
+                    raise
+                except Exception as e:  # of the registry's client, or again the operation's
                     error = e
-            wait_ms = self.operator.retry_after(error, attempt, started_ms, self.clock.monotonic_ms())
-            if wait_ms is None:
-                raise Failed(Failure(stage, type(executing), error, attempt)) from error
-            await asyncio.sleep(wait_ms / 1000)
-            attempt += 1
+        finally:
+            self.waits.end()
+
+    async def _wait(self, failure: Failure, started_ms: int) -> None:
+        """Until the operation is tried again; raises Failed where it is not."""
+        now_ms = self.clock.monotonic_ms()
+        wait_ms = self.operator.retry_after(failure.error, failure.attempt, started_ms, now_ms)
+        if wait_ms is None:
+            raise Failed(failure) from failure.error
+        self.waits.failed(failure.stage.name, failure.error, now_ms)
+        await self.waits.wait_for(asyncio.sleep(wait_ms / 1000))
 
     async def failed(self, record: ConsumerRecord | SourceRecord, failure: Failure) -> None:
         """Report a failure, and raise ToleranceExceeded where it is not tolerated."""

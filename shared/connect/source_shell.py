@@ -23,6 +23,7 @@ from shared.connect.error_handling import Failure, Stage
 from shared.connect.error_reporting import ErrorReporters
 from shared.connect.errors import ConnectError, RetriableError
 from shared.connect.record import SourceRecord
+from shared.connect.retry_waits import Interrupted
 from shared.connect.states import ConnectorTaskId, Event
 from shared.connect.status_listener import StatusListener
 from shared.connect.task import OffsetStorageReader, SourceTask, TransactionContext
@@ -78,6 +79,7 @@ class SourceTaskShell(WorkerTask):
         self._topics_said: set[str] = set()
         self._initialized = False
         self._in_hand: SourceRecord | None = None
+        self._attend(parts.conversion.waits)
 
     @abstractmethod
     async def _prepare_to_send(self, record: SourceRecord, produced: ProducerRecord) -> object:
@@ -243,7 +245,13 @@ class SourceTaskShell(WorkerTask):
         records = self.to_send or []
         self._topics_said.clear()
         for index, record in enumerate(records):
-            produced = await self.parts.conversion.producer_record(record)
+            try:
+                produced = await self.parts.conversion.producer_record(record)
+            except (Interrupted, asyncio.CancelledError) as e:
+                self.to_send = records[index:]
+                if isinstance(e, Interrupted):
+                    return False
+                raise
             if produced is None:
                 await self._dropped(record)
                 continue

@@ -27,6 +27,7 @@ from shared.connect.exactly_once_source_task import ExactlyOnceSourceTask, trans
 from shared.connect.offset_store import OffsetBackingStore
 from shared.connect.override_policy import check_overrides
 from shared.connect.plugins import Plugins
+from shared.connect.retry_waits import RetryWaits
 from shared.connect.sink_core import SinkCore
 from shared.connect.source_offsets import StoredOffsetReader
 from shared.connect.source_shell import SourceParts, WorkerSourceTaskContext
@@ -148,6 +149,7 @@ class _Build:
             self._operator,
             self._clock,
             self._reporters.report,
+            RetryWaits(str(self._id)),
         )
 
     def sink(self, task: SinkTask) -> WorkerSinkTask:

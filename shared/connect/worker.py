@@ -122,7 +122,9 @@ class Worker:
             stalled = {id for id, task in self._tasks.items() if task.stalled_ms(now_ms) >= limit_ms}
             for id in sorted(stalled - self._stalled):
                 call_ms = self._tasks[id].stalled_ms(now_ms)
-                log.warning("task is stalled inside one call of its connector", task=str(id), for_ms=call_ms)
+                log.warning(
+                    "task is stalled inside one call of its connector or converters", task=str(id), for_ms=call_ms
+                )
             for id in sorted(self._stalled - stalled):
                 log.info("task is stalled no more", task=str(id))
             self._stalled = stalled

@@ -8,6 +8,7 @@ out, and read again from its committed offset.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 
@@ -19,6 +20,7 @@ from shared.connect.conversion import Conversion
 from shared.connect.error_reporting import ErrorReporters
 from shared.connect.errors import ConnectError, RetriableError
 from shared.connect.record import SinkRecord
+from shared.connect.retry_waits import Interrupted
 from shared.connect.sink_core import Partitions, SinkCore
 from shared.connect.states import ConnectorTaskId, Event, State
 from shared.connect.status_listener import StatusListener
@@ -59,6 +61,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         self._turn = asyncio.Lock()
         self.raw: dict[tuple[str, int, int], ConsumerRecord] = {}
         self._initialized = False
+        self._attend(conversion.waits)
         self.context: WorkerSinkTaskContext
 
     async def _start(self) -> None:
@@ -88,12 +91,19 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             self._rewind()
             timeout_ms = self.core.poll_timeout_ms(now_ms)
         polled = await self._poll(timeout_ms)
+        if polled is None:
+            return
+        taken, assigned = polled
+        converted = await self._convert(taken)  # without the turn: it may wait for a registry as long as that is down
         async with self._turn:
-            if polled is not None:
-                taken, assigned = polled
-                ours = {tp: columns for tp, columns in taken.items() if self.core.is_still_ours(tp, assigned)}
-                await self._convert(ours)
-                await self._deliver()
+            ours = {tp: columns for tp, columns in taken.items() if self.core.is_still_ours(tp, assigned)}
+            if converted is None:
+                for tp, columns in ours.items():
+                    self._consumer.seek(tp, int(columns.offsets[0]))
+                return
+            lists = [converted[tp] for tp in ours]
+            self._receive(ours, lists[0] if len(lists) == 1 else list(itertools.chain.from_iterable(lists)))
+            await self._deliver()
 
     def _follow_target(self) -> None:
         """Pause or go on, where that is newly wanted."""
@@ -134,25 +144,28 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                     one.cancel()
             await asyncio.gather(poll, changed, return_exceptions=True)
 
-    async def _convert(self, polled: Polled) -> None:
-        batch: list[SinkRecord] = []
-        count = 0
-        keep_raw = self.context.errant_record_reporter is not None
-        for tp, columns in polled.items():
-            records = await self._conversion.sink_records(columns)
-            batch = records if not batch else batch + records
-            count += len(columns)
-            if keep_raw:
+    async def _convert(self, polled: Polled) -> dict[TopicPartition, list[SinkRecord]] | None:
+        """The records of each partition; None where the task is to stop or pause, and a conversion waited."""
+        try:
+            return {tp: await self._conversion.sink_records(columns) for tp, columns in polled.items()}
+        except Interrupted:
+            return None
+
+    def _receive(self, polled: Polled, batch: list[SinkRecord]) -> None:
+        if not polled:
+            return
+        if self.context.errant_record_reporter is not None:
+            for tp, columns in polled.items():
                 self.raw.update({(tp.topic, tp.partition, record.offset): record for record in columns.records()})
-        if polled:
-            self.core.received({tp: int(columns.offsets[-1]) + 1 for tp, columns in polled.items()})
-            self.metrics.add("sink_record_read_total", count)
-            self.metrics.sized("batch_size", count)
-            for topic in {tp.topic for tp in polled}:
-                self._listener.on_topic_used(self.id, topic)
-            self.core.batch = batch
-            self.metrics.active(len(batch))
-            self.metrics.set("sink_record_lag_max", self.core.lag_max())
+        count = sum(map(len, polled.values()))
+        self.core.received({tp: int(columns.offsets[-1]) + 1 for tp, columns in polled.items()})
+        self.metrics.add("sink_record_read_total", count)
+        self.metrics.sized("batch_size", count)
+        for topic in {tp.topic for tp in polled}:
+            self._listener.on_topic_used(self.id, topic)
+        self.core.batch = batch
+        self.metrics.active(len(batch))
+        self.metrics.set("sink_record_lag_max", self.core.lag_max())
 
     async def _deliver(self) -> None:
         batch, started_ms = self.core.batch, self._clock.monotonic_ms()

@@ -16,6 +16,7 @@ from shared.common.clock import Clock
 from shared.common.log import get_logger
 from shared.connect.config_provider import Mask, unmasked
 from shared.connect.errors import said_of, trace_of
+from shared.connect.retry_waits import RetryWaits
 from shared.connect.states import ConnectorTaskId, Event, State, TargetState, after
 from shared.connect.status_listener import StatusListener
 from shared.connect.task_metrics import TaskMetrics
@@ -45,6 +46,7 @@ class WorkerTask(ABC):
         self._clock = clock
         self.mask: Mask = unmasked
         self._entered_ms: int | None = None
+        self._waits: RetryWaits | None = None
         self.cancelled = False
         self.state = State.UNASSIGNED
         self.error: Exception | None = None
@@ -70,8 +72,17 @@ class WorkerTask(ABC):
         """Stop the connector's task and let go of everything; called once, after whatever came before."""
 
     def stalled_ms(self, now_ms: int) -> int:
-        """For how long it has been inside one call of the connector's code, in ms; 0 where it is not in one."""
-        return 0 if self._entered_ms is None else max(0, now_ms - self._entered_ms)
+        """For how long it has been inside one call of the connector's code, or one record's conversion has been tried
+        again, in ms; 0 where neither is so."""
+        waiting_ms = None if self._waits is None else self._waits.since_ms
+        return max(
+            (now_ms - since_ms for since_ms in (self._entered_ms, waiting_ms) if since_ms is not None), default=0
+        )
+
+    def _attend(self, waits: RetryWaits) -> None:
+        """These are the task's: its stop or pause ends them."""
+        self._waits, waits.is_over = waits, lambda: self.stopping or self.should_pause
+        waits.mask = lambda text: self.mask(text)
 
     async def _call(self, call: Awaitable[T]) -> T:
         """Await the connector's code, and remember since when."""
