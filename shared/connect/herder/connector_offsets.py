@@ -6,11 +6,12 @@ task that still writes, is fenced first. In between the connector itself is aske
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
 from shared.clients.admin import Admin
-from shared.common.errors import GroupNotEmpty, GroupNotFound
+from shared.common.errors import GroupNotEmpty, GroupNotFound, UnknownMember
 from shared.common.records import TopicPartition
 from shared.connect.errors import ConnectError
 from shared.connect.herder.errors import BadRequest
@@ -30,6 +31,8 @@ Wanted = dict[TopicPartition, int | None] | list[Row]
 """Offsets that are to be: a sink's, or a source's."""
 
 TOPIC, PARTITION, OFFSET = "kafka_topic", "kafka_partition", "kafka_offset"
+SETTLE_TRIES, SETTLE_WAIT_MS = 25, 200
+"""How often a group without members that is not empty yet is asked again: longer than the brokers draw it out."""
 ALTERED = "The offsets for this connector have been altered successfully"
 RESET = "The offsets for this connector have been reset successfully"
 MAYBE_ALTERED = (
@@ -139,12 +142,12 @@ class ConnectorOffsets:
         group = group_of_sink(name, config)
         try:
             if rows is None:
-                await self._admin.delete_group(group)
+                await self._settled(group, lambda: self._admin.delete_group(group))
             else:
                 await self._alter_group(group, wanted)
         except GroupNotFound:
             pass  # nothing was ever committed: nothing is to be forgotten
-        except GroupNotEmpty as e:
+        except (GroupNotEmpty, UnknownMember) as e:
             raise ConnectError(
                 f"Failed to {'reset' if rows is None else 'alter'} the offsets of sink connector {name}: its consumer "
                 f"group still has members, since tasks may not have stopped yet: {e}"
@@ -153,10 +156,23 @@ class ConnectorOffsets:
     async def _alter_group(self, group: str, wanted: Mapping[TopicPartition, int | None]) -> None:
         moved = {tp: at for tp, at in wanted.items() if at is not None}
         if moved:
-            await self._admin.alter_group_offsets(group, moved)
+            await self._settled(group, lambda: self._admin.alter_group_offsets(group, moved))
         forgotten = [tp for tp, at in wanted.items() if at is None]
         if forgotten and (known := [tp for tp in await self._admin.group_offsets(group) if tp in forgotten]):
-            await self._admin.delete_group_offsets(group, known)
+            await self._settled(group, lambda: self._admin.delete_group_offsets(group, known))
+
+    async def _settled(self, group: str, change: Callable[[], Awaitable[object]]) -> None:
+        """Change a group whose members have left; one that the last left during its first rebalance, which the brokers
+        draw out (`group.initial.rebalance.delay.ms`), is not empty before that is over."""
+        for _ in range(SETTLE_TRIES):
+            try:
+                await change()
+                return
+            except (GroupNotEmpty, UnknownMember):
+                if (await self._admin.describe_group(group)).members:
+                    raise
+            await asyncio.sleep(SETTLE_WAIT_MS / 1000)
+        await change()
 
 
 def _said(rows: Sequence[Row] | None, taken: bool) -> str:

@@ -7,11 +7,17 @@ from typing import Any, cast
 
 import pytest
 
+from shared.clients.admin import Admin
+from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.common.errors import KafkaTimeout
-from shared.common.records import TopicPartition
+from shared.common.records import OffsetAndMetadata, TopicPartition
+from shared.common.settings import KafkaSettings
+from shared.connect.errors import ConnectError
 from shared.connect.herder.connector_offsets import ALTERED, ConnectorOffsets, group_of_sink, rows_of, sink_offsets
 from shared.connect.herder.errors import BadRequest
 from shared.connect.storage.offset_store import MemoryOffsetStore
+from shared.testing.fake_broker import Api, FakeCluster
+from tests.shared.connect.harness import TP, Store
 
 
 def sink_row(partition: object = 0, offset: object = 1) -> dict[str, object]:
@@ -109,3 +115,27 @@ async def test_what_is_not_named_is_never_touched() -> None:
         else:
             assert await offsets.keep("snk", {}, [], wanted, taken=True) == ALTERED
             assert admin.offsets == {kept: 1, moved: 7}
+
+
+async def test_a_group_that_was_left_while_it_began_is_waited_for() -> None:
+    """The brokers draw a first rebalance out, and refuse commits until it is over; while there are members nothing is
+    changed."""
+    wanted: dict[TopicPartition, int | None] = {TP: 7}
+    async with FakeCluster(configs={"group.initial.rebalance.delay.ms": "500"}) as cluster:
+        cluster.create_topic("t")
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with Admin(kafka) as admin:
+            offsets = ConnectorOffsets(admin, Store())
+            joins = cluster.control(Api.JOIN_GROUP, lambda request: seen.append(request.body.member_id))
+            seen: list[str] = []
+            async with Consumer(kafka, ConsumerSettings(group_id="connect-c")) as consumer:
+                consumer.subscribe(["t"])
+                while len(seen) < 2:
+                    await consumer.poll(20)
+                with pytest.raises(ConnectError, match="still has members"):
+                    await offsets.keep("c", {}, None, wanted, taken=False)
+            joins.remove()
+            await offsets.keep("c", {}, [({}, {})], wanted, taken=False)
+            assert cluster.committed("connect-c") == {TP: OffsetAndMetadata(7)}
+            await offsets.keep("c", {}, None, wanted, taken=False)
+            assert cluster.committed("connect-c") == {}
