@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shared.common.errors import ConfigError
+from shared.connect.hiding import secrets_in
 from shared.connect.properties import parse_properties
 
 VARIABLE = re.compile(r"\$\{([^}:]+):(?:([^}]*):)?([^}:]*)\}")
@@ -152,7 +153,7 @@ class ConfigTransformer:
         }
 
     def masking(self, raw: Mapping[str, str]) -> Mask:
-        """What takes the values that variables of this configuration stand for out of a text.
+        """What takes the values that variables of this configuration stand for, and its other secrets, out of a text.
 
         With a setting's name the text is about that setting. A provider that fails gives nothing to take out.
         """
@@ -161,14 +162,16 @@ class ConfigTransformer:
             if "${" in text:
                 with contextlib.suppress(ConfigError):
                     own[name] = self._values_in(text)
+            elif found := secrets_in(name, text):
+                own[name] = found
         everywhere = {
-            value: shown for found in own.values() for value, shown in found.items() if len(value) >= MASKED_LENGTH_MIN
+            value: shown for each in own.values() for value, shown in each.items() if len(value) >= MASKED_LENGTH_MIN
         }
 
         def mask(text: str, name: str = "") -> str:
-            found = {**everywhere, **own.get(name, {})}
-            for value in sorted(found, key=len, reverse=True):
-                text = text.replace(value, found[value])
+            secrets = {**everywhere, **own.get(name, {})}
+            for value in sorted(secrets, key=len, reverse=True):
+                text = text.replace(value, secrets[value])
             return text
 
         return mask

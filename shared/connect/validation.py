@@ -17,10 +17,11 @@ from shared.connect.config_types import as_text, invalid
 from shared.connect.connector import Connector, ExactlyOnceSupport, SinkConnector, SourceConnector
 from shared.connect.connector_config import check_sink_topics, sink_config, source_config
 from shared.connect.errors import ConfigError
+from shared.connect.hiding import hidden, without_passwords
 from shared.connect.override_policy import refused_overrides
 from shared.connect.plugins import KINDS, Plugins
 from shared.connect.version import CONNECT_VERSION
-from shared.connect.worker_config import JSON_CONVERTER, SIMPLE_HEADER_CONVERTER, hidden, with_prefix
+from shared.connect.worker_config import JSON_CONVERTER, SIMPLE_HEADER_CONVERTER, with_prefix
 
 CONVERTER_KINDS = {"key.converter": "converter", "value.converter": "converter", "header.converter": "header_converter"}
 CHAINS = {"transforms": "transformation", "predicates": "predicate"}
@@ -104,7 +105,7 @@ def _wrong_overrides(plugin: type[Connector], props: Mapping[str, str], worker: 
         refused = refused_overrides(policy, given)
         for name in refused:
             said = f"The '{policy}' policy does not allow '{name}' to be overridden in the connector configuration."
-            found.append(ConfigValue(prefix + name, props[prefix + name], errors=[said]))
+            found.append(ConfigValue(prefix + name, hidden(name, props[prefix + name]), errors=[said]))
         try:
             if make is not None:
                 make({name: given[name] for name in given if name not in refused})
@@ -247,5 +248,9 @@ def _check_exactly_once(
 def _shown(definition: ConfigDef, value: ConfigValue) -> dict[str, Any]:
     if value.name not in definition:  # the connector's own validation may say something of what it did not define
         definition = ConfigDef().define(value.name, Type.STRING, None, Importance.LOW, "")
+        value.value = hidden(value.name, value.value)
     key = definition[value.name]
-    return {"definition": key.definition(), "value": value.shown(key.type)}
+    shown = value.shown(key.type)
+    if isinstance(shown["value"], str):
+        shown["value"] = without_passwords(shown["value"])
+    return {"definition": key.definition(), "value": shown}

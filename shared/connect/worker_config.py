@@ -8,15 +8,14 @@ from typing import Any
 from shared.common.settings import KafkaSettings
 from shared.connect.client_settings import kafka_settings
 from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, one_of
-from shared.connect.config_types import ClassResolver, Password
+from shared.connect.config_types import ClassResolver
+from shared.connect.hiding import hidden
 
 HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
 
 ISOLATION = "penstock.task.isolation"
 JSON_CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
 SIMPLE_HEADER_CONVERTER = "org.apache.kafka.connect.storage.SimpleHeaderConverter"
-SECRET_WORDS = ("password", "secret", "token", "jaas.config", "credential", "api.key", "basic.auth.user.info")
-"""A property whose name has one of these is never logged with its value."""
 
 
 def worker_config() -> ConfigDef:
@@ -103,14 +102,3 @@ def with_prefix(props: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     {'schemas.enable': 'false'}
     """
     return {name[len(prefix) :]: value for name, value in props.items() if name.startswith(prefix)}
-
-
-def hidden(name: str, value: Any) -> Any:
-    """A property's value as it may be logged.
-
-    >>> hidden("connection.password", "s3cret"), hidden("tasks.max", "1")
-    ('[hidden]', '1')
-    """
-    if isinstance(value, Password) or any(word in name.lower() for word in SECRET_WORDS):
-        return "[hidden]" if value is not None else None
-    return value

@@ -18,7 +18,7 @@ import msgspec
 
 from shared.common.records import TopicPartition
 from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, one_of
-from shared.connect.config_types import invalid
+from shared.connect.config_types import Password, invalid
 from shared.connect.connector import Props, SinkConnector, SourceConnector
 from shared.connect.converters.json_schema import value_to_json
 from shared.connect.errors import ConnectError, DataError, RetriableError
@@ -37,7 +37,8 @@ def client_config() -> ConfigDef:
     return (
         ConfigDef()
         .define("http.url", Type.STRING, NO_DEFAULT, HIGH, "The address.", _is_url)
-        .define("http.headers", Type.LIST, "", MEDIUM, "More headers: Name:value, comma-separated.", _are_headers)
+        .define("http.headers", Type.PASSWORD, "", MEDIUM,
+                "More headers: Name:value, comma-separated. They are kept secret, as Authorization is.", _are_headers)
         .define("http.auth.type", Type.STRING, "none", MEDIUM, "none, basic or bearer.",
                 one_of("none", "basic", "bearer"))
         .define("http.auth.user", Type.STRING, "", MEDIUM, "The user of basic.")
@@ -55,14 +56,23 @@ def _is_url(name: str, value: Any) -> None:
 
 
 def _are_headers(name: str, value: Any) -> None:
-    for item in value or ():
-        if not item.partition(":")[0].strip() or ":" not in item:
-            raise invalid(name, item, "a header is Name:value")
+    try:
+        _headers(value)
+    except ValueError:
+        raise invalid(name, value, "each header is Name:value") from None
+
+
+def _headers(given: Password) -> dict[str, str]:
+    """By name; ValueError where one of them is none."""
+    pairs = [item.split(":", 1) for item in given.value.split(",") if item.strip()]
+    headers = {name.strip(): value.strip() for name, value in pairs}
+    if "" in headers:
+        raise ValueError("a header without a name")
+    return headers
 
 
 def make_client(values: Mapping[str, Any]) -> httpx.AsyncClient:
-    headers = dict(item.split(":", 1) for item in values["http.headers"])
-    headers = {name.strip(): value.strip() for name, value in headers.items()}
+    headers = _headers(values["http.headers"])
     auth = None
     if values["http.auth.type"] == "basic":
         auth = httpx.BasicAuth(values["http.auth.user"], values["http.auth.password"].value)

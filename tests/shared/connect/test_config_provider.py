@@ -92,3 +92,16 @@ def test_what_is_quoted_is_taken_out_again() -> None:
     assert mask("bad s3cret, ann") == "bad ${env:PASS}, ann"
     assert mask("Invalid value ann", "n") == "Invalid value ${env:USER_NAME}"
     assert transformer().masking({"f": "${file:/no/such/file:k}", "p": "${env:PASS}"})("s3cret") == "${env:PASS}"
+
+
+def test_what_is_secret_without_a_variable_is_taken_out_of_texts_too() -> None:
+    """By its name, and a URL's password wherever it is quoted; also as Python shows a text of several lines."""
+    mask = transformer().masking(
+        {"u": "http://ann:pl41n@api/x?api_key=k3y0", "o.ssl.keystore.key": "-----BEGIN\nMII", "topics": "orders"}
+    )
+    assert (
+        mask("no answer of http://ann:pl41n@api/x?api_key=k3y0")
+        == "no answer of http://ann:[hidden]@api/x?api_key=[hidden]"
+    )
+    assert mask("pl41n of orders, k3y0") == "[hidden] of orders, [hidden]"
+    assert mask(f"input_value={'-----BEGIN' + chr(10) + 'MII'!r}") == "input_value='[hidden]'"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from shared.connect.connectors.http import HttpSinkConnector
 from shared.connect.errors import ConfigError
 from shared.connect.plugins import Plugins
 from shared.connect.validation import plugin_definitions, validate_connector
@@ -111,6 +112,24 @@ def test_topic_creation_groups_bring_their_settings(plugins: Plugins) -> None:
     assert validate_connector(plugins, props | fine, {}).errors == [
         "Invalid value 0 for configuration topic.creation.default.replication.factor: Value must be at least 1"
     ]
+
+
+def test_no_answer_has_a_secret(plugins: Plugins) -> None:
+    """Neither as a value nor within an error: headers, passwords of URLs, keys in PEM, what the policy refuses."""
+    props = {
+        "connector.class": f"{HttpSinkConnector.__module__}.HttpSinkConnector",
+        "name": "x",
+        "topics": "t",
+        "http.url": "http://ann:pl41n@api/x",
+        "http.headers": "pl41n",
+        "producer.override.ssl.keystore.key": "pl41n",
+    }
+    infos = validate_connector(plugins, props, {"connector.client.config.override.policy": "None"})
+    assert infos.errors == [
+        "Invalid value [hidden] for configuration http.headers: each header is Name:value",
+        "The 'None' policy does not allow 'ssl.keystore.key' to be overridden in the connector configuration.",
+    ]
+    assert "pl41n" not in json.dumps(infos.as_json())
 
 
 def test_without_a_class_nothing_can_be_checked(plugins: Plugins) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shared.connect.connectors.http import HttpSinkConnector
 from shared.connect.connectors.postgres.sink import PostgresSinkConnector
 from shared.connect.herder.errors import BadRequest
 from shared.connect.herder.secrets import is_secret, kept, shown
@@ -34,3 +35,27 @@ def test_a_config_that_was_read_can_be_written_back() -> None:
     with pytest.raises(BadRequest, match=r"connection\.password: \[hidden\] stands for the value that is kept"):
         kept(sent, {}, PostgresSinkConnector)
     assert kept({"file": "[hidden]"}, {}, None) == {"file": "[hidden]"}
+
+
+URL = "postgresql://ann:pl41n@db/shop?sslmode=require"
+
+
+def test_of_a_url_its_password_is_hidden() -> None:
+    """And kept where the URL comes back as it was shown; of another URL it is not known."""
+    config = {"connection.url": URL, "http.url": "http://api/items?page=1"}
+    assert shown(config, PostgresSinkConnector) == {
+        "connection.url": "postgresql://ann:[hidden]@db/shop?sslmode=require",
+        "http.url": "http://api/items?page=1",
+    }
+    assert kept(shown(config, PostgresSinkConnector), config, PostgresSinkConnector) == config
+    with pytest.raises(
+        BadRequest, match=r"connection\.url: \[hidden\] stands for the password that is kept, of that URL"
+    ):
+        kept({"connection.url": URL.replace("pl41n@db", "[hidden]@other")}, config, PostgresSinkConnector)
+
+
+def test_headers_and_private_keys_are_hidden() -> None:
+    """`Authorization` is one of the headers, and a key in PEM needs no file."""
+    config = {"http.headers": "Authorization: Bearer t0k3n", "producer.override.ssl.keystore.key": "-----BEGIN PRIVATE"}
+    assert set(shown(config, HttpSinkConnector).values()) == {"[hidden]"}
+    assert set(shown(config, None).values()) == {"[hidden]"}
