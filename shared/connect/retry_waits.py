@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from shared.common.log import get_logger
-from shared.connect.config_provider import Mask, unmasked
+from shared.connect.config_provider import unmasked
 from shared.connect.errors import said_of
 
 log = get_logger(__name__)
@@ -37,7 +37,7 @@ class RetryWaits:
         self.since_ms: int | None = None
         """Since when one operation on one record has been waiting, monotonic; None while none is."""
         self.is_over: Callable[[], bool] = lambda: False
-        self.mask: Mask = unmasked
+        self.mask: Callable[[str], str] = unmasked
 
     def __repr__(self) -> str:
         return f"<RetryWaits of {self._task}, {'none' if self.since_ms is None else f'since {self.since_ms} ms'}>"
