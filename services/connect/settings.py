@@ -17,12 +17,14 @@ import msgspec
 from pydantic import SecretStr
 
 from api.auth import Guard
+from api.connect_body import text_map
 from api.connect_starting import StartingApp
 from api.settings import Credential, is_loopback, require_auth
 from shared.common.errors import ConfigError
 from shared.common.setting_names import nearest
 from shared.common.settings import HttpSettings, LogSettings
 from shared.connect.client_settings import unknown_properties
+from shared.connect.herder.errors import BadRequest
 from shared.connect.herder.settings import DistributedConfig, StandaloneConfig
 from shared.connect.plugins import Plugins
 from shared.connect.properties import parse_properties
@@ -102,7 +104,10 @@ def _read_json(text: str) -> dict[str, str]:
     if not isinstance(config, dict):
         raise ConfigError("'config' must be a JSON object")
     named = {"name": found["name"], **config} if "config" in found and "name" in found else config
-    return {name: value if isinstance(value, str) else str(value) for name, value in named.items()}
+    try:
+        return text_map(named, "config")
+    except BadRequest as e:
+        raise ConfigError(str(e)) from None
 
 
 def misspelled(config: WorkerConfig) -> list[str]:

@@ -85,6 +85,17 @@ def test_wrong_command_lines_are_named(worker: Path, arguments: list[str], named
         read_command_line("distributed", given)
 
 
+def test_values_in_json_are_what_rest_takes_them_for(tmp_path: Path) -> None:
+    """Null is no value, numbers and truth values are as they are written; lists and objects are refused by name."""
+    file = tmp_path / "c.json"
+    file.write_text('{"name": "c", "config": {"topics.regex": null, "tasks.max": 2, "auto.create": true, "x": 1.5}}')
+    assert read_properties(file) == {"name": "c", "tasks.max": "2", "auto.create": "true", "x": "1.5"}
+    for value in ('["t"]', '{"a": 1}'):
+        file.write_text(f'{{"name": "c", "topics": {value}}}')
+        with pytest.raises(ConfigError, match=r"c\.json: The config's 'topics' must be a text"):
+            read_properties(file)
+
+
 def test_files_that_are_none_are_named(tmp_path: Path) -> None:
     """JSON that is none, or no object; bytes that are no text."""
     for name, data in (("a.json", b"{"), ("b.json", b"[]"), ("c.json", b'{"config": 3}'), ("d.properties", b"\xff")):
