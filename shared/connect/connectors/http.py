@@ -8,6 +8,7 @@ URL being the offset of the last record it has read.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -30,6 +31,8 @@ RETRIED = (408, 425, 429)
 BODY_BYTES_MAX = 64 << 20
 """A larger answer of a polled address fails the task before it takes all memory."""
 RETRY_AFTER_MAX_MS = 300_000
+WRITTEN_MAX = 10_000
+"""Records of one offset that are known when the address gives them again; more of them are written once more."""
 
 
 def client_config() -> ConfigDef:
@@ -255,6 +258,9 @@ class HttpSourceTask(SourceTask):
         self._offset: Any = stored.get("offset", self._values["http.offset.initial"])
         self._etag: str | None = None
         self._wait_ms = 0
+        # Digests of the records of the last offset: an address whose offsets are inclusive gives them again.
+        self._written: frozenset[bytes] = frozenset()
+        self._written_now: set[bytes] = set()
 
     async def poll(self) -> list[SourceRecord] | None:
         await asyncio.sleep(self._wait_ms / 1000)
@@ -273,8 +279,9 @@ class HttpSourceTask(SourceTask):
             return None
         if not response.is_success:
             raise ConnectError(f"HTTP {response.status_code}: {response.text[:200]}")
+        asked = str(self._offset)
         records = self._records(response)
-        if records and self._values["http.offset.pointer"]:
+        if str(self._offset) != asked:
             self._wait_ms = 0  # there may be another page
         return records
 
@@ -298,8 +305,8 @@ class HttpSourceTask(SourceTask):
             raise ConnectError(f"the answer is not as the settings say: {e}") from e
         records = []
         for item in found if isinstance(found, list) else [found]:
-            if pointer := self._values["http.offset.pointer"]:
-                self._offset = pointed(item, pointer)
+            if (pointer := self._values["http.offset.pointer"]) and not self._advance(item, pointed(item, pointer)):
+                continue
             key = pointed(item, self._values["key.pointer"]) if self._values["key.pointer"] else None
             records.append(
                 SourceRecord(
@@ -307,7 +314,20 @@ class HttpSourceTask(SourceTask):
                     source_partition=self._partition, source_offset={"offset": self._offset},
                 )
             )  # fmt: skip
+        self._written = frozenset(self._written_now)
         return records
+
+    def _advance(self, item: Any, offset: Any) -> bool:
+        """Go on to a record's offset; False where it is the one asked for and an earlier answer had the record."""
+        is_same, digest = str(offset) == str(self._offset), hashlib.sha256(msgspec.json.encode(item)).digest()
+        if not is_same:
+            self._written, self._written_now = frozenset(), set()
+        self._offset = offset
+        if digest in self._written:
+            return False
+        if len(self._written_now) < WRITTEN_MAX:
+            self._written_now.add(digest)
+        return True
 
     async def stop(self) -> None:
         if hasattr(self, "_client"):
@@ -328,7 +348,8 @@ class HttpSourceConnector(SourceConnector):
             .define("records.pointer", Type.STRING, "", MEDIUM,
                     "A JSON pointer to the array of records; empty: the whole answer.")
             .define("key.pointer", Type.STRING, "", MEDIUM, "Within a record, to its key; empty: no key.")
-            .define("http.offset.pointer", Type.STRING, "", MEDIUM, "Within a record, to its offset.")
+            .define("http.offset.pointer", Type.STRING, "", MEDIUM,
+                    "Within a record, to its offset. Offsets may be inclusive: what is known of the last is left out.")
             .define("http.offset.initial", Type.STRING, "", MEDIUM, "The offset of the first request.")
         )  # fmt: skip
 

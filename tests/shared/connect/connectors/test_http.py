@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -10,11 +11,19 @@ import pytest
 from shared.clients.producer import Producer
 from shared.common.errors import DataError
 from shared.common.settings import KafkaSettings
-from shared.connect.connectors.http import HttpSinkConnector, HttpSinkTask, HttpSourceConnector, pointed
+from shared.connect.connectors.http import (
+    HttpSinkConnector,
+    HttpSinkTask,
+    HttpSourceConnector,
+    HttpSourceTask,
+    pointed,
+)
 from shared.connect.errors import RetriableError
+from shared.connect.source_offsets import StoredOffsetReader
+from shared.connect.source_shell import WorkerSourceTaskContext
 from tests.shared.connect.connectors.http_server import Answer, Request, serving
 from tests.shared.connect.connectors.sink_context import A, B, Context, records
-from tests.shared.connect.harness import Running, running
+from tests.shared.connect.harness import Running, Store, running
 
 JSON = {
     "value_converter": "org.apache.kafka.connect.json.JsonConverter",
@@ -148,6 +157,38 @@ async def test_an_address_is_polled_page_by_page() -> None:
         assert [record.key for record in run.cluster.records("t")] == [b"u1", b"u2", b"u3", b"u4", b"u5"]
         await run.until(lambda: any(b'"offset":5' in value for value in run.store.data.values()))
         assert [request.path for request in server.requests[:4]] == ["/?after=0", "/?after=0", "/?after=2", "/?after=4"]
+
+
+async def test_an_inclusive_offset_gives_each_record_once_and_is_asked_for_at_the_interval() -> None:
+    """The answer to an offset has its records again: what was written is left out, what is new of it is not, equal
+    records of one answer are each written, and no request follows at once where the offset did not move."""
+    items = [{"id": n, "at": at} for n, at in ((1, 10), (2, 20), (3, 20), (3, 20))]
+
+    def answer(request: Request) -> Answer:
+        since = int(request.path.partition("=")[2])
+        return 200, {}, json.dumps([item for item in items if item["at"] >= since]).encode()
+
+    async with serving(answer) as server:
+        task = HttpSourceTask()
+        task.context = WorkerSourceTaskContext({}, StoredOffsetReader(Store(), "c"))
+        url = f"{server.url}/?since=${{offset}}"
+        await task.start(
+            {"http.url": url, "topic": "t", "http.offset.pointer": "/at", "http.offset.initial": "0",
+             "poll.interval.ms": "40"}
+        )  # fmt: skip
+
+        async def polled() -> list[int]:
+            return [record.value["id"] for record in await task.poll() or ()]
+
+        assert [await polled() for _ in range(2)] == [[1, 2, 3, 3], []]
+        loop = asyncio.get_running_loop()
+        items.append({"id": 4, "at": 20})
+        before_s = loop.time()
+        assert [await polled() for _ in range(2)] == [[4], []]
+        assert loop.time() - before_s >= 0.075  # both waited for the interval
+        items.append({"id": 5, "at": 30})
+        assert [await polled() for _ in range(2)] == [[5], []]
+        await task.stop()
 
 
 async def test_an_unchanged_answer_is_not_written_again() -> None:
