@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 from shared.clients.producer import Producer
-from shared.common.records import OffsetAndMetadata
+from shared.common.records import OffsetAndMetadata, TopicPartition
 from shared.common.settings import KafkaSettings
-from shared.connect.connectors.postgres.sink import PostgresSinkConnector
+from shared.connect.connectors.postgres.offsets import OffsetTable
+from shared.connect.connectors.postgres.sink import PostgresSinkConnector, PostgresSinkTask
 from shared.connect.connectors.postgres.source import PostgresSourceConnector, PostgresSourceTask
 from shared.connect.errors import ConnectError, RetriableError
 from shared.connect.record import SinkRecord
 from shared.connect.states import ConnectorTaskId
 from tests.integration.connect.postgres import found, server
+from tests.shared.connect.connectors import sink_context
 from tests.shared.connect.harness import TP, Running, running
 
 asyncpg = pytest.importorskip("asyncpg")
@@ -251,6 +253,48 @@ async def test_a_lost_connection_is_made_again(url: str, db: Any) -> None:
         await db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
         await produce(run, ({"id": 2}, {"n": 2}))
         await until_rows(run, db, "SELECT id FROM t ORDER BY id", [(1,), (2,)])
+
+
+async def test_what_a_put_had_written_is_not_written_again(url: str, db: Any) -> None:
+    """A put is several transactions: where a later one loses its connection, which is what the error says, the retry
+    goes on behind those that were committed."""
+    await db.execute("CREATE TABLE t (n int UNIQUE, at timestamptz DEFAULT clock_timestamp())")
+    task = PostgresSinkTask()
+    task.context = sink_context.Context()
+    await task.start({"name": "c", "connection.url": url, "batch.size": "2", "retry.backoff.ms": "1"})
+    given = [SinkRecord("t", 0, None, None, None, {"n": n}, kafka_offset=n) for n in range(6)]
+    other = await asyncpg.connect(url)
+    async with asyncio.timeout(30):
+        held = other.transaction()
+        await held.start()
+        await other.execute("INSERT INTO t VALUES (3)")  # the second transaction waits for this one's end
+        putting = asyncio.create_task(task.put(list(given)))
+        terminate = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'transactionid'"
+        while not await db.fetchval(terminate):  # noqa: ASYNC110  # there is no event to wait for in a database
+            await asyncio.sleep(0.02)
+        with pytest.raises(RetriableError, match=r"AdminShutdown|ConnectionDoesNotExist|ConnectionLost"):
+            await putting
+        await held.rollback()
+        assert await rows_of(db, "SELECT n FROM t ORDER BY n") == [(0,), (1,)]
+        await task.put(list(given))
+    assert await rows_of(db, "SELECT n FROM t ORDER BY n") == [(n,) for n in range(6)]
+    await task.put([SinkRecord("t", 0, None, None, None, {"n": 9}, kafka_offset=0)])  # read on elsewhere: written
+    assert await rows_of(db, "SELECT count(*)::int FROM t") == [(7,)]
+    await task.stop()
+    await other.close()
+
+
+async def test_tasks_that_start_together_make_the_table_of_offsets_once(url: str, db: Any) -> None:
+    """On a fresh database each of them finds none."""
+    partitions = [TopicPartition("t", number) for number in range(8)]
+    connections = [await asyncpg.connect(url) for _ in partitions]
+    for _ in range(5):
+        await db.execute("DROP TABLE IF EXISTS offsets")
+        opening = [OffsetTable("offsets", "c").open(c, [tp]) for c, tp in zip(connections, partitions, strict=True)]
+        assert await asyncio.gather(*opening) == [{}] * 8
+        assert await rows_of(db, "SELECT count(*)::int FROM offsets") == [(8,)]
+    for connection in connections:
+        await connection.close()
 
 
 async def test_new_and_changed_rows_are_read(url: str, db: Any) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from shared.common.records import TopicPartition
+from shared.connect.connectors.postgres.settings import change_schema
 from shared.connect.connectors.postgres.sql import quoted
 from shared.connect.errors import ConnectError
 from shared.connect.record import SinkRecord
@@ -36,9 +37,10 @@ class OffsetTable:
 
     async def open(self, connection: Any, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Have a row for each partition; gives where to read on, for those that something was written of."""
-        await connection.execute(
+        await change_schema(
+            connection,
             f"CREATE TABLE IF NOT EXISTS {self._table} (connector text, topic text, kafka_partition integer, "
-            "next_offset bigint NOT NULL, PRIMARY KEY (connector, topic, kafka_partition))"
+            "next_offset bigint NOT NULL, PRIMARY KEY (connector, topic, kafka_partition))",
         )
         found = {}
         for tp in partitions:

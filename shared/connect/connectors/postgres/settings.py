@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from types import ModuleType
 from typing import Any
 
+from shared.common.log import get_logger
 from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least
 from shared.connect.config_types import invalid
 from shared.connect.errors import ConfigError, ConnectError, RetriableError
+
+log = get_logger(__name__)
 
 HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
 URL = re.compile(r"(?:jdbc:)?(postgres(?:ql)?://.+)")
@@ -68,6 +73,32 @@ async def connect(values: Mapping[str, Any]) -> Any:
         )
     except Exception as e:
         raise translated(e) from e
+
+
+@asynccontextmanager
+async def transaction(connection: Any) -> AsyncIterator[None]:
+    """One transaction; what ends it is raised as it was, also where the connection is lost with it."""
+    asyncpg = driver()
+    begun = connection.transaction()
+    await begun.start()
+    try:
+        yield
+    except BaseException:
+        if not connection.is_closed():
+            with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+                await begun.rollback()
+        raise
+    await begun.commit()
+
+
+async def change_schema(connection: Any, statement: str) -> None:
+    """A CREATE or ALTER with IF NOT EXISTS: of two at the same time one fails all the same, and all is as both want."""
+    exceptions = driver().exceptions
+    exists = (exceptions.DuplicateTableError, exceptions.DuplicateObjectError, exceptions.DuplicateColumnError)
+    try:
+        await connection.execute(statement)
+    except (exceptions.IntegrityConstraintViolationError, *exists):
+        log.info("another task did the same at the same time", statement=statement)
 
 
 def translated(error: Exception) -> Exception:

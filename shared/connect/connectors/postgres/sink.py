@@ -22,10 +22,11 @@ from shared.connect.connectors.postgres.settings import (
     HIGH,
     LOW,
     MEDIUM,
+    change_schema,
     connect,
     connection_config,
-    driver,
     is_data_error,
+    transaction,
     translated,
 )
 from shared.connect.errors import ConfigError, ConnectError, DataError, RetriableError
@@ -86,11 +87,14 @@ class PostgresSinkTask(SinkTask):
         self._stagings: dict[tuple[str, tuple[str, ...]], str] = {}
         self._numbers = itertools.count()
         self._retries_left: int = values["max.retries"]
+        self._done: dict[TopicPartition, int] = {}
+        """How far each partition of the records being delivered is written: what is not written again."""
         exactly_once = values["exactly.once"]
         self._offsets = OffsetTable(values["offsets.table"], props["name"]) if exactly_once else None
         await self._connected()
 
     async def open(self, partitions: frozenset[TopicPartition]) -> None:
+        self._forget(partitions)
         if self._offsets is None:
             return
         try:
@@ -101,16 +105,32 @@ class PostgresSinkTask(SinkTask):
             self.context.offset(tp, offset)
 
     async def close(self, partitions: frozenset[TopicPartition]) -> None:
+        self._forget(partitions)
         if self._offsets is not None:
             self._offsets.close(partitions)
 
+    def _forget(self, partitions: frozenset[TopicPartition]) -> None:
+        self._done = {tp: offset for tp, offset in self._done.items() if tp not in partitions}
+
     async def put(self, records: list[SinkRecord]) -> None:
         size = self._values["batch.size"]
+        if self._done:  # after a passing failure the same records come again, the first of them perhaps written
+            records = [record for record in records if not self._is_done(record)]
         for at in range(0, len(records), size):
             await self._put(records[at : at + size])
+        self._done.clear()
         if self._offsets is not None:
             self._offsets.settled()
         self._retries_left = self._values["max.retries"]
+
+    def _is_done(self, record: SinkRecord) -> bool:
+        topic, partition, offset = record.original
+        return offset < self._done.get(TopicPartition(topic, partition), 0)
+
+    def _note_done(self, records: list[SinkRecord]) -> None:
+        for record in records:
+            topic, partition, offset = record.original
+            self._done[TopicPartition(topic, partition)] = offset + 1
 
     async def _put(self, records: list[SinkRecord]) -> None:
         try:
@@ -132,6 +152,7 @@ class PostgresSinkTask(SinkTask):
             await self._put(records[half:])
             return
         await reporter.report(records[0], error)
+        self._note_done(records)
 
     async def _failure(self, error: Exception) -> Exception:
         """What to raise for the database's error: retriable as long as there are retries left."""
@@ -171,13 +192,14 @@ class PostgresSinkTask(SinkTask):
             await self._have_table(connection, table, [group for group in groups if group.table == table])
         groups = self._fitted(groups)
         await self._have_stagings(connection, groups)  # not within: a rollback would take them back
-        async with connection.transaction():
+        async with transaction(connection):
             if self._offsets is not None:
                 groups = self._fitted(self._builder.build(await self._offsets.advance(connection, records)))
             for group in groups:
                 await self._write_rows(connection, group)
         if self._offsets is not None:
             self._offsets.committed()
+        self._note_done(records)
 
     def _is_staged(self, group: Rows) -> bool:
         return self._settings.mode != "insert" or group.deletes
@@ -245,10 +267,7 @@ class PostgresSinkTask(SinkTask):
 
     async def _ddl(self, connection: Any, statement: str) -> None:
         log.info("changing the database", statement=statement)
-        try:
-            await connection.execute(statement)
-        except driver().exceptions.IntegrityConstraintViolationError:
-            log.info("another task did the same at the same time")
+        await change_schema(connection, statement)
 
     async def _described(self, connection: Any, name: str) -> sql.Table | None:
         rows = await connection.fetch(COLUMNS, sql.quoted(name))
