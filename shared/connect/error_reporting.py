@@ -19,6 +19,7 @@ from shared.connect.conversion import Conversion
 from shared.connect.dead_letters import dead_letter, log_fields
 from shared.connect.error_handling import ErrorSettings, Failure, RetryWithToleranceOperator, Stage, ToleranceExceeded
 from shared.connect.errors import ConnectError
+from shared.connect.raw_records import RawRecords
 from shared.connect.record import SinkRecord, SourceRecord
 from shared.connect.states import ConnectorTaskId
 from shared.connect.task_metrics import TaskMetrics
@@ -122,12 +123,12 @@ class WorkerErrantRecordReporter:
         self,
         reporters: ErrorReporters,
         operator: RetryWithToleranceOperator,
-        raw: dict[tuple[str, int, int], ConsumerRecord],
+        raw: RawRecords,
         task_class: type,
         clock: Clock,
         conversion: Conversion,
     ) -> None:
-        """`raw` are the records of the batch being delivered, as they were read; others are converted back."""
+        """`raw` are records as they were read; those that it does not have any more are converted back."""
         self._reporters, self._operator, self._raw = reporters, operator, raw
         self._task_class, self._clock, self._conversion = task_class, clock, conversion
 
@@ -137,7 +138,7 @@ class WorkerErrantRecordReporter:
         return reported
 
     async def _report(self, record: SinkRecord, error: Exception) -> None:
-        raw = self._raw.get(record.original) or self._as_read(record)
+        raw = self._raw.find(*record.original) or self._as_read(record)
         failure = Failure(Stage.TASK_PUT, self._task_class, error)
         letter = await self._reporters.send(raw, failure)
         self._operator.failed(failure, self._clock.now_ms())
@@ -149,7 +150,9 @@ class WorkerErrantRecordReporter:
         try:
             key = self._conversion.key.from_connect_data(topic, record.key_schema, record.key)
             value = self._conversion.value.from_connect_data(topic, record.value_schema, record.value)
+            made = self._conversion.header.from_connect_header
+            headers = tuple((one.name, made(topic, one.name, one.schema, one.value)) for one in record.headers)
         except PenstockError as e:
             raise ConnectError(f"{topic}-{partition}@{offset} cannot be made a dead letter: {e}") from e
         timestamp = -1 if record.timestamp is None else record.timestamp
-        return ConsumerRecord(topic, partition, offset, timestamp, key, value)
+        return ConsumerRecord(topic, partition, offset, timestamp, key, value, headers)

@@ -15,10 +15,11 @@ from collections.abc import Mapping, Sequence
 from shared.clients.consumer import Consumer, RebalanceListener
 from shared.common.clock import Clock
 from shared.common.log import get_logger
-from shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition
+from shared.common.records import Columns, OffsetAndMetadata, TopicPartition
 from shared.connect.conversion import Conversion
 from shared.connect.error_reporting import ErrorReporters
 from shared.connect.errors import ConnectError, RetriableError
+from shared.connect.raw_records import RawRecords
 from shared.connect.record import SinkRecord
 from shared.connect.retry_waits import Interrupted
 from shared.connect.sink_core import Partitions, SinkCore
@@ -59,7 +60,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         self._props, self._topics = dict(props), topics
         self._consumer, self._conversion, self._reporters = consumer, conversion, reporters
         self._turn = asyncio.Lock()
-        self.raw: dict[tuple[str, int, int], ConsumerRecord] = {}
+        self.raw = RawRecords()
         self._initialized = False
         self._attend(conversion.waits)
         self.context: WorkerSinkTaskContext
@@ -155,8 +156,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         if not polled:
             return
         if self.context.errant_record_reporter is not None:
-            for tp, columns in polled.items():
-                self.raw.update({(tp.topic, tp.partition, record.offset): record for record in columns.records()})
+            self.raw.add(polled)
         count = sum(map(len, polled.values()))
         self.core.received({tp: int(columns.offsets[-1]) + 1 for tp, columns in polled.items()})
         self.metrics.add("sink_record_read_total", count)
@@ -180,7 +180,6 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             self.metrics.add("sink_record_send_total", len(batch))
             self.metrics.active(0)
             self.metrics.set("sink_record_lag_max", 0)
-        self.raw.clear()
         if (resumed := self.core.delivered()) and not self.should_pause:
             self._consumer.resume(*resumed)
 
@@ -223,6 +222,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             self.metrics.add("offset_commit_failure_total")
             log.error("offset commit failed", task=str(self.id), error=f"{type(error).__name__}: {error}")
         else:
+            self.raw.committed(offsets or {})
             self.metrics.timed("offset_commit", took_ms)
             self.metrics.add("offset_commit_success_total")
             self.metrics.add("offset_commit_completion_total")
@@ -260,6 +260,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 await self._call(self.task.close(partitions))
             finally:
                 self.core.closed(partitions)
+                self.raw.forget(partitions)
                 self.metrics.set("partition_count", len(self.core.assigned))
 
     async def _last_commit(self, partitions: Partitions) -> None:

@@ -16,11 +16,14 @@ from shared.common.settings import KafkaSettings
 from shared.connect.converters.json import JsonConverter
 from shared.connect.dead_letters import TRACE_BYTES_MAX, dead_letter, error_name, log_fields
 from shared.connect.error_handling import Failure, Stage
+from shared.connect.raw_records import RawRecords
 from shared.connect.record import SinkRecord
 from shared.connect.states import ConnectorTaskId
+from shared.connect.task import Offsets
 from tests.shared.connect.harness import TP, SayingSink, SayingSinkTask, running, source_record
 
 RECORDING = Path(__file__).parents[2] / "data" / "kafka_connect_dead_letters.jsonl.gz"
+HOIST = "org.apache.kafka.connect.transforms.HoistField$Key"
 ID = ConnectorTaskId("dlq", 0)
 
 
@@ -106,6 +109,41 @@ async def test_a_record_reported_late_is_not_passed_over(when: str) -> None:
             SayingSinkTask.prepare = staticmethod(lambda _task: None)
         assert "ValueError: refused" in run.listener.traces[0]
         assert run.cluster.committed("connect-c").get(TP, OffsetAndMetadata(0)).offset == 0
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_record_reported_while_flushing_is_as_it_was_read(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Key, value and headers, whatever transforms made of them. One that is not kept any more is converted back."""
+
+    def prepare(made: SayingSinkTask) -> None:
+        def gives(offsets: Offsets) -> Offsets:
+            reporter = made.context.errant_record_reporter
+            assert reporter is not None
+            while made.records:
+                reporter.report(made.records.pop(), ValueError("refused"))
+            return offsets
+
+        made.gives = gives
+
+    monkeypatch.setattr(SayingSinkTask, "prepare", staticmethod(prepare))
+    if not kept:
+        monkeypatch.setattr(RawRecords, "find", lambda *_: None)
+    async with running() as run:
+        run.cluster.create_topic("dlq")
+        async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
+            await producer.send("t", b"v", key=b"k", headers=(("h", b"1"),))
+        await run.run(
+            SayingSink,
+            topics="t",
+            errors_tolerance="all",
+            errors_deadletterqueue_topic_name="dlq",
+            errors_deadletterqueue_topic_replication_factor="1",
+            **({"transforms": "k", "transforms_k_type": HOIST, "transforms_k_field": "f"} if kept else {}),
+        )
+        await run.until(lambda: run.cluster.records("dlq"))
+        (letter,) = run.cluster.records("dlq")
+        assert (letter.key, letter.value, letter.headers) == (b"k", b"v", (("h", b"1"),))
+        await run.until(lambda: run.cluster.committed("connect-c").get(TP) == OffsetAndMetadata(1))
 
 
 def test_a_trace_is_cut_where_it_is_too_long() -> None:
