@@ -89,6 +89,10 @@ class ChangelogWriter:
         self.live = range(live)
         return await self._write(self._fill(closed))
 
+    async def close(self, closed: int) -> int:
+        """More closed sessions, of keys that were never seen; how many entries that were."""
+        return await self._write(self._finals(closed))
+
     async def change(self, each: int) -> int:
         """A delta of `each` sessions changed, closed and new; how many entries that were."""
         assert len(self.live) >= 2 * each
@@ -97,7 +101,11 @@ class ChangelogWriter:
     def _fill(self, closed: int) -> Iterator[Entry]:
         for i in self.live:
             yield self._live(i)
-        for i in range(closed):
+        yield from self._finals(closed)
+
+    def _finals(self, closed: int) -> Iterator[Entry]:
+        first, self._closed = self._closed, self._closed + closed
+        for i in range(first, self._closed):
             yield self._final(b"closed-%d" % i, i * 7919 % (CLOSED_DAYS * DAY_MS), i)
 
     def _change(self, each: int) -> Iterator[Entry]:

@@ -1,15 +1,16 @@
 """Compaction and restore while history, `closed` and `state` grow, on an embedded broker and Spark's local[2].
 
-Changelogs are written by the engine's own format: `--sessions` live ones and 1, 4 and 16 times `--history` closed ones.
-Each is compacted, then a delta in which `--delta` sessions are changed, as many closed and as many new; then a task is
+Changelogs are written by the engine's own format: `--sessions` live ones, and history in 1, 4 and 16 compactions of
+`--history` closed ones each, so that files and versions grow with the rows. Then comes a delta in which `--delta`
+sessions are changed, as many closed and as many new; it is compacted, with the upkeep of the policy, and a task is
 restored, from the snapshot and once more from the whole changelog. The same with 1, 4 and 16 times `--state-sessions`
 live ones and no history. Asked for: restore flat within 1.5 while history grows, compaction of the delta flat within 2
 while `closed` and while `state` grow, 300,000 sessions a second from a snapshot, each of them at every size.
 
 `rewritten` is rows of `state` rewritten for each row that the delta changed: by the MERGE itself (deletion vectors
 leave none to it), and with the OPTIMIZE of the policy, which rewrites a partition once it has `optimize_files_max`
-files, and so comes every that many runs; it is run and timed as well. Sessions with sketches and with JSON are restored
-apart, a tenth as many.
+files, and so comes every that many runs. One of `state` and one of `closed`, of all that is there, is timed by itself.
+Sessions with sketches and with JSON are restored apart, a tenth as many.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ RESTORE_FLAT, COMPACTION_FLAT, RESTORE_RATE = 1.5, 2.0, 300_000
 class Line(NamedTuple):
     """What was measured at one size; times in seconds, rates in sessions a second.
 
-    `copied` and `rewritten` are rows of `state` for each row that the delta changed, without and with OPTIMIZE.
+    `first` is the compaction of the first `records`. `copied` and `rewritten` are rows of `state` for each row that the
+    delta changed, without and with OPTIMIZE; `optimize` and `optimize_closed` are what that takes.
     """
 
     factor: int
@@ -59,6 +61,7 @@ class Line(NamedTuple):
     copied: float
     rewritten: float
     optimize: float
+    optimize_closed: float
     restore: float
     load_rate: float
     replay: float
@@ -70,12 +73,15 @@ class Bench:
     def __init__(self, spark: Any, kafka: KafkaSettings, folder: Path) -> None:
         self.spark, self.kafka, self.lake = spark, kafka, str(folder / "lake")
 
-    async def measure(self, factor: int, live: int, closed: int, delta: int) -> Line:
-        """Fill, compact, add a delta, compact that, restore both ways."""
+    async def measure(self, factor: int, live: int, closed: int, delta: int, runs_before: int = 1) -> Line:
+        """Fill and compact, `closed` more in each run; add a delta, compact that, restore both ways."""
         writer = ChangelogWriter(self.kafka, f"bench-{uuid.uuid4().hex[:8]}", NUMBERS)
         await writer.create()
         records = await writer.fill(live, closed)
         first, _ = await asyncio.to_thread(self._compact, writer.application)
+        for _ in range(runs_before - 1):
+            await writer.close(closed)
+            await asyncio.to_thread(self._compact, writer.application)
         files = await asyncio.to_thread(self._files, writer.application)
         entries = await writer.change(delta)
         seconds, runs = await asyncio.to_thread(self._compact, writer.application)
@@ -85,7 +91,7 @@ class Bench:
         replay = await self._restore(writer, None)
         assert snapshot.snapshot_windows == live, snapshot
         added = await asyncio.to_thread(self._files, writer.application) - files
-        copied, optimize = await asyncio.to_thread(self._upkeep, writer.application)
+        copied, optimize, optimize_closed = await asyncio.to_thread(self._upkeep, writer.application)
         await self._forget(writer)
         changed, runs_between = done.merged_rows + done.deleted_rows, max(1.0, FILES_MAX / max(1, added))
         rewritten = (copied + live / runs_between) / changed
@@ -97,6 +103,7 @@ class Bench:
             copied / changed,
             rewritten,
             optimize,
+            optimize_closed,
             snapshot.milliseconds / 1000,
             _rate(snapshot),
             replay.milliseconds / 1000,
@@ -115,7 +122,7 @@ class Bench:
 
     def _compact(self, application: str) -> tuple[float, list[Summary]]:
         """Seconds, and the runs that it took."""
-        settings = CompactSettings(application=application, lake=self.lake, kafka=self.kafka, optimize_files_max=0)
+        settings = CompactSettings(application=application, lake=self.lake, kafka=self.kafka)
         started, runs = time.monotonic(), list[Summary]()
         while not runs or runs[-1].records_left:
             runs.append(Compaction(self.spark, settings, lambda text: None).run())
@@ -124,13 +131,17 @@ class Bench:
     def _files(self, application: str) -> int:
         return sum(upkeep.files_by_partition(self.spark, f"{self.lake}/{application}/state").values())
 
-    def _upkeep(self, application: str) -> tuple[int, float]:
-        """Rows that the newest MERGE copied, and the seconds that an OPTIMIZE of `state` takes."""
-        state = f"{self.lake}/{application}/state"
-        copied = int((tables.history(self.spark, state)[0].operationMetrics or {}).get("numTargetRowsCopied", 0))
+    def _upkeep(self, application: str) -> tuple[int, float, float]:
+        """Rows that the newest MERGE copied, and the seconds that an OPTIMIZE of `state` and of `closed` takes."""
+        state, closed = (f"{self.lake}/{application}/{table}" for table in ("state", "closed/s"))
+        merge = next(row for row in tables.history(self.spark, state) if row.operation == "MERGE")
+        copied = int((merge.operationMetrics or {}).get("numTargetRowsCopied", 0))
+        return copied, self._optimize(state), self._optimize(closed)
+
+    def _optimize(self, path: str) -> float:
         started = time.monotonic()
-        upkeep.optimize(self.spark, state, 1)
-        return copied, time.monotonic() - started
+        upkeep.optimize(self.spark, path, 1)
+        return time.monotonic() - started
 
     async def _restore(self, writer: ChangelogWriter, lake: str | None) -> RestoreReport:
         settings = StreamsSettings(application_id=writer.application, lake=lake)
@@ -138,7 +149,8 @@ class Bench:
         topology = writer.kind.topology()
         await partition.open()
         try:
-            _, report = await partition.take_over(lambda: StreamTask(topology, 0, application=writer.application))
+            task, report = await partition.take_over(lambda: StreamTask(topology, 0, application=writer.application))
+            assert len(task.stores["s"]) == len(writer.live), report
         finally:
             await partition.close()
         return report
@@ -163,13 +175,13 @@ async def run(sessions: int, closed: int, state_sessions: int, delta: int) -> di
                 start = time.monotonic() - started
                 bench = Bench(spark, kafka, Path(name))
 
-                async def line(factor: int, live: int, closed: int) -> Line:
-                    found = await bench.measure(factor, live, closed, delta)
+                async def line(factor: int, live: int, closed: int, runs: int = 1) -> Line:
+                    found = await bench.measure(factor, live, closed, delta, runs)
                     print(found, file=sys.stderr, flush=True)
                     return found
 
                 await bench.measure(1, 1_000, 1_000, 500)  # warms the JVM up
-                history = [await line(f, sessions, f * closed) for f in FACTORS]
+                history = [await line(f, sessions, closed, f) for f in FACTORS]
                 state = [await line(f, f * state_sessions, 0) for f in FACTORS]
                 others = {
                     kind.name: await bench.restore_rate(kind, max(1, sessions // OTHER_KINDS_SHARE))
@@ -186,13 +198,14 @@ def show(found: dict[str, Any]) -> int:
     print(f"a delta of {found['delta']:,} sessions changed, as many closed and as many new")
     print(f"Spark's start: {found['spark_start']:.1f} s")
     head = f"{'':>4} {'records':>11} {'compact s':>10} {'records/s':>10} {'delta s':>8} {'rewritten':>16}"
-    head += f" {'optimize s':>10} {'restore s':>9} {'sessions/s':>11} {'replay s':>9}"
+    head += f" {'optimize s':>13} {'restore s':>9} {'sessions/s':>11} {'replay s':>9}"
     for name in ("history", "state"):
         print(f"while {'history' if name == 'history' else 'live state'} grows\n{head}")
         for line in found[name]:
             print(
                 f"{line.factor:>3}x {line.records:>11,} {line.first:>10.1f} {line.records / line.first:>10,.0f} "
-                f"{line.delta:>8.1f} {line.copied:>7.2f}, {line.rewritten:>7.2f} {line.optimize:>10.1f} "
+                f"{line.delta:>8.1f} {line.copied:>7.2f}, {line.rewritten:>7.2f} "
+                f"{line.optimize:>5.1f}, {line.optimize_closed:>6.1f} "
                 f"{line.restore:>9.2f} {line.load_rate:>11,.0f} {line.replay:>9.2f}"
             )
     history, state = found["history"], found["state"]
@@ -216,7 +229,7 @@ def show(found: dict[str, Any]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=20_000, help="live sessions at 1x (for figures: 1000000)")
-    parser.add_argument("--history", type=int, default=None, help="closed ones at 1x; default: as many")
+    parser.add_argument("--history", type=int, default=None, help="closed ones a compaction; default: as many")
     parser.add_argument("--state-sessions", type=int, default=None, help="the same where live state grows")
     parser.add_argument("--delta", type=int, default=None, help="sessions changed, closed and new; default: a tenth")
     parser.add_argument("--plot", type=Path, default=Path("compaction.png"), help="where the chart is written")
