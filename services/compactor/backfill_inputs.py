@@ -19,7 +19,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 from pyspark.sql.types import (
-    BinaryType,
     DataType,
     DateType,
     IntegralType,
@@ -29,6 +28,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from services.compactor.backfill_files import METADATA, file_rows
 from services.compactor.kafka import TopicOffsets, offsets_at, read_range, topic_offsets
 from services.compactor.replay import HEADERS_SQL, partitioned
 from services.compactor.settings import BackfillSettings, JobSettings, TimeUnit
@@ -39,7 +39,6 @@ COLUMNS = ("partition", "topic", "offset", "timestamp_ms", "key", "value", "head
 RECORDS_SQL = (
     f"partition int, topic string, offset bigint, timestamp_ms bigint, key binary, value binary, {HEADERS_SQL}"
 )
-READER_DEFAULTS = {"csv": {"header": "true", "inferSchema": "true"}}
 MS_OF = {"s": Decimal(1000), "ms": Decimal(1), "us": Decimal("0.001"), "ns": Decimal("0.000001")}
 _PLACES = re.compile(r"\d+:\d+(,\d+:\d+)*")
 Ends = dict[str, dict[int, int]]
@@ -156,32 +155,27 @@ def file_records(
         raise ConfigError(f"topic: {topic or 'unset'}: the files stand for one of the topology's: {', '.join(topics)}")
     if settings.format == "delta" and settings.order_column is None:
         raise ConfigError("order_column: a Delta table's files have no order; name the column that orders its rows")
-    assert settings.files is not None
-    options = READER_DEFAULTS.get(settings.format, {}) | settings.reader_options
-    rows = spark.read.format(settings.format).options(**options).load(settings.files)
-    columns = (settings.key_column, settings.timestamp_column, settings.value_column, settings.order_column)
-    if missing := [name for name in columns if name is not None and name not in rows.columns]:
-        raise ConfigError(f"{settings.files} has no column {', '.join(missing)}; it has {', '.join(rows.columns)}")
-    metadata = F.col("_metadata")
+    found = file_rows(spark, settings)
+    metadata = F.col(METADATA)
     own = ("_path", "_block", "_row")
     order = [] if settings.order_column is None else ["_order"]
-    kind = rows.schema[settings.timestamp_column].dataType
-    at_ms = times(kind, F.col(settings.timestamp_column), settings.time_unit)
+    kind = found.columns[settings.timestamp_column].dataType
+    at_ms = times(kind, found.column(settings.timestamp_column), settings.time_unit)
     if at_ms is None:
         said = f"{settings.timestamp_column!r} of {settings.files} is of type {kind.simpleString()}"
         raise ConfigError(f"timestamp_column: {said}, which is neither a time nor a number nor text")
-    records = rows.select(
+    records = found.rows.select(
         F.lit(0).alias("partition"),
         F.lit(topic).alias("topic"),
         F.lit(None).cast("bigint").alias("offset"),
         at_ms.alias("timestamp_ms"),
-        _bytes(rows, settings.key_column).alias("key"),
-        _value(rows, settings.value_column).alias("value"),
+        found.as_bytes(settings.key_column).alias("key"),
+        (found.whole if settings.value_column is None else found.as_bytes(settings.value_column)).alias("value"),
         F.expr(f"CAST(NULL AS {HEADERS_SQL.partition(' ')[2]})").alias("headers"),
         metadata["file_path"].alias("_path"),
         metadata["file_block_start"].alias("_block"),
         F.monotonically_increasing_id().alias("_row"),
-        *([F.col(settings.order_column).alias("_order")] if settings.order_column is not None else []),
+        *([found.column(settings.order_column).alias("_order")] if settings.order_column is not None else []),
     )
     extra = ", _path string, _block bigint, _row bigint"
     if order:
@@ -219,16 +213,3 @@ def times(kind: DataType, column: SparkColumn, unit: TimeUnit) -> SparkColumn | 
 
 def _from_number(column: SparkColumn, unit: TimeUnit) -> SparkColumn:
     return F.floor(column.try_cast("decimal(29,9)") * F.lit(MS_OF[unit])).try_cast("bigint")
-
-
-def _bytes(rows: DataFrame, name: str | None) -> SparkColumn:
-    if name is None:
-        return F.lit(None).cast("binary")
-    column = F.col(name)
-    return column if isinstance(rows.schema[name].dataType, BinaryType) else column.cast("string").cast("binary")
-
-
-def _value(rows: DataFrame, name: str | None) -> SparkColumn:
-    if name is not None:
-        return _bytes(rows, name)
-    return F.to_json(F.struct(*(F.col(c) for c in rows.columns)), {"ignoreNullFields": "false"}).cast("binary")
