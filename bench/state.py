@@ -6,6 +6,11 @@ for one key in ten, taken at random, which has to be looked up again. `held` is 
 (private pages: anonymous ones and those written to) when all is committed than when it began, `on disk` what its folder
 takes. RocksDB's share and the rows kept in memory are limited, so that part does not grow with the sessions.
 
+`restore` is what it takes a new task to go on from what is on disk, as it would be after a crash: a copy of the folder
+as it is while the first one runs, from opening it until the first session is at hand (not with `--data-mib`). Only the
+changelog past its checkpoint, of which there is none here, would have to be read besides. `--default-limits` gives
+RocksDB and the rows in memory what a worker gives them.
+
 With `--data-mib` each process may have so much more private memory than at its start, by a limit of the kernel's: what
 asks for more ends with MemoryError, and is said to.
 """
@@ -16,6 +21,7 @@ import argparse
 import json
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,8 +34,12 @@ import numpy as np
 
 from shared.common.records import Columns, Int64Array
 from shared.streams.aggregations import Count, Mean
+from shared.streams.changelog_reader import ChangelogReader
 from shared.streams.dsl import StreamsBuilder
+from shared.streams.local_restore import take_up
 from shared.streams.processor import ProcessingFailed
+from shared.streams.restore import restore_progress
+from shared.streams.settings import StreamsSettings
 from shared.streams.state.checkpoint import CommitPlace
 from shared.streams.state.state_directory import StateDirectory
 from shared.streams.stream_task import StreamTask
@@ -52,18 +62,28 @@ class Click(msgspec.Struct):
 class Filled:
     """A task whose store is filled, batch by batch."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, *, default_limits: bool = False) -> None:
         builder = StreamsBuilder()
         windows = builder.stream("clicks", value=Click).group_by_key().session_window(GAP_MS)
         windows.aggregate("visits", n=Count(), ms=Mean("ms")).on_close().to("visits")
         self.directory = None
         if folder is not None:
             limits = {"memory_bytes_max": ROCKSDB_BYTES, "cache_bytes_max": ROWS_BYTES}
+            if default_limits:
+                limits["memory_bytes_max"] = StreamsSettings().rocksdb_memory_max_bytes
+                limits["cache_bytes_max"] = StreamsSettings().statestore_cache_max_bytes
             self.directory = StateDirectory(str(folder), "bench", **limits)
         local = None if self.directory is None else self.directory.state_of(0)
         self.task = StreamTask(builder.build(), 0, application="bench", local=local)
-        self.task.initialize(START_MS)
         self._offset = self._changelog = 0
+        if local is not None and not local.db.is_new:
+            reader = ChangelogReader(lambda change: None)
+            covered = take_up(reader, local, self.task.topology.schemas())
+            assert covered is not None, "what is on disk was not gone on from"
+            assert reader.progress is not None
+            restore_progress(self.task, reader.progress)
+            self._changelog, self._offset = covered, self.task.sources["clicks"]
+        self.task.initialize(START_MS)
 
     def take(self, numbers: Int64Array) -> None:
         """A record of each of these keys, and a commit."""
@@ -76,6 +96,11 @@ class Filled:
         self._changelog += len(self.task.prepare_commit(START_MS).changelog)
         self.task.commit_succeeded(CommitPlace(None, self._changelog, self._changelog))
 
+    def close(self) -> None:
+        """Let go of the folder."""
+        if self.task.local is not None:
+            self.task.local.close()
+
     def held(self, key: int) -> list[Any]:
         """The states of one key's session."""
         store: Any = self.task.stores["visits"]
@@ -83,24 +108,28 @@ class Filled:
         return list(session.states)
 
 
-def contest(store: str, sessions: int, data_mib: int | None) -> dict[str, float | str]:
+def contest(store: str, sessions: int, data_mib: int | None, *, default_limits: bool = False) -> dict[str, float | str]:
     """One contestant's figures; where it ran out of memory, that alone."""
     with tempfile.TemporaryDirectory() as folder:
-        filled = Filled(Path(folder) if store == "rocksDB" else None)
+        filled = Filled(Path(folder) if store == "rocksDB" else None, default_limits=default_limits)
         filled.take(np.arange(-BATCH, 0) + 10**8)  # what is made once is there before it is measured
         before = private_kib()
         if data_mib is not None:
             limit = (private_kib("VmData") + data_mib * 1024) * 1024
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         try:
-            return _fill(filled, sessions, before, Path(folder))
+            figures, twice = _fill(filled, sessions, before, Path(folder))
+            if store == "rocksDB" and data_mib is None:  # a second one would not have room
+                figures["restore_seconds"] = _restored(Path(folder), sessions, twice)
+            return figures
         except (MemoryError, ProcessingFailed) as e:
             if not isinstance(e, MemoryError) and not isinstance(e.__cause__, MemoryError):
                 raise
             return {"failed": OUT_OF_MEMORY}
 
 
-def _fill(filled: Filled, sessions: int, before: int, folder: Path) -> dict[str, float | str]:
+def _fill(filled: Filled, sessions: int, before: int, folder: Path) -> tuple[dict[str, float | str], int]:
+    """The figures, and a session that took two records."""
     random = np.random.default_rng(1)
     started, cpu = time.monotonic(), time.process_time()
     for first in range(0, sessions, BATCH):
@@ -116,10 +145,24 @@ def _fill(filled: Filled, sessions: int, before: int, folder: Path) -> dict[str,
     on_disk = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     return {
         "held_mib": (private_kib() - before) / 1024,
+        "resident_mib": private_kib("VmRSS") / 1024,
         "on_disk_mib": on_disk / 1024 / 1024,
         "sessions_per_second": sessions / filling,
         "cpu_us_per_record": (time.process_time() - cpu) / records * 1e6,
-    }
+    }, twice
+
+
+def _restored(folder: Path, sessions: int, twice: int) -> float:
+    """How long a task takes to be there again after a crash; the one that has the folder goes on."""
+    with tempfile.TemporaryDirectory() as copy:
+        shutil.copytree(folder, copy, dirs_exist_ok=True)
+        started = time.monotonic()
+        filled = Filled(Path(copy))
+        states = filled.held(twice)
+        seconds = time.monotonic() - started
+        assert (states[0], len(filled.task.stores["visits"])) == (2, sessions + BATCH), "what was restored is not whole"
+        filled.close()
+    return seconds
 
 
 def private_kib(of: str = "RssAnon") -> int:
@@ -134,16 +177,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench state", description=__doc__)
     parser.add_argument("--sessions", type=int, default=1_000_000)
     parser.add_argument("--data-mib", type=int, help="private memory that a process may take besides")
+    parser.add_argument("--default-limits", action="store_true", help="as much memory for RocksDB as a worker gives it")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", choices=STORES, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(contest(given.one, given.sessions, given.data_mib)))
+        print(json.dumps(contest(given.one, given.sessions, given.data_mib, default_limits=given.default_limits)))
         return 0
     figures: dict[str, dict[str, Any]] = {}
     for store in STORES:
         command = [sys.executable, "-m", "bench.state", "--one", store, "--sessions", str(given.sessions)]
         command += [] if given.data_mib is None else ["--data-mib", str(given.data_mib)]
+        command += ["--default-limits"] if given.default_limits else []
         ended = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         lines = ended.stdout.splitlines()
         figures[store] = json.loads(lines[-1]) if ended.returncode == 0 and lines else {"failed": "ended early"}
@@ -163,6 +208,7 @@ def report(sessions: int, figures: dict[str, dict[str, Any]], *, as_json: bool) 
             print(
                 f"{store:10} {of['held_mib']:6.0f} MiB held {of['on_disk_mib']:6.0f} MiB on disk "
                 f"{of['sessions_per_second']:9,.0f} sessions/s {of['cpu_us_per_record']:6.2f} µs CPU a record"
+                + (f" {of['restore_seconds']:6.2f} s to restore" if "restore_seconds" in of else "")
             )
     on_disk, in_memory = figures["rocksDB"], figures["in_memory"]
     return int("failed" in on_disk or ("failed" not in in_memory and on_disk["held_mib"] > in_memory["held_mib"]))

@@ -35,6 +35,7 @@ from shared.streams.at_work import at_work
 from shared.streams.changelog_format import StateCodec, encode_progress
 from shared.streams.column_path import COLUMNS_MIN, ColumnPath, column_paths
 from shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
+from shared.streams.fetch_ahead import FetchAhead
 from shared.streams.idle_advance import IdleAdvances
 from shared.streams.late_records import place_of
 from shared.streams.operator_times import OperatorTimes
@@ -104,7 +105,7 @@ class StreamTask:
         self.metrics, self.local = TaskMetrics(registry, partition), local
         self.stores = topology.build_stores(local)
         self.codecs = {n: StateCodec(b.schema.state_columns()) for n, b in topology.stores.items()}
-        self._all_stores = tuple(self.stores.values())
+        self._all_stores, self._ahead = tuple(self.stores.values()), FetchAhead(topology, self.stores)
         self.record_metadata: RecordMetadata | None = None
         self.schedules, self.outputs, self.idle = TaskSchedules(), TaskOutputs(), IdleAdvances()
         self.late_records, self._closing, self._taken, self._prepared = 0, 0, 0, self.metrics.committed
@@ -172,7 +173,7 @@ class StreamTask:
     def take_records(self, columns: Columns) -> None:
         """Take records one by one, as long as there is time."""
         source, forward = self._routes[columns.topic]
-        for record in columns.records():
+        for record in self._ahead.records(columns):
             self._process_one(source, forward, record)
             self.taken(record, 1)
             if not self.has_time():

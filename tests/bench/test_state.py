@@ -36,6 +36,7 @@ def test_what_is_on_disk_comes_back_as_it_was(tmp_path: Path) -> None:
     """Sessions that were put away are found again with what they had, and take more when more comes."""
     figures = state.contest("rocksDB", 3_000, None)
     assert float(figures["cpu_us_per_record"]) > 0
+    assert float(figures["restore_seconds"]) > 0
     filled = state.Filled(tmp_path)
     for _ in range(3):
         filled.take(np.arange(5))

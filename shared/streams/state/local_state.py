@@ -54,6 +54,9 @@ class _StoreRows:
     def of(self, key: bytes) -> Sequence[tuple[int, StoredRow]]:
         return self._db.rows_of(self._store, key)
 
+    def of_many(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Sequence[tuple[int, StoredRow]]]]:
+        return self._db.rows_of_many(self._store, keys)
+
     def all(self, after: tuple[bytes, int] | None = None) -> Iterator[tuple[bytes, int, StoredRow]]:
         return self._db.rows(self._store, after)
 

@@ -19,38 +19,11 @@ from shared.streams.state.key_value_store import KeyValueStore, Row, RowChanges
 from shared.streams.state.row_codec import RowCodec
 from shared.streams.state.session_store import ClosedSession, InMemorySessionStore, Session, SessionChanges
 from shared.streams.state.store import LiveRow
+from shared.streams.state.stored_rows import NEVER, DueIndex, Rows, Stored
 from shared.streams.state.window_store import ClosedWindow, InMemoryWindowStore, Window, WindowChanges
 
 ROW_BYTES = 400
 """What a row takes in memory beside its states, roughly."""
-
-
-class Stored(Protocol):
-    """A row as it is kept: its end in ms and its states' bytes."""
-
-    @property
-    def end(self) -> int: ...
-
-    @property
-    def state(self) -> bytes: ...
-
-
-class Rows(Protocol):
-    """The rows of one store on disk."""
-
-    @property
-    def count(self) -> int: ...
-
-    @property
-    def latest_start(self) -> int: ...
-
-    def of(self, key: bytes) -> Sequence[tuple[int, Stored]]: ...
-
-    def all(self, after: tuple[bytes, int] | None = None) -> Iterator[tuple[bytes, int, Stored]]: ...
-
-    def take_due(self, since: int, limit: int) -> tuple[set[bytes], int]: ...
-
-    def restore(self, key: bytes, start: int, end: int, state: bytes | None) -> None: ...
 
 
 class CacheBudget:
@@ -75,26 +48,6 @@ class _Cache(Protocol):
 
 
 CacheT = TypeVar("CacheT", bound=_Cache)
-NEVER = -(1 << 63)
-
-
-class _Looked:
-    """Up to which end an index was looked through, and the least end that may come after that."""
-
-    def __init__(self) -> None:
-        self.to_ms = self.upcoming_ms = NEVER
-
-    def take(self, rows: Rows, limit: int) -> Iterable[bytes]:
-        """The keys of the rows that end before `limit` and that were not taken before."""
-        since, self.to_ms = self.to_ms, max(self.to_ms, limit)
-        if limit <= max(since, self.upcoming_ms):
-            return ()
-        keys, self.upcoming_ms = rows.take_due(since, limit)
-        return keys
-
-    def came(self, end: int) -> None:
-        """A row with this end is in the index now."""
-        self.upcoming_ms = min(self.upcoming_ms, end)
 
 
 class PersistentStore(Generic[CacheT]):
@@ -109,7 +62,7 @@ class PersistentStore(Generic[CacheT]):
         self._loaded: OrderedDict[Any, int] = OrderedDict()
         self._both = 0
         """Rows on disk of keys that are in memory, too."""
-        self._due = _Looked()
+        self._due = DueIndex()
 
     def __len__(self) -> int:
         return self._rows.count - self._both + len(self._cache)
@@ -207,7 +160,24 @@ class PersistentStore(Generic[CacheT]):
         if key in self._loaded:
             self._loaded.move_to_end(key)
             return
-        found, size = self._rows.of(self._codec.key_bytes(key)), ROW_BYTES
+        self._have(key, self._rows.of(self._codec.key_bytes(key)))
+
+    def fetch_ahead(self, keys: Iterable[bytes | None]) -> None:
+        """Have the rows of these keys in memory, before they are asked for one by one; what is no key is left out."""
+        wanted = {}
+        for raw in {*keys} - {None}:
+            try:
+                key = self._codec.key_of(raw or b"")
+            except UnicodeDecodeError:
+                continue
+            if key not in self._loaded:
+                wanted[raw or b""] = key
+        for raw, found in self._rows.of_many(wanted):
+            self._have(wanted[raw], found)
+
+    def _have(self, key: Any, found: Sequence[tuple[int, Stored]]) -> None:
+        """These are the rows of a key that was not in memory."""
+        size = ROW_BYTES
         for start, row in found:
             self._cache.load(key, start, row.end, self._codec.unpack(row.state))
             size += ROW_BYTES + len(row.state)
@@ -281,7 +251,7 @@ class PersistentWindowStore(PersistentStore[InMemoryWindowStore]):
         super().__init__(cache, rows, codec, budget)
         self._keeps_closed, self._size_ms = keeps_closed, size_ms
         self._closed_ms = NEVER
-        self._expired = _Looked()
+        self._expired = DueIndex()
 
     @property
     def latest_start(self) -> int:
@@ -335,10 +305,9 @@ class PersistentWindowStore(PersistentStore[InMemoryWindowStore]):
         """All changes since the last `committed()`."""
         return self._cache.changes()
 
-    def _fetch(self, key: Any) -> None:
-        is_new = self._keeps_closed and key not in self._loaded
-        super()._fetch(key)
-        if is_new:
+    def _have(self, key: Any, found: Sequence[tuple[int, Stored]]) -> None:
+        super()._have(key, found)
+        if self._keeps_closed:
             self._cache.mark_closed_before(self._closed_ms)
 
     def _may_leave(self, key: Any) -> bool:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 from rocksdict import (
+    BlockBasedIndexType,
     BlockBasedOptions,
     Cache,
     DbClosedError,
@@ -89,6 +90,10 @@ class RocksMemory:
         blocks.set_block_cache(self.cache)
         blocks.set_cache_index_and_filter_blocks(True)
         blocks.set_bloom_filter(BLOOM_BITS_PER_KEY, False)
+        # Otherwise a file's filter is one block: where memory is small it is read whole for each key that is looked up.
+        blocks.set_index_type(BlockBasedIndexType.two_level_index_search())
+        blocks.set_partition_filters(True)
+        blocks.set_pin_top_level_index_and_filter(True)
         options = Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_block_based_table_factory(blocks)
@@ -167,21 +172,28 @@ class RocksDb:
 
     def rows_of(self, store: int, key: bytes) -> list[tuple[int, StoredRow]]:
         """A key's rows with their starts, in their order."""
-        prefix, found = _prefix(store, key), []
-        whole = PREFIX_BYTES + len(key)
+        ((_, found),) = self.rows_of_many(store, (key,))
+        return found
+
+    def rows_of_many(self, store: int, keys: Iterable[bytes]) -> Iterator[tuple[bytes, list[tuple[int, StoredRow]]]]:
+        """As `rows_of`, each key with its rows; they are read in the order that they have on disk, so that a block is
+        read once and not for each of its keys."""
         with self._said:
             rows = self._db.iter(self._in_prefix)
-            rows.seek(prefix + key)
-            while rows.valid():
-                at: bytes = rows.key()
-                if not at.startswith(prefix + key):
-                    break
-                if len(at) == whole + _NUMBER.size:  # else a longer key that begins like this one, with the same hash
-                    value: bytes = rows.value()
-                    row = StoredRow(_ENDS.unpack_from(value)[1], value[_ENDS.size :])
-                    found.append((_number(at, whole), row))
-                rows.next()
-        return found
+        for begin, key in sorted((_prefix(store, key) + key, key) for key in keys):
+            found, whole = [], len(begin)
+            with self._said:
+                rows.seek(begin)
+                while rows.valid():
+                    at: bytes = rows.key()
+                    if not at.startswith(begin):
+                        break
+                    if len(at) == whole + _NUMBER.size:  # else a longer key that begins so, with the same hash
+                        value: bytes = rows.value()
+                        row = StoredRow(_ENDS.unpack_from(value)[1], value[_ENDS.size :])
+                        found.append((_number(at, whole), row))
+                    rows.next()
+            yield key, found
 
     def rows(self, store: int, after: tuple[bytes, int] | None = None) -> Iterator[tuple[bytes, int, StoredRow]]:
         """All rows of a store, or those after a key and start: key, start, row, by hash of the key, key and start.
@@ -252,14 +264,14 @@ class RocksDb:
         """
         due, indexed, changed = due or {}, frozenset(indexed), dict[int, int]()
         counts, latest = dict(self._meta.counts), dict(self._meta.latest_starts)
-        batch, ids = WriteBatch(raw_mode=True), list(rows)
-        for at in range(0, len(ids), WRITE_ROWS_MAX):
-            some = ids[at : at + WRITE_ROWS_MAX]
+        batch, places = WriteBatch(raw_mode=True), sorted((_row_key(*id_), id_) for id_ in rows)
+        for first in range(0, len(places), WRITE_ROWS_MAX):
+            some = places[first : first + WRITE_ROWS_MAX]
             with self._said:
-                before = self._db.get([_row_key(*id_) for id_ in some])
-            for id_, old in zip(some, before or (), strict=True):
+                before = self._db.get([at for at, _ in some])
+            for (at, id_), old in zip(some, before or (), strict=True):
                 store, _, start = id_
-                more = _put(batch, id_, rows[id_], old, due.get(store, NEVER) if store in indexed else None)
+                more = _put(batch, at, id_, rows[id_], old, due.get(store, NEVER) if store in indexed else None)
                 changed[store] = changed.get(store, 0) + more
                 latest[store] = max(latest.get(store, -1), start)
         for store, more in changed.items():
@@ -294,12 +306,12 @@ class RocksDb:
         return meta if meta.format == FORMAT_VERSION else Meta()
 
 
-def _put(batch: WriteBatch, id_: RowId, row: StoredRow | None, old: bytes | None, due: int | None) -> int:
+def _put(batch: WriteBatch, at: bytes, id_: RowId, row: StoredRow | None, old: bytes | None, due: int | None) -> int:
     """Put one row and its index entry; how many rows that makes more. `due` is None where there is no index."""
     store, key, start = id_
     listed = None if old is None or due is None else _ENDS.unpack_from(old)[0]
     if row is None:
-        batch.delete(_row_key(*id_))
+        batch.delete(at)
         if listed is not None:
             batch.delete(_due_key(store, listed, start, key))
         return 0 if old is None else -1
@@ -308,7 +320,7 @@ def _put(batch: WriteBatch, id_: RowId, row: StoredRow | None, old: bytes | None
         if listed is not None:
             batch.delete(_due_key(store, listed, start, key))
         batch.put(_due_key(store, row.end, start, key), b"")
-    batch.put(_row_key(*id_), _ENDS.pack(listed if stays and listed is not None else row.end, row.end) + row.state)
+    batch.put(at, _ENDS.pack(listed if stays and listed is not None else row.end, row.end) + row.state)
     return 1 if old is None else 0
 
 

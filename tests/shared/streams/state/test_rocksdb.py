@@ -24,6 +24,9 @@ def test_rows_are_found_by_key_in_order_of_start(tmp_path: Path) -> None:
     assert db.write({id_: StoredRow(end, b"%d" % end) for id_, end in rows.items()}, AT, indexed={0}) == {0: 4, 1: 1}
     assert db.rows_of(0, b"a") == [(-1, StoredRow(2, b"2")), (9, StoredRow(10, b"10"))]
     assert (db.rows_of(0, b"b"), db.rows_of(0, b"")) == ([], [(0, StoredRow(1, b"1"))])
+    many = dict(db.rows_of_many(0, [b"", b"b", b"a", b"ab"]))
+    assert many == {key: db.rows_of(0, key) for key in (b"", b"a", b"ab", b"b")}
+    assert (len(many[b"ab"]), len(many[b"a"])) == (1, 2)
     assert (db.row(1, b"a", 5), db.row(1, b"a", 6)) == (StoredRow(6, b"6"), None)
     assert sorted(db.rows(0)) == sorted((key, start, StoredRow(end, b"%d" % end))
         for (store, key, start), end in rows.items() if store == 0)  # fmt: skip
