@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,7 +98,7 @@ def state(port: int) -> dict[str, Any]:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/", timeout=5) as answer:
             return dict(json.loads(answer.read()))
-    except (urllib.error.URLError, ConnectionError):
+    except OSError:  # not there yet, or too busy to answer in time
         return {}
 
 
