@@ -29,6 +29,7 @@ from shared.streams.stream_task import StreamTask
 
 log = get_logger(__name__)
 
+RESTORE_RECORDS_MAX = 1_000  # taken at once, between which the loop goes on
 RESTORE_POLL_MS = 500
 RESTORE_IDLE_MS_MAX = 60_000  # no record and no movement for this long while restoring is an error
 
@@ -110,7 +111,8 @@ class Restoring:
 
     async def poll(self, consumer: Consumer) -> int:
         """Take what there is to read, if anything comes soon: how many records. It may be cancelled at any moment."""
-        batches = await consumer.poll(RESTORE_POLL_MS)
+        await asyncio.sleep(0)  # heartbeats, and the tasks that run, do not wait for all that was fetched
+        batches = await consumer.poll(RESTORE_POLL_MS, RESTORE_RECORDS_MAX)
         return sum(self._feed(columns) for columns in batches.values())
 
     def write(self) -> None:

@@ -204,12 +204,11 @@ class ColumnSessionStore:
 
     def unload(self, key: Any, start: int) -> None:
         """Restore a removal; a session that is not there is no error, since a snapshot may be ahead of the log."""
-        for session in self.sessions_of(key):
-            if session.start == start:
-                assert isinstance(session, RowSession)
-                code = self.table.views["key"][session.row]
-                self._die(np.array([session.row]))
-                self.relink(code, self._chain(code))
+        code, starts = self._known(key), self.table.views["start"]
+        gone = [] if code < 0 else [row for row in self._chain(code) if starts[row] == start]
+        if gone:
+            self._die(np.array(gone))
+            self.relink(code, self._chain(code))
 
     # --- what a commit writes ---
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from shared.common.errors import ChangelogHole
@@ -10,7 +12,7 @@ from shared.common.settings import KafkaSettings
 from shared.streams.changelog import ChangelogPartition
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.owned_task import OwnedTask
-from shared.streams.restoring import Restoring, checked_start
+from shared.streams.restoring import RESTORE_RECORDS_MAX, Restoring, checked_start
 from shared.streams.settings import StreamsSettings
 from shared.streams.stream_task import StreamTask
 from shared.testing.manual_clock import ManualClock
@@ -46,7 +48,7 @@ class Steps:
     async def position(self, at: TopicPartition) -> int:
         return self.at
 
-    async def poll(self, timeout_ms: int) -> dict[TopicPartition, object]:
+    async def poll(self, timeout_ms: int, max_records: int) -> dict[TopicPartition, object]:
         self.seen.append(self._owned.describe(2))
         self.at += 100
         self._clock.advance(1_000)
@@ -69,3 +71,38 @@ async def test_a_restore_shows_how_far_it_is() -> None:
         ("restoring", 100, 100, 1_000),
     ]
     assert owned.describe(2)["records_left"] == 0
+
+
+async def test_the_loop_goes_on_within_a_restore() -> None:
+    """However much of the changelog is at hand, it is taken in slices, and what else waits in the loop has its turn."""
+    turns: list[int] = []
+
+    class AtHand:
+        """A consumer that has everything, and so awaits nothing."""
+
+        def __init__(self) -> None:
+            self.at = 0
+
+        async def position(self, at: TopicPartition) -> int:
+            return self.at
+
+        async def poll(self, timeout_ms: int, max_records: int) -> dict[TopicPartition, object]:
+            self.at += max_records
+            return {}
+
+    consumer = AtHand()
+
+    async def beside() -> None:
+        while True:
+            turns.append(consumer.at)
+            await asyncio.sleep(0)
+
+    builder = StreamsBuilder()
+    builder.stream("in").to("out")
+    task = StreamTask(builder.build(), 2, application="app")
+    kafka = KafkaSettings(bootstrap_servers="localhost:1")
+    restoring = Restoring(kafka, StreamsSettings(application_id="app"), task, ManualClock(0))
+    other = asyncio.create_task(beside())
+    await restoring.read_until(10 * RESTORE_RECORDS_MAX, consumer)  # type: ignore[arg-type]
+    other.cancel()
+    assert turns == [step * RESTORE_RECORDS_MAX for step in range(10)]

@@ -1,0 +1,167 @@
+"""Soak: a fuller topology at a higher rate, exactly once, whose workers are killed again and again.
+
+Clicks go through a repartition topic, are joined with a table, aggregated in sessions, and added up in a store that a
+named wall-clock schedule empties. Whatever the order in which partitions come to a worker, each click is in `joined`
+once, and by user counts and sums are exact: of sessions and late clicks, and of what the schedule said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import msgspec
+import pytest
+
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin, event_time_topic
+from shared.clients.producer import Producer, ProducerSettings
+from shared.common.records import ConsumerRecord, ProducerRecord
+from shared.streams.aggregations import Sum
+from shared.streams.stream_worker import StreamWorker
+from tests.integration.stream_worker_child import visits
+from tests.integration.test_stream_worker import Chain, chain_of, child, running, until
+
+SOAK_SECONDS, KILLS_MIN, DONE_SECONDS = 60.0, 3, 300.0
+PARTITIONS, USERS, CLICKS_A_TIME, EVERY_SECONDS = 4, 50, 1_000, 0.4
+PATIENT = {"session_timeout_ms": 10_000}  # on a machine that is full a turn may take seconds
+FLUSH_MS = 3_600_000
+FIRST_MS = 1_790_000_000_000
+
+
+class Clicks:
+    """Sends numbered clicks, a millisecond of event time each, and knows what it sent."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain, self.random, self.sent = chain, random.Random(5), 0
+        self.by_user: Counter[tuple[str, str]] = Counter()
+
+    async def users(self) -> None:
+        """The table's rows, before any click."""
+        rows = [
+            ProducerRecord(f"{self._chain.topic}-users", b'{"city":"c%d"}' % i, b"u%d" % i, (), None, FIRST_MS - 1)
+            for i in range(USERS)
+        ]
+        await self._send(rows)
+
+    async def some(self) -> None:
+        """The next clicks, over all source partitions."""
+        await self._send([self._click(f"u{int(USERS * self.random.random() ** 2)}") for _ in range(CLICKS_A_TIME)])
+
+    async def last(self) -> None:
+        """One of each user, so much later that every session before it closes."""
+        await self._send([self._click(f"u{i}", FLUSH_MS) for i in range(USERS)])
+
+    def _click(self, user: str, later_ms: int = 0) -> ProducerRecord:
+        ms, number = self.random.randrange(1_000), self.sent
+        self.sent += 1
+        self.by_user[user, "n"] += 1
+        self.by_user[user, "ms"] += ms
+        value = msgspec.json.encode({"id": number, "user": user, "ms": ms})
+        partition = self.random.randrange(PARTITIONS)
+        return ProducerRecord(self._chain.topic, value, None, (), partition, FIRST_MS + number + later_ms)
+
+    async def _send(self, records: list[ProducerRecord]) -> None:
+        async with Producer(self._chain.kafka, ProducerSettings(linger_ms=0)) as producer:
+            assert await (await producer.send_many(records)).first_error() is None
+
+
+def sums(rows: Iterable[tuple[str, int, int]]) -> Counter[tuple[str, str]]:
+    """Counts and sums by user, of (user, n, ms)."""
+    got: Counter[tuple[str, str]] = Counter()
+    for user, n, ms in rows:
+        got[user, "n"] += n
+        got[user, "ms"] += ms
+    return got
+
+
+def decoded(records: Iterable[ConsumerRecord]) -> Iterator[tuple[bytes, dict[str, int]]]:
+    for record in records:
+        yield record.key or b"", msgspec.json.decode(record.value or b"")
+
+
+async def kill_and_load(chain: Chain, clicks: Clicks) -> int:
+    """Clicks all the while, for two workers of which one is killed every few seconds; how often."""
+    kills = 0
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start() -> asyncio.subprocess.Process:
+            process = await stack.enter_async_context(child(chain, "exactly_once", "visits", **PATIENT))
+            assert process.stdout is not None
+            assert await asyncio.wait_for(process.stdout.readline(), DONE_SECONDS) == b"committed\n"
+            return process
+
+        async def send() -> None:
+            while not ended.is_set():
+                await clicks.some()
+                await asyncio.sleep(EVERY_SECONDS)
+
+        ended = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(send())
+            try:
+                crew = [await start(), await start()]
+                deadline = time.monotonic() + SOAK_SECONDS
+                while time.monotonic() < deadline or kills < KILLS_MIN:
+                    await asyncio.sleep(clicks.random.uniform(0.2, 2))
+                    place = kills % 2
+                    crew[place].kill()
+                    await crew[place].wait()
+                    kills += 1
+                    crew[place] = await start()
+            finally:
+                ended.set()
+    return kills
+
+
+async def until_done(worker: StreamWorker) -> None:
+    """Until all is read, processed, said by the schedule, and committed."""
+
+    async def done() -> bool:
+        tasks = [owned.task for owned in worker.tasks().values()]
+        at = worker.consumer.assignment()
+        return (
+            len(tasks) == PARTITIONS
+            and all(worker.consumer.known_lag(one) == 0 for one in at)
+            and all(task is not None and not task.needs_commit and not len(task.stores["sums"]) for task in tasks)
+        )
+
+    for _ in range(3):  # what a task wrote to another one's partition is on its way
+        await until(done, DONE_SECONDS)
+        await asyncio.sleep(0.5)
+
+
+@pytest.mark.soak
+async def test_soak_of_visits(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Every click once in `joined`; counts and sums of each user exact, in sessions and in what the schedule said."""
+    async with chain_of(kafka, topic_name, PARTITIONS) as chain:
+        async with Admin(chain.kafka) as admin:
+            await admin.create_topics([event_time_topic(f"{topic_name}-users", PARTITIONS)])
+        clicks = Clicks(chain)
+        await clicks.users()
+        kills = await kill_and_load(chain, clicks)
+        worker = chain.worker(visits(topic_name))
+        async with running(worker):
+            await until_done(worker)
+            await clicks.last()
+            await until_done(worker)
+            open_rows = [
+                (row.key, row.states[0], int(Sum("ms").result(row.states[1]) or 0))
+                for owned in worker.tasks().values()
+                if owned.task is not None
+                for row in owned.task.stores["visits"].rows()
+            ]
+        joined = [row["id"] for _, row in decoded(await chain.read(f"{topic_name}-joined"))]
+        closed = [(str(row["key"]), row["n"], row["ms"]) for _, row in decoded(await chain.read(f"{topic_name}-out"))]
+        late = [(str(row["user"]), 1, row["ms"]) for _, row in decoded(await chain.read(f"{topic_name}-late"))]
+        said = [(key.decode(), row["n"], row["ms"]) for key, row in decoded(await chain.read(f"{topic_name}-deltas"))]
+        print(f"\n{clicks.sent} clicks, {kills} kills, {len(closed)} sessions, {len(late)} late, {len(said)} deltas")
+        assert sorted(joined) == list(range(clicks.sent))
+        assert sums(said) == clicks.by_user
+        assert sums([*closed, *late, *open_rows]) == clicks.by_user
+        assert len(closed) > 0
+        assert all(n == 1 for _, n, _ in open_rows)
