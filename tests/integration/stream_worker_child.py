@@ -20,14 +20,57 @@ from shared.common.settings import KafkaSettings, LogSettings
 from shared.streams.aggregations import Count, Sum
 from shared.streams.changelog import ChangelogPartition
 from shared.streams.dsl import StreamsBuilder
+from shared.streams.processor import Processor, ProcessorContext, Record
+from shared.streams.punctuation import PunctuationType
 from shared.streams.settings import StreamsSettings
 from shared.streams.state.checkpoint import CommitPlace
 from shared.streams.stream_worker import StreamWorker
 from shared.streams.task_outputs import TaskCommit
+from shared.streams.topology import Topology
 
 GAP_MS, GRACE_MS = 100, 50
+LONG_GRACE_MS, TICK_MS = 60_000, 200
 SHUTDOWN_MS = 10_000
 RECORDS_A_TURN = 50  # few, so that there is always a next turn to be killed in
+
+
+class Deltas(Processor):
+    """Adds up what came of each key, and says it at each tick of the wall clock, to begin anew."""
+
+    def init(self, context: ProcessorContext) -> None:
+        super().init(context)
+        self.sums = context.store("sums")
+        context.schedule(TICK_MS, PunctuationType.WALL_CLOCK_TIME, self.tick, name="tick")
+
+    def process(self, record: Record) -> None:
+        known = self.sums.get(record.key) or {"n": 0, "ms": 0}
+        self.sums.put(record.key, {"n": known["n"] + 1, "ms": known["ms"] + record.value["ms"]})
+
+    def tick(self, now_ms: int) -> None:
+        for key, known in list(self.sums.items()):
+            self.context.forward(Record(key, known, now_ms))
+            self.sums.delete(key)
+
+
+def sessions(topic: str) -> Topology:
+    """One source, one session window."""
+    builder = StreamsBuilder()
+    windows = builder.stream(topic).group_by_key().session_window(GAP_MS, GRACE_MS)
+    windows.aggregate("s", n=Count(), sum=Sum("id")).on_close().to(f"{topic}-out")
+    return builder.build()
+
+
+def visits(topic: str) -> Topology:
+    """A repartition topic, a table join, a session window, and a store that a named wall-clock schedule empties."""
+    builder = StreamsBuilder()
+    users = builder.table(f"{topic}-users")
+    clicks = builder.stream(topic).key_by(lambda record: record.value["user"], name="by-user")
+    joined = clicks.join(users, lambda click, user: {**click, "city": user["city"]})
+    joined.to(f"{topic}-joined")
+    joined.process_values(Deltas, builder.add_store("sums"), name="deltas").to(f"{topic}-deltas")
+    windows = joined.group_by_key().session_window(GAP_MS, LONG_GRACE_MS)
+    windows.aggregate("visits", n=Count(), ms=Sum("ms")).on_close().to(f"{topic}-out")
+    return builder.build()
 
 
 def stop_when_told() -> None:
@@ -48,12 +91,12 @@ async def main(argument: str) -> None:
     stop_when_told()
     log.configure(LogSettings(), "child")  # to standard error: standard output is for the one word
     config = msgspec.json.decode(argument)
-    topic = config["topic"]
-    builder = StreamsBuilder()
-    windows = builder.stream(topic).group_by_key().session_window(GAP_MS, GRACE_MS)
-    windows.aggregate("s", n=Count(), sum=Sum("id")).on_close().to(f"{topic}-out")
-    settings = StreamsSettings(**{**config["settings"], "max_poll_records": RECORDS_A_TURN, "commit_interval_ms": 1})
-    worker = StreamWorker(KafkaSettings(bootstrap_servers=config["kafka"]), settings, builder.build())
+    if config["build"] == "sessions":
+        build, given = sessions(config["topic"]), {"max_poll_records": RECORDS_A_TURN, "commit_interval_ms": 1}
+    else:
+        build, given = visits(config["topic"]), {}
+    settings = StreamsSettings(**{**config["settings"], **given})
+    worker = StreamWorker(KafkaSettings(bootstrap_servers=config["kafka"]), settings, build)
     working = asyncio.ensure_future(work(worker))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
     with contextlib.suppress(asyncio.CancelledError):

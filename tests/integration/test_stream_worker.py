@@ -170,8 +170,8 @@ class Chain:
         await until(done)
 
 
-async def until(done: Callable[[], Awaitable[bool]]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
+async def until(done: Callable[[], Awaitable[bool]], seconds: float = WAIT_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
     while not await done():
         assert time.monotonic() < deadline, "it did not come about in time"
         await asyncio.sleep(0.02)
@@ -207,11 +207,14 @@ async def chain_of(broker: EmbeddedKafka, topic: str, partitions: int = 2) -> As
 
 
 @asynccontextmanager
-async def child(chain: Chain, guarantee: str, **given: Any) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A worker in a process of its own; killed at the end if it still runs."""
+async def child(
+    chain: Chain, guarantee: str, build: str = "sessions", **given: Any
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A worker in a process of its own, which runs the topology of that name; killed at the end if it still runs."""
     config = {
         "kafka": chain.kafka.bootstrap_servers,
         "topic": chain.topic,
+        "build": build,
         "settings": chain.settings(processing_guarantee=guarantee, **given).model_dump(),
     }
     process = await asyncio.create_subprocess_exec(
