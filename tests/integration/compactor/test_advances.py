@@ -96,6 +96,7 @@ def advances_of(application: Path, spark: Any) -> tuple[str, list[Any]]:
     return table, spark.table(table).filter("store = 'session'").orderBy("position").collect()
 
 
+@pytest.mark.soak
 async def test_an_audit_knows_when_time_moved_by_itself(
     kafka: EmbeddedKafka, spark: Any, topic_name: str, jobs: Any, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ def jobs(spark: Any, kafka: EmbeddedKafka, tmp_path: Path) -> tuple[Callable[...
     )
 
 
+@pytest.mark.soak
 def test_lake_and_changelog_together_are_what_spark_makes_of_the_source(
     simulate: Any, topics: Any, jobs: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -160,10 +160,6 @@ async def test_backfill_and_hand_over_equal_having_streamed(
         for one in (history, streamed):
             await asyncio.to_thread(compact, one)
         assert state_of(history) == state_of(streamed)
-        # What the backfill closed was not to be published: it was told to write what is refused alone.
-        report = await asyncio.to_thread(audit, history)
-        assert report.ok, report
-        assert any(said.startswith("whether windows that a backfill closed") for said in report.not_compared)
 
 
 @pytest.mark.soak
@@ -368,6 +364,8 @@ async def test_a_backfill_from_a_time_to_an_offset(
         report = await asyncio.to_thread(audit, history)
         assert report.ok, report
         assert report.records == 300 - since
+        # What the backfill closed was not to be published: it was told to write what is refused alone.
+        assert any(said.startswith("whether windows that a backfill closed") for said in report.not_compared)
 
 
 class Crashing(Backfill):
