@@ -87,7 +87,7 @@ class PostgresSinkTask(SinkTask):
         self._stagings: dict[tuple[str, tuple[str, ...]], str] = {}
         self._numbers = itertools.count()
         self._retries_left: int = values["max.retries"]
-        self._done: dict[TopicPartition, int] = {}
+        self._done: dict[tuple[str, int], int] = {}
         """How far each partition of the records being delivered is written: what is not written again."""
         exactly_once = values["exactly.once"]
         self._offsets = OffsetTable(values["offsets.table"], props["name"]) if exactly_once else None
@@ -125,12 +125,11 @@ class PostgresSinkTask(SinkTask):
 
     def _is_done(self, record: SinkRecord) -> bool:
         topic, partition, offset = record.original
-        return offset < self._done.get(TopicPartition(topic, partition), 0)
+        return offset < self._done.get((topic, partition), 0)
 
     def _note_done(self, records: list[SinkRecord]) -> None:
-        for record in records:
-            topic, partition, offset = record.original
-            self._done[TopicPartition(topic, partition)] = offset + 1
+        # Of each partition's the last one stands, since a batch has them in order.
+        self._done |= {(topic, partition): offset + 1 for topic, partition, offset in (r.original for r in records)}
 
     async def _put(self, records: list[SinkRecord]) -> None:
         try:
