@@ -14,6 +14,7 @@ import datasketches
 import msgspec
 
 from shared.common.continuation import WindowPlace
+from shared.common.key_range import raw_key
 from shared.streams.changelog_format import DELETED, FINAL, AggregationSchema, StateCodec, StoreSchema
 from shared.streams.changelog_reader import Change
 
@@ -135,8 +136,7 @@ def _result(aggregation: AggregationSchema, state: dict[str, Any]) -> Any:
 
 def place_of(one: Found) -> WindowPlace:
     """Where it is among all others."""
-    raw = one.key.encode() if isinstance(one.key, str) else one.key
-    return WindowPlace(one.start_ms, one.end_ms, one.partition, raw)
+    return WindowPlace(one.start_ms, one.end_ms, one.partition, raw_key(one.key))
 
 
 def closed_of_lake(store: StoreSchema, row: dict[str, Any]) -> Found:

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 from pyspark.sql.types import BinaryType, IntegralType, StringType, StructField, StructType
 
 from services.compactor.settings import BackfillSettings
+from services.compactor.tables import quoted
 from shared.common.errors import ConfigError
 
 CSV_DEFAULTS = {"header": "true", "inferSchema": "true"}
@@ -30,8 +31,7 @@ class FileRows(NamedTuple):
 
     def column(self, name: str) -> SparkColumn:
         """One of `columns`."""
-        quoted = "`" + name.replace("`", "``") + "`"
-        return F.col(f"{self.prefix}{quoted}")
+        return F.col(f"{self.prefix}{quoted(name)}")
 
     def as_bytes(self, name: str | None) -> SparkColumn:
         """A column as a record's key or value: bytes as they are, anything else as its text; null without a name."""
@@ -69,7 +69,7 @@ def _table(spark: SparkSession, settings: BackfillSettings) -> FileRows:
     options = defaults | settings.reader_options
     reader = spark.read.format(settings.format).options(**options)
     rows = reader.load(settings.files)
-    if settings.format == "csv" and options.get("inferSchema") == "true" and "schema" not in options:
+    if settings.format == "csv" and options["inferSchema"] == "true":
         written = as_written(spark, settings, options, rows.schema)
         if written != rows.schema:
             rows = reader.schema(written).load(settings.files)
@@ -78,7 +78,7 @@ def _table(spark: SparkSession, settings: BackfillSettings) -> FileRows:
 
 def _whole_rows(rows: DataFrame, columns: StructType, *, keep_nulls: bool) -> FileRows:
     """A row's value is the JSON of its fields; those of JSON have nulls for what is missing, which are left out."""
-    fields = F.struct(*(F.col("`" + name.replace("`", "``") + "`") for name in columns.fieldNames()))
+    fields = F.struct(*(F.col(quoted(name)) for name in columns.fieldNames()))
     options = {"ignoreNullFields": str(not keep_nulls).lower()}
     return FileRows(rows, columns, "", F.to_json(fields, options).cast("binary"))
 
@@ -99,12 +99,10 @@ def as_written(
     if not watched:
         return inferred
     texts = spark.read.format("csv").options(**options | {"inferSchema": "false"}).load(settings.files)
-    differs = [
-        F.max(F.col(f"`{f.name}`") != F.col(f"`{f.name}`").try_cast(f.dataType).cast("string")).alias(str(i))
-        for i, f in enumerate(watched)
-    ]
-    row = texts.agg(*differs).first()
-    assert row is not None
-    changed = {f.name for i, f in enumerate(watched) if row[str(i)]}
+    columns = [F.col(quoted(field.name)) for field in watched]
+    anew = [column.try_cast(field.dataType).cast("string") for column, field in zip(columns, watched, strict=True)]
+    differs = texts.agg(*(F.max(column != other) for column, other in zip(columns, anew, strict=True))).first()
+    assert differs is not None
+    changed = {field.name for field, is_other in zip(watched, differs, strict=True) if is_other}
     fields = [StructField(f.name, StringType()) if f.name in changed else f for f in inferred.fields]
     return StructType(fields)

@@ -223,11 +223,10 @@ def bad_rows(generations: Generations) -> Callable[[Iterator[Any]], Iterator[Any
     """For mapInArrow: partition, offset and reason of each L, D or F entry whose body is not what its store's says."""
 
     def find(batch: Any) -> Iterator[tuple[int, int, str]]:
-        rows = batch
         stores, of = np.asarray(batch.column("store")), np.asarray(batch.column("generation"))
         for row in _unknown_stores(batch, generations):
             reason = f"an entry for store {stores[row]}, which there is not"
-            yield rows.column("partition")[row].as_py(), rows.column("offset")[row].as_py(), reason
+            yield batch.column("partition")[row].as_py(), batch.column("offset")[row].as_py(), reason
         for operation, head in ((LIVE, START_END_BYTES), (FINAL, START_END_CLOSED_BYTES)):
             for generation, layouts in enumerate(generations):
                 for layout in layouts:
@@ -235,11 +234,11 @@ def bad_rows(generations: Generations) -> Callable[[Iterator[Any]], Iterator[Any
                     places = np.flatnonzero(own)
                     while len(places):
                         try:
-                            state_struct(rows.column("value").take(pa.array(places)), ENVELOPE_BYTES + head, layout)
+                            state_struct(batch.column("value").take(pa.array(places)), ENVELOPE_BYTES + head, layout)
                             break
                         except BadBody as e:
                             row = int(places[e.row])
-                            yield rows.column("partition")[row].as_py(), rows.column("offset")[row].as_py(), e.reason
+                            yield batch.column("partition")[row].as_py(), batch.column("offset")[row].as_py(), e.reason
                             places = np.delete(places, e.row)
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:

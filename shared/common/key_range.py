@@ -24,7 +24,7 @@ class KeyRange(NamedTuple):
         cls, key: str | bytes | None = None, low: str | bytes | None = None, high: str | bytes | None = None
     ) -> KeyRange:
         """One key, the keys from `low` to `high`, or what is both."""
-        only, lows, highs = _raw(key), _raw(low), _raw(high)
+        only, lows, highs = (None if one is None else raw_key(one) for one in (key, low, high))
         if only is None:
             return cls(lows, highs)
         return cls(max(only, lows or only), min(only, only if highs is None else highs))
@@ -43,5 +43,6 @@ class KeyRange(NamedTuple):
             raise ConfigError(f"the keys are text, and {e.object!r} is not UTF-8") from None
 
 
-def _raw(key: str | bytes | None) -> bytes | None:
+def raw_key(key: str | bytes) -> bytes:
+    """A key as Kafka has it: text is UTF-8."""
     return key.encode() if isinstance(key, str) else key

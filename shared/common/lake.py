@@ -23,7 +23,7 @@ from deltalake.schema import PrimitiveType, StructType
 
 from shared.common.continuation import WindowPlace
 from shared.common.errors import ConfigError, FatalError, RetriableError
-from shared.common.key_range import KeyRange
+from shared.common.key_range import KeyRange, raw_key
 
 PROGRESS_COLUMNS = ("partition", "changelog_offset", "epoch", "commit", "progress", "topic_id")
 WINDOW_KEY = ("key", "start_ms", "end_ms")
@@ -216,9 +216,7 @@ def find_closed_of(
 
 def window_place(row: Mapping[str, Any]) -> WindowPlace:
     """Where a window is among all others."""
-    key = row["key"]
-    raw = key.encode() if isinstance(key, str) else key
-    return WindowPlace(row["start_ms"], row["end_ms"], row["partition"], raw)
+    return WindowPlace(row["start_ms"], row["end_ms"], row["partition"], raw_key(row["key"]))
 
 
 def _after(place: WindowPlace | None, keys_are_text: bool) -> str:

@@ -23,6 +23,7 @@ import msgspec
 
 from shared.common.continuation import RowOrder, RowPlace, key_hash, row_order
 from shared.common.errors import ConfigError
+from shared.common.key_range import raw_key
 from shared.streams.global_table import GlobalTableRows
 from shared.streams.state.persistent_stores import PersistentStore
 from shared.streams.state.store import LiveRow
@@ -174,7 +175,7 @@ class _Page:
         else:
             for keys in _slices(store.keys()):
                 for key in keys:
-                    if wanted.has(key) and self._may_have(key_hash(_raw(key))):
+                    if wanted.has(key) and self._may_have(key_hash(raw_key(key))):
                         self._take(store.rows_of(key))
                 yield
         self._settle()
@@ -219,16 +220,12 @@ def _slices(rows: Iterator[RowT]) -> Iterator[list[RowT]]:
 
 
 def _order_of(row: LiveRow) -> RowOrder:
-    return row_order(_raw(row.key), row.start)
-
-
-def _raw(key: str | bytes) -> bytes:
-    return key.encode() if isinstance(key, str) else key
+    return row_order(raw_key(row.key), row.start)
 
 
 def place_of_row(row: Mapping[str, Any]) -> RowPlace:
     """The place of an answer's row, with its key as the store has it."""
-    return RowPlace(row.get("partition", 0), _raw(row["key"]), row.get("start", 0))
+    return RowPlace(row.get("partition", 0), raw_key(row["key"]), row.get("start", 0))
 
 
 def _overlaps(row: LiveRow, kind: str, query: StoreQuery) -> bool:
@@ -243,7 +240,7 @@ def _overlaps(row: LiveRow, kind: str, query: StoreQuery) -> bool:
 
 def _key(key: str | bytes, key_type: KeyType) -> str | bytes:
     if key_type == "bytes":
-        return key.encode() if isinstance(key, str) else key
+        return raw_key(key)
     try:
         return key.decode() if isinstance(key, bytes) else key
     except UnicodeDecodeError:
