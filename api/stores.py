@@ -41,7 +41,8 @@ class StoresView(Protocol):
 class FoundWindows(TypedDict):
     """Windows in order of their start, each with `status`, and the source offsets that they reflect by partition.
 
-    `continuation` is None where these are the last ones.
+    `continuation` is None where these are the last ones. Pages of a long changelog without a lake have open windows
+    first, then closed ones in the order in which they were closed.
     """
 
     windows: list[dict[str, Any]]

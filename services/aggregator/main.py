@@ -14,7 +14,7 @@ from api.app import create_app
 from api.contact import Contact
 from api.health import Check, CheckResult, health_router
 from api.keys import StoreQuestion
-from api.problem import ErrorKind, Problem
+from api.problem import Problem
 from api.server import HttpServer
 from api.state import LiveWindows, StreamsState, streams_router
 from api.stores import FoundWindows, Status, stores_router
@@ -22,17 +22,14 @@ from services.aggregator.backlog import BacklogWatch
 from services.aggregator.compaction import SCHEDULE_NAME, CompactionSupervisor
 from services.aggregator.key_search import KeySearch
 from services.aggregator.live_state import describe_stores, live_windows
-from services.aggregator.pages import live_pages, row_pages, told, window_pages
-from services.aggregator.questions import Asked
-from services.aggregator.sessions import Query
+from services.aggregator.pages import live_pages, row_pages, told
 from services.aggregator.settings import AggregatorSettings
-from services.aggregator.whole import Whole, advertised, tokens_of
+from services.aggregator.whole import INCOMPLETE, Whole, advertised, tokens_of
+from services.aggregator.window_search import WindowSearch
 from services.aggregator.workers import Workers
 from shared.common import daemon
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import ConfigError
-from shared.common.key_range import KeyRange
-from shared.streams.changelog_reader import ROWS
 from shared.streams.instance_registry import InstanceRegistry
 from shared.streams.instances import Registration
 from shared.streams.punctuation import PunctuationType
@@ -44,9 +41,6 @@ from shared.streams.topology_loading import load_topology
 PROGRAM = "penstock aggregator"
 STUCK_MS = 60_000  # a turn polls, processes and commits: it takes a fraction of a second
 WORKER_SHARE, REQUEST_SHARE = 0.7, 0.1  # of `shutdown_timeout_ms`; a compaction is stopped meanwhile
-FINDING_MAX, FINDING_MS = 2, 10_000  # questions that read the changelog's tail at once, and how long that may take
-EVER_MS = (-(2**62), 2**62)
-BUSY = ErrorKind(429, "TOO_MANY_QUESTIONS", "Too many questions at once", 1)
 COMPACTION_PARTITION = 0  # the one instance that owns it asks for compactions
 
 
@@ -85,7 +79,7 @@ class Aggregator:
             title="Penstock aggregator",
         )
         self.server = HttpServer(app, settings.http, unix_socket=unix_socket)
-        self._finding = asyncio.Semaphore(FINDING_MAX)
+        self._search = WindowSearch(settings, self._read_open)
         self._beside: list[asyncio.Task[None]] = []
         self._turned_ms: int | None = None
 
@@ -150,24 +144,20 @@ class Aggregator:
                 del running[partition]
 
     async def find_windows(self, store: str, *, status: Status, **question: Unpack[StoreQuestion]) -> FoundWindows:
-        """What `GET /v1/streams/stores/{store}/windows` answers: from changelog and lake, whoever has the partition."""
-        if self._finding.locked():
-            raise Problem(BUSY, f"{FINDING_MAX} such questions are being answered")
-        streams, builder = self._settings.streams, self.worker.topology.stores.get(store)
-        if builder is None or builder.schema.kind in ROWS:
+        """What `GET /v1/streams/stores/{store}/windows` answers."""
+        builder = self.worker.topology.stores.get(store)
+        if builder is None:
             raise ConfigError(f"no store with windows {store!r}")
-        from_ms, to_ms = question["from_ms"], question["to_ms"]
-        reach = (str(EVER_MS[0] if from_ms is None else from_ms), str(EVER_MS[1] if to_ms is None else to_ms))
-        where = (self._settings.kafka, streams.application_id, streams.lake, streams.lake_options)
-        keys = KeyRange.of(question["key"], question["key_from"], question["key_to"])
-        skipped, rows_max = streams.skip_changelog_records, question["rows_max"]
-        pages = window_pages(self.application, store, status, question)
-        after = pages.place(question["continuation"])
-        query = Query(Asked(*where, store, keys, *reach, skipped, FINDING_MS, rows_max, status), after)
-        async with self._finding:
-            _, found = await query.run()
-        windows = [one._asdict() for one in found]
-        return {"windows": windows, "position": query.position, "continuation": pages.text(query.last)}
+        return await self._search.find(builder.schema, status, question)
+
+    async def _read_open(self, store: str, question: StoreQuestion) -> Any:
+        """Rows of all instances; Problem where some cannot be had."""
+        if self._settings.queries.all_instances:
+            return await self._whole.read_store(store, partial=False, **question)
+        here = {p for p, owned in self.worker.tasks().items() if owned.task is not None}
+        if gone := sorted(set(range(self.worker.topics.partitions)) - here):
+            raise Problem(INCOMPLETE, f"partitions {gone} do not run here, and queries.all_instances is false")
+        return await self.read_store(store, **question)
 
     def registration(self) -> Registration:
         """What this instance says of itself to the others."""

@@ -32,13 +32,23 @@ class Question(Protocol):
     @property
     def kafka_timeout_ms(self) -> int: ...
     @property
+    def timeout_name(self) -> str: ...
+    @property
+    def lake_name(self) -> str: ...
+    @property
+    def tail_records_max(self) -> int | None: ...
+    @property
     def rows_max(self) -> int: ...
     @property
     def status(self) -> Literal["open", "closed", "all"]: ...
 
 
 class Asked(NamedTuple):
-    """A question that does not come from a command line."""
+    """A question that does not come from a command line.
+
+    `timeout_name` and `lake_name` are the settings that `kafka_timeout_ms` and `lake` come from. Where nothing was
+    compacted yet and the changelog has more than `tail_records_max` records, the first page is refused (`TailTooLong`).
+    """
 
     kafka: KafkaSettings
     application: str
@@ -52,3 +62,6 @@ class Asked(NamedTuple):
     kafka_timeout_ms: int
     rows_max: int
     status: Literal["open", "closed", "all"] = "all"
+    timeout_name: str = "queries.changelog_timeout_ms"
+    lake_name: str = "streams.lake"
+    tail_records_max: int | None = None

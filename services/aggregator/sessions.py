@@ -57,6 +57,10 @@ REVISIONS_EXPECTED = 2
 PROGRAM = "penstock sessions"
 
 
+class TailTooLong(Exception):
+    """Nothing was compacted yet, and the changelog has more records than are to be read for this question."""
+
+
 class Tail(NamedTuple):
     """What a partition's changelog says past the snapshot: the key's confirmed changes, and the newest progress."""
 
@@ -184,17 +188,27 @@ class Query:
                         f"{at}: offsets {start} to {first[at] - 1} are gone, and no snapshot covers them"
                     )
                 consumer.seek(at, start)
-            limit_ms = self._settings.kafka_timeout_ms
-            deadline = SYSTEM_CLOCK.monotonic_ms() + limit_ms
+            records = sum([ends[at] - await consumer.position(at) for at in places.values()])
+            most = self._settings.tail_records_max
+            if most is not None and records > most and not covered and self._after is None:
+                raise TailTooLong
+            deadline = SYSTEM_CLOCK.monotonic_ms() + self._settings.kafka_timeout_ms
             while any([await consumer.position(at) < ends[at] for at in places.values()]):
                 if SYSTEM_CLOCK.monotonic_ms() > deadline:
-                    raise KafkaTimeout(
-                        f"{self._topic}: reading its tail took over {self._settings.kafka_timeout_ms} ms"
-                    )
+                    raise KafkaTimeout(self._too_slow(records))
                 for at, columns in (await consumer.poll(POLL_MS)).items():
                     for offset, k, value in zip(columns.offsets.tolist(), columns.keys, columns.values, strict=True):
                         feed(readers[at.partition], at, offset, k, value)
         return {p: tail._replace(progress=readers[p].progress) for p, tail in tails.items()}
+
+    def _too_slow(self, records: int) -> str:
+        name, ms, lake_name = self._settings.timeout_name, self._settings.kafka_timeout_ms, self._settings.lake_name
+        cause = (
+            "are past the newest compaction: have one made"
+            if self._settings.lake is not None
+            else f"are in no lake: set {lake_name}, and what was compacted is not read here"
+        )
+        return f"{self._topic}: not read within {name}={ms}. {records} records {cause}; or raise {name}"
 
 
 def feed(reader: ChangelogReader, at: TopicPartition, offset: int, key: bytes | None, value: bytes | None) -> None:

@@ -72,6 +72,12 @@ class QueriesSettings(Section):
     ssl_cafile: Path | None = Field(
         None, description="PEM file of the authorities that the others' certificates are checked by"
     )
+    changelog_timeout_ms: PositiveMs = Field(
+        10_000, description="how long one answer with closed windows may read the changelog"
+    )
+    changelog_records_max: Annotated[int, Field(gt=0)] = Field(
+        500_000, description="changelog records that one such answer reads where no lake has them; then: continuation"
+    )
 
 
 class SessionsSettings(CommandSettings):
@@ -102,6 +108,21 @@ class SessionsSettings(CommandSettings):
     )
     json_line: bool = Field(False, description="print one JSON object a window; --json is the same")
     kafka_timeout_ms: PositiveMs = Field(30_000, description="how long reading the changelog's tail may take")
+
+    @property
+    def timeout_name(self) -> str:
+        """What `kafka_timeout_ms` is set by."""
+        return "kafka_timeout_ms"
+
+    @property
+    def lake_name(self) -> str:
+        """What `lake` is set by."""
+        return "lake"
+
+    @property
+    def tail_records_max(self) -> int | None:
+        """There is no other way to answer: the time alone is a limit."""
+        return None
 
     @property
     def keys(self) -> KeyRange:

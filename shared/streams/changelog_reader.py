@@ -77,6 +77,11 @@ class ChangelogReader:
         done = f"{self.entries_applied} applied, {self.entries_ignored} ignored, {pending} pending"
         return f"ChangelogReader(epoch {self.epoch}, next {self.next_offset}, {done})"
 
+    @property
+    def is_between_commits(self) -> bool:
+        """Whether no entry waits for the progress record that confirms it."""
+        return not self._pending
+
     def feed(self, offset: int, key: bytes | None, value: bytes | None) -> None:
         """Take the record at `offset`; CorruptEntry names the record that cannot be read: it, or one it confirms."""
         if fmt.is_foreign(value) or offset in self._skip:
@@ -91,7 +96,7 @@ class ChangelogReader:
             except CorruptRecord as e:
                 raise CorruptEntry(offset, str(e)) from None
         self.next_offset = offset + 1
-        if not self._pending:
+        if self.is_between_commits:
             self.covered_offset = self.next_offset
 
     def _feed(self, offset: int, key: bytes | None, entry: Entry) -> None:

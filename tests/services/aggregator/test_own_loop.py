@@ -1,0 +1,59 @@
+"""Work in a loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from services.aggregator.own_loop import in_own_loop
+from shared.common.errors import KafkaTimeout
+
+WAIT_S = 20
+
+
+async def test_what_blocks_there_does_not_hold_the_caller_up() -> None:
+    """The caller's loop goes on, and what it does is what lets the work end."""
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    async def work() -> bool:
+        has_begun.set()
+        return may_end.wait(WAIT_S)
+
+    async def beside() -> None:
+        await asyncio.to_thread(has_begun.wait, WAIT_S)
+        may_end.set()
+
+    task = asyncio.create_task(beside())
+    assert await in_own_loop(work)
+    await task
+
+
+async def test_an_error_comes_back() -> None:
+    """As it was raised."""
+
+    async def work() -> None:
+        raise KafkaTimeout("no answer")
+
+    with pytest.raises(KafkaTimeout, match="no answer"):
+        await in_own_loop(work)
+
+
+async def test_it_is_cancelled_with_its_caller() -> None:
+    """What it waits for is given up, and its own cleaning up is done."""
+    has_begun, has_ended = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        has_begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            has_ended.set()
+
+    task = asyncio.create_task(in_own_loop(work))
+    await asyncio.to_thread(has_begun.wait, WAIT_S)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.to_thread(has_ended.wait, WAIT_S)
