@@ -237,6 +237,20 @@ class Columns:
             self.leader_epoch,
         )
 
+    def sizes(self) -> Int64Array:
+        """The bytes of each record's key, value and headers.
+
+        >>> Columns.of([ConsumerRecord("clicks", 0, 0, 0, b"ann", b"{}", (("trace", b"1"),))]).sizes().tolist()
+        [11]
+        """
+        sizes = np.zeros(len(self), np.int64)
+        for column in (self.keys, self.values):
+            sizes += np.fromiter((0 if one is None else len(one) for one in column), np.int64, len(self))
+        if self.headers is not None:
+            own = (sum(len(name) + len(value or b"") for name, value in headers) for headers in self.headers)
+            sizes += np.fromiter(own, np.int64, len(self))
+        return sizes
+
     def record(self, index: int) -> ConsumerRecord:
         """The record at `index`, as an object."""
         return ConsumerRecord(

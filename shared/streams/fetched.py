@@ -49,10 +49,15 @@ def poll_ms(settings: StreamsSettings, owned: Ready, commit_due_ms: int) -> int:
 
 
 def give_out(
-    batches: Mapping[TopicPartition, Columns], ready: Ready, consumer: Consumer, now_ms: int, time: TurnTime
+    batches: Mapping[TopicPartition, Columns],
+    ready: Ready,
+    consumer: Consumer,
+    now_ms: int,
+    time: TurnTime,
+    bytes_max: int,
 ) -> None:
     """Add each batch to its task's inputs, and have the tasks process what they have time for; then say what to fetch
-    from."""
+    from, as `regulate`."""
     for at, columns in batches.items():
         if (owned := ready.get(at.partition)) is not None and owned.inputs is not None:
             owned.inputs.add(columns)
@@ -62,7 +67,7 @@ def give_out(
         if owned.inputs is not None:
             own = [at for at in assignment if at.partition == partition]
             owned.inputs.process(now_ms, {at.topic: consumer.known_lag(at) for at in own}, time)
-    regulate(ready, consumer)
+    regulate(ready, consumer, bytes_max)
 
 
 def punctuate_all(running: Iterable[OwnedTask], now_ms: int, slow: SlowSteps, clock: Clock) -> None:
@@ -80,16 +85,22 @@ def punctuate_all(running: Iterable[OwnedTask], now_ms: int, slow: SlowSteps, cl
             owned.refusals.say(owned.task.metrics, clock.monotonic_ms())
 
 
-def regulate(ready: Ready, consumer: Consumer) -> None:
-    """Fetch from the partitions of which there is room, and from no others."""
+def regulate(ready: Ready, consumer: Consumer, bytes_max: int) -> None:
+    """Fetch from the partitions of which there is room, and from no others.
+
+    With more than `bytes_max` bytes of records at hand in all tasks there is room only where none are at hand: others
+    may wait for what comes from there.
+    """
     paused = consumer.paused()
+    is_over = sum(owned.inputs.bytes for owned in ready.values() if owned.inputs is not None) > bytes_max
     for at in consumer.assignment():
         owned = ready.get(at.partition)
         if owned is None or owned.inputs is None or owned.task is None:
             continue
-        if owned.inputs.is_full(at.topic) and at not in paused:
+        is_full = owned.inputs.is_full(at.topic) or (is_over and owned.inputs.holds(at.topic))
+        if is_full and at not in paused:
             consumer.pause(at)
-        elif at in paused and not owned.inputs.is_full(at.topic):
+        elif at in paused and not is_full:
             consumer.resume(at)
 
 

@@ -26,11 +26,27 @@ Lags = Mapping[str, int | None]
 """By topic, how many records are known to be at the broker beyond those at hand; None or missing: that is not known."""
 
 
+class _Sized:
+    """The offsets of records that came together, and how many bytes they have up to each, once that is asked."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns: Columns | None = columns
+        self.offsets, self._ends = columns.offsets, columns.offsets
+
+    def from_offset(self, offset: int) -> int:
+        """The bytes of the records from an offset on."""
+        if self._columns is not None:
+            self._ends, self._columns = np.cumsum(self._columns.sizes()), None
+        before = int(np.searchsorted(self.offsets, offset))
+        return int(self._ends[-1]) - (int(self._ends[before - 1]) if before else 0)
+
+
 class RecordQueue:
     """The records of one partition that are at hand, in offset order."""
 
     def __init__(self) -> None:
         self._columns: deque[Columns] = deque()
+        self._sized: deque[_Sized] = deque()
         self._next_offset = 0
         self._length = 0
 
@@ -46,8 +62,19 @@ class RecordQueue:
             columns = columns[int(np.searchsorted(columns.offsets, self._next_offset)) :]
         if len(columns):
             self._columns.append(columns)
+            self._sized.append(_Sized(columns))
             self._length += len(columns)
             self._next_offset = int(columns.offsets[-1]) + 1
+
+    @property
+    def bytes(self) -> int:
+        """Of the records at hand: keys, values and headers. What is processed as soon as it comes is never measured."""
+        if not self._length:
+            return 0
+        first = int(self._columns[0].offsets[0])
+        while self._sized[0].offsets[-1] < first:
+            self._sized.popleft()
+        return sum(one.from_offset(first) for one in self._sized)
 
     def head_ms(self) -> int:
         """The timestamp of the next record; there must be one."""
@@ -65,16 +92,21 @@ class RecordQueue:
             self._columns.appendleft(columns[at:])
             columns = columns[:at]
         self._length -= len(columns)
+        if not self._length:
+            self._sized.clear()
         return columns
 
     def put_back(self, columns: Columns) -> None:
         """Have the last of what was taken out be next again."""
+        if not self._length:
+            self._sized.append(_Sized(columns))
         self._columns.appendleft(columns)
         self._length += len(columns)
 
     def clear(self) -> None:
         """Forget everything: the next records are those after a new position."""
         self._columns.clear()
+        self._sized.clear()
         self._next_offset = self._length = 0
 
 

@@ -17,6 +17,9 @@ REFUSAL_BYTES_MAX = 16 * 1024
 BUFFERED_RECORDS_MAX = 1_000
 """As Kafka Streams' `buffered.records.per.partition`."""
 
+INPUT_BUFFER_MAX_BYTES = 512 * 1024 * 1024
+"""As Kafka Streams' `input.buffer.max.bytes`."""
+
 MAX_FUTURE_MS = 86_400_000
 """A day: clocks of producers are wrong by hours rather than by days."""
 
@@ -77,6 +80,10 @@ class StreamsSettings(Section, TaskSettings):
     buffered_records_per_partition: Annotated[int, Field(gt=0)] = Field(
         BUFFERED_RECORDS_MAX,
         description="a partition with more at hand is not fetched from; from 1000 on, with more than one run takes",
+    )
+    input_buffer_max_bytes: Annotated[int, Field(gt=0)] = Field(
+        INPUT_BUFFER_MAX_BYTES,
+        description="with more bytes of records at hand in all tasks, partitions that have some are not fetched from",
     )
     repartition_purge_interval_ms: PositiveMs = Field(
         30_000, description="how often records that were read are deleted from the application's own topics"

@@ -132,7 +132,7 @@ class StreamWorker(RebalanceListener):
             await self._collect_restored()
             ready = {p: owned for p, owned in ready.items() if owned is self._owned.get(p) and owned.task is not None}
             now_ms = self._clock.now_ms() if now_ms is None else now_ms
-            give_out(batches, ready, self._consumer, now_ms, self._time)
+            give_out(batches, ready, self._consumer, now_ms, self._time, self._settings.input_buffer_max_bytes)
             advance(ready, self._consumer)
             advance_all_idle(ready, self._consumer, now_ms, self.topics.partitions)
             punctuate_all(self._tasks.running(), now_ms, self._slow, self._clock)

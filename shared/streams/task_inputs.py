@@ -133,6 +133,11 @@ class TaskInputs:
         if at + 1 < len(columns) and has_time():
             self._process(columns[at + 1 :], now_ms, has_time)
 
+    @property
+    def bytes(self) -> int:
+        """Of all records here, as `RecordQueue.bytes`."""
+        return sum(queue.bytes for group in self._groups for queue in group.queues.values())
+
     def is_full(self, topic: str) -> bool:
         """Whether so many of the topic's records are here that no more should be fetched."""
         group, room = self._group_of[topic], self._buffered_records_max

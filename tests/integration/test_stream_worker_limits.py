@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from shared.clients.admin import Admin, event_time_topic
 from shared.clients.consumer.dead_letters import parse_dead_letter
 from shared.clients.producer import Producer, ProducerSettings
 from shared.common.errors import ConfigError
+from shared.common.records import ProducerRecord
 from shared.common.settings import KafkaSettings
 from shared.streams.aggregations import Aggregate, Count, CountDistinct, Mean
 from shared.streams.dsl import StreamsBuilder
-from shared.streams.processor import ProcessingFailed
+from shared.streams.processor import ProcessingFailed, Record
 from shared.streams.stream_worker import StreamWorker
 from shared.streams.topology import Topology
 from tests.integration.test_stream_worker import (
@@ -25,10 +27,12 @@ from tests.integration.test_stream_worker import (
     chain_of,
     running,
     settings_of,
+    until,
     until_position,
 )
 
 LARGE_KEY = b"k" * 600_000
+LARGE, LARGE_RECORDS, LARGE_RECORD_S = 100_000, 60, 0.02
 LARGEST_KEY = b"k" * ((1024 * 1024 - 16 * 1024) // 2 - 2)  # twice as JSON, with quotes
 WIDE = ProducerSettings(linger_ms=0, max_request_size=2 * 1024 * 1024)
 
@@ -119,3 +123,27 @@ async def test_sources_of_different_sizes_are_refused_at_the_start(kafka: Embedd
             pass
     async with Admin(settings) as admin:
         assert f"{topic_name}-out" not in await admin.list_topics()
+
+
+async def test_large_records_wait_at_the_broker(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """With so many bytes at hand no more are fetched, however few records that are; all are processed in the end."""
+    held: list[int] = []
+
+    def slow(record: Record) -> None:
+        time.sleep(LARGE_RECORD_S)
+
+    builder = StreamsBuilder()
+    builder.stream(topic_name, value=bytes).peek(slow).foreach(lambda record: None)
+    async with chain_of(kafka, topic_name, 1) as chain:
+        async with Producer(chain.kafka, WIDE) as producer:
+            values = [ProducerRecord(topic_name, b"x" * LARGE, None, (), 0, i) for i in range(LARGE_RECORDS)]
+            assert await (await producer.send_many(values)).first_error() is None
+        async with running(worker := chain.worker(builder.build(), input_buffer_max_bytes=LARGE)):
+
+            async def done() -> bool:
+                own = [owned for owned in worker.tasks().values() if owned.task is not None]
+                held.extend(owned.inputs.bytes for owned in own if owned.inputs is not None)
+                return [owned.task.sources.get(topic_name) for owned in own if owned.task] == [LARGE_RECORDS]
+
+            await until(done)
+    assert LARGE < max(held) < LARGE * LARGE_RECORDS / 3

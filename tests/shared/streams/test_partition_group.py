@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -132,3 +134,25 @@ def test_equals_taking_one_by_one(a: list[int], b: list[int], size: int) -> None
         else:
             expected.append(("b", right.pop(0)))
     assert taken(group) == expected
+
+
+def test_a_queue_knows_its_bytes() -> None:
+    """Of what is at hand, however it came and was taken and put back."""
+    for seed in range(200):
+        chance = random.Random(seed)
+        left = [chance.randrange(40) for _ in range(chance.randint(2, 12))]
+        values = [ConsumerRecord("a", 0, 2 * i, i, b"k", b"x" * size) for i, size in enumerate(left)]
+        queue, cut = RecordQueue(), chance.randrange(1, len(left))
+        for part in (values[:cut], values[cut:]):
+            queue.add(Columns.of(part))
+        while left:
+            if chance.random() < 0.5:
+                assert queue.bytes == sum(left) + len(left)
+            run = queue.take_until(None, chance.randint(1, 5))
+            done = chance.randint(0, len(run))
+            if done < len(run):
+                queue.put_back(run[done:])
+            del left[:done]
+        assert queue.bytes == 0
+        queue.add(Columns.of([ConsumerRecord("a", 0, 100, 0, None, b"xyz")]))
+        assert queue.bytes == 3
