@@ -36,6 +36,7 @@ from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import ConfigError
 from shared.common.records import ProducerRecord
 from shared.common.settings import KafkaSettings
+from shared.streams.lake_names import require_lake_names
 from shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings, TaskSettings
 from shared.streams.topics import prepare_topics
 from shared.streams.topology import Topology
@@ -55,6 +56,7 @@ class Backfill(Fold):
         self.now_ms = int(time.time() * 1000)
         self.topology = load_topology(settings.topology, settings.topology_options)
         require_whole_partitions(self.topology)
+        require_lake_names(self.topology.schemas())
         self.history: History | None = None
         self.written: dict[str, int] = {}
         """Records that the tasks had for each topic but the changelog, whether they were written there or not."""

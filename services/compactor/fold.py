@@ -35,6 +35,7 @@ from services.compactor.failures import CompactionConflict, translated
 from services.compactor.kafka import TopicOffsets
 from services.compactor.settings import UpkeepSettings
 from shared.streams.changelog_format import FINAL, LIVE, Progress, decode_progress
+from shared.streams.lake_names import IS_LIVE, STATE_HEAD, STATE_TAIL, require_lake_names
 
 Say = Callable[[str], object]
 IDLE_RECORDS_MAX = 1_000  # of an idle partition's tail: what a restore reads beyond the snapshot for nothing
@@ -204,7 +205,7 @@ class Fold(ABC):
 
     def _write(self, plan: Plan, window: Window, total: int) -> Summary:
         before = {p: int(plan.start[p]) for p in plan.start}
-        tables.require_names(window.stores)
+        require_lake_names(window.stores)
         tables.ensure_state(self.spark, self.state, window.layouts())
         after = before | {p: n.covered_offset for p, n in window.newest.items()}
         self.say(f"run {plan.run}: {total} entries in {len(window.newest)} partitions")
@@ -249,8 +250,8 @@ class Fold(ABC):
         progress = self._progress(window.newest, plan)
         source = rows.withColumn("run", F.lit(plan.run)).unionByName(progress, allowMissingColumns=True).persist()
         source.createOrReplaceTempView("penstock_changes")
-        columns = [name for name, _ in tables.STATE_HEAD] + [layout.name for layout in layouts]
-        columns += [name for name, _ in tables.STATE_TAIL]
+        columns = [name for name, _ in STATE_HEAD] + [layout.name for layout in layouts]
+        columns += [name for name, _ in STATE_TAIL]
         names = [tables.quoted(name) for name in columns]
         partitions = ", ".join(str(p) for p in window.newest)
         same = " AND ".join(f"t.{name} = s.{name}" for name in MERGE_KEY)
@@ -265,9 +266,9 @@ class Fold(ABC):
             self.spark.sql(
                 f"MERGE INTO {tables.delta(self.state)} t USING penstock_changes s "
                 f"ON t.partition IN ({partitions}) AND {same} "
-                "WHEN MATCHED AND NOT s.live THEN DELETE "
+                f"WHEN MATCHED AND NOT s.{IS_LIVE} THEN DELETE "
                 f"WHEN MATCHED THEN UPDATE SET {', '.join(f't.{n} = s.{n}' for n in names)} "
-                f"WHEN NOT MATCHED AND s.live THEN INSERT ({', '.join(names)}) "
+                f"WHEN NOT MATCHED AND s.{IS_LIVE} THEN INSERT ({', '.join(names)}) "
                 f"VALUES ({', '.join(f's.{n}' for n in names)})"
             )
         finally:
@@ -292,7 +293,7 @@ class Fold(ABC):
             "row string, partition int, store string, key binary, start_ms bigint, changelog_offset bigint, "
             "epoch int, commit bigint, progress string, topic_id string, run bigint"
         )
-        return self.spark.createDataFrame(rows, schema).withColumn("live", F.lit(True))
+        return self.spark.createDataFrame(rows, schema).withColumn(IS_LIVE, F.lit(True))
 
     def _require_ours(self, path: str, plan: Plan) -> dict[str, str]:
         """The metrics of this run's commit. CompactionConflict where another job made it."""

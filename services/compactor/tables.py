@@ -15,25 +15,13 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from services.compactor.bodies import TIME_MS_MAX, StoreLayout
-from shared.common.errors import ConfigError, SchemaMismatch
+from shared.common.errors import SchemaMismatch
 from shared.streams.changelog_format import AggregationSchema, StoreSchema
+from shared.streams.lake_names import CLOSED_COLUMNS, STATE_HEAD, STATE_TAIL
 
 SQL_TYPES = {"int64": "BIGINT", "float64": "DOUBLE", "binary": "BINARY"}
-STATE_HEAD = (
-    *(("row", "STRING"), ("partition", "INT"), ("store", "STRING")),
-    *(("key", "BINARY"), ("start_ms", "BIGINT"), ("end_ms", "BIGINT")),
-)
-STATE_TAIL = (
-    *(("changelog_offset", "BIGINT"), ("epoch", "INT"), ("commit", "BIGINT")),
-    *(("progress", "STRING"), ("topic_id", "STRING"), ("run", "BIGINT")),
-)
-CLOSED_COLUMNS = (
-    *("key", "start", "end", "start_ms", "end_ms", "state", "closed_at", "written_at"),
-    *("revision", "partition", "changelog_offset", "day"),
-)
 HISTORY_VERSIONS_MAX = 100  # how far back a crashed run's append is looked for; only upkeep can lie between
 INDEXED_COLUMNS = 32  # whose bounds Delta keeps by itself
-_NAME_FORBIDDEN = frozenset(" ,;{}()\n\t=/\\")
 
 
 def quoted(name: str) -> str:
@@ -57,28 +45,6 @@ def by_partition(numbers: Mapping[int, int], column: str = "partition") -> Spark
 def exists(spark: SparkSession, path: str) -> bool:
     """Whether there is a Delta table at `path`."""
     return bool(spark._jvm.io.delta.tables.DeltaTable.isDeltaTable(spark._jsparkSession, path))
-
-
-def require_names(stores: tuple[StoreSchema, ...]) -> None:
-    """Raise ConfigError for a store or an aggregation whose name a table cannot have as a column beside its own."""
-    state = {name for name, _ in (*STATE_HEAD, *STATE_TAIL)} | {"live"}
-    _require_distinct("store", [s.name for s in stores], state)
-    for store in stores:
-        _require_distinct(
-            f"store {store.name!r}: aggregation", [a.name for a in store.aggregations], set(CLOSED_COLUMNS)
-        )
-
-
-def _require_distinct(what: str, names: list[str], taken: set[str]) -> None:
-    seen = set(taken)
-    for name in names:
-        if not name or _NAME_FORBIDDEN & set(name):
-            raise ConfigError(f"{what} {name!r}: the name cannot be that of a Delta column")
-        if name.lower() in seen:
-            raise ConfigError(
-                f"{what} {name!r}: the name is taken by another column of its table (case does not count)"
-            )
-        seen.add(name.lower())
 
 
 def struct_type(layout: StoreLayout) -> str:

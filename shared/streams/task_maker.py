@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from shared.common.clock import Clock
 from shared.common.log import get_logger
+from shared.streams.lake_names import require_lake_names
 from shared.streams.settings import StreamsSettings
 from shared.streams.state.state_directory import StateDirectory
 from shared.streams.stream_task import StreamTask
@@ -27,7 +28,11 @@ CLEAN_INTERVAL_MS = 60_000
 
 
 class TaskMaker:
-    """Tasks of one topology; ConfigError from `startup` where the folder of their state cannot be had."""
+    """Tasks of one topology.
+
+    ConfigError where their stores are to be in a lake that cannot have their names, and from `startup` where the folder
+    of their state cannot be had.
+    """
 
     def __init__(
         self,
@@ -39,6 +44,8 @@ class TaskMaker:
     ) -> None:
         self._settings, self._topology, self._commits, self._registry = settings, topology, commits, registry
         self._clock, self._clean_due_ms = clock, clock.monotonic_ms() + CLEAN_INTERVAL_MS
+        if settings.lake is not None:
+            require_lake_names(topology.schemas())
         self.directory: StateDirectory | None = None
         if settings.default_dsl_store == "rocksDB":
             self.directory = StateDirectory(

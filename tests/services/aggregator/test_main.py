@@ -18,11 +18,18 @@ from shared.common import daemon, log
 from shared.common.settings import LogSettings
 
 MODULE = """
+from shared.streams.aggregations import Count
 from shared.streams.dsl import StreamsBuilder
 
 def build(topic="in", gap="10"):
     builder = StreamsBuilder()
     builder.stream(topic).to(f"{topic}-{gap}")
+    return builder.build()
+
+def of_days():
+    builder = StreamsBuilder()
+    sessions = builder.stream("in").group_by_key().session_window(10)
+    sessions.aggregate("visits", day=Count()).on_close().to("out")
     return builder.build()
 """
 
@@ -78,3 +85,11 @@ def test_main_says_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--topology=my_topologies:biuld"]) == 2
     said = capsys.readouterr().err.splitlines()
     assert said[-1].startswith("penstock aggregator: topology: my_topologies:biuld: ")
+
+
+def test_a_name_that_the_lake_cannot_have_ends_it_at_start_up(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not the first compaction, when there is state that could be folded no more: one line, exit status 2."""
+    assert main(["--topology=my_topologies:of_days", "--streams.lake=lake"]) == 2
+    (said,) = capsys.readouterr().err.splitlines()[-1:]
+    expected = "store 'visits': aggregation 'day': the lake's table closed/visits has a column 'day' of its own"
+    assert said.startswith(f"penstock aggregator: {expected}")

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from shared.common.clock import SYSTEM_CLOCK, Clock
-from shared.common.errors import IllegalState
+from shared.common.errors import ConfigError, IllegalState
 from shared.streams.aggregations import Count
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.punctuation import PunctuationType
@@ -21,10 +21,11 @@ from shared.streams.task_maker import CLEAN_INTERVAL_MS, TaskMaker
 from shared.testing.manual_clock import ManualClock
 
 
-def maker(clock: Clock = SYSTEM_CLOCK, **given: str) -> TaskMaker:
+def maker(clock: Clock = SYSTEM_CLOCK, result: str = "n", **given: str) -> TaskMaker:
     settings, registry = StreamsSettings(**given), CollectorRegistry()  # type: ignore[arg-type]
     builder = StreamsBuilder()
-    builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    sessions = builder.stream("in").group_by_key().session_window(10)
+    sessions.aggregate("s", **{result: Count()}).on_close().to("out")
     return TaskMaker(settings, builder.build(), TaskCommits(settings, clock, registry), clock, registry)
 
 
@@ -76,3 +77,11 @@ def test_state_of_partitions_elsewhere_is_deleted_now_and_then(tmp_path: Path) -
     made.clean()
     assert not (tmp_path / "app" / "3").exists()
     made.shutdown()
+
+
+def test_names_that_a_lake_cannot_have_are_refused_where_there_is_one() -> None:
+    """At the start, before any state is there that no compaction could fold; without a lake any name does."""
+    assert maker(result="day").task(0, None).stores
+    with pytest.raises(ConfigError, match="store 's': aggregation 'day': the lake's table closed/s has a column 'day'"):
+        maker(result="day", lake="lake")
+    assert maker(lake="lake").task(0, None).stores

@@ -1,0 +1,66 @@
+"""What stores and aggregations may be called where there is a lake: each is a column beside the tables' own.
+
+In `state` every store is a column, in `closed/<store>` every aggregation. Delta tells names apart without regard to
+case, and takes no blanks and few signs in them. The aggregator holds a topology to it when it starts, the Spark jobs
+before they write.
+
+>>> require_column_names("store 'visits': aggregation", ["n", "Day"], CLOSED_COLUMNS, "closed/visits")
+Traceback (most recent call last):
+    ...
+shared.common.errors.ConfigError: store 'visits': aggregation 'Day': the lake's table closed/visits has a column 'day' \
+of its own (case does not count): call it otherwise
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from shared.common.errors import ConfigError
+from shared.streams.changelog_format import StoreSchema
+
+STATE_HEAD = (
+    *(("row", "STRING"), ("partition", "INT"), ("store", "STRING")),
+    *(("key", "BINARY"), ("start_ms", "BIGINT"), ("end_ms", "BIGINT")),
+)
+STATE_TAIL = (
+    *(("changelog_offset", "BIGINT"), ("epoch", "INT"), ("commit", "BIGINT")),
+    *(("progress", "STRING"), ("topic_id", "STRING"), ("run", "BIGINT")),
+)
+"""The columns of `state` before and after the stores', with their types in Spark SQL."""
+IS_LIVE = "live"  # what a run's rows have beside them: whether the MERGE writes the row or takes it out
+STATE_COLUMNS = (*(name for name, _ in (*STATE_HEAD, *STATE_TAIL)), IS_LIVE)
+CLOSED_COLUMNS = (
+    *("key", "start", "end", "start_ms", "end_ms", "state", "closed_at", "written_at"),
+    *("revision", "partition", "changelog_offset", "day"),
+)
+_FORBIDDEN = frozenset(" ,;{}()\n\t=/\\")
+
+
+def require_lake_names(stores: Sequence[StoreSchema]) -> None:
+    """Raise ConfigError for a store or an aggregation whose name a table cannot have as a column beside its own."""
+    require_column_names("store", [store.name for store in stores], STATE_COLUMNS, "state")
+    for store in stores:
+        names = [aggregation.name for aggregation in store.aggregations]
+        require_column_names(f"store {store.name!r}: aggregation", names, CLOSED_COLUMNS, f"closed/{store.name}")
+
+
+def require_column_names(what: str, names: Iterable[str], own: Iterable[str], table: str) -> None:
+    """Raise ConfigError unless `names` can be columns of the lake's `table`, which has those of its `own`."""
+    reserved = {name.lower(): name for name in own}
+    seen: dict[str, str] = {}
+    for name in names:
+        if not name or _FORBIDDEN & set(name):
+            raise ConfigError(
+                f"{what} {name!r}: the name is a column's of the lake's table {table}, which cannot have blanks or "
+                "any of , ; { } ( ) = / \\ in it: call it otherwise"
+            )
+        if (taken := reserved.get(name.lower())) is not None:
+            raise ConfigError(
+                f"{what} {name!r}: the lake's table {table} has a column {taken!r} of its own (case does not count): "
+                "call it otherwise"
+            )
+        if (other := seen.setdefault(name.lower(), name)) is not name:
+            raise ConfigError(
+                f"{what} {name!r}: the lake's table {table} has a column for {other!r} already (case does not count): "
+                "call it otherwise"
+            )
