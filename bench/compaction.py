@@ -238,14 +238,14 @@ def main() -> int:
     closed, state = given.history or given.sessions, given.state_sessions or given.sessions
     found = asyncio.run(run(given.sessions, closed, state, given.delta or max(1, given.sessions // 10)))
     missed = show(found)
-    history, state = found["history"], found["state"]
     series = {
-        "restore from snapshot, history grows": [line.restore for line in history],
-        "replay of the whole changelog, history grows": [line.replay for line in history],
-        "compaction of the delta, closed grows": [line.delta for line in history],
-        "compaction of the delta, state grows": [line.delta for line in state],
+        "restore from snapshot, history grows": [line.restore for line in found["history"]],
+        "replay of the whole changelog, history grows": [line.replay for line in found["history"]],
+        "compaction of the delta, closed grows": [line.delta for line in found["history"]],
+        "compaction of the delta, state grows": [line.delta for line in found["state"]],
     }
-    chart(given.plot, f"seconds, {given.sessions} live sessions", FACTORS, "size of history or state", series)
+    title = f"{given.sessions:,} live sessions while history grows, {state:,} at 1x while state grows"
+    chart(given.plot, title, FACTORS, "history or state", "seconds", series)
     print(f"chart: {given.plot}")
     if given.json:
         lists = {name: [line._asdict() for line in found[name]] for name in ("history", "state")}
