@@ -49,7 +49,7 @@ from shared.streams.columnar import StateColumns
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.settings import StreamsSettings
 from shared.streams.state.column_merge import merge_runs
-from shared.streams.state.column_store import ColumnSessionStore
+from shared.streams.state.column_session_store import ColumnSessionStore
 from shared.streams.stream_task import Guarantee
 from shared.streams.stream_worker import StreamWorker
 from shared.streams.topology import Topology

@@ -20,7 +20,7 @@ from shared.common.errors import PenstockError
 from shared.common.records import Columns, Int64Array
 from shared.common.serialization import bytes_deserializer, json_deserializer
 from shared.streams.columnar import NumberArray, Unfit
-from shared.streams.state.column_store import NONE, ColumnSessionStore
+from shared.streams.state.column_store import NONE, ColumnStore
 from shared.streams.topology import SourceNode
 from shared.streams.window_limits import check_key
 
@@ -41,7 +41,7 @@ class TakenValues:
 class BatchValues:
     """Reads the batches of one source for one store."""
 
-    def __init__(self, source: SourceNode, store: ColumnSessionStore, key_bytes_max: int) -> None:
+    def __init__(self, source: SourceNode, store: ColumnStore, key_bytes_max: int) -> None:
         self._source, self._store, self._key_bytes_max = source, store, key_bytes_max
         self._decode = _decoder(source)
         self._has_none = source.value is json_deserializer or source.value_type is not None  # None stays None there

@@ -31,7 +31,8 @@ from shared.streams.columnar import INT64_SAFE, NumberArray
 from shared.streams.processor import INT64_MAX, Record
 from shared.streams.session_windows import SessionAggregate
 from shared.streams.state.column_merge import cuts, merge_runs, sorted_order
-from shared.streams.state.column_store import NONE, ColumnSessionStore
+from shared.streams.state.column_session_store import ColumnSessionStore
+from shared.streams.state.column_store import NONE
 from shared.streams.topology import SourceNode
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from shared.streams.changelog_format import DELETED, FINAL, LIVE, Progress, Stat
 from shared.streams.changelog_reader import Change, check_schema
 from shared.streams.idle_advance import IdleAdvances
 from shared.streams.state.column_load import load_many
-from shared.streams.state.column_store import ColumnSessionStore
+from shared.streams.state.column_store import ColumnStore
 from shared.streams.stream_task import StreamTask
 from shared.streams.windowed_aggregate import NO_TIME
 
@@ -70,7 +70,7 @@ def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatc
     store, own = task.stores[written.name], task.topology.stores[written.name].schema
     names = [column.name for column in own.state_columns()]
     whole = all(name in batch.schema.names and not batch.column(name).null_count for name in names)
-    if isinstance(store, ColumnSessionStore) and whole:
+    if isinstance(store, ColumnStore) and whole:
         starts, ends, *states = (batch.column(name).to_numpy() for name in ("start_ms", "end_ms", *names))
         load_many(store, batch.column("key").to_pylist(), starts, ends, states)
         return

@@ -11,7 +11,7 @@ Source of the semantics: KStreamSessionWindowAggregate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,12 @@ from shared.common.errors import ConfigError
 from shared.common.records import Columns
 from shared.streams.aggregations import Aggregation
 from shared.streams.processor import ProcessorContext, Record
-from shared.streams.state.column_merge import close_at_once, close_due
-from shared.streams.state.column_store import ColumnSessionStore
+from shared.streams.state.column_close import close_at_once, close_due
+from shared.streams.state.column_session_store import ColumnSessionStore
 from shared.streams.state.persistent_stores import PersistentSessionStore
 from shared.streams.state.session_changes import Windows
 from shared.streams.state.session_store import InMemorySessionStore, Session
+from shared.streams.state.store import FinalRow
 from shared.streams.window_limits import check_key
 from shared.streams.window_results import WindowResults
 from shared.streams.windowed_aggregate import Emit, WindowedAggregate, WindowKey
@@ -153,7 +154,7 @@ class SessionAggregate(WindowedAggregate):
                 if windows is not None and self.emit == "on_close":
                     self.context.forward_results(self._results_of(store, windows))
                 return
-            closed_now = store.close(due, close_time, self.stream_time_ms)
+            closed_now: Sequence[FinalRow] = store.close(due, close_time, self.stream_time_ms)
         else:
             closed_now = store.close_before(close_time, self.stream_time_ms)
         for closed in closed_now:

@@ -19,7 +19,7 @@ from shared.streams.changelog_format import (
     encode_live,
 )
 from shared.streams.processor import StateRefused
-from shared.streams.state.column_store import ColumnSessionStore
+from shared.streams.state.column_store import ColumnStore
 from shared.streams.state.session_changes import Windows
 from shared.streams.state.store import Changes, LiveRow, StateStore
 from shared.streams.topology import StoreBuilder
@@ -66,7 +66,7 @@ def encode_stores(
     entries: Entries = []
     closed = 0
     for number, (name, store) in enumerate(stores.items()):
-        if isinstance(store, ColumnSessionStore):
+        if isinstance(store, ColumnStore):
             own, finals = encode_columns(store, number, epoch, commit)
         else:
             changes, builder = store.changes(), builders[name]
@@ -77,7 +77,7 @@ def encode_stores(
     return entries, closed
 
 
-def encode_columns(store: ColumnSessionStore, number: int, epoch: int, commit: int) -> tuple[Entries, int]:
+def encode_columns(store: ColumnStore, number: int, epoch: int, commit: int) -> tuple[Entries, int]:
     """As `StoreEntries.encode`, from columns: the entries, and how many of them are finals."""
     finals = store.finals()
     keys, starts = store.deleted()

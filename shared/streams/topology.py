@@ -15,7 +15,7 @@ from shared.streams.aggregations import Aggregation
 from shared.streams.changelog_format import STORES_MAX, StoreSchema
 from shared.streams.columnar import StateColumns
 from shared.streams.processor import Processor, Record
-from shared.streams.state.column_store import ColumnSessionStore
+from shared.streams.state.column_session_store import ColumnSessionStore
 from shared.streams.state.key_value_store import KeyValueStore
 from shared.streams.state.row_codec import RowCodec
 from shared.streams.state.session_store import InMemorySessionStore

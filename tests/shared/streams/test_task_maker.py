@@ -14,7 +14,7 @@ from shared.streams.aggregations import Count
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.punctuation import PunctuationType
 from shared.streams.settings import StreamsSettings
-from shared.streams.state.column_store import ColumnSessionStore
+from shared.streams.state.column_session_store import ColumnSessionStore
 from shared.streams.state.persistent_stores import PersistentSessionStore
 from shared.streams.task_commits import TaskCommits
 from shared.streams.task_maker import CLEAN_INTERVAL_MS, TaskMaker

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shared.streams.aggregations import Count, Max
 from shared.streams.columnar import StateColumns
 from shared.streams.state.column_load import load_many
-from shared.streams.state.column_store import ColumnSessionStore
+from shared.streams.state.column_session_store import ColumnSessionStore
 
 GAP_MS = 10
 Row = tuple[bytes, int, int, int]
