@@ -214,7 +214,7 @@ def bytes_per_session(count: int) -> float:
         numbers = np.arange(first, min(first + BULK, count))
         codes = np.array([store.code_of(b"user-%09d" % n) for n in numbers.tolist()])
         times = 1_700_000_000_000 + numbers
-        merge_runs(store, codes, times, times, columns.take([Click(1)] * len(codes), len(codes)), GAP_MS)
+        merge_runs(store, codes, times, times, columns.take([Click(1)] * len(codes), times), GAP_MS)
         store.committed()
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

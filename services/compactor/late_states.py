@@ -16,7 +16,7 @@ from services.compactor.bodies import TIME_MS_MAX, StoreLayout
 from shared.common.errors import ConfigError, DataError
 from shared.streams.aggregations import Aggregation, Count, CountDistinct, Max, Mean, Min, OfField, Sum
 from shared.streams.changelog_format import AggregationSchema, StoreSchema
-from shared.streams.time_windows import Latest
+from shared.streams.latest import Latest
 
 KINDS = frozenset(("session", "tumbling", "hopping"))
 _NUMBERS: dict[str, Any] = {"sum": Sum, "mean": Mean, "min": Min, "max": Max}

@@ -55,12 +55,12 @@ class BatchValues:
         decoded = None if self._source.value is bytes_deserializer else self._decoded(columns, odd)
         values: list[Any] = columns.values if decoded is None else decoded
         try:
-            states = self._store.columns.take(values, len(columns))
+            states = self._store.columns.take(values, columns.timestamps)
         except Unfit:
             odd.update(self._refused(values))
             if len(odd) == len(columns):
                 return None
-            states = self._states_without(values, odd)
+            states = self._states_without(values, columns.timestamps, odd)
         return TakenValues(codes, states, sorted(odd), decoded)
 
     def _codes(self, columns: Columns, odd: set[int]) -> Int64Array:
@@ -111,10 +111,10 @@ class BatchValues:
                 refused.append(place)
         return refused
 
-    def _states_without(self, values: list[Any], odd: set[int]) -> list[NumberArray]:
+    def _states_without(self, values: list[Any], timestamps: Int64Array, odd: set[int]) -> list[NumberArray]:
         """The columns with whatever in the places of odd records."""
         fit = [place for place in range(len(values)) if place not in odd]
-        some = self._store.columns.take([values[place] for place in fit], len(fit))
+        some = self._store.columns.take([values[place] for place in fit], timestamps[fit])
         states = []
         for column in some:
             whole = np.zeros(len(values), column.dtype)

@@ -6,7 +6,7 @@ a store as 0, as it does record by record, and as the ufunc's identity while col
 
 >>> from shared.streams.aggregations import Count, Min
 >>> columns = StateColumns.of([Count(), Min("ms").bind(dict)])
->>> taken = columns.take([{"ms": 4}, {"ms": None}, {"ms": 9.5}], 3)
+>>> taken = columns.take([{"ms": 4}, {"ms": None}, {"ms": 9.5}], np.array([10, 11, 12]))
 >>> [c.tolist() for c in columns.reduce(taken, np.array([0, 1]))]
 [[1, 2], [4.0, 9.5], [1, 1]]
 """
@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.common.records import Int64Array
 from shared.streams.aggregations import Aggregation, ColumnValue, Count, Max, Mean, Min, Sum
+from shared.streams.latest import Latest
 
 NumberArray = NDArray[Any]
 """int64 or float64."""
@@ -69,17 +71,17 @@ class StateColumns:
     def __init__(self, aggregations: Sequence[Aggregation[Any]]) -> None:
         self.aggregations = tuple(aggregations)
         self.types: tuple[str, ...] = tuple(c.type for a in aggregations for c in a.state_columns)
-        self._numbers = [None if type(a) is Count else _Number(a) for a in aggregations]
+        self._numbers = [None if type(a) in (Count, Latest) else _Number(a) for a in aggregations]
         self._ufuncs: list[np.ufunc] = []
         self._empty: list[tuple[int, float | int]] = []  # columns whose identity is not 0; each one's `n` is the next
         self._slices: list[slice] = []
-        for number in self._numbers:
+        for aggregation, number in zip(aggregations, self._numbers, strict=True):
             at = len(self._ufuncs)
             if number is not None:
                 if number.identity != 0:
                     self._empty.append((at, number.identity))
                 self._ufuncs.append(number.ufunc)
-            self._ufuncs.append(np.add)
+            self._ufuncs.append(np.maximum if type(aggregation) is Latest else np.add)
             self._slices.append(slice(at, len(self._ufuncs)))
         self.needs_values = any(number is not None for number in self._numbers)
         own = zip(self._numbers, self._slices, strict=True)
@@ -89,7 +91,7 @@ class StateColumns:
     @classmethod
     def of(cls, aggregations: Sequence[Aggregation[Any]]) -> StateColumns | None:
         """The columns; None where an aggregation has no such state."""
-        known = all(type(a) is Count or type(a) in _NUMBERS for a in aggregations)
+        known = all(type(a) in (Count, Latest) or type(a) in _NUMBERS for a in aggregations)
         return cls(aggregations) if known and aggregations else None
 
     # --- one state ---
@@ -104,14 +106,17 @@ class StateColumns:
 
     # --- many ---
 
-    def take(self, values: Sequence[Any] | None, count: int) -> list[NumberArray]:
-        """The columns of `count` records, each as a window of its own; Unfit where one would be refused.
+    def take(self, values: Sequence[Any] | None, timestamps: Int64Array) -> list[NumberArray]:
+        """The columns of records, each as a window of its own; Unfit where one would be refused.
 
         `values` may be None where no aggregation looks at them.
         """
         taken: list[NumberArray] = []
-        for number in self._numbers:
-            if number is None:
+        count = len(timestamps)
+        for aggregation, number in zip(self.aggregations, self._numbers, strict=True):
+            if type(aggregation) is Latest:
+                taken.append(timestamps)
+            elif number is None:
                 taken.append(np.ones(count, np.int64))
             else:
                 assert values is not None

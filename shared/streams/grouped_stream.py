@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shared.common.errors import ConfigError
 from shared.streams.aggregations import Aggregation, Count
 from shared.streams.changelog_format import AggregationSchema, StoreKind, StoreSchema
+from shared.streams.latest import LATEST, Latest
 from shared.streams.processor import interval_ms
 from shared.streams.refusals import require_aggregation, require_one_type
 from shared.streams.result_encoders import encode_json, encode_updates
 from shared.streams.session_windows import SessionAggregate, SessionWindows
 from shared.streams.sliding_windows import SlidingWindowAggregate, SlidingWindows
-from shared.streams.time_windows import LATEST, Latest, TimeWindowAggregate, TimeWindows
+from shared.streams.time_windows import TimeWindowAggregate, TimeWindows
 from shared.streams.topology import ProcessorNode, StoreBuilder
 from shared.streams.windowed_aggregate import Emit, WindowedAggregate, WindowResult
 

@@ -25,10 +25,11 @@ from shared.common.continuation import RowOrder, RowPlace, key_hash, row_order
 from shared.common.errors import ConfigError
 from shared.common.key_range import raw_key
 from shared.streams.global_table import GlobalTableRows
+from shared.streams.latest import LATEST
+from shared.streams.state.column_window_store import ColumnWindowStore
 from shared.streams.state.persistent_stores import PersistentStore
 from shared.streams.state.store import LiveRow
 from shared.streams.stream_task import StreamTask
-from shared.streams.time_windows import LATEST
 from shared.streams.topology import KeyType, StoreBuilder, Topology
 
 QUERY_ROWS_MAX = 10_000  # of one answer; narrower questions have the rest
@@ -174,9 +175,8 @@ class _Page:
                 yield
         else:
             for keys in _slices(store.keys()):
-                for key in keys:
-                    if wanted.has(key) and self._may_have(key_hash(raw_key(key))):
-                        self._take(store.rows_of(key))
+                own = [key for key in keys if wanted.has(key) and self._may_have(key_hash(raw_key(key)))]
+                self._take(_rows_of(store, own))
                 yield
         self._settle()
         self.has_more = len(self._found) > self._room
@@ -217,6 +217,12 @@ RowT = TypeVar("RowT")
 def _slices(rows: Iterator[RowT]) -> Iterator[list[RowT]]:
     while some := list(islice(rows, SLICE_ROWS)):
         yield some
+
+
+def _rows_of(store: Any, keys: Iterable[Any]) -> Iterator[LiveRow]:
+    if isinstance(store, ColumnWindowStore):
+        return store.rows_of_many(keys)
+    return (row for key in keys for row in store.rows_of(key))
 
 
 def _order_of(row: LiveRow) -> RowOrder:

@@ -11,29 +11,19 @@ Source of the semantics: KStreamSessionWindowAggregate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shared.common.errors import ConfigError
-from shared.common.records import Columns
 from shared.streams.aggregations import Aggregation
-from shared.streams.processor import ProcessorContext, Record
-from shared.streams.state.column_close import close_at_once, close_due
+from shared.streams.column_aggregate import ColumnAggregate
+from shared.streams.processor import Record
 from shared.streams.state.column_session_store import ColumnSessionStore
 from shared.streams.state.persistent_stores import PersistentSessionStore
-from shared.streams.state.session_changes import Windows
 from shared.streams.state.session_store import InMemorySessionStore, Session
-from shared.streams.state.store import FinalRow
 from shared.streams.window_limits import check_key
-from shared.streams.window_results import WindowResults
-from shared.streams.windowed_aggregate import Emit, WindowedAggregate, WindowKey
-
-if TYPE_CHECKING:
-    from shared.streams.column_path import Moments
-
-CLOSE_AT_ONCE_MIN = 32
-"""Where one record closes so many sessions, it does so in columns: an object a session costs ten times as much."""
+from shared.streams.windowed_aggregate import Emit, WindowKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +49,7 @@ class SessionWindows:
         return stream_time - self.grace_ms - self.gap_ms
 
 
-class SessionAggregate(WindowedAggregate):
+class SessionAggregate(ColumnAggregate):
     """Aggregates records of a key into sessions."""
 
     def __init__(
@@ -68,12 +58,6 @@ class SessionAggregate(WindowedAggregate):
         super().__init__(store_name, aggregations, emit)
         self.windows = windows
         self._store: InMemorySessionStore | ColumnSessionStore | PersistentSessionStore
-
-    def init(self, context: ProcessorContext) -> None:
-        super().init(context)
-        self._store = context.store(self.store_name)
-        columns = isinstance(self._store, ColumnSessionStore)
-        self._updates_in_rows = columns and self.emit == "on_update" and context.deduplicate_updates
 
     def process(self, record: Record) -> None:
         if record.key is None:
@@ -94,16 +78,6 @@ class SessionAggregate(WindowedAggregate):
 
     def results_from_ms(self) -> int:
         return self.windows.close_time(self.stream_time_ms)
-
-    def commit(self) -> None:
-        if not self._updates_in_rows:
-            super().commit()
-            return
-        store = self._store
-        assert isinstance(store, ColumnSessionStore)
-        windows, retracted = store.updated(), store.retracted()
-        if len(windows) or retracted[0]:
-            self.context.forward_results(self._results_of(store, windows, retracted))
 
     def take(self, record: Record, stream_time: int) -> None:
         """Merge a record into its key's sessions, or find it late; `stream_time` is the operator's with it."""
@@ -136,30 +110,3 @@ class SessionAggregate(WindowedAggregate):
         ):  # only now: what refuses the result must find that the store took the record
             at, retracted = WindowKey(record.key, start, end), before if start != end else []
             self._update(at, states, retracted, shown=bool(before) and not retracted)
-
-    def close_batch(self, close_time: int, moments: Moments, source: Columns) -> None:
-        """Close what ends below `close_time`, as by the records of `source` one by one; `moments` knows them."""
-        store = self._store
-        assert isinstance(store, ColumnSessionStore)
-        closed = close_due(store, close_time, moments.closed_at)
-        if closed is not None and self.emit == "on_close":
-            self.context.forward_results(self._results_of(store, closed), source, moments.places(closed.closed_at))
-
-    def _close(self, close_time: int) -> None:
-        store = self._store
-        if isinstance(store, ColumnSessionStore):
-            due = store.wheel.due(close_time)
-            if len(due) >= CLOSE_AT_ONCE_MIN:
-                windows = close_at_once(store, due, close_time, self.stream_time_ms)
-                if windows is not None and self.emit == "on_close":
-                    self.context.forward_results(self._results_of(store, windows))
-                return
-            closed_now: Sequence[FinalRow] = store.close(due, close_time, self.stream_time_ms)
-        else:
-            closed_now = store.close_before(close_time, self.stream_time_ms)
-        for closed in closed_now:
-            if self.emit == "on_close":
-                self._forward(WindowKey(closed.key, closed.start, closed.end), closed.states)
-
-    def _results_of(self, store: ColumnSessionStore, windows: Windows, *retracted: Any) -> WindowResults:
-        return WindowResults(self.store_name, self.names, store.columns, store.key_of, windows, *retracted)

@@ -22,7 +22,8 @@ from typing import Any
 from shared.common.errors import ConfigError
 from shared.streams.aggregations import Aggregation
 from shared.streams.processor import ProcessorContext, Record
-from shared.streams.state.window_store import Window
+from shared.streams.state.persistent_stores import PersistentWindowStore
+from shared.streams.state.window_store import InMemoryWindowStore, Window
 from shared.streams.time_windows import FixedWindowAggregate
 from shared.streams.window_limits import check_key
 from shared.streams.windowed_aggregate import Emit, WindowKey
@@ -61,6 +62,8 @@ class _Plan:
 
 class SlidingWindowAggregate(FixedWindowAggregate):
     """Aggregates records of a key into sliding windows; the first aggregation is `Latest`."""
+
+    _store: InMemoryWindowStore | PersistentWindowStore
 
     def __init__(
         self, store_name: str, windows: SlidingWindows, aggregations: Mapping[str, Aggregation[Any]], emit: Emit
@@ -102,8 +105,8 @@ class SlidingWindowAggregate(FixedWindowAggregate):
     def results_from_ms(self) -> int:
         return self.stream_time_ms - self.windows.grace_ms - self.windows.difference_ms
 
-    def _close(self, close_time: int) -> None:
-        self._close_before(close_time)
+    def _close(self, limit: int) -> None:
+        super()._close(limit)
         self._store.expire_before(self._store.latest_start - self._kept_ms)
 
     def _carry_out(self, record: Record, plan: _Plan) -> None:

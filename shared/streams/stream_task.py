@@ -33,7 +33,8 @@ from shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from shared.common.serialization import string_deserializer
 from shared.streams.at_work import at_work
 from shared.streams.changelog_format import StateCodec, encode_progress
-from shared.streams.column_path import COLUMNS_MIN, ColumnPath, column_paths
+from shared.streams.column_choice import column_paths
+from shared.streams.column_path import COLUMNS_MIN, ColumnPath
 from shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
 from shared.streams.fetch_ahead import FetchAhead
 from shared.streams.idle_advance import IdleAdvances
@@ -158,7 +159,7 @@ class StreamTask:
             columns = columns[int(np.searchsorted(columns.offsets, position)) :]
         path = self.column_paths.get(columns.topic)
         try:
-            if path is not None and len(columns) >= self.columns_min:
+            if path is not None and len(columns) >= path.records_min:
                 path.take(columns)
             else:
                 self.take_records(columns)

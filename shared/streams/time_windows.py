@@ -18,17 +18,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from shared.common.errors import ConfigError
-from shared.streams.aggregations import Aggregation, Column, ColumnValue
-from shared.streams.processor import ProcessorContext, Record
+from shared.common.records import Int64Array
+from shared.streams.aggregations import Aggregation
+from shared.streams.column_aggregate import ColumnAggregate
+from shared.streams.latest import LATEST
+from shared.streams.processor import Record
+from shared.streams.state.column_window_store import ColumnWindowStore
 from shared.streams.state.persistent_stores import PersistentWindowStore
 from shared.streams.state.window_store import InMemoryWindowStore
 from shared.streams.window_limits import check_key
-from shared.streams.windowed_aggregate import Emit, WindowedAggregate, WindowKey
+from shared.streams.windowed_aggregate import Emit, WindowKey
 
 WINDOWS_MAX = 10_000  # that one record is in: each is a write
-LATEST = "latest_ms"
-"""The name under which a window's highest record timestamp is kept beside its aggregations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,55 +55,35 @@ class TimeWindows:
         if self.grace_ms < 0:
             raise ConfigError(f"window grace must not be negative, got {self.grace_ms}")
 
+    @property
+    def patience_ms(self) -> int:
+        """How much later than its start a window is closed at the latest: size and grace."""
+        return self.size_ms + self.grace_ms
+
+    @property
+    def per_record(self) -> int:
+        """How many windows a record is in at most."""
+        return -(-self.size_ms // self.advance_ms)
+
     def starts(self, timestamp: int) -> range:
         """The starts of all windows that a record at `timestamp` is in."""
         first = max(0, timestamp - self.size_ms + self.advance_ms) // self.advance_ms * self.advance_ms
         return range(first, timestamp + 1, self.advance_ms) if self.advance_ms < self.size_ms else _one(first)
+
+    def numbers(self, timestamps: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """As `starts`, of many records: the first and the last one, by their numbers: start by advance."""
+        earliest = np.maximum(timestamps - self.size_ms + self.advance_ms, 0)
+        return earliest // self.advance_ms, timestamps // self.advance_ms
 
 
 def _one(start: int) -> range:
     return range(start, start + 1)
 
 
-class Latest(Aggregation[int]):
-    """The highest timestamp of a window's records; an operator's own, kept beside the user's aggregations."""
-
-    function = "latest"
-    state_columns = (Column("ms", "int64"),)
-    result_type = "int64"
-
-    def initial(self) -> int:
-        return -1
-
-    def add(self, state: int, value: Any) -> int:
-        return state
-
-    def add_at(self, state: int, value: Any, timestamp_ms: int) -> int:
-        return max(state, timestamp_ms)
-
-    def merge(self, earlier: int, later: int) -> int:
-        return max(earlier, later)
-
-    def to_columns(self, state: int) -> tuple[ColumnValue, ...]:
-        return (state,)
-
-    def from_columns(self, columns: Sequence[Any]) -> int:
-        return int(columns[0])
-
-    def result(self, state: int) -> int:
-        return state
-
-
-class FixedWindowAggregate(WindowedAggregate):
+class FixedWindowAggregate(ColumnAggregate):
     """Base of the aggregates over windows of one size: where states are kept, how results go out."""
 
-    def __init__(self, store_name: str, aggregations: Mapping[str, Aggregation[Any]], emit: Emit) -> None:
-        super().__init__(store_name, aggregations, emit)
-        self._store: InMemoryWindowStore | PersistentWindowStore
-
-    def init(self, context: ProcessorContext) -> None:
-        super().init(context)
-        self._store = context.store(self.store_name)
+    _store: InMemoryWindowStore | ColumnWindowStore | PersistentWindowStore
 
     def results(self, states: list[Any]) -> dict[str, Any]:
         results = super().results(states)
@@ -124,13 +108,9 @@ class FixedWindowAggregate(WindowedAggregate):
 
     def _put(self, at: WindowKey, states: list[Any]) -> None:
         self._store.put(at.key, at.start, at.end, states)
-        if self.emit == "on_update":  # only now: what refuses the result must find that the store took the record
+        if self.emit == "on_update" and not self._updates_in_rows:
+            # Only now: what refuses the result must find that the store took the record.
             self._update(at, states, (), shown=True)
-
-    def _close_before(self, limit: int) -> None:
-        for closed in self._store.close_before(limit, self.stream_time_ms):
-            if self.emit == "on_close":
-                self._forward(WindowKey(closed.key, closed.start, closed.end), closed.states)
 
     def _result_time(self, at: WindowKey, states: list[Any] | None) -> int:
         return at.end if states is None else int(states[0])
@@ -162,12 +142,12 @@ class TimeWindowAggregate(FixedWindowAggregate):
         self.stream_time_ms = stream_time  # only now: a record that an aggregation refused does not move time
         if missed := len(starts) - len(taken):
             self.context.count_missed(missed)
-        self._close_before(close_time + 1)
+        self._close(close_time + 1)
 
     def advance_time(self, stream_time_ms: int) -> None:
         if stream_time_ms > self.stream_time_ms:
             self.stream_time_ms = stream_time_ms
-            self._close_before(stream_time_ms - self.windows.grace_ms + 1)
+            self._close(stream_time_ms - self.windows.grace_ms + 1)
 
     def results_from_ms(self) -> int:
         """A result has the timestamp of its window's latest record, which may be its first moment."""

@@ -16,6 +16,7 @@ from shared.streams.changelog_format import STORES_MAX, StoreSchema
 from shared.streams.columnar import StateColumns
 from shared.streams.processor import Processor, Record
 from shared.streams.state.column_session_store import ColumnSessionStore
+from shared.streams.state.column_window_store import ColumnWindowStore
 from shared.streams.state.key_value_store import KeyValueStore
 from shared.streams.state.row_codec import RowCodec
 from shared.streams.state.session_store import InMemorySessionStore
@@ -95,15 +96,18 @@ class StoreBuilder:
         """The store, its topology's `number`th; in memory, or with `local` on disk."""
         if local is not None:
             return local.store(number, self.schema, RowCodec(self.schema, self.aggregations))
-        if self.schema.kind == "session":
-            columns = StateColumns.of(self.aggregations)
-            if columns is None:
-                return InMemorySessionStore(self.schema.name)
-            is_text = self.schema.key == "string"
-            return ColumnSessionStore(self.schema.name, columns, gap_ms=self.schema.gap_ms, text_keys=is_text)
-        if self.schema.kind == "table":
-            return KeyValueStore(self.schema.name)
-        return InMemoryWindowStore(self.schema.name, keeps_closed=self.schema.kind == "sliding")
+        schema, columns, is_text = self.schema, StateColumns.of(self.aggregations), self.schema.key == "string"
+        match schema.kind:
+            case "session" if columns is not None:
+                return ColumnSessionStore(schema.name, columns, gap_ms=schema.gap_ms, text_keys=is_text)
+            case "session":
+                return InMemorySessionStore(schema.name)
+            case "tumbling" | "hopping" if columns is not None:
+                span = {"size_ms": schema.size_ms, "advance_ms": schema.advance_ms}
+                return ColumnWindowStore(schema.name, columns, **span, text_keys=is_text)
+            case "table":
+                return KeyValueStore(schema.name)
+        return InMemoryWindowStore(schema.name, keeps_closed=schema.kind == "sliding")
 
 
 def _in_mermaid(text: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from shared.streams.columnar import StateColumns
+from shared.streams.latest import LATEST
 from shared.streams.processor import Record
 from shared.streams.state.session_changes import Windows
 from shared.streams.windowed_aggregate import WindowKey, WindowResult
@@ -65,9 +66,10 @@ class WindowResults(Sequence[WindowKey]):
             yield Record(WindowKey(self.key_of(raw), start, end), None, end)
         windows = self.windows
         bounds = zip(map(self.key_of, windows.keys), windows.starts.tolist(), windows.ends.tolist(), strict=True)
-        for (key, start, end), results in zip(bounds, zip(*self._results(), strict=True), strict=True):
-            named = dict(zip(self.names, results, strict=True))
-            yield Record(WindowKey(key, start, end), WindowResult(key, start, end, named), end)
+        times = self.timestamps()[len(self.retracted[0]) :]
+        for (key, start, end), time, results in zip(bounds, times, zip(*self._results(), strict=True), strict=True):
+            named = dict(zip(self._shown, results, strict=True))
+            yield Record(WindowKey(key, start, end), WindowResult(key, start, end, named), time)
 
     def encoded(self, *, whole_window_keys: bool) -> tuple[list[bytes | None], list[bytes | None]]:
         """Keys and values, as `encode_updates` makes them, or else `encode_json`."""
@@ -75,15 +77,24 @@ class WindowResults(Sequence[WindowKey]):
         named = list(map(self.key_of, windows.keys))
         starts, ends = windows.starts.tolist(), windows.ends.tolist()
         values: list[bytes | None] = [None] * len(self.retracted[0])
-        values += _lines(map(_row_type(self.names), named, starts, ends, *self._results()))
+        values += _lines(map(_row_type(self._shown), named, starts, ends, *self._results()))
         if not whole_window_keys:
             return [*self.retracted[0], *windows.keys], values
         gone = map(_row_type(()), map(self.key_of, self.retracted[0]), *self.retracted[1:])
         return [*_lines(gone), *_lines(map(_row_type(()), named, starts, ends))], values
 
     def timestamps(self) -> list[int]:
-        """Each result's event time in ms: the window's end."""
-        return [*self.retracted[2], *self.windows.ends.tolist()]
+        """Each result's event time in ms: that of the window's latest record where it is kept, or else its end."""
+        times = self.windows.columns[0] if self._has_latest else self.windows.ends
+        return [*self.retracted[2], *times.tolist()]
+
+    @property
+    def _has_latest(self) -> bool:
+        return self.names[0] == LATEST
+
+    @property
+    def _shown(self) -> tuple[str, ...]:
+        return self.names[self._has_latest :]
 
     def _results(self) -> list[list[Any]]:
-        return self.columns.results(self.windows.columns)
+        return self.columns.results(self.windows.columns)[self._has_latest :]

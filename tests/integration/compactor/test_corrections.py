@@ -23,7 +23,7 @@ from shared.common import lake
 from shared.common.settings import KafkaSettings
 from shared.streams import changelog_format as log
 from shared.streams.aggregations import Count
-from shared.streams.time_windows import Latest
+from shared.streams.latest import Latest
 
 
 def value(delay: float | None) -> bytes:

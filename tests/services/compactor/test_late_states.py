@@ -12,7 +12,7 @@ from services.compactor.late_states import aggregation_of, late_states, uncorrec
 from shared.common.errors import ConfigError
 from shared.streams.aggregations import Aggregate, Count, CountDistinct, Max, Mean, Min, Sum
 from shared.streams.changelog_format import AggregationSchema, StoreSchema
-from shared.streams.time_windows import Latest
+from shared.streams.latest import Latest
 
 ALL: dict[str, Any] = {
     "latest": Latest(),

@@ -33,7 +33,7 @@ def test_runs_equal_one_by_one(pairs: list[tuple[int, float | None]], data: st.D
     first = sorted({0, *data.draw(st.lists(st.integers(0, len(values) - 1), max_size=5))})
     columns = StateColumns.of(KINDS)
     assert columns is not None
-    stored = columns.closed(columns.reduce(columns.take(values, len(values)), np.array(first)))
+    stored = columns.closed(columns.reduce(columns.take(values, np.arange(len(values))), np.array(first)))
     again = columns.closed(columns.reduce(columns.opened(list(stored)), np.array([0])))
     parts = [values[a:b] for a, b in zip(first, [*first[1:], len(values)], strict=True)]
     for reduced, runs in ((stored, parts), (again, [values])):
@@ -70,13 +70,15 @@ def test_what_is_refused_one_by_one_is_unfit(value: Any) -> None:
         expected: Any = aggregation.add(aggregation.initial(), by_field)
     except Exception:
         with pytest.raises(Unfit):
-            columns.take([by_field], 1)
+            columns.take([by_field], np.array([0]))
     else:
-        assert columns.states([c.tolist()[0] for c in columns.closed(columns.take([by_field], 1))]) == [expected]
+        assert columns.states([c.tolist()[0] for c in columns.closed(columns.take([by_field], np.array([0])))]) == [
+            expected
+        ]
 
 
 def test_magnitudes() -> None:
     """Sums of int64 are what can overflow: their magnitudes are known, those of floats and counts are not asked for."""
     columns = StateColumns([Count(), Sum("n").bind(Value), Sum("ms").bind(Value)])
-    taken = columns.take([Value(-(2**40), 1e300), Value(2**40, 1e300)], 2)
+    taken = columns.take([Value(-(2**40), 1e300), Value(2**40, 1e300)], np.array([0, 1]))
     assert (columns.magnitude(taken), columns.largest(taken)) == (2.0**41, 2.0**40)

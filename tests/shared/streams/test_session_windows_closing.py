@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shared.common.records import Columns, ConsumerRecord
-from shared.streams import session_windows
+from shared.streams import column_aggregate
 from shared.streams.aggregations import Count, Sum
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.stream_task import StreamTask
@@ -20,7 +20,7 @@ SINGLY = 1 << 30
 
 def closed(monkeypatch: pytest.MonkeyPatch, at_once_min: int, how: str, emit: Emit, seed: int) -> tuple[Any, ...]:
     """All that a commit writes after many sessions were closed, one by one or at once, and what is left of them."""
-    monkeypatch.setattr(session_windows, "CLOSE_AT_ONCE_MIN", at_once_min)
+    monkeypatch.setattr(column_aggregate, "CLOSE_AT_ONCE_MIN", at_once_min)
     draw = random.Random(seed)
     builder = StreamsBuilder()
     windows = builder.stream("in").group_by_key().session_window(1000, 500).aggregate("s", n=Count(), total=Sum("n"))

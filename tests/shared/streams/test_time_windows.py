@@ -14,7 +14,8 @@ from shared.common.errors import ConfigError
 from shared.streams.aggregations import Aggregate, Count, CountDistinct, Sum
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.late_records import CLOSE_TIME_MS, LATENESS_MS, STORE, STREAM_TIME_MS
-from shared.streams.time_windows import WINDOWS_MAX, Latest, TimeWindows
+from shared.streams.latest import Latest
+from shared.streams.time_windows import WINDOWS_MAX, TimeWindows
 from shared.streams.windowed_aggregate import Emit
 from shared.testing.topology_test_driver import TopologyTestDriver
 

@@ -1,0 +1,46 @@
+"""Which sources of a task are taken as columns.
+
+That is where a source feeds one window and nothing else, the window's states are numbers and in memory, and nobody
+could see the difference. Sliding windows are taken record by record: which windows there are depends on the records
+that a key had before, one by one, and a new window begins as a copy of what another one holds of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shared.streams.column_path import ColumnPath
+from shared.streams.session_path import SessionPath
+from shared.streams.session_windows import SessionAggregate
+from shared.streams.state.column_store import ColumnStore
+from shared.streams.time_windows import TimeWindowAggregate
+from shared.streams.window_path import WindowPath
+
+if TYPE_CHECKING:
+    from shared.streams.stream_task import StreamTask
+    from shared.streams.wiring import Wiring
+
+_PATHS: dict[type, type[ColumnPath]] = {SessionAggregate: SessionPath, TimeWindowAggregate: WindowPath}
+
+
+def column_paths(task: StreamTask, wiring: Wiring) -> dict[str, ColumnPath]:
+    """The sources of a task that can be taken as columns, by topic."""
+    found = {}
+    for source in task.topology.sources():
+        below = task.topology.children[source.name]
+        operator = wiring.processors.get(below[0]) if len(below) == 1 else None
+        if isinstance(operator, SessionAggregate | TimeWindowAggregate):
+            store = task.stores[operator.store_name]
+            in_order = operator.emit == "on_update" and not task.deduplicate_updates
+            at_moment = operator.emit == "on_close" and _sees_time(task, wiring, below[0])
+            if isinstance(store, ColumnStore) and not in_order and not at_moment:
+                found[source.topic] = _PATHS[type(operator)](task, source, operator, store)
+    return found
+
+
+def _sees_time(task: StreamTask, wiring: Wiring, name: str) -> bool:
+    """Whether a node below this one may see when it is given a result: that of a batch comes at the batch's end."""
+    names = list(task.topology.children[name])
+    for one in names:
+        names += task.topology.children[one]
+    return any(one in wiring.processors and wiring.processors[one].sees_time for one in names)
