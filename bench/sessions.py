@@ -11,6 +11,9 @@ Besides: what a live session with count and mean takes of memory, with a million
 a record's result can be read at 10,000 records a second (`_sessions_latency`); the exit status is 1 also where that
 rate was not held. Bytewax and Quix Streams run beside it on the same broker, where an environment has them (`_peers`);
 that one is absent is said. With `--profile` each of ours runs once under the profiler instead.
+
+With `--windows tumbling` (30 min) or `hopping` (1 h every 5 min, so that a record is in twelve) the same is measured of
+those, from Kafka back to Kafka and nothing else.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,7 @@ from shared.common.settings import KafkaSettings
 from shared.streams.aggregations import Count, Mean
 from shared.streams.columnar import StateColumns
 from shared.streams.dsl import StreamsBuilder
+from shared.streams.grouped_stream import GroupedStream, WindowedGroup
 from shared.streams.settings import StreamsSettings
 from shared.streams.state.column_merge import merge_runs
 from shared.streams.state.column_session_store import ColumnSessionStore
@@ -60,6 +64,14 @@ PEERS_SLOWER = 10  # at least: they get so many times fewer records, or would ta
 POLL_MS = 100
 SESSIONS, SESSION_BYTES_MAX = 1_000_000, 400
 LATENCY_SECONDS, P99_MS_MAX = 8, 250
+SESSION = "session"
+WINDOWS: dict[str, Callable[[GroupedStream], WindowedGroup]] = {
+    SESSION: lambda grouped: grouped.session_window(gap=GAP_MS, grace=GRACE_MS),
+    "tumbling": lambda grouped: grouped.tumbling_window(size=GAP_MS, grace=GRACE_MS),
+    "hopping": lambda grouped: grouped.hopping_window(size=2 * GAP_MS, advance=GRACE_MS, grace=GRACE_MS),
+}
+PER_RECORD = {SESSION: 1, "tumbling": 1, "hopping": 2 * GAP_MS // GRACE_MS}
+"""How many windows a record is in."""
 FETCH = "fetch"
 CONTESTANTS = (
     FETCH,
@@ -81,11 +93,11 @@ class Click(msgspec.Struct):
     ms: int
 
 
-def topology(results: str, *, mean: bool) -> Topology:
-    """Sessions by key, to the topic `results`."""
+def topology(results: str, kind: str, *, mean: bool) -> Topology:
+    """Windows by key, to the topic `results`."""
     builder = StreamsBuilder()
     grouped = builder.stream(TOPIC, value=Click if mean else bytes).group_by_key()
-    windows = grouped.session_window(gap=GAP_MS, grace=GRACE_MS)
+    windows = WINDOWS[kind](grouped)
     table = (
         windows.aggregate("sessions", n=Count(), ms=Mean("ms")) if mean else windows.aggregate("sessions", n=Count())
     )
@@ -120,7 +132,7 @@ async def fetch(kafka: KafkaSettings, count: int) -> Figures:
         return watch.figures(count)
 
 
-async def sessions(kafka: KafkaSettings, count: int, guarantee: Any, *, mean: bool, keep: str) -> Figures:
+async def windowed(kafka: KafkaSettings, count: int, guarantee: Any, kind: str, *, mean: bool, keep: str) -> Figures:
     """The stream worker, from empty to all committed. `keep` tells this round's topics from others'."""
     settings = StreamsSettings(
         application_id=f"bench-{keep}",
@@ -132,21 +144,22 @@ async def sessions(kafka: KafkaSettings, count: int, guarantee: Any, *, mean: bo
     async with Admin(kafka) as admin:
         await admin.create_topics([event_time_topic(results, PARTITIONS)])
     watch = Stopwatch()
-    worker = StreamWorker(kafka, settings, topology(results, mean=mean), on_task=lambda task: watch.start())
+    worker = StreamWorker(kafka, settings, topology(results, kind, mean=mean), on_task=lambda task: watch.start())
     await worker.startup()
     try:
         while not _all_committed(worker, count):
             await worker.run_once()
         figures = watch.figures(count)
         tasks = [owned.task for owned in worker.tasks().values() if owned.task is not None]
-        live = sum(s.states[0] for task in tasks for s in task.stores["sessions"].rows())
-        refused = sum(task.metrics.late_total for task in tasks)
-        figures["sessions_closed"] = sum(task.metrics.closed_total for task in tasks)
+        counted = 0 if kind == SESSION else 1  # behind the time of the latest record
+        live = sum(s.states[counted] for task in tasks for s in task.stores["sessions"].rows())
+        missed = [t.metrics.late_total if kind == SESSION else t.metrics.missed_windows_total for t in tasks]
+        figures["windows_closed"] = sum(task.metrics.closed_total for task in tasks)
     finally:
         await worker.shutdown()
-    closed = await _records_in(kafka, results, int(figures["sessions_closed"]))
-    if closed + live + refused != count:
-        raise SystemExit(f"{closed} records in closed sessions, {live} in live ones, {refused} late: not {count}")
+    closed = await _records_in(kafka, results, int(figures["windows_closed"]))
+    if closed + live + sum(missed) != count * PER_RECORD[kind]:
+        raise SystemExit(f"{closed} counted in closed windows, {live} in live ones, {sum(missed)} late: not {count}")
     return figures
 
 
@@ -169,19 +182,19 @@ async def _records_in(kafka: KafkaSettings, topic: str, sessions: int) -> int:
     return records
 
 
-async def contest(contestant: str, kafka: KafkaSettings, count: int) -> Figures:
+async def contest(contestant: str, kafka: KafkaSettings, count: int, kind: str) -> Figures:
     """One round of one contestant."""
     if contestant == FETCH:
         return await fetch(kafka, count)
     guarantee, what = contestant.split()
     keep = f"{guarantee}-{what}-{time.time_ns()}".replace("_", "-")
-    return await sessions(kafka, count, guarantee, mean=what == "mean", keep=keep)
+    return await windowed(kafka, count, guarantee, kind, mean=what == "mean", keep=keep)
 
 
-def profiled(contestant: str, kafka: KafkaSettings, count: int) -> str:
+def profiled(contestant: str, kafka: KafkaSettings, count: int, kind: str) -> str:
     """One round under the profiler: each function's own time, and each file's share of it all."""
     profiler, said = cProfile.Profile(), io.StringIO()
-    profiler.runcall(lambda: asyncio.run(contest(contestant, kafka, count)))
+    profiler.runcall(lambda: asyncio.run(contest(contestant, kafka, count, kind)))
     stats = pstats.Stats(profiler, stream=said)
     stats.sort_stats("tottime").print_stats(PROFILE_LINES)
     own: dict[str, float] = {}
@@ -231,7 +244,7 @@ async def run_peers(kafka: KafkaSettings, python: str, names: Sequence[str], cou
     return await race(python, names, kafka.bootstrap_servers, count)
 
 
-async def profile(count: int) -> int:
+async def profile(count: int, kind: str) -> int:
     """Each of ours once under the profiler, in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         async with EmbeddedKafka(Path(folder)) as broker:
@@ -239,7 +252,7 @@ async def profile(count: int) -> int:
             async with Admin(kafka) as admin:
                 await admin.create_topics([event_time_topic(TOPIC, PARTITIONS)])
             await fill(kafka, count)
-            rest = ("--profile", "--servers", broker.bootstrap_servers, "--records", str(count))
+            rest = ("--profile", "--servers", broker.bootstrap_servers, "--records", str(count), "--windows", kind)
             for contestant in CONTESTANTS:
                 own = (sys.executable, "-m", "bench.sessions", "--one", contestant, *rest)
                 if await (await asyncio.create_subprocess_exec(*own)).wait():
@@ -248,20 +261,23 @@ async def profile(count: int) -> int:
 
 
 async def run(
-    count: int, rounds: int, peers: tuple[str, Sequence[str], int] | None = None
+    count: int, rounds: int, kind: str, peers: tuple[str, Sequence[str], int] | None = None
 ) -> tuple[dict[str, Figures], dict[str, Figures]]:
-    """Every contestant on one topic, `rounds` times in turns; and latencies by guarantee. `peers`: see `run_peers`."""
+    """Every contestant on one topic, `rounds` times in turns; and of sessions latencies by guarantee.
+
+    `peers`: see `run_peers`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         async with EmbeddedKafka(Path(folder)) as broker:
             kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
             async with Admin(kafka) as admin:
                 await admin.create_topics([event_time_topic(TOPIC, PARTITIONS)])
             await fill(kafka, count)
-            arguments = ["--servers", broker.bootstrap_servers, "--records", str(count)]
+            arguments = ["--servers", broker.bootstrap_servers, "--records", str(count), "--windows", kind]
             figures = await best_of("bench.sessions", CONTESTANTS, arguments, rounds)
             if peers is not None:
                 figures |= await run_peers(kafka, *peers)
-            guarantees: tuple[Guarantee, ...] = ("at_least_once", "exactly_once")
+            guarantees: tuple[Guarantee, ...] = ("at_least_once", "exactly_once") if kind == SESSION else ()
             return figures, {each: await latency(kafka, LATENCY_SECONDS, each) for each in guarantees}
 
 
@@ -276,6 +292,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench sessions", description=__doc__)
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--windows", choices=WINDOWS, default=SESSION)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--profile", action="store_true", help="print where the CPU time of ours goes, and end")
     parser.add_argument(
@@ -292,16 +309,20 @@ def main() -> int:
     if given.one:
         kafka = KafkaSettings(bootstrap_servers=given.servers)
         if given.profile:
-            print(profiled(given.one, kafka, given.records))
+            print(profiled(given.one, kafka, given.records, given.windows))
             return 0
-        print(json.dumps(asyncio.run(contest(given.one, kafka, given.records))))
+        print(json.dumps(asyncio.run(contest(given.one, kafka, given.records, given.windows))))
         return 0
     if given.profile:
-        return asyncio.run(profile(given.records))
+        return asyncio.run(profile(given.records, given.windows))
+    if given.windows != SESSION:
+        figures, _ = asyncio.run(run(given.records, given.rounds, given.windows))
+        title = f"{given.windows} windows: {given.records:,} records, best of {given.rounds}"
+        return report(title, figures, (), as_json=given.json)
     peer_records = given.peer_records or max(1, given.records // PEERS_SLOWER)
     found = available(given.peers_python) if given.peers else []
     peers = (given.peers_python, found, peer_records) if found else None
-    figures, latencies = asyncio.run(run(given.records, given.rounds, peers))
+    figures, latencies = asyncio.run(run(given.records, given.rounds, SESSION, peers))
     size = bytes_per_session(SESSIONS)
     missed = size > SESSION_BYTES_MAX
     print(f"a live session of {SESSIONS:,}: {size:.0f} bytes (asked for: at most {SESSION_BYTES_MAX})")

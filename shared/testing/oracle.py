@@ -10,8 +10,8 @@ a retraction only of one that an earlier commit had shown. With `--store rocksdb
 while, and no row stays in memory past its commit.
 
 Prints each mismatch, cases of kinds that the engine does not have as `K skipped`, with `--columns` how many cases took
-columns (session windows in memory whose aggregates are columnar), and last `N passed, M failed`; exit status 1 if any
-failed.
+columns (windows in memory whose aggregates are columnar, sliding ones aside), and last `N passed, M failed`; exit
+status 1 if any failed.
 """
 
 from __future__ import annotations

@@ -25,18 +25,18 @@ def take_into_windows(
     store: ColumnWindowStore, codes: Int64Array, first: Int64Array, last: Int64Array, columns: Sequence[NumberArray]
 ) -> None:
     """Take records into their keys' windows from number `first` to `last`, which are not below it."""
-    (codes, last, first), columns = _reduced(store, (codes, last, first), columns)
-    if (first == last).all():
-        _merge(store, codes, first * store.advance_ms, columns)
+    (codes, last, more), columns = _reduced(store, (codes, last, last - first), columns)
+    if not more.any():
+        _merge(store, codes, last * store.advance_ms, columns)
         return
-    sizes = last - first + 1
+    sizes = more + 1
     until = np.cumsum(sizes)
     start = 0
     while start < len(codes):
         before = int(until[start - 1]) if start else 0
         stop = max(start + 1, int(np.searchsorted(until, before + PAIRS_AT_ONCE, side="right")))
         panes = np.repeat(np.arange(start, stop), sizes[start:stop])
-        numbers = np.arange(len(panes)) + before + first[panes] - (until - sizes)[panes]
+        numbers = last[panes] - until[panes] + np.arange(before + 1, before + 1 + len(panes))
         pairs = codes[panes], numbers
         (own, numbers), merged = _reduced(store, pairs, [column[panes] for column in columns])
         _merge(store, own, numbers * store.advance_ms, merged)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shared.streams.aggregations import Aggregate, Count, CountDistinct, Max, Mean, Min, Sum
 from shared.streams.columnar import StateColumns, Unfit
+from shared.streams.latest import Latest
 
 
 class Value(msgspec.Struct):
@@ -50,6 +51,15 @@ def state_of(aggregation: Any, values: list[Value]) -> Any:
     for value in values:
         state = aggregation.add(state, value)
     return state
+
+
+def test_the_latest_time_is_the_highest_of_a_run() -> None:
+    """It is taken of the records' timestamps, whatever their order."""
+    columns = StateColumns.of([Latest(), Count()])
+    assert columns is not None
+    taken = columns.take(None, np.array([5, 9, 7, 3]))
+    assert [c.tolist() for c in columns.reduce(taken, np.array([0, 3]))] == [[9, 3], [3, 1]]
+    assert columns.sums == []
 
 
 def test_only_numbers_have_columns() -> None:

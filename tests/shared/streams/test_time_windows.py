@@ -14,7 +14,6 @@ from shared.common.errors import ConfigError
 from shared.streams.aggregations import Aggregate, Count, CountDistinct, Sum
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.late_records import CLOSE_TIME_MS, LATENESS_MS, STORE, STREAM_TIME_MS
-from shared.streams.latest import Latest
 from shared.streams.time_windows import WINDOWS_MAX, TimeWindows
 from shared.streams.windowed_aggregate import Emit
 from shared.testing.topology_test_driver import TopologyTestDriver
@@ -194,13 +193,6 @@ def test_windows_refuse_what_is_no_window(size: int, advance: int, grace: int, n
     """A size below 1 ms, an advance beyond the size, a negative grace and too many windows a record are refused."""
     with pytest.raises(ConfigError, match=named):
         TimeWindows(size, advance, grace)
-
-
-def test_the_latest_timestamp_is_merged_and_kept() -> None:
-    """The highest timestamp is the same whatever the order, and survives the changelog."""
-    latest = Latest()
-    state = latest.merge(latest.add_at(latest.initial(), None, 5), latest.add_at(7, None, 3))
-    assert latest.result(latest.from_columns(latest.to_columns(latest.add(state, None)))) == 7
 
 
 keys = st.sampled_from(["a", "a", "b", None])

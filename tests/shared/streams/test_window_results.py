@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shared.streams.aggregations import Count, Mean
 from shared.streams.columnar import StateColumns
+from shared.streams.latest import LATEST, Latest
 from shared.streams.result_encoders import encode_json, encode_updates
 from shared.streams.state.session_changes import Windows
 from shared.streams.window_results import WindowResults
@@ -41,6 +42,16 @@ def test_encoded_as_one_by_one(names: tuple[str, ...], keys: list[str], gone: li
         assert list(zip(*encoded, strict=True)) == expected
     assert results.timestamps() == [record.timestamp for record in records]
     assert list(results) == [record.key for record in records]
+
+
+def test_the_time_of_the_latest_record_is_the_results_time_and_no_result() -> None:
+    """Where a window keeps it, it is each result's timestamp, and stands neither in the JSON nor among the results."""
+    columns = StateColumns([Latest(), Count()])
+    windows = Windows([b"k", b"m"], np.array([0, 0]), np.array([10, 10]), [np.array([7, 3]), np.array([2, 1])])
+    results = WindowResults("s", (LATEST, "n"), columns, bytes.decode, windows)
+    assert results.timestamps() == [r.timestamp for r in results.records()] == [7, 3]
+    assert [r.value.results for r in results.records()] == [{"n": 2}, {"n": 1}]
+    assert results.encoded(whole_window_keys=False)[1][0] == b'{"key":"k","start":0,"end":10,"n":2}'
 
 
 def test_a_retraction_comes_before_what_replaces_it() -> None:

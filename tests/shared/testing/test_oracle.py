@@ -103,13 +103,14 @@ def test_columns_are_compared_net_of_commits(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_it_says_how_many_took_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Session windows with columnar aggregates do; a `list`, other windows and punctuation do not."""
-    columnar = [c for c in CASES if c["kind"] == "session" and c["aggregate"] != "list"]
-    others = [next(c for c in CASES if c["kind"] == kind) for kind in ("tumbling", "punctuation")]
+    """Session, tumbling and hopping windows of numbers do; a `list`, sliding windows and punctuation do not."""
+    kinds = ("session", "tumbling", "hopping")
+    columnar = [next(c for c in CASES if c["kind"] == kind and c["aggregate"] != "list") for kind in kinds]
+    others = [next(c for c in CASES if c["kind"] == kind) for kind in ("sliding", "punctuation")]
     others.append(next(c for c in CASES if c["kind"] == "session" and c["aggregate"] == "list"))
     assert [takes_columns(case) for case in others] == [False] * 3
-    assert main(["--columns", str(write(tmp_path / "cases.jsonl", *columnar[:2], *others))]) == 0
-    said = "2 of 5 cases took columns, the others their records one by one in batches\n5 passed, 0 failed\n"
+    assert main(["--columns", str(write(tmp_path / "cases.jsonl", *columnar, *others))]) == 0
+    said = "3 of 6 cases took columns, the others their records one by one in batches\n6 passed, 0 failed\n"
     assert capsys.readouterr().out == said
 
 

@@ -12,6 +12,7 @@ from shared.streams.aggregations import Count, Max
 from shared.streams.columnar import StateColumns
 from shared.streams.state.column_load import load_many
 from shared.streams.state.column_session_store import ColumnSessionStore
+from shared.streams.state.column_window_store import ColumnWindowStore
 
 GAP_MS = 10
 Row = tuple[bytes, int, int, int]
@@ -55,6 +56,28 @@ def test_a_batch_is_the_same_as_its_rows_one_by_one(rows: list[Row], cut: int) -
         starts, ends, counts = (np.array([row[i] for row in part], np.int64) for i in (1, 2, 3))
         load_many(many, keys, starts, ends, [counts, counts.astype(float), np.ones(len(part), np.int64)])
     assert seen(many) == seen(one)
+
+
+@given(st.sets(st.tuples(st.sampled_from(["a", "b", "ü"]), st.integers(0, 20)), min_size=1), st.integers(0, 6))
+def test_windows_of_fixed_size_too(places: set[tuple[str, int]], cut: int) -> None:
+    """They are found by key and start, and closed, as those that came row by row."""
+    one, many = (
+        ColumnWindowStore("w", new_store().columns, size_ms=25, advance_ms=10, text_keys=True) for _ in range(2)
+    )
+    rows = [(key.encode(), number * 10, number * 10 + 25, number + 1) for key, number in places]
+    for key, start, end, count in rows:
+        one.load(key.decode(), start, end, [count, (float(count), 1)])
+    for part in (rows[:cut], rows[cut:]):
+        starts, ends, counts = (np.array([row[i] for row in part], np.int64) for i in (1, 2, 3))
+        states = [counts, counts.astype(float), np.ones(len(part), np.int64)]
+        load_many(many, [row[0] for row in part], starts, ends, states)
+    seen = []
+    for store in (one, many):
+        found = [(w.start, w.states) for key, start, _, _ in rows if (w := store.fetch(key, start)) is not None]
+        closed = [[(c.key, c.start, c.end, c.states) for c in store.close_before(t, t)] for t in range(0, 300, 7)]
+        seen.append([found, closed, len(store), store.changes()])
+        assert len(found) == len(rows)
+    assert seen[0] == seen[1]
 
 
 def test_keys_that_were_forgotten_give_their_numbers_back() -> None:

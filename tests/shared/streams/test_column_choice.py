@@ -1,0 +1,71 @@
+"""Which sources are taken as columns, and that nobody can tell."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from shared.streams.aggregations import Count
+from shared.streams.collecting import CollectList
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.grouped_stream import GroupedStream, WindowedGroup
+from shared.streams.session_path import SessionPath
+from shared.streams.window_path import WindowPath
+from shared.streams.windowed_aggregate import Emit
+from tests.shared.streams.columns_beside_records import (
+    BELOW,
+    Piped,
+    Windowed,
+    driver_of,
+    hopping,
+    pair_of,
+    path_of,
+    pipe_all,
+    results,
+    sessions,
+    topology,
+)
+
+KINDS: dict[str, Windowed] = {"session": sessions(10, 0), "tumbling": hopping(10, 10, 0), "hopping": hopping(10, 4, 0)}
+
+
+def sliding(grouped: GroupedStream) -> WindowedGroup:
+    return grouped.sliding_window(10)
+
+
+def test_each_kind_has_its_path() -> None:
+    """Sessions go one way, tumbling and hopping windows another; sliding windows are taken record by record."""
+    paths = {kind: type(path_of(driver_of(topology(KINDS[kind], "on_close"), 1))) for kind in KINDS}
+    assert paths == {"session": SessionPath, "tumbling": WindowPath, "hopping": WindowPath}
+    assert path_of(driver_of(topology(sliding, "on_close"), 1)) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_stands_between_or_beside_is_taken_record_by_record(kind: str) -> None:
+    """So is a source whose records pass another node first, feed a second one, or make states that are no numbers."""
+    for how in ("between", "beside", "no number"):
+        builder = StreamsBuilder()
+        stream = builder.stream("in")
+        if how == "beside":
+            stream.to("copy")
+        if how == "between":
+            stream = stream.filter(lambda record: True)
+        aggregation = CollectList("user") if how == "no number" else Count()
+        KINDS[kind](stream.group_by_key()).aggregate("s", result=aggregation).on_close().to("out")
+        assert driver_of(builder.build(), 1).task.column_paths == {}
+
+
+@pytest.mark.parametrize("below", sorted(BELOW))
+@pytest.mark.parametrize("emit", ["on_close", "on_update"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_sees_the_time_is_given_each_window_at_its_moment(kind: str, emit: Emit, below: str) -> None:
+    """Columns are taken unless a processor is below on_close(): the updates of a batch come with its commit anyway."""
+    drivers = pair_of(topology(KINDS[kind], emit, below=below))
+    assert (path_of(drivers[0]) is None) == (emit == "on_close" and below.startswith("processor"))
+    pipe_all(drivers, [Piped(b"a", b'{"n":1}', at) for at in range(1, 400, 25)])
+    of_columns, of_records = (results(driver) for driver in drivers)
+    assert of_columns == of_records
+    if emit == "on_close" and below == "processor":
+        moments = [msgspec.json.decode(value or b"")[-1] for key, value, _ in of_records if key == b"a"]
+        assert set(moments) == set(range(26, 400, 25))
+        assert [key for key, _, _ in of_records if key == b"tick"]

@@ -1,0 +1,116 @@
+"""Sessions in columns against single records, and both against a brute-force sessionizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.streams.column_path import Moments
+from shared.streams.session_path import SessionPath
+from shared.streams.windowed_aggregate import Emit
+from tests.shared.streams.columns_beside_records import (
+    Piped,
+    Value,
+    batches,
+    below,
+    emits,
+    graces,
+    inputs,
+    pair_of,
+    path_of,
+    pipe_all,
+    require_equal,
+    sessions,
+    sizes,
+    state,
+    states_of,
+    topology,
+)
+
+gaps = st.sampled_from([1, 5, 10, 20])
+
+
+class Model:
+    """Kafka Streams' rule over plain lists: (key, start, end, count, total, numbers) a session."""
+
+    def __init__(self, gap: int, grace: int) -> None:
+        self.gap, self.grace, self.time = gap, grace, -1
+        self.sessions: list[tuple[bytes, int, int, list[Value]]] = []
+        self.closed: list[tuple[bytes, int, int, list[Value]]] = []
+        self.late: list[int] = []
+
+    def take(self, offset: int, record: Piped) -> None:
+        if record.key is None:
+            return
+        at = record.timestamp
+        value = msgspec.json.decode(record.value or b"", type=Value)
+        self.time = max(self.time, at)
+        close_time = self.time - self.gap - self.grace
+        found = [s for s in self.sessions if s[0] == record.key and s[2] >= max(at - self.gap, close_time)]
+        found = [s for s in found if s[1] <= at + self.gap]
+        start, end = min([at, *(s[1] for s in found)]), max([at, *(s[2] for s in found)])
+        if end < close_time:
+            self.late.append(offset)
+        else:
+            self.sessions = [s for s in self.sessions if s not in found]
+            self.sessions.append((record.key, start, end, [v for s in found for v in s[3]] + [value]))
+        self.closed += [s for s in self.sessions if s[2] < close_time]
+        self.sessions = [s for s in self.sessions if s[2] >= close_time]
+
+    def live(self) -> list[tuple[str, int, int, list[Any]]]:
+        return sorted((k.decode(), s, e, states_of(values)) for k, s, e, values in self.sessions)
+
+
+@settings(max_examples=300)
+@given(gaps, graces, inputs(), sizes, emits, below)
+def test_columns_equal_records_and_brute_force(
+    gap: int, grace: int, records: list[Piped], parts: list[int], emit: Emit, below: str
+) -> None:
+    """After every commit results, late records, live sessions and the changelog are those of single records."""
+    model = Model(gap, grace)
+    by_columns, by_records = pair_of(topology(sessions(gap, grace), emit, below=below))
+    offset = 0
+    for batch in batches(records, parts):
+        pipe_all((by_columns, by_records), batch)
+        for record in batch:
+            model.take(offset, record)
+            offset += 1
+        require_equal(by_columns, by_records)
+        assert state(by_columns)[0] == model.live()
+    assert by_columns.task.metrics.late_total == len(model.late)
+    assert by_columns.task.metrics.closed_total == len(model.closed)
+
+
+ARRIVALS = {  # of records at 80 and at 88, both of key a, and others of key b: whether a is taken singly
+    (80, 88, 100): False,
+    (88, 80, 100): False,  # 80 is behind by more than the grace, but what it could miss is not there
+    (80, 100, 88): True,  # 80 was closed when 88 came, and a batch in order of time would merge them
+    (88, 100, 80): True,  # 80 is below the close time: only what it merges into keeps it from being late
+    (100, 80, 88): True,
+    (100, 88, 80): True,
+    (80, 81, 100, 88): True,  # 88 is second in order of key and time, and came last
+}
+
+
+def key_at(time: int) -> bytes:
+    return b"a" if time in (80, 88) else b"b"
+
+
+@pytest.mark.parametrize("times", ARRIVALS)
+def test_arrival_order_decides_which_keys_are_taken_singly(times: tuple[int, ...]) -> None:
+    """The same records are merged in bulk or one by one by the order in which they came, and end as single ones do."""
+    drivers = pair_of(topology(sessions(10, 5), "on_close"))
+    path = path_of(drivers[0])
+    assert isinstance(path, SessionPath)
+    codes = np.array([path._store.code_of(key_at(at)) for at in times])
+    arrived = np.array(times)
+    order = np.lexsort((arrived, codes))
+    slow = path._slow_keys(codes[order], arrived[order], order, Moments(arrived, order, 0, 15).times)
+    assert slow.tolist() == ([path._store.code_of(b"a")] if ARRIVALS[times] else [])
+    pipe_all(drivers, [Piped(key_at(at), b'{"n":1}', at) for at in times])
+    require_equal(*drivers)
