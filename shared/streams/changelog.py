@@ -166,7 +166,8 @@ class ChangelogPartition:
                 if offsets:
                     await self._producer.send_offsets_to_transaction(offsets, group)
         else:
-            await self._write(*outputs, entries)
+            if commit.changelog[:-1] or outputs:
+                await self._write(*outputs, entries)
             last = await self._write(progress)  # it confirms the entries: only when all are written
         return self._place.written(len(entries), last.offset)
 

@@ -39,6 +39,8 @@ class Clicks:
     def __init__(self, chain: Chain) -> None:
         self._chain, self.random, self.sent = chain, random.Random(5), 0
         self.by_user: Counter[tuple[str, str]] = Counter()
+        self.all: list[tuple[str, int, int]] = []
+        """User, timestamp and ms of each."""
 
     async def users(self) -> None:
         """The table's rows, before any click."""
@@ -62,8 +64,9 @@ class Clicks:
         self.by_user[user, "n"] += 1
         self.by_user[user, "ms"] += ms
         value = msgspec.json.encode({"id": number, "user": user, "ms": ms})
-        partition = self.random.randrange(PARTITIONS)
-        return ProducerRecord(self._chain.topic, value, None, (), partition, FIRST_MS + number + later_ms)
+        partition, at = self.random.randrange(PARTITIONS), FIRST_MS + number + later_ms
+        self.all.append((user, at, ms))
+        return ProducerRecord(self._chain.topic, value, None, (), partition, at)
 
     async def _send(self, records: list[ProducerRecord]) -> None:
         async with Producer(self._chain.kafka, ProducerSettings(linger_ms=0)) as producer:

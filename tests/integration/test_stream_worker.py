@@ -254,6 +254,19 @@ async def test_sessions_end_to_end(kafka: EmbeddedKafka, topic_name: str, guaran
         assert {at.partition: to.offset for at, to in offsets.items()} == {0: 300, 1: 300}
 
 
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+async def test_a_commit_of_progress_alone(kafka: EmbeddedKafka, topic_name: str, guarantee: str) -> None:
+    """Records that bring about nothing are read, and need not be read again."""
+    builder = StreamsBuilder()
+    builder.stream(topic_name).filter(lambda record: False).to(f"{topic_name}-out")
+    async with chain_of(kafka, topic_name) as chain:
+        await chain.send(10)
+        async with running(worker := chain.worker(builder.build(), processing_guarantee=guarantee)):
+            await chain.wait_processed(worker)
+        progress = [(await chain.confirmed(p)).progress for p in (0, 1)]
+        assert [one.sources if one else None for one in progress] == [{topic_name: 5}] * 2
+
+
 async def test_a_stopped_worker_goes_on_where_it_was(kafka: EmbeddedKafka, topic_name: str) -> None:
     """After a clean shutdown the next worker has the open sessions, and nothing is computed twice."""
     async with chain_of(kafka, topic_name) as chain:
