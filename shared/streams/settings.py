@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
@@ -27,7 +28,9 @@ MAX_FUTURE_MS = 86_400_000
 class TaskSettings(BaseModel):
     """What a task goes by, whoever runs it: the worker over a topic, or a backfill over history."""
 
-    processing_guarantee: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    processing_guarantee: Literal["exactly_once", "at_least_once"] = Field(
+        "exactly_once", description="at_least_once: no transactions, unless the topology has repartition topics"
+    )
     deserialization_exception_handler: ExceptionHandler = Field(
         "dead_letter", description="where a record cannot be decoded: dead letter, leave it out, or stop"
     )
@@ -157,6 +160,18 @@ class StreamsSettings(Section, TaskSettings):
                 f"session_timeout_ms={self.session_timeout_ms}"
             )
         return self
+
+    def carried_out(self, internal_topics: Sequence[str]) -> StreamsSettings:
+        """As a worker goes by them, whose topology has these topics of its own.
+
+        Without transactions a record that is written to one twice would be counted twice by who reads it there, and no
+        owner epoch tells: so commits are transactions then, whatever guarantee was asked for.
+
+        >>> asked = StreamsSettings(processing_guarantee="at_least_once")
+        >>> [asked.carried_out(topics).processing_guarantee for topics in ([], ["app-by-user-repartition"])]
+        ['at_least_once', 'exactly_once']
+        """
+        return self.model_copy(update={"processing_guarantee": "exactly_once"}) if internal_topics else self
 
     @property
     def changelog_topic(self) -> str:

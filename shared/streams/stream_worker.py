@@ -76,8 +76,9 @@ class StreamWorker(RebalanceListener):
         clock: Clock = SYSTEM_CLOCK,
         registry: CollectorRegistry | None = None,
     ) -> None:
-        self._kafka, self._settings, self._clock = kafka, settings, clock
         self.topology = topology.of_application(settings.application_id)
+        settings = settings.carried_out(self.topology.internal_topics())
+        self._kafka, self._settings, self._clock = kafka, settings, clock
         self._on_task = on_task or (lambda task: None)
         self._registry = registry or CollectorRegistry()
         self.instance = f"{socket.gethostname()}-{os.getpid()}"

@@ -12,9 +12,10 @@ import pytest
 from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin, event_time_topic
 from shared.clients.producer import Producer, ProducerSettings
-from shared.common.errors import ConfigError, IllegalState
-from shared.common.records import ProducerRecord, TopicPartition
+from shared.common.errors import ConfigError, IllegalState, KafkaTimeout
+from shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
 from shared.streams.aggregations import Count, Sum
+from shared.streams.changelog import Bulk, ChangelogPartition
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.processor import Processor, ProcessorContext, Record
 from shared.streams.punctuation import PunctuationType
@@ -111,6 +112,44 @@ async def test_all_parts_over_a_restart(kafka: EmbeddedKafka, topic_name: str) -
         counted = [msgspec.json.decode(record.value or b"") for record in await chain.read(f"{topic_name}-out")]
         expected = Counter((USERS[i % 3], order_ms(i) // 100 * 100) for i in range(60))
         assert {(r["key"], r["start"]): r["n"] for r in counted} == expected
+
+
+async def test_at_least_once_counts_once_behind_a_repartition_topic(
+    kafka: EmbeddedKafka, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit that fails when its records are in the topic already is done again: what it left counts for nobody."""
+    torn, write = list[str](), ChangelogPartition._write
+
+    async def tearing(self: ChangelogPartition, *bulks: Bulk) -> RecordMetadata:
+        last = await write(self, *bulks)
+        topics = {one.topic for bulk in bulks for one in (bulk if isinstance(bulk, list) else [bulk])}
+        if (own := f"{topic_name}-by-user-repartition") in topics and len(torn) < 2:
+            torn.append(own)
+            raise KafkaTimeout("the answer was lost")
+        return last
+
+    monkeypatch.setattr(ChangelogPartition, "_write", tearing)
+    builder = StreamsBuilder()
+    orders_ = builder.stream(topic_name).key_by(lambda record: record.value["user"], name="by-user")
+    windows = orders_.group_by_key().tumbling_window(100, grace=GRACE_MS)
+    windows.aggregate("w", n=Count(), sum=Sum("n")).on_update().to(f"{topic_name}-out")
+    async with chain_of(kafka, topic_name) as chain:
+        await send(chain, *orders(topic_name, 0, 30))
+        worker = chain.worker(builder.build(), processing_guarantee="at_least_once")
+        expected = Counter((USERS[i % 3], order_ms(i) // 100 * 100) for i in range(30))
+        counted: dict[tuple[str, int], int] = {}
+
+        async def is_counted() -> bool:
+            rows = [msgspec.json.decode(value) for value in await chain.values("out")]
+            counted.update({(row["key"], row["start"]): row["n"] for row in sorted(rows, key=lambda row: row["n"])})
+            return sum(counted.values()) >= sum(expected.values())
+
+        async with running(worker):
+            assert worker.describe()["processing_guarantee"] == "exactly_once"
+            await until(is_counted)
+        await is_counted()
+    assert len(torn) == 2
+    assert counted == expected
 
 
 async def test_a_paused_task_waits(kafka: EmbeddedKafka, topic_name: str) -> None:
