@@ -245,7 +245,10 @@ class Columns:
         """
         sizes = np.zeros(len(self), np.int64)
         for column in (self.keys, self.values):
-            sizes += np.fromiter((0 if one is None else len(one) for one in column), np.int64, len(self))
+            try:
+                sizes += np.fromiter(map(len, column), np.int64, len(self))  # type: ignore[arg-type]
+            except TypeError:  # there is a None: rare, and five times as slow
+                sizes += np.fromiter((len(one or b"") for one in column), np.int64, len(self))
         if self.headers is not None:
             own = (sum(len(name) + len(value or b"") for name, value in headers) for headers in self.headers)
             sizes += np.fromiter(own, np.int64, len(self))
