@@ -1,4 +1,4 @@
-"""Soak: a fuller topology at a higher rate, exactly once, whose workers are killed again and again.
+"""Soak: a fuller topology at a higher rate whose workers are killed again and again, under both guarantees.
 
 Clicks go through a repartition topic, are joined with a table, aggregated in sessions, and added up in a store that a
 named wall-clock schedule empties. Whatever the order in which partitions come to a worker, each click is in `joined`
@@ -24,7 +24,7 @@ from shared.common.records import ConsumerRecord, ProducerRecord
 from shared.streams.aggregations import Sum
 from shared.streams.stream_worker import StreamWorker
 from tests.integration.stream_worker_child import visits
-from tests.integration.test_stream_worker import Chain, chain_of, child, running, until
+from tests.integration.test_stream_worker import GUARANTEES, Chain, chain_of, child, running, until
 
 SOAK_SECONDS, KILLS_MIN, DONE_SECONDS = 60.0, 3, 300.0
 PARTITIONS, USERS, CLICKS_A_TIME, EVERY_SECONDS = 4, 50, 1_000, 0.4
@@ -87,13 +87,13 @@ def decoded(records: Iterable[ConsumerRecord]) -> Iterator[tuple[bytes, dict[str
         yield record.key or b"", msgspec.json.decode(record.value or b"")
 
 
-async def kill_and_load(chain: Chain, clicks: Clicks) -> int:
+async def kill_and_load(chain: Chain, clicks: Clicks, guarantee: str) -> int:
     """Clicks all the while, for two workers of which one is killed every few seconds; how often."""
     kills = 0
     async with contextlib.AsyncExitStack() as stack:
 
         async def start() -> asyncio.subprocess.Process:
-            process = await stack.enter_async_context(child(chain, "exactly_once", "visits", **PATIENT))
+            process = await stack.enter_async_context(child(chain, guarantee, "visits", **PATIENT))
             assert process.stdout is not None
             assert await asyncio.wait_for(process.stdout.readline(), DONE_SECONDS) == b"committed\n"
             return process
@@ -139,15 +139,16 @@ async def until_done(worker: StreamWorker) -> None:
 
 
 @pytest.mark.soak
-async def test_soak_of_visits(kafka: EmbeddedKafka, topic_name: str) -> None:
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+async def test_soak_of_visits(kafka: EmbeddedKafka, topic_name: str, guarantee: str) -> None:
     """Every click once in `joined`; counts and sums of each user exact, in sessions and in what the schedule said."""
     async with chain_of(kafka, topic_name, PARTITIONS) as chain:
         async with Admin(chain.kafka) as admin:
             await admin.create_topics([event_time_topic(f"{topic_name}-users", PARTITIONS)])
         clicks = Clicks(chain)
         await clicks.users()
-        kills = await kill_and_load(chain, clicks)
-        worker = chain.worker(visits(topic_name))
+        kills = await kill_and_load(chain, clicks, guarantee)
+        worker = chain.worker(visits(topic_name), processing_guarantee=guarantee)
         async with running(worker):
             await until_done(worker)
             await clicks.last()
