@@ -41,6 +41,7 @@ from shared.streams.topology_loading import load_topology
 PROGRAM = "penstock aggregator"
 STUCK_MS = 60_000  # a turn polls, processes and commits: it takes a fraction of a second
 WORKER_SHARE, REQUEST_SHARE = 0.7, 0.1  # of `shutdown_timeout_ms`; a compaction is stopped meanwhile
+WALK_MS = 10  # a store is walked for so long at a time, between which a busy worker processes for ten times as long
 COMPACTION_PARTITION = 0  # the one instance that owns it asks for compactions
 
 
@@ -134,8 +135,10 @@ class Aggregator:
         topology, tables = self.worker.topology, self.worker.global_tables
         reading = read_in_slices(running, store, StoreQuery(**wanted), topology, tables)
         while True:
+            until_ms = SYSTEM_CLOCK.monotonic_ms() + WALK_MS
             try:
-                next(reading)
+                while SYSTEM_CLOCK.monotonic_ms() < until_ms:
+                    next(reading)
             except StopIteration as done:
                 return told(done.value, pages)
             await asyncio.sleep(0)
