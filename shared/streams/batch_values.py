@@ -67,16 +67,15 @@ class BatchValues:
         keys, known = columns.keys, self._store.codes
         codes = list(map(known.get, keys))
         if None in codes:
-            at = -1
+            at, places = -1, []
             for _ in range(codes.count(None)):
                 at = codes.index(None, at + 1)
-                key = keys[at]
-                assert key is not None
-                if key in known or self._is_sound(key):
-                    codes[at] = self._store.code_of(key)
-                else:
-                    odd.add(at)
-                    codes[at] = NONE
+                places.append(at)
+            new = dict.fromkeys(map(keys.__getitem__, places))
+            self._store.add_keys([key for key in new if key is not None and self._is_sound(key)])
+            for at in places:
+                codes[at] = known.get(keys[at], NONE)
+            odd.update(at for at in places if codes[at] == NONE)
         return np.array(codes, np.int64)
 
     def _is_sound(self, key: bytes) -> bool:

@@ -76,4 +76,4 @@ class ColumnAggregate(WindowedAggregate):
                 self._forward(WindowKey(closed.key, closed.start, closed.end), closed.states)
 
     def _results_of(self, store: ColumnStore, windows: Windows, *retracted: Any) -> WindowResults:
-        return WindowResults(self.store_name, self.names, store.columns, store.key_of, windows, *retracted)
+        return WindowResults(self.store_name, self.names, store.columns, store.keys_of, windows, *retracted)

@@ -43,7 +43,7 @@ class WindowResults(Sequence[WindowKey]):
     store: str
     names: tuple[str, ...]
     columns: StateColumns
-    key_of: Callable[[bytes], str | bytes]
+    keys_of: Callable[[Sequence[bytes]], Sequence[str | bytes]]
     windows: Windows
     retracted: tuple[list[bytes], list[int], list[int]] = field(default_factory=lambda: ([], [], []))
 
@@ -58,14 +58,15 @@ class WindowResults(Sequence[WindowKey]):
         else:
             windows, at = self.windows, index - gone
             key, start, end = windows.keys[at], int(windows.starts[at]), int(windows.ends[at])
-        return WindowKey(self.key_of(key), start, end)
+        return WindowKey(self.keys_of([key])[0], start, end)
 
     def records(self) -> Iterator[Record]:
         """The results as records, one by one."""
-        for raw, start, end in zip(*self.retracted, strict=True):
-            yield Record(WindowKey(self.key_of(raw), start, end), None, end)
+        gone = self.keys_of(self.retracted[0])
+        for key, start, end in zip(gone, *self.retracted[1:], strict=True):
+            yield Record(WindowKey(key, start, end), None, end)
         windows = self.windows
-        bounds = zip(map(self.key_of, windows.keys), windows.starts.tolist(), windows.ends.tolist(), strict=True)
+        bounds = zip(self.keys_of(windows.keys), windows.starts.tolist(), windows.ends.tolist(), strict=True)
         times = self.timestamps()[len(self.retracted[0]) :]
         for (key, start, end), time, results in zip(bounds, times, zip(*self._results(), strict=True), strict=True):
             named = dict(zip(self._shown, results, strict=True))
@@ -74,13 +75,13 @@ class WindowResults(Sequence[WindowKey]):
     def encoded(self, *, whole_window_keys: bool) -> tuple[list[bytes | None], list[bytes | None]]:
         """Keys and values, as `encode_updates` makes them, or else `encode_json`."""
         windows = self.windows
-        named = list(map(self.key_of, windows.keys))
+        named = self.keys_of(windows.keys)
         starts, ends = windows.starts.tolist(), windows.ends.tolist()
         values: list[bytes | None] = [None] * len(self.retracted[0])
         values += _lines(map(_row_type(self._shown), named, starts, ends, *self._results()))
         if not whole_window_keys:
             return [*self.retracted[0], *windows.keys], values
-        gone = map(_row_type(()), map(self.key_of, self.retracted[0]), *self.retracted[1:])
+        gone = map(_row_type(()), self.keys_of(self.retracted[0]), *self.retracted[1:])
         return [*_lines(gone), *_lines(map(_row_type(()), named, starts, ends))], values
 
     def timestamps(self) -> list[int]:

@@ -24,18 +24,5 @@ def load_many(store: ColumnStore, raw: list[bytes], starts: Int64Array, ends: In
 
 def codes_of(store: ColumnStore, raw: list[bytes]) -> Int64Array:
     """The numbers of many keys, new ones where need be."""
-    codes, names = store.codes, store.names
-    new = [key for key in dict.fromkeys(raw) if key not in codes]
-    numbers = store.key_table.allocate_many(len(new))
-    for name, (_, value) in store.KEY_COLUMNS.items():
-        store.key_table.arrays[name][numbers] = value
-    codes.update(zip(new, numbers.tolist(), strict=True))
-    if new and int(numbers.min()) == len(names):
-        names += new
-    else:
-        for code, key in zip(numbers.tolist(), new, strict=True):
-            if code == len(names):
-                names.append(key)
-            else:
-                names[code] = key
-    return np.fromiter(map(codes.__getitem__, raw), np.int64, len(raw))
+    store.add_keys([key for key in dict.fromkeys(raw) if key not in store.codes])
+    return np.fromiter(map(store.codes.__getitem__, raw), np.int64, len(raw))

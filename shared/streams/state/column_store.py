@@ -10,7 +10,7 @@ that is PERSISTED was in the commit before. Of rows that went, finals, deletions
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -114,6 +114,17 @@ class ColumnStore(ABC):
                 self.names[code] = raw
         return code
 
+    def add_keys(self, raw: Sequence[bytes]) -> None:
+        """Give numbers to keys, each different and without one."""
+        numbers, names = self.key_table.allocate_many(len(raw)), self.names
+        for name, (_, value) in self.KEY_COLUMNS.items():
+            self.key_table.arrays[name][numbers] = value
+        codes = numbers.tolist()
+        self.codes.update(zip(raw, codes, strict=True))
+        names += [b""] * (self.key_table.used - len(names))
+        for code, key in zip(codes, raw, strict=True):
+            names[code] = key
+
     def raw_keys(self, codes: Int64Array) -> list[bytes]:
         """Keys by number, as bytes."""
         return list(map(self.names.__getitem__, codes.tolist()))
@@ -126,6 +137,15 @@ class ColumnStore(ABC):
             return raw.decode()
         except UnicodeDecodeError:
             return raw
+
+    def keys_of(self, raw: Sequence[bytes]) -> list[str | bytes]:
+        """As `key_of`, of many."""
+        if not self._text_keys:
+            return list(raw)
+        try:
+            return list(map(bytes.decode, raw))
+        except UnicodeDecodeError:
+            return list(map(self.key_of, raw))
 
     def keys(self) -> Iterator[str | bytes]:
         """The keys that there are at the first look, and some that have nothing any more."""

@@ -18,6 +18,9 @@ from shared.streams.state.column_store import DIRTY, LIVE, ColumnStore
 from shared.streams.state.row_index import NEVER, RowIndex
 from shared.streams.state.window_store import ClosedWindow, Window, WindowChanges
 
+ONE = np.int32(1)
+"""Of the type of what it is added to: numpy is a hundred times as fast then."""
+
 
 class ColumnWindowStore(ColumnStore):
     """Window store in columns, for windows that begin at multiples of the advance; used as `InMemoryWindowStore` is."""
@@ -114,7 +117,7 @@ class ColumnWindowStore(ColumnStore):
 
     def attach(self, codes: Int64Array, rows: Int64Array) -> None:
         """Let live rows be found by their keys and starts, none of which are found yet."""
-        np.add.at(self.key_table.arrays["windows"], codes, 1)
+        np.add.at(self.key_table.arrays["windows"], codes, ONE)
         self.index.add(rows)
 
     def _attach_one(self, code: int, row: int) -> None:
@@ -123,7 +126,7 @@ class ColumnWindowStore(ColumnStore):
 
     def _detach(self, rows: Int64Array, codes: Int64Array, starts: Int64Array, ends: Int64Array, flags: Any) -> None:
         self.table.arrays["start"][rows] = NEVER
-        np.subtract.at(self.key_table.arrays["windows"], codes, 1)
+        np.subtract.at(self.key_table.arrays["windows"], codes, ONE)
 
     def _have_rows(self) -> NDArray[np.bool_]:
         return np.asarray(self.key_table.arrays["windows"][: self.key_table.used] > 0)

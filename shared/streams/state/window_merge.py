@@ -18,43 +18,51 @@ from shared.streams.state.column_merge import sorted_order
 from shared.streams.state.column_window_store import ColumnWindowStore
 
 PAIRS_AT_ONCE = 1 << 18
-"""Panes in windows that are in memory at a time, one pane's windows more at most: some MiB."""
+"""Of panes and windows that are in memory at a time, one pane's at least: some MiB."""
 
 
 def take_into_windows(
     store: ColumnWindowStore, codes: Int64Array, first: Int64Array, last: Int64Array, columns: Sequence[NumberArray]
 ) -> None:
     """Take records into their keys' windows from number `first` to `last`, which are not below it."""
-    (codes, last, more), columns = _reduced(store, (codes, last, last - first), columns)
-    if not more.any():
+    order, groups = _grouped((codes, last, last - first), in_runs=False)
+    columns = store.columns.reduce([column[order] for column in columns], groups)
+    at = order[groups]
+    codes, last, more = codes[at], last[at], (last - first)[at]
+    most = int(more.max())
+    if not most:
         _merge(store, codes, last * store.advance_ms, columns)
         return
-    sizes = more + 1
-    until = np.cumsum(sizes)
-    start = 0
-    while start < len(codes):
-        before = int(until[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(until, before + PAIRS_AT_ONCE, side="right")))
-        panes = np.repeat(np.arange(start, stop), sizes[start:stop])
-        numbers = last[panes] - until[panes] + np.arange(before + 1, before + 1 + len(panes))
-        pairs = codes[panes], numbers
-        (own, numbers), merged = _reduced(store, pairs, [column[panes] for column in columns])
-        _merge(store, own, numbers * store.advance_ms, merged)
-        start = stop
+    panes_at_once = max(1, PAIRS_AT_ONCE // (most + 1))
+    for start in range(0, len(codes), panes_at_once):
+        part = slice(start, start + panes_at_once)
+        _take_panes(store, codes[part], last[part], more[part], [column[part] for column in columns])
 
 
-def _reduced(
-    store: ColumnWindowStore, by: tuple[Int64Array, ...], columns: Sequence[NumberArray]
-) -> tuple[list[Int64Array], list[NumberArray]]:
-    """Rows that are equal in all of `by` as one each: these, and the states."""
-    order = sorted_order(*by)
-    ordered = [column[order] for column in by]
+def _take_panes(
+    store: ColumnWindowStore, codes: Int64Array, last: Int64Array, more: Int64Array, columns: Sequence[NumberArray]
+) -> None:
+    """Take panes into `more` windows before their last one, and into that."""
+    back = np.arange(int(more.max()) + 1)[:, np.newaxis]
+    is_in = back <= more
+    panes = np.broadcast_to(np.arange(len(codes)), is_in.shape)[is_in]
+    numbers = (last - back)[is_in]  # all panes' last windows, then all that lie one before: each in order
+    order, groups = _grouped((codes[panes], numbers), in_runs=True)
+    panes = panes[order]
+    at = panes[groups]
+    merged = store.columns.reduce([column[panes] for column in columns], groups)
+    _merge(store, codes[at], numbers[order[groups]] * store.advance_ms, merged)
+
+
+def _grouped(by: tuple[Int64Array, ...], *, in_runs: bool) -> tuple[Int64Array, Int64Array]:
+    """The order by these columns, and where in it groups of equal ones begin."""
+    order = sorted_order(*by, in_runs=in_runs)
     new = np.zeros(len(order), np.bool_)
     new[0] = True
-    for column in ordered:
-        new[1:] |= column[1:] != column[:-1]
-    groups = np.flatnonzero(new)
-    return [column[groups] for column in ordered], store.columns.reduce([c[order] for c in columns], groups)
+    for column in by:
+        ordered = column[order]
+        new[1:] |= ordered[1:] != ordered[:-1]
+    return order, np.flatnonzero(new)
 
 
 def _merge(store: ColumnWindowStore, codes: Int64Array, starts: Int64Array, columns: list[NumberArray]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,17 @@ from shared.streams.windowed_aggregate import WindowKey
 texts = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), max_size=8)
 
 
+def texts_of(raw: Sequence[bytes]) -> list[str]:
+    return list(map(bytes.decode, raw))
+
+
 def results_of(keys: list[bytes], gone: list[bytes], names: tuple[str, ...], *, text: bool) -> WindowResults:
     columns = StateColumns([Count(), Mean("ms").bind(dict)])
     starts = np.arange(len(keys))
     states = [starts + 1, starts / 3, np.where(starts % 2 == 0, 0, starts)]
     windows = Windows(keys, starts, starts + 5, states)
     retracted = gone, list(range(len(gone))), list(range(9, 9 + len(gone)))
-    return WindowResults("s", names, columns, bytes.decode if text else bytes, windows, retracted)
+    return WindowResults("s", names, columns, texts_of if text else list, windows, retracted)
 
 
 @pytest.mark.parametrize("names", [("n", "ms"), ("n", "mean of ms")])
@@ -48,7 +53,7 @@ def test_the_time_of_the_latest_record_is_the_results_time_and_no_result() -> No
     """Where a window keeps it, it is each result's timestamp, and stands neither in the JSON nor among the results."""
     columns = StateColumns([Latest(), Count()])
     windows = Windows([b"k", b"m"], np.array([0, 0]), np.array([10, 10]), [np.array([7, 3]), np.array([2, 1])])
-    results = WindowResults("s", (LATEST, "n"), columns, bytes.decode, windows)
+    results = WindowResults("s", (LATEST, "n"), columns, texts_of, windows)
     assert results.timestamps() == [r.timestamp for r in results.records()] == [7, 3]
     assert [r.value.results for r in results.records()] == [{"n": 2}, {"n": 1}]
     assert results.encoded(whole_window_keys=False)[1][0] == b'{"key":"k","start":0,"end":10,"n":2}'
