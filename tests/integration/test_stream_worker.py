@@ -73,12 +73,14 @@ def events(number: int, partitions: int, first: int = 0) -> list[Event]:
     return out
 
 
-def offline(topic: str, given: list[Event], **more: Aggregation[Any]) -> tuple[list[bytes], list[bytes]]:
-    """Closed sessions and late records of an uninterrupted run over each partition, sorted."""
+def offline(
+    topic: str, given: list[Event], build: Topology | None = None, **more: Aggregation[Any]
+) -> tuple[list[bytes], list[bytes]]:
+    """Closed windows and late records of an uninterrupted run over each partition, sorted; by default of sessions."""
     closed: list[bytes] = []
     late: list[bytes] = []
     for partition in {event[0] for event in given}:
-        driver = TopologyTestDriver(topology(topic, **more), partition=partition)
+        driver = TopologyTestDriver(build or topology(topic, **more), partition=partition)
         for _, key, timestamp, number in (e for e in given if e[0] == partition):
             driver.pipe(topic, key=key, value=b'{"id":%d}' % number, timestamp=timestamp)
         closed += [record.value or b"" for record in driver.read(f"{topic}-out")]

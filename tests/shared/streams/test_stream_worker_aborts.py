@@ -9,9 +9,12 @@ from __future__ import annotations
 import pytest
 
 from shared.common.records import TopicPartition
+from shared.streams.aggregations import Count, Sum
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.topology import Topology
 from shared.testing.fake_broker import Action, Api, ErrorCode, Fail, FakeCluster, Request
 from shared.testing.topology_test_driver import TopologyTestDriver
-from tests.integration.test_stream_worker import Chain, chain_of, offline, running, topology
+from tests.integration.test_stream_worker import GAP_MS, GRACE_MS, Chain, chain_of, offline, running, topology
 
 TOPIC = "clicks"
 QUICK = {"group.min.session.timeout.ms": "10"}
@@ -19,26 +22,38 @@ OUT, CHANGELOG = TopicPartition(f"{TOPIC}-out", 0), TopicPartition(f"{TOPIC}-cha
 Window = tuple[str, int, int, tuple[object, ...]]
 
 
-def windows_of_an_unbroken_run(chain: Chain) -> set[Window]:
+def hopping() -> Topology:
+    builder = StreamsBuilder()
+    windows = builder.stream(TOPIC).group_by_key().hopping_window(GAP_MS, GAP_MS // 3, GRACE_MS)
+    windows.aggregate("s", n=Count(), sum=Sum("id")).on_close().to(f"{TOPIC}-out")
+    return builder.build()
+
+
+KINDS = {"session": topology(TOPIC), "hopping": hopping()}
+
+
+def windows_of_an_unbroken_run(chain: Chain, kind: str) -> set[Window]:
     """The live windows after all that was sent."""
-    driver = TopologyTestDriver(topology(TOPIC))
+    driver = TopologyTestDriver(KINDS[kind])
     for _, key, timestamp, number in chain.sent:
         driver.pipe(TOPIC, key=key, value=b'{"id":%d}' % number, timestamp=timestamp)
-    return {(s.key, s.start, s.end, tuple(s.states)) for s in driver.task.stores["s"].sessions()}
+    return {(s.key, s.start, s.end, tuple(s.states)) for s in driver.task.stores["s"].rows()}
 
 
 @pytest.mark.parametrize(
-    ("api", "code", "refused", "before"),
+    ("kind", "api", "code", "refused", "before"),
     [
-        (Api.PRODUCE, ErrorCode.INVALID_REQUIRED_ACKS, OUT, 300),
-        (Api.PRODUCE, ErrorCode.INVALID_REQUIRED_ACKS, CHANGELOG, 300),
-        (Api.TXN_OFFSET_COMMIT, ErrorCode.ILLEGAL_GENERATION, None, 300),
-        (Api.END_TXN, ErrorCode.UNKNOWN_SERVER_ERROR, None, 300),
-        (Api.PRODUCE, ErrorCode.INVALID_REQUIRED_ACKS, OUT, 0),
+        ("session", Api.PRODUCE, ErrorCode.INVALID_REQUIRED_ACKS, OUT, 300),
+        ("session", Api.PRODUCE, ErrorCode.INVALID_REQUIRED_ACKS, CHANGELOG, 300),
+        ("session", Api.TXN_OFFSET_COMMIT, ErrorCode.ILLEGAL_GENERATION, None, 300),
+        ("session", Api.END_TXN, ErrorCode.UNKNOWN_SERVER_ERROR, None, 300),
+        ("session", Api.PRODUCE, ErrorCode.INVALID_REQUIRED_ACKS, OUT, 0),
+        ("hopping", Api.PRODUCE, ErrorCode.INVALID_REQUIRED_ACKS, CHANGELOG, 300),
+        ("hopping", Api.END_TXN, ErrorCode.UNKNOWN_SERVER_ERROR, None, 300),
     ],
 )
 async def test_an_aborted_commit_is_done_again(
-    api: Api, code: ErrorCode, refused: TopicPartition | None, before: int
+    kind: str, api: Api, code: ErrorCode, refused: TopicPartition | None, before: int
 ) -> None:
     """Whichever of its steps was refused, the first commit's or a later one's: results, late records and state are
     those of an unbroken run."""
@@ -49,7 +64,7 @@ async def test_an_aborted_commit_is_done_again(
         return None
 
     async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC, 1) as chain:
-        worker = chain.worker()
+        worker = chain.worker(KINDS[kind])
         async with running(worker):
             await chain.send(before)
             await chain.wait_processed(worker)
@@ -60,9 +75,10 @@ async def test_an_aborted_commit_is_done_again(
             (owned,) = worker.tasks().values()
             assert owned.task is not None
             assert owned.task.epoch == 2
-            rows = {(s.key, s.start, s.end, tuple(s.states)) for s in owned.task.stores["s"].sessions()}
-        assert rows == windows_of_an_unbroken_run(chain)
-        assert (await chain.values("out"), await chain.values("late")) == offline(TOPIC, chain.sent)
+            rows = {(s.key, s.start, s.end, tuple(s.states)) for s in owned.task.stores["s"].rows()}
+            assert owned.task.column_paths
+        assert rows == windows_of_an_unbroken_run(chain, kind)
+        assert (await chain.values("out"), await chain.values("late")) == offline(TOPIC, chain.sent, KINDS[kind])
         progress = (await chain.confirmed(0)).progress
         assert progress is not None
         assert progress.sources == {TOPIC: 600}
