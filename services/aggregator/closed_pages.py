@@ -92,22 +92,21 @@ class ClosedPages:
         first, end = (await consumer.beginning_offsets([at]))[at], (await consumer.end_offsets([at]))[at]
         if first > max(place.offset, 0):
             raise ChangelogHole(f"{at}: offsets {max(place.offset, 0)} to {first - 1} are gone: ask from the beginning")
+        begun = place
         if place.offset < 0:
             place = await self._first(consumer, at, end)
         skip = frozenset(offset for own, offset in self._skip if own == at.partition)
         scan = ClosedScan(self._wanted, place, rows_max, skip)
         consumer.seek(at, place.offset)
-        while await consumer.position(at) < end:
-            for columns in (await consumer.poll(POLL_MS)).values():
-                self.records_read += len(columns)
-                scan.feed(columns)
-            if scan.is_past:
-                break
-            if scan.is_full or (self._is_used_up(0) and scan.place != place):
+        while not scan.is_past and await consumer.position(at) < end:
+            if scan.is_full or (self._is_used_up(0) and scan.place != begun):
                 return scan, False
             if SYSTEM_CLOCK.monotonic_ms() > self._deadline_ms:
                 raise KafkaTimeout(self._too_slow(scan.place))
-        return scan, True
+            for columns in (await consumer.poll(POLL_MS)).values():
+                self.records_read += len(columns)
+                scan.feed(columns)
+        return scan, not scan.is_full
 
     def _too_slow(self, place: ChangelogPlace) -> str:
         return (

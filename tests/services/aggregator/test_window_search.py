@@ -101,7 +101,7 @@ async def test_a_key_of_a_long_one() -> None:
         await write(cluster, *LOGS)
         pages = await all_pages(search(cluster, records_max=2), "closed", key="x")
     assert of(pages, "closed") == [(1, "x", 2, 5)]
-    assert [len(page["windows"]) for page in pages].count(0) > 1
+    assert [len(page["windows"]) for page in pages] == [0, 1]
 
 
 @pytest.mark.parametrize("begins", ["", OPEN, CLOSED])
