@@ -30,6 +30,7 @@ from services.compactor.fold import Fold, Plan, Say, Summary
 from services.compactor.kafka import READ_SCHEMA, TopicOffsets, topic_offsets
 from services.compactor.origins import Origin
 from services.compactor.replay import OUT_SQL, ReplayJob, nothing, replay
+from services.compactor.runs import RUN, newest_note, standing
 from services.compactor.settings import BackfillSettings
 from shared.clients.producer import Producer, ProducerSettings
 from shared.common.clock import SYSTEM_CLOCK
@@ -76,7 +77,7 @@ class Backfill(Fold):
         asyncio.run(prepare_topics(settings.kafka, streams, self.topology, SYSTEM_CLOCK))
         offsets = topic_offsets(self.spark, settings.kafka, settings.changelog_topic, settings.kafka_timeout_ms)
         self._require_nothing(tables.progress_rows(self.spark, self.state), offsets)
-        pending = self.pending(FIRST_RUN, {})
+        pending = self._pending()
         adopted = None if pending is None else _ends(pending.get("to_sources"))
         starts = None if pending is None else _ends(pending.get("from_sources"))
         if pending is not None and adopted is None:
@@ -88,7 +89,15 @@ class Backfill(Fold):
         topics = self.topology.source_topics()
         self.history = read_history(self.spark, settings, topics, self.now_ms, adopted, starts)
         self.say(f"order: {self.history.order}")
-        return Plan(FIRST_RUN, {}, offsets, dict.fromkeys(offsets.latest, 0), offsets.latest, adopted is not None)
+        return Plan(
+            FIRST_RUN,
+            {},
+            offsets,
+            dict.fromkeys(offsets.latest, 0),
+            offsets.latest,
+            adopted is not None,
+            offsets.latest,
+        )
 
     def records(self, plan: Plan) -> DataFrame:
         """What the tasks would have written to the changelog; what was for other topics is written there."""
@@ -147,6 +156,12 @@ class Backfill(Fold):
     def after_merge(self, plan: Plan, summary: Summary) -> None:
         """Let go of what the tasks wrote."""
         self.spark.catalog.clearCache()
+
+    def _pending(self) -> dict[str, Any] | None:
+        """What the appends of a crashed run said of it, None where there was none."""
+        logs = (self.log(self.closed(store)) for store in self._known_stores({}))
+        notes = (newest_note(standing(log)) for log in logs)
+        return next((dict(note) for note in notes if note.get(RUN) == FIRST_RUN), None)
 
     def _is_written(self, topic: str) -> bool:
         refused = {name for source in self.topology.sources() for name in (source.late, source.dead_letters)}

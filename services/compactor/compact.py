@@ -15,7 +15,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from services.compactor import advances, tables
+from services.compactor import advances, runs, tables
 from services.compactor.asked import require_no_backfill
 from services.compactor.changelog import Newest, Window, read_window
 from services.compactor.corrections import Corrected, Corrections
@@ -26,6 +26,10 @@ from services.compactor.settings import CompactSettings
 from shared.common.errors import ChangelogHole, PenstockError
 from shared.streams.changelog_format import decode_progress, parse_places
 
+WAY_OUT = (
+    "put back one whose covered offsets the changelog still has (that before the newest it has, by RESTORE for "
+    "instance), or begin anew (`penstock streams reset`, then `penstock backfill`)"
+)
 SPLIT_RECORDS = 50_000  # of a partition for each further task that reads it: below it the task costs more than it saves
 
 
@@ -42,22 +46,44 @@ class Compaction(Fold):
     def plan(self) -> Plan:
         """Where to read; raises ChangelogHole where the changelog does not go on where the tables end.
 
-        Raises UnfinishedBackfill where the tables hold what a backfill left that crashed.
+        Raises UnfinishedBackfill where the tables hold what a backfill left that crashed, and TablesDisagree where
+        `closed` lacks what `state` covers.
         """
         settings = self.settings
         covered = tables.progress_rows(self.spark, self.state)
         topic = settings.changelog_topic
         offsets = topic_offsets(self.spark, settings.kafka, topic, settings.kafka_timeout_ms)
-        run = max((row.run for row in covered.values()), default=0) + 1
         start = {p: covered[p].changelog_offset if p in covered else 0 for p in offsets.earliest}
-        require_no_hole(offsets, covered, start)
-        pending = self.pending(run, covered)
-        require_no_backfill(pending, offsets.latest, settings.tables)
-        end = bounded(start, offsets.latest, settings.run_records_max)
-        if pending is not None:
-            self.say(f"run {run} was begun and not ended: it goes on up to where it meant to go")
-            end = {p: int(pending["to_offsets"].get(str(p), start[p])) for p in end}
-        return Plan(run, covered, offsets, start, end, pending is not None)
+        covered_run = max((row.run for row in covered.values()), default=0)
+        next_ = self._next(covered, covered_run)
+        put_back = runs.put_back(covered_run, next_)
+        try:
+            require_no_hole(offsets, covered, start)
+        except ChangelogHole as e:
+            raise e if put_back is None else ChangelogHole(f"{e}. {put_back}: {WAY_OUT}") from None
+        cap, adopted = offsets.latest, next_.adopted
+        require_no_backfill(adopted, offsets.latest, settings.tables)
+        if put_back is not None:
+            self.say(f"{put_back}; what the changelog has since then is folded into `state` once more")
+        elif adopted is not None:
+            self.say(f"run {next_.run} was begun and not ended: it goes on up to where it meant to go")
+        if adopted is not None:
+            ends = {p: int(adopted["to_offsets"].get(str(p), first)) for p, first in start.items()}
+            cap = {p: min(ends[p], latest) for p, latest in offsets.latest.items()}
+        end = bounded(start, cap, settings.run_records_max)
+        there = {store: tables.appended_before(self.spark, self.closed(store)) for store in sorted(next_.ahead)}
+        return Plan(next_.run, covered, offsets, start, end, adopted is not None, cap, there, next_.appended)
+
+    def _next(self, covered: Mapping[int, Row], covered_run: int) -> runs.Next:
+        """The next run, by the tables' logs."""
+        closed = {store: self.closed(store) for store in self._known_stores(covered)}
+        return runs.next_run(
+            {p: row.changelog_offset for p, row in covered.items()},
+            covered_run,
+            self.log(self.state),
+            {store: self.log(path) for store, path in closed.items() if tables.exists(self.spark, path)},
+            accept_lost=self.settings.accept_lost_windows,
+        )
 
     def records(self, plan: Plan) -> DataFrame:
         """The changelog records of the run (READ_SCHEMA)."""
@@ -81,11 +107,11 @@ class Compaction(Fold):
 
         Without it a commit larger than the range would stop the partition for ever.
         """
-        stuck = [p for p in plan.end if plan.is_cut(p) and plan.start[p] < plan.end[p] and p not in newest]
-        if not stuck or plan.adopted:
+        stuck = [p for p, end in plan.end.items() if plan.start[p] < end < plan.cap[p] and p not in newest]
+        if not stuck:
             return None
         self.say(f"no commit ends within the run's range of partitions {stuck}: they are read on")
-        further = {p: min(plan.offsets.latest[p], 2 * plan.end[p] - plan.start[p]) for p in stuck}
+        further = {p: min(plan.cap[p], 2 * plan.end[p] - plan.start[p]) for p in stuck}
         return plan._replace(end=plan.end | further)
 
     def more(self) -> dict[str, Any]:

@@ -29,15 +29,16 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import tables
+from services.compactor import late_states, tables
 from services.compactor.bodies import StoreLayout
 from services.compactor.failures import CompactionConflict
 from services.compactor.generations import layouts_of, newest_of
 from services.compactor.kafka import read_range, topic_offsets
-from services.compactor.late_states import late_states, uncorrectable
 from services.compactor.nearby import clustered, nearby, with_nearby_sessions
 from services.compactor.origins import origin_of
+from services.compactor.runs import LATE_RUN, Version, next_late_run, versions
 from services.compactor.settings import CompactSettings
+from services.compactor.spark import travelling
 from shared.common.errors import FatalError
 from shared.streams import late_records as names
 from shared.streams.changelog_format import StoreSchema, decode_progress
@@ -99,7 +100,7 @@ class Corrections:
         for store, layout in zip(stores, layouts_of(stores), strict=True):
             if store.late is None:
                 continue
-            if reason := uncorrectable(store):
+            if reason := late_states.uncorrectable(store):
                 refused.append(f"store {store.name!r}: {reason}")
                 continue
             sources = {partition: p.sources.get(store.source, 0) for partition, p in progress.items()}
@@ -110,9 +111,10 @@ class Corrections:
 
     def _correct(self, store: StoreSchema, layout: StoreLayout, sources: Mapping[int, int]) -> Corrected:
         """Correct one store; `sources` are the offsets before which the tables cover its source, by partition."""
-        read = self._range(store)
         path = f"{self.settings.tables}/closed/{store.name}"
-        if (ends := self._pending(path, read.run)) is not None:
+        read, pending = self._range(store, self._log(path))
+        if pending is not None:
+            ends = pending["to_offsets"]
             self.say(f"{store.name}: corrections {read.run} were begun and not ended: they count now")
             self._cover(store, read._replace(end={p: ends.get(str(p), read.start[p]) for p in read.end}))
             return self._correct(store, layout, sources)
@@ -149,7 +151,8 @@ class Corrections:
 
     # --- where to read ---
 
-    def _range(self, store: StoreSchema) -> _Range:
+    def _range(self, store: StoreSchema, log: list[Version]) -> tuple[_Range, Mapping[str, Any] | None]:
+        """What to read, and what an append said of itself that is not covered yet; None where there is none."""
         assert store.late is not None
         offsets = topic_offsets(self.spark, self.settings.kafka, store.late, self.settings.kafka_timeout_ms)
         own = (F.col("row") == "late") & (F.col("store") == store.name)
@@ -163,19 +166,14 @@ class Corrections:
                 gone = f"offsets {row.changelog_offset} to {first - 1}"
                 self.say(f"{store.late}-{partition}: {gone} are gone, and what was in them is corrected by nobody")
             start[partition] = max(first, row.changelog_offset)
-        run = max((row.run for row in covered.values()), default=0) + 1
-        return _Range(run, store.late, offsets.topic_id, start, {p: max(offsets.latest[p], start[p]) for p in start})
+        run, pending = next_late_run(max((row.run for row in covered.values()), default=0), log)
+        end = {p: max(offsets.latest[p], start[p]) for p in start}
+        return _Range(run, store.late, offsets.topic_id, start, end), pending
 
-    def _notes(self, path: str, run: int) -> list[dict[str, Any]]:
-        """What the append of this run said of itself; none where there was none."""
+    def _log(self, path: str) -> list[Version]:
         if not tables.exists(self.spark, path):
             return []
-        history = self.spark.sql(f"DESCRIBE HISTORY {tables.delta(path)}")
-        rows = history.filter(F.col("userMetadata").startswith('{"penstock_late_run"')).collect()
-        return [said for row in rows if (said := json.loads(row.userMetadata))["penstock_late_run"] == run]
-
-    def _pending(self, path: str, run: int) -> dict[str, int] | None:
-        return next((dict(said["to_offsets"]) for said in self._notes(path, run)), None)
+        return versions(self.spark.sql(f"DESCRIBE HISTORY {tables.delta(path)}").collect())
 
     # --- what to write ---
 
@@ -199,24 +197,34 @@ class Corrections:
             "late_partition INT, late_offset BIGINT, partition INT, source_offset BIGINT, closed_ms BIGINT, "
             f"timestamp_ms BIGINT, key BINARY, state {tables.struct_type(layout)}, reason STRING"
         )
-        return records.select(*at, *columns, "timestamp_ms", "key", "value").mapInArrow(
-            late_states(store.aggregations, layout), schema
-        )
+        with travelling(late_states, *late_states.TRAVELS):
+            return records.select(*at, *columns, "timestamp_ms", "key", "value").mapInArrow(
+                late_states.late_states(store.aggregations, layout), schema
+            )
 
     def _rows(self, store: StoreSchema, layout: StoreLayout, late: DataFrame, path: str) -> DataFrame:
         """The rows to append: corrected windows, and those that went into a wider one, without a state."""
         members = self._members(store, layout, late, path)
-        merged = members.groupBy(*_GROUP).agg(
+        came = F.struct("is_late", "came", "start_ms", "state")
+        grouped = members.groupBy(*_GROUP).agg(
             F.min("start_ms").alias("to_start_ms"),
             F.max("end_ms").alias("to_end_ms"),
-            merged_state(store).alias("merged"),
             F.max("closed_ms").alias("closed_ms"),
             (F.greatest(F.max("revision"), F.lit(0)) + 1).alias("revision"),
             F.max("is_late").alias("has_late"),
             (F.max("revision") > 0).alias("has_corrected"),
             F.count(F.lit(1)).alias("members"),
+            F.sort_array(F.collect_list(came)).alias("states"),
         )
-        merged = merged.filter("has_late OR (has_corrected AND members > 1)").drop("has_late", "has_corrected")
+        grouped = grouped.filter("has_late OR (has_corrected AND members > 1)")
+        grouped = grouped.drop("has_late", "has_corrected", "members")
+        head = [name for name in grouped.columns if name != "states"]
+        types = ", ".join(f"{name} {type_}" for name, type_ in grouped.dtypes if name in head)
+        with travelling(late_states, *late_states.TRAVELS):
+            merged = grouped.mapInArrow(
+                late_states.merged_states(store.aggregations, layout, head),
+                f"{types}, merged {tables.struct_type(layout)}",
+            )
         more = (F.lit(-1).cast("bigint").alias("changelog_offset"), F.unix_millis(F.now()).alias("written_ms"))
         common = ("partition", "key", "closed_ms", "revision")
         bounds = (F.col("to_start_ms").alias("start_ms"), F.col("to_end_ms").alias("end_ms"))
@@ -229,11 +237,12 @@ class Corrections:
 
     def _members(self, store: StoreSchema, layout: StoreLayout, late: DataFrame, path: str) -> DataFrame:
         """Late records as windows, the closed windows of their keys, and which of them belong together (`cluster`)."""
-        columns = ["partition", "key", "start_ms", "end_ms", "state", "closed_ms", "revision"]
+        columns = ["partition", "key", "start_ms", "end_ms", "state", "closed_ms", "revision", "came"]
         closed_ms = F.coalesce("closed_ms", "timestamp_ms").alias("closed_ms")
         start = F.col("timestamp_ms") if store.kind == "session" else F.explode(starts(store))
         end = F.col("start_ms") + (0 if store.kind == "session" else store.size_ms)
-        ours = late.select("partition", "key", start.alias("start_ms"), "state", closed_ms, F.lit(-1).alias("revision"))
+        at = (F.lit(-1).alias("revision"), F.col("source_offset").alias("came"))
+        ours = late.select("partition", "key", start.alias("start_ms"), "state", closed_ms, *at)
         ours = ours.withColumn("end_ms", end).select(*columns).withColumn("is_late", F.lit(True))
         session = store.kind == "session"
         if not tables.exists(self.spark, path):
@@ -244,6 +253,7 @@ class Corrections:
             computed = {
                 "key": F.col("key").cast("binary"),
                 "closed_ms": F.unix_millis("closed_at"),
+                "came": F.lit(-1).cast("bigint"),
                 "state": F.struct(*fields).cast(tables.struct_type(layout)),
             }
             return found.withColumns(computed).select(*columns).withColumn("is_late", F.lit(False))
@@ -256,10 +266,11 @@ class Corrections:
     # --- writing it ---
 
     def _append(self, store: StoreSchema, rows: DataFrame, path: str, read: _Range) -> None:
-        said = {"penstock_late_run": read.run, "job": self.job, "to_offsets": read.end}
+        said = {LATE_RUN: read.run, "job": self.job, "to_offsets": read.end}
         transaction = f"penstock-late-{self.settings.application}-{store.name}"
         tables.append_closed(rows, store, path, (transaction, read.run), json.dumps(said))
-        if not any(note["job"] == self.job for note in self._notes(path, read.run)):
+        notes = [version.note for version in self._log(path) if version.note.get(LATE_RUN) == read.run]
+        if not any(note["job"] == self.job for note in notes):
             raise CompactionConflict(f"another job has made corrections {read.run} of {path}; this one stops")
 
     def _cover(self, store: StoreSchema, read: _Range) -> None:
@@ -288,23 +299,3 @@ def starts(store: StoreSchema) -> SparkColumn:
     size, advance = store.size_ms, store.advance_ms or store.size_ms
     at = F.greatest(F.col("timestamp_ms") - size + advance, F.lit(0))
     return F.sequence(at - at % advance, F.col("timestamp_ms"), F.lit(advance).cast("bigint"))
-
-
-def merged_state(store: StoreSchema) -> SparkColumn:
-    """A group's states as one, by Spark's own aggregates; what none of them has a value for begins anew."""
-    fields = []
-    for a in store.aggregations:
-        own: Mapping[str, SparkColumn] = {c: F.col("state")[f"{a.name}_{c}"] for c, _ in a.state}
-        for column, type_ in a.state:
-            value = own[column]
-            if a.function == "count_distinct":
-                merged = F.hll_union_agg(value)
-            elif a.function == "latest":
-                merged = F.max(value)
-            elif column in ("min", "max"):
-                least = F.min if column == "min" else F.max
-                merged = F.coalesce(least(F.when(own["n"] > 0, value)), F.lit(0))
-            else:
-                merged = F.coalesce(F.sum(value), F.lit(0))
-            fields.append(merged.cast(tables.SQL_TYPES[type_]).alias(f"{a.name}_{column}"))
-    return F.struct(*fields)

@@ -33,6 +33,7 @@ from services.compactor.bodies import ENVELOPE_BYTES, START_BYTES, TIME_MS_MAX, 
 from services.compactor.changelog import Covered, Newest, Window, latest_per_window, read_window
 from services.compactor.failures import CompactionConflict, translated
 from services.compactor.kafka import TopicOffsets
+from services.compactor.runs import CLOSED, RUN, Version, versions
 from services.compactor.settings import UpkeepSettings
 from shared.streams.changelog_format import FINAL, LIVE, Progress, decode_progress
 from shared.streams.lake_names import IS_LIVE, STATE_HEAD, STATE_TAIL, require_lake_names
@@ -77,7 +78,12 @@ class Merged(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a run starts from: the covered rows, and from where to where it reads."""
+    """What a run starts from: the covered rows, and from where to where it reads, `cap` at most.
+
+    `adopted` says that it goes on with the run that appended last. `there` are by store and partition the changelog
+    offsets before which closed windows are in the tables already, of stores where `state` does not cover them all, and
+    `appended` is by store the newest run that is in its table.
+    """
 
     run: int
     covered: dict[int, Row]
@@ -85,6 +91,9 @@ class Plan(NamedTuple):
     start: dict[int, int]
     end: dict[int, int]
     adopted: bool
+    cap: Mapping[int, int]
+    there: Mapping[str, Mapping[int, int]] = {}
+    appended: Mapping[str, int] = {}
 
     def is_cut(self, partition: int) -> bool:
         """Whether the run ends before the partition does."""
@@ -159,12 +168,9 @@ class Fold(ABC):
         """What an append says of its run, for the one that goes on after a crash."""
         return {"to_offsets": after}
 
-    def pending(self, run: int, covered: Mapping[int, Row]) -> dict[str, Any] | None:
-        """What the appends of a crashed run of this number said of it, None where there was none."""
-        for store in self._known_stores(covered):
-            if (said := tables.pending_append(self.spark, self.closed(store), run)) is not None:
-                return said
-        return None
+    def log(self, path: str) -> list[Version]:
+        """The versions of a table, newest first; none where there is no table."""
+        return versions(tables.history(self.spark, path)) if tables.exists(self.spark, path) else []
 
     def _known_stores(self, covered: Mapping[int, Row]) -> list[str]:
         """Stores that may have a table: the folders, since a first run can crash before any progress row is there."""
@@ -199,7 +205,7 @@ class Fold(ABC):
 
     def _nothing_new(self, plan: Plan) -> Summary:
         self.say("nothing new")
-        live, version = _live_rows(self.spark, self.state), _version(self.spark, self.state)
+        live, version = tables.live_rows(self.spark, self.state), tables.version(self.spark, self.state)
         before = {p: int(plan.start[p]) for p in plan.start}
         return Summary(plan.run - 1, len(before), 0, live, 0, 0, 0, before, before, version, 0.0)
 
@@ -212,18 +218,21 @@ class Fold(ABC):
         quarantine.keep(self.spark, self.settings.tables, plan.offsets.topic, plan.run, window.corrupt)
         advances.keep(self.spark, self.settings.tables, window.advances)
         finals = self._append_finals(plan, window, window.entries, after)
-        rows = self._merge(plan, window, window.entries)
-        live, version = _live_rows(self.spark, self.state), _version(self.spark, self.state)
-        counts = (plan.run, len(before), total, live, rows.written, rows.deleted, finals)
+        appended = {**plan.appended, **dict.fromkeys(finals, plan.run)}
+        rows = self._merge(plan, window, window.entries, appended)
+        live, version = tables.live_rows(self.spark, self.state), tables.version(self.spark, self.state)
+        counts = (plan.run, len(before), total, live, rows.written, rows.deleted, sum(finals.values()))
         return Summary(*counts, before, after, version, 0.0, adopted=plan.adopted)
 
-    def _append_finals(self, plan: Plan, window: Window, entries: DataFrame, after: dict[int, int]) -> int:
-        """Append each store's closed windows once; their number."""
-        appended = 0
+    def _append_finals(self, plan: Plan, window: Window, entries: DataFrame, after: dict[int, int]) -> dict[str, int]:
+        """Append each store's closed windows once; their number by store, of those that had any."""
+        appended = {}
         topic = plan.offsets.topic
-        said = json.dumps({"penstock_run": plan.run, "job": self.job, **self.note(after)})
+        said = json.dumps({RUN: plan.run, "job": self.job, **self.note(after)})
         for store, layout in zip(window.stores, window.layouts(), strict=True):
             own = entries.filter((F.col("operation") == F.lit(FINAL)) & (F.col("store") == layout.number))
+            if store.name in plan.there:
+                own = own.filter(F.col("offset") >= tables.by_partition(plan.there[store.name]))
             count = own.count()
             if not count:
                 continue
@@ -232,14 +241,17 @@ class Fold(ABC):
             tables.append_closed(tables.closed_frame(decoded, store), store, self.closed(store.name), once, said)
             self._require_ours(self.closed(store.name), plan)
             self.say(f"closed/{store.name}: {count} windows")
-            appended += count
+            appended[store.name] = count
         return appended
 
     def _transaction(self, table: str) -> str:
         return f"penstock-compact-{self.settings.application}-{table}"
 
-    def _merge(self, plan: Plan, window: Window, entries: DataFrame) -> Merged:
-        """The one commit that makes the run count; the rows that it wrote and deleted."""
+    def _merge(self, plan: Plan, window: Window, entries: DataFrame, appended: Mapping[str, int]) -> Merged:
+        """The one commit that makes the run count; the rows that it wrote and deleted.
+
+        It says by store the newest run that has `appended`.
+        """
         layouts = window.layouts()
         latest = latest_per_window(entries).withColumn("value", _needed())
         rows = latest.mapInArrow(
@@ -255,10 +267,11 @@ class Fold(ABC):
         names = [tables.quoted(name) for name in columns]
         partitions = ", ".join(str(p) for p in window.newest)
         same = " AND ".join(f"t.{name} = s.{name}" for name in MERGE_KEY)
+        said = json.dumps({RUN: plan.run, "job": self.job, CLOSED: {s: run for s, run in appended.items() if run}})
         conf = {
             "spark.databricks.delta.write.txnAppId": self._transaction("state"),
             "spark.databricks.delta.write.txnVersion": str(plan.run),
-            "spark.databricks.delta.commitInfo.userMetadata": json.dumps({"penstock_run": plan.run, "job": self.job}),
+            "spark.databricks.delta.commitInfo.userMetadata": said,
         }
         for name, value in conf.items():
             self.spark.conf.set(name, value)
@@ -380,14 +393,4 @@ def _lasting(progress: Progress) -> Progress:
 def _run(version: Row) -> int | None:
     """The number of the run that made a version of a table, None where another commit did."""
     said = json.loads(version.userMetadata) if version.userMetadata else None
-    return said.get("penstock_run") if isinstance(said, dict) else None
-
-
-def _version(spark: SparkSession, path: str) -> int | None:
-    return int(tables.history(spark, path)[0].version) if tables.exists(spark, path) else None
-
-
-def _live_rows(spark: SparkSession, path: str) -> int:
-    if not tables.exists(spark, path):
-        return 0
-    return int(spark.table(tables.delta(path)).filter("row = 'window'").count())
+    return said.get(RUN) if isinstance(said, dict) else None

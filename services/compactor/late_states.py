@@ -1,11 +1,13 @@
-"""Late records as windows of one record each, by the aggregations that the stream itself has.
+"""Late records as windows of one record each, and windows made one, by the aggregations that the stream itself has.
 
-Runs in Spark's Python workers. What an aggregation would not have taken has a reason in place of a state: the stream
-looks at a late record's time alone, and never at what is in it.
+Runs in Spark's Python workers, to which the aggregations travel with the job (`TRAVELS`): those need msgspec, and
+datasketches where a sketch is kept, but not Penstock. What an aggregation would not have taken has a reason in place of
+a state: the stream looks at a late record's time alone, and never at what is in it.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,13 +15,28 @@ import msgspec
 import pyarrow as pa
 
 from services.compactor.bodies import TIME_MS_MAX, StoreLayout
+from shared.common import errors
 from shared.common.errors import ConfigError, DataError
+from shared.streams import aggregations as numbers
+from shared.streams import collecting, latest, quantiles
 from shared.streams.aggregations import Aggregation, Count, CountDistinct, Max, Mean, Min, OfField, Sum
 from shared.streams.changelog_format import AggregationSchema, StoreSchema
+from shared.streams.collecting import CollectList, CollectSet, First, Last
 from shared.streams.latest import Latest
+from shared.streams.quantiles import Quantiles
 
 KINDS = frozenset(("session", "tumbling", "hopping"))
-_NUMBERS: dict[str, Any] = {"sum": Sum, "mean": Mean, "min": Min, "max": Max}
+TRAVELS = (errors, numbers, collecting, quantiles, latest)
+"""The modules of which classes go to workers by value, beside this one."""
+_OF_FIELD: dict[str, Any] = {"sum": Sum, "mean": Mean, "min": Min, "max": Max, "count_distinct": CountDistinct}
+_OF_FIELD |= {"first": First, "last": Last}
+_NUMBERS = frozenset(("sum", "mean", "min", "max"))
+_TOLD: dict[str, Callable[[str, tuple[float, ...]], Aggregation[Any]]] = {
+    "collect_list": lambda field, told: CollectList(field, int(told[0])),
+    "collect_set": lambda field, told: CollectSet(field, int(told[0])),
+    "quantiles": Quantiles,
+}
+"""Those that are what they are by parameters, which older changelogs do not say."""
 _HEAD = ("late_partition", "late_offset", "partition", "source_offset", "closed_ms", "timestamp_ms", "key")
 
 
@@ -29,9 +46,11 @@ def uncorrectable(store: StoreSchema) -> str | None:
         return f"it holds no sessions, tumbling or hopping windows ({store.kind})"
     if store.upstream:
         return f"{', '.join(store.upstream)} stands before its window, and the late topic has records as they came"
-    known = {"count", "count_distinct", Latest.function, *_NUMBERS}
+    known = {"count", Latest.function, *_OF_FIELD, *_TOLD}
     if others := [f"{a.name} ({a.function})" for a in store.aggregations if a.function not in known]:
-        return f"the aggregations {', '.join(others)} cannot be merged by Spark"
+        return f"the aggregations {', '.join(others)} are the application's own code, which no job has"
+    if others := [a.name for a in store.aggregations if a.function in _TOLD and not a.parameters]:
+        return f"the changelog does not say the limits or ranks of {', '.join(others)}: the next commit does"
     if others := [a.name for a in store.aggregations if a.field and not a.verbatim]:
         return f"the source's JSON does not have the fields of {', '.join(others)} as they are aggregated"
     return None
@@ -43,20 +62,21 @@ def aggregation_of(schema: AggregationSchema) -> Aggregation[Any]:
         return Latest()
     if schema.function == "count":
         return Count()
-    if schema.field is not None and schema.function == "count_distinct":
-        return CountDistinct(schema.field)
-    if schema.field is None or schema.function not in _NUMBERS:
+    if schema.field is not None and schema.function in _TOLD and schema.parameters:
+        return _TOLD[schema.function](schema.field, schema.parameters)
+    if schema.field is None or schema.function not in _OF_FIELD:
         raise ConfigError(f"aggregation {schema.name!r}: {schema.function} cannot be corrected")
-    number = _NUMBERS[schema.function](schema.field)
-    number.type = schema.state[0][1]
-    return number  # type: ignore[no-any-return]
+    made = _OF_FIELD[schema.function](schema.field)
+    if schema.function in _NUMBERS:
+        made.type = schema.state[0][1]
+    return made  # type: ignore[no-any-return]
 
 
 def late_states(schemas: Sequence[AggregationSchema], layout: StoreLayout) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """For mapInArrow: late records (_HEAD and `value`) to _HEAD, `state` and `reason`, one of which is null."""
+    aggregations = [aggregation_of(schema) for schema in schemas]
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
-        aggregations = [aggregation_of(schema) for schema in schemas]
         for batch in batches:
             columns = zip(
                 *(batch.column(n).to_pylist() for n in ("partition", "source_offset", "key", "timestamp_ms", "value")),
@@ -78,6 +98,31 @@ def late_states(schemas: Sequence[AggregationSchema], layout: StoreLayout) -> Ca
                     reasons.append(str(e))
             own = [pa.array(states, layout.struct()), pa.array(reasons, pa.string())]
             yield pa.record_batch([*(batch.column(n) for n in _HEAD), *own], names=[*_HEAD, "state", "reason"])
+
+    return run
+
+
+def merged_states(
+    schemas: Sequence[AggregationSchema], layout: StoreLayout, head: Sequence[str]
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """For mapInArrow: rows of `head` and `states` (a list of structs with a `state`, in the order in which they came)
+    to `head` and `merged`. An aggregation that a state does not have yet begins anew in it."""
+    aggregations = [(aggregation_of(a), [f"{a.name}_{column}" for column, _ in a.state]) for a in schemas]
+
+    def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for aggregation, names in aggregations:
+            columns = ([state[name] for name in names] for state in states)
+            own = [aggregation.from_columns(values) for values in columns if None not in values]
+            whole = functools.reduce(aggregation.merge, own, aggregation.initial())
+            found |= zip(names, aggregation.to_columns(whole), strict=True)
+        return found
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            rows = [merged([one["state"] for one in states]) for states in batch.column("states").to_pylist()]
+            own = pa.array(rows, layout.struct())
+            yield pa.record_batch([*(batch.column(n) for n in head), own], names=[*head, "merged"])
 
     return run
 

@@ -92,6 +92,9 @@ class CompactSettings(UpkeepSettings):
     runs_max: Annotated[int, Field(ge=0)] = Field(
         0, description="runs after each other that the command makes; 0: as many as there are records for"
     )
+    accept_lost_windows: bool = Field(
+        False, description="go on although a table `closed` that was put back lacks windows that `state` covers"
+    )
     with_late: bool = Field(False, description="merge late records into closed windows, as rows with a higher revision")
     delete_covered: bool = Field(
         False, description="afterwards delete changelog records that the snapshot before this one covers"

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyspark
@@ -105,6 +106,19 @@ def spark_session(settings: SparkSettings, application: str, tables: str = "") -
             yield spark
         finally:
             spark.stop()
+
+
+@contextmanager
+def travelling(*modules: ModuleType) -> Iterator[None]:
+    """Have what is handed to Spark meanwhile carry these modules' functions and classes with it, to workers that lack
+    them."""
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def configuration(settings: SparkSettings, work: str, tables: str = "", java: Java | None = None) -> dict[str, str]:

@@ -6,7 +6,6 @@ live and how far it goes change in one commit. Progress rows have the store "", 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -124,18 +123,21 @@ def history(spark: SparkSession, path: str) -> list[Row]:
     return list(spark.sql(f"DESCRIBE HISTORY {delta(path)} LIMIT {HISTORY_VERSIONS_MAX}").collect())
 
 
-def pending_append(spark: SparkSession, path: str, run: int) -> dict[str, Any] | None:
-    """What an append of this run said about itself, None where there was none."""
-    if not exists(spark, path):
-        return None
-    for row in history(spark, path):
-        try:
-            said = json.loads(row.userMetadata or "null")
-        except ValueError:
-            continue
-        if isinstance(said, dict) and "penstock_run" in said:
-            return said if said["penstock_run"] == run else None
-    return None
+def version(spark: SparkSession, path: str) -> int | None:
+    """The newest version of a table, None where there is none."""
+    return int(history(spark, path)[0].version) if exists(spark, path) else None
+
+
+def live_rows(spark: SparkSession, path: str) -> int:
+    """How many live windows `state` has."""
+    return int(spark.table(delta(path)).filter("row = 'window'").count()) if exists(spark, path) else 0
+
+
+def appended_before(spark: SparkSession, path: str) -> dict[int, int]:
+    """By partition the changelog offset before which all closed windows are in the table at `path`."""
+    closed = spark.table(delta(path)).filter("revision = 0")
+    rows = closed.groupBy("partition").agg(F.max("changelog_offset").alias("last")).collect()
+    return {row.partition: row.last + 1 for row in rows}
 
 
 def closed_frame(finals: DataFrame, store: StoreSchema, revision: Any = None) -> DataFrame:

@@ -51,6 +51,7 @@ class Aggregation(ABC, Generic[State]):
     function: str
     field: str | None = None
     in_place: bool = False  # whether `add` changes the state that it was given
+    parameters: tuple[float, ...] = ()  # what it was told beside the field, which its states do not say
     verbatim: bool = True  # whether the field stands in the stream's JSON values as it is aggregated
 
     @property

@@ -70,6 +70,7 @@ class AggregationSchema(msgspec.Struct, frozen=True, omit_defaults=True):
     """One aggregation as readers of the changelog need it.
 
     `verbatim` says that the source's JSON values have the field under its name and as the aggregation takes it.
+    `parameters` are a list's limit and the ranks of quantiles; earlier releases left them out.
     """
 
     name: str
@@ -78,11 +79,12 @@ class AggregationSchema(msgspec.Struct, frozen=True, omit_defaults=True):
     state: tuple[tuple[str, ColumnType], ...]
     result: ResultType
     verbatim: bool = True
+    parameters: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, name: str, aggregation: Aggregation[Any]) -> AggregationSchema:
         columns = tuple(aggregation.state_columns)
-        more = (columns, aggregation.result_type, aggregation.verbatim)
+        more = (columns, aggregation.result_type, aggregation.verbatim, aggregation.parameters)
         return cls(name, aggregation.function, aggregation.field, *more)
 
 

@@ -23,7 +23,7 @@ from shared.streams.aggregations import Column, ColumnValue, OfField
 
 COLLECT_LIMIT = 1_000  # values of one window, unless told otherwise: each is written anew with every change
 
-_decode = msgspec.json.Decoder().decode
+_decode = msgspec.json.decode  # a Decoder could not travel to Spark's workers
 
 Kept = tuple[int, Any]
 """A timestamp and the value of that moment; the value is None where there is none yet."""
@@ -95,7 +95,7 @@ class _Collect(OfField[Collected]):
         super().__init__(field)
         if limit < 1:
             raise ConfigError(f"{self.function}({field!r}): the limit must be at least 1, got {limit}")
-        self.limit = limit
+        self.limit, self.parameters = limit, (limit,)
 
     def initial(self) -> Collected:
         return ((), 0)

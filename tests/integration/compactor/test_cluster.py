@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from services.compactor.spark import use_java
@@ -35,6 +36,17 @@ def build(topic):
     keyed.session_window(100, 50).aggregate("banks", count=Count(), total=Sum("delay")).on_close()
     return builder.build()
 """
+WITHOUT_PENSTOCK = """
+import pathlib
+import sys
+
+sys.path[:] = [place for place in sys.path if not (pathlib.Path(place or ".") / "services").is_dir()]
+try:
+    import shared
+except ImportError:
+    (pathlib.Path(__file__).parent / "without").touch()
+"""
+"""What Python runs first in workers that are to be without Penstock, whatever was installed for the tests."""
 SPARK_CLASS = Path(sys.executable).parent / "spark-class"
 MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
 
@@ -103,10 +115,22 @@ def state(port: int) -> dict[str, Any]:
 
 
 def test_compact_audit_and_backfill_on_a_cluster(
-    simulate: Any, topics: Any, kafka: EmbeddedKafka, master: str, tmp_path: Path
+    simulate: Any,
+    topics: Any,
+    kafka: EmbeddedKafka,
+    master: str,
+    aggregations: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """The executors are other processes with code of their own: tables, audit and backfill are as on one machine."""
+    """The executors are other processes with code of their own: tables, audit and backfill are as on one machine.
+
+    All but a backfill, which runs the application's code, do without Penstock there.
+    """
     simulation = simulate()
+    monkeypatch.delitem(aggregations, "last")
+    for task in simulation.tasks:
+        task.store = msgspec.structs.replace(task.store, aggregations=task.store.aggregations[:-1])
     simulation.feed(200, seed=1)
     topics.write(simulation)
     (tmp_path / "replayed.py").write_text(TOPOLOGY)
@@ -116,15 +140,23 @@ def test_compact_audit_and_backfill_on_a_cluster(
     # Both executors are there before the first task is handed out.
     flags += ["--spark.conf", "spark.scheduler.minRegisteredResourcesRatio=1.0"]
     flags += ["--spark.conf", "spark.scheduler.maxRegisteredResourcesWaitingTime=120s"]
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "sitecustomize.py").write_text(WITHOUT_PENSTOCK)
+    bare = ["--spark.conf", f"spark.executorEnv.PYTHONPATH={tmp_path / 'bare'}"]
 
     def job(*command: str, application: str = simulation.name) -> dict[str, Any]:
         line = [sys.executable, "-m", "services.cli", *command, "--application", application, *flags]
+        line += bare if command[0] != "backfill" else []
         environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": f"{Path.cwd()}:{tmp_path}"}
         done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{done.stderr}\n{done.stdout}"
         return dict(json.loads(done.stdout.splitlines()[-1]))
 
-    compacted = job("compact")
+    compacted = job("compact", "--with-late")
+    assert (tmp_path / "bare" / "without").exists(), "a worker had Penstock"
+    late = sum(len(task.late) for task in simulation.tasks)
+    assert (compacted["late_records"], compacted["late_refused"]) == (late, 0)
+    assert compacted["corrected_windows"] > 0
     assert compacted["finals"] == sum(len(task.closed) for task in simulation.tasks)
     for worker in range(WORKERS):
         assert any(executors(tmp_path, worker).glob("app-*/*/stderr")), f"worker {worker} had no executor"

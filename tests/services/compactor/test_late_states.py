@@ -1,18 +1,27 @@
-"""Late records as windows of one, without Spark."""
+"""Late records as windows of one, and windows made one, without Spark."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import cloudpickle
 
+from services.compactor import bodies
+from services.compactor import late_states as states
 from services.compactor.bodies import TIME_MS_MAX, StoreLayout
-from services.compactor.late_states import aggregation_of, late_states, uncorrectable
+from services.compactor.late_states import aggregation_of, late_states, merged_states, uncorrectable
+from services.compactor.spark import travelling
 from shared.common.errors import ConfigError
 from shared.streams.aggregations import Aggregate, Count, CountDistinct, Max, Mean, Min, Sum
 from shared.streams.changelog_format import AggregationSchema, StoreSchema
+from shared.streams.collecting import CollectList, CollectSet, First, Last
 from shared.streams.latest import Latest
+from shared.streams.quantiles import Quantiles
 
 ALL: dict[str, Any] = {
     "latest": Latest(),
@@ -22,6 +31,11 @@ ALL: dict[str, Any] = {
     "least": Min("x"),
     "most": Max("x"),
     "places": CountDistinct("place"),
+    "first": First("place"),
+    "last": Last("place"),
+    "list": CollectList("place", 3),
+    "set": CollectSet("place"),
+    "quantiles": Quantiles("x", (0.25, 0.75)),
 }
 SCHEMAS = tuple(AggregationSchema.of(name, aggregation) for name, aggregation in ALL.items())
 OWN = Aggregate(lambda: 0, lambda state, value: state, lambda a, b: a)
@@ -102,6 +116,7 @@ def test_integers_stay_integers() -> None:
         ({"kind": "sliding"}, "sliding"),
         ({"upstream": ("flat_map-1",)}, "flat_map-1 stands before its window"),
         ({"aggregations": (*SCHEMAS, AggregationSchema.of("own", OWN))}, "own (aggregate)"),
+        ({"aggregations": (AggregationSchema("l", "collect_list", "x", (), "json"),)}, "limits or ranks of l"),
         ({"aggregations": (AggregationSchema("d", "sum", "x", (), "float64", verbatim=False),)}, "fields of d"),
     ],
 )
@@ -117,3 +132,76 @@ def test_a_users_own_aggregate_is_refused() -> None:
     """Nobody but the topology has a user's functions."""
     with pytest.raises(ConfigError, match="own"):
         aggregation_of(AggregationSchema.of("own", OWN))
+
+
+def columns_of(records: list[tuple[dict[str, Any], int]]) -> dict[str, Any]:
+    """The state of a window of these records (value, time) in their order, as the stream has it."""
+    found: dict[str, Any] = {}
+    for (name, aggregation), schema in zip(ALL.items(), SCHEMAS, strict=True):
+        state = aggregation.initial()
+        for fields, timestamp_ms in records:
+            state = aggregation.add_at(state, fields, timestamp_ms)
+        found |= zip((f"{name}_{column}" for column, _ in schema.state), aggregation.to_columns(state), strict=True)
+    return found
+
+
+RECORDS = [
+    ({"x": x, "place": place}, at) for x, place, at in ((2.5, "b", 7), (1.0, "a", 3), (9.5, "c", 9), (4.0, "a", 9))
+]
+
+
+def merging() -> tuple[Any, Any]:
+    """What a worker is given to make one window of four records' states, and the batch that it gets."""
+    layout = StoreLayout(0, "s", tuple(store().state_columns()))
+    each = [{"is_late": True, "state": columns_of([record])} for record in RECORDS]
+    kind = pa.list_(pa.struct([("is_late", pa.bool_()), ("state", layout.struct())]))
+    given = pa.record_batch({"key": pa.array([b"k"]), "states": pa.array([each], kind)})
+    return merged_states(SCHEMAS, layout, ["key"]), given
+
+
+def test_merged_states_are_the_streams_own() -> None:
+    """Windows of one record each, made one in the order in which they came, are the window of all of them."""
+    merge, given = merging()
+    (out,) = merge(iter([given]))
+    (row,) = out.to_pylist()
+    expected = columns_of(RECORDS)
+    sketch = row["merged"].pop("places_hll")
+    assert CountDistinct("place").from_columns([sketch]).get_estimate() == pytest.approx(3, abs=0.01)
+    del expected["places_hll"]  # the same sketch in another form
+    kll = {row["merged"].pop("quantiles_kll"), expected.pop("quantiles_kll")}
+    assert all(Quantiles("x").from_columns([one]).n == 4 for one in kll)
+    assert row == {"key": b"k", "merged": expected}
+    assert expected["list_json"] == b'["b","a","c"]'
+
+
+def test_an_aggregation_that_a_state_does_not_have_begins_anew() -> None:
+    """What was added while windows were live is null in the rows from before."""
+    layout = StoreLayout(0, "s", tuple(store(SCHEMAS[1:3]).state_columns()))
+    kind = pa.list_(pa.struct([("state", layout.struct())]))
+    each = [{"state": {"n_n": 2, "total_total": None}}, {"state": {"n_n": 1}}]
+    given = pa.record_batch({"states": pa.array([each], kind)})
+    (out,) = merged_states(SCHEMAS[1:3], layout, [])(iter([given]))
+    assert out.to_pylist() == [{"merged": {"n_n": 3, "total_sum": 0.0, "total_n": 0}}]
+
+
+WORKER = """
+import pathlib, pickle, sys
+import pyarrow as pa
+sys.path[:] = [p for p in sys.path if not (pathlib.Path(p) / "services").is_dir()]
+try:
+    import shared
+except ImportError:
+    run, given = pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())
+    (out,) = run(iter([given]))
+    assert out.to_pylist()[0]["merged"]["n_n"] == 4
+    print("merged")
+"""
+
+
+def test_workers_need_no_penstock(tmp_path: Path) -> None:
+    """What is handed to them has the stream's own classes with it: a process that has none of ours runs it."""
+    with travelling(bodies, states, *states.TRAVELS):
+        (tmp_path / "job").write_bytes(cloudpickle.dumps(merging()))
+    line = [sys.executable, "-c", WORKER, str(tmp_path / "job")]
+    done = subprocess.run(line, cwd=tmp_path, env={}, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "merged\n", done.stderr

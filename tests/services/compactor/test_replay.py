@@ -102,6 +102,27 @@ def test_the_changelog_is_what_the_aggregator_would_have_written(job: ReplayJob)
         assert {(str(w.key).encode(), w.start) for w in driver.task.stores["s"].rows()} <= live.keys()
 
 
+def test_idle_time_is_not_moved_on(job: ReplayJob) -> None:
+    """History closes what streaming it in one go closes, whatever `idle_advance_ms` is; a topic that was quiet between
+    its records closed other windows, and the progress that is handed over says of no advance."""
+    rows = given(0, 30)
+    found = run(job, batch(rows))
+
+    def streamed(quiet_ms: int) -> list[bytes | None]:
+        topology = load_topology(job.topology, {}, job.folder)
+        driver = TopologyTestDriver(topology, idle_advance_ms=1_000)
+        for _, _, key, at in rows:
+            driver.pipe("in", key=key, value=b'{"a":1}', timestamp=max(at, -1))
+            driver.advance_wall_clock(quiet_ms)
+        return sorted(record.value or b"" for record in driver.read("out"))
+
+    closed = sorted(row["value"] for row in found if row["topic"] == "out")
+    assert closed == streamed(0)
+    assert closed != streamed(1_000)
+    progress = [decode(row["value"]) for row in found if row["topic"] is None]
+    assert all(b'"idle"' not in one.body for one in progress if one.operation == PROGRESS)
+
+
 def test_outputs_carry_their_topics(job: ReplayJob) -> None:
     """Late records and results come out with topic, timestamp and headers, and no changelog offset."""
     found = [row for row in run(job, batch(given(0, 30))) if row["topic"] is not None]

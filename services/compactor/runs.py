@@ -1,0 +1,177 @@
+"""Which run is next, by what the tables' own logs say of earlier ones.
+
+A run has the number above that of the state it starts from, and Delta takes each number once a table. So three things
+must be seen before a run begins:
+
+- A run that crashed between its appends and its MERGE: `closed` has its number and `state` has not. It is gone on
+  with, under its number and up to where it meant to go.
+- An earlier `state` was put back (a copy, or Delta's RESTORE), or it is gone: `closed` has windows that `state` does
+  not cover. What the changelog still has since then is folded into `state` once more, under a number that no table
+  knows, or that of the newest append if no MERGE had it. Windows that `closed` has are not appended again.
+- An earlier `closed` was put back: it lacks windows that `state` covers, and no run would bring them. That is refused.
+
+RESTORE takes back what is in a table, never its log: with runs 1 to 3 and version 1 restored, run 1 alone stands.
+
+>>> log = [Version(4, {}, 1), Version(3, {RUN: 3}), Version(2, {RUN: 2}), Version(1, {RUN: 1})]
+>>> [version.number for version in standing(log)], newest(log), newest(standing(log))
+([4, 1], 3, 1)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pyspark.sql import Row
+
+from shared.common.errors import FatalError
+
+RUN, LATE_RUN = "penstock_run", "penstock_late_run"  # what a run and a run of corrections call their numbers in notes
+CLOSED = "closed"  # in a MERGE's note: by store the newest run that has appended to it
+_RESTORE = "RESTORE"
+
+
+class TablesDisagree(FatalError):
+    """The tables are not of one time, so that windows would be missing; the message says which, and what to do."""
+
+
+class Version(NamedTuple):
+    """A version of a table: what its commit said of itself, and to which version it went back, if it did."""
+
+    number: int
+    note: Mapping[str, Any]
+    restored: int | None = None
+
+
+class Next(NamedTuple):
+    """The next run: its number, and of one that appended and did not merge what it said, None where there is none.
+
+    `ahead` are stores whose table may have windows that `state` does not cover; `appended` is by store the newest run
+    that is in its table.
+    """
+
+    run: int
+    adopted: Mapping[str, Any] | None = None
+    ahead: frozenset[str] = frozenset()
+    appended: Mapping[str, int] = {}
+
+
+def versions(history: Iterable[Row]) -> list[Version]:
+    """Delta's history as far as it matters here, newest first."""
+    rows = [(int(row.version), row) for row in history]
+    found = []
+    for number, row in rows:
+        restored = None
+        if row.operation == _RESTORE:
+            restored = _restored(row.operationParameters, rows)
+        found.append(Version(number, _note(row.userMetadata), restored))
+    return found
+
+
+def standing(log: Iterable[Version]) -> list[Version]:
+    """The versions whose changes are in the table: a RESTORE takes back all between it and what it went back to."""
+    kept: list[Version] = []
+    limit: int | None = None
+    for version in log:
+        if limit is None or version.number <= limit:
+            kept.append(version)
+            limit = limit if version.restored is None else version.restored
+    return kept
+
+
+def newest(log: Iterable[Version], name: str = RUN) -> int:
+    """The highest number of a run, 0 where there is none."""
+    return max((int(version.note.get(name, 0)) for version in log), default=0)
+
+
+def newest_note(log: Iterable[Version], name: str = RUN) -> Mapping[str, Any]:
+    """What the newest run said of itself; nothing where there was none."""
+    return next((version.note for version in log if name in version.note), {})
+
+
+def next_run(
+    covered: Mapping[int, int],
+    covered_run: int,
+    state: Sequence[Version],
+    closed: Mapping[str, Sequence[Version]],
+    *,
+    accept_lost: bool = False,
+) -> Next:
+    """What to do next, with `covered` changelog offsets by partition that `state` has from `covered_run`.
+
+    `state` and `closed`, by store, are the tables' versions, newest first; those of a table that is not there are none.
+    Raises TablesDisagree where `closed` lacks what `state` covers, unless such a loss is accepted.
+    """
+    there = {store: standing(log) for store, log in closed.items()}
+    appended = {store: newest(log) for store, log in there.items()}
+    if not accept_lost:
+        _require_appended(newest_note(standing(state)), covered_run, appended)
+    last = max(covered_run, newest(state))
+    known = max((newest(log) for log in closed.values()), default=0)
+    ahead = frozenset(store for store, log in there.items() if _is_ahead(newest_note(log), covered))
+    if known <= last:
+        return Next(last + 1, None, ahead, appended)
+    for log in there.values():
+        if (note := newest_note(log)).get(RUN) == known:
+            return Next(known, note, ahead, appended)
+    return Next(known + 1, None, ahead, appended)
+
+
+def next_late_run(covered_run: int, log: Sequence[Version]) -> tuple[int, Mapping[str, Any] | None]:
+    """The same for the corrections of a store: the number, and what an append said of itself that is not covered."""
+    note = newest_note(standing(log), LATE_RUN)
+    if note.get(LATE_RUN, 0) > covered_run:
+        return int(note[LATE_RUN]), note
+    return max(covered_run, newest(log, LATE_RUN)) + 1, None
+
+
+def put_back(covered_run: int, next_: Next) -> str | None:
+    """What is to be said where `state` is older than `closed` by more than a run that crashed; None where it is not."""
+    newer = {store: run for store, run in sorted(next_.appended.items()) if run > covered_run}
+    if not newer or (next_.adopted is not None and next_.run == covered_run + 1):
+        return None
+    which = ", ".join(f"closed/{store} is of run {run}" for store, run in newer.items())
+    if not covered_run:
+        return f"`state` is gone, and {which}"
+    return f"`state` is of run {covered_run}, and {which}: an earlier `state` was put back"
+
+
+def _is_ahead(note: Mapping[str, Any], covered: Mapping[int, int]) -> bool:
+    """Whether an append went beyond what is covered; one that nobody knows of may have done so."""
+    if not note:
+        return True
+    return any(int(to) > covered.get(int(partition), 0) for partition, to in note.get("to_offsets", {}).items())
+
+
+def _require_appended(merged: Mapping[str, Any], covered_run: int, appended: Mapping[str, int]) -> None:
+    if merged.get(RUN) != covered_run:  # a copy of the rows without the log that says how they came
+        return
+    behind = {s: run for s, run in merged.get(CLOSED, {}).items() if appended.get(s, 0) < run and appended.get(s) != 0}
+    if behind:
+        which = ", ".join(
+            f"closed/{s} is {f'of run {appended[s]}' if s in appended else 'gone'}, and run {run} appended to it"
+            for s, run in sorted(behind.items())
+        )
+        raise TablesDisagree(
+            f"`state` is of run {covered_run}, but {which}: an earlier copy was put back, and windows that `state` "
+            "covers are missing. Put back a newer one, or a `state` no newer than it; --accept-lost-windows goes on "
+            "without them"
+        )
+
+
+def _note(text: str | None) -> Mapping[str, Any]:
+    """What a commit said of itself, as far as it is a note of ours."""
+    try:
+        said = json.loads(text or "null")
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _restored(parameters: Mapping[str, str | None], rows: Sequence[tuple[int, Row]]) -> int:
+    """The version that a RESTORE named, by its number or a time."""
+    if (number := parameters.get("version")) not in (None, ""):
+        return int(str(number))
+    at = str(parameters.get("timestamp"))
+    return max((n for n, row in rows if str(row.timestamp) <= at), default=0)

@@ -1,0 +1,126 @@
+"""Which run is next, by the tables' logs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import pytest
+from pyspark.sql import Row
+
+from services.compactor import runs
+from services.compactor.runs import CLOSED, LATE_RUN, RUN, TablesDisagree, Version, next_late_run, next_run, put_back
+
+COVERED = {0: 30}
+
+
+def log(*entries: Any) -> list[Version]:
+    """A table's versions, oldest first as they are given: notes, or the version that a RESTORE went back to."""
+    versions = [
+        Version(number, {}, entry) if isinstance(entry, int) else Version(number, entry)
+        for number, entry in enumerate(entries)
+    ]
+    return versions[::-1]
+
+
+def append(run: int) -> Mapping[str, Any]:
+    return {RUN: run, "to_offsets": {"0": run * 10}}
+
+
+def merge(run: int, **closed: int) -> Mapping[str, Any]:
+    return {RUN: run, CLOSED: closed}
+
+
+STATE = log({}, merge(1, s=1), merge(2, s=1), merge(3, s=3))
+APPENDS = log(append(1), append(3))
+
+
+def test_the_next_run_has_the_next_number() -> None:
+    """With tables of one time nothing is compared and nothing is said."""
+    found = next_run(COVERED, 3, STATE, {"s": APPENDS})
+    assert found == runs.Next(4, None, frozenset(), {"s": 3})
+    assert put_back(3, found) is None
+    assert next_run({}, 0, [], {}).run == 1
+
+
+def test_a_crashed_run_is_gone_on_with() -> None:
+    """It has a number that no MERGE had; only a store that it had appended to is compared."""
+    crashed = {"s": log(append(1), append(3), append(4)), "t": APPENDS}
+    found = next_run(COVERED, 3, STATE, crashed)
+    assert found == runs.Next(4, append(4), frozenset("s"), {"s": 4, "t": 3})
+    assert put_back(3, found) is None
+
+
+def test_an_earlier_copy_of_state_goes_on_with_the_newest_append() -> None:
+    """Its log knows nothing of the runs since, and Delta takes none of their numbers again."""
+    found = next_run({0: 10}, 1, STATE[-2:], {"s": APPENDS})
+    assert found == runs.Next(3, append(3), frozenset("s"), {"s": 3})
+    assert put_back(1, found) == "`state` is of run 1, and closed/s is of run 3: an earlier `state` was put back"
+    assert put_back(0, next_run({}, 0, [], {"s": APPENDS})) == "`state` is gone, and closed/s is of run 3"
+
+
+def test_a_restored_state_has_a_number_that_its_log_does_not_know() -> None:
+    """RESTORE keeps the log: each number up to the newest was taken."""
+    restored = log({}, merge(1, s=1), merge(2, s=1), merge(3, s=3), 1)
+    assert next_run({0: 10}, 1, restored, {"s": APPENDS}) == runs.Next(4, None, frozenset("s"), {"s": 3})
+    both = next_run({0: 10}, 1, restored, {"s": log(append(1), append(3), 0)})
+    assert both == runs.Next(4, None, frozenset(), {"s": 1})
+    # A copy of `state` beside a `closed` that RESTORE took back: what that appended then counts no more.
+    assert next_run({0: 10}, 1, STATE[-2:], {"s": log(append(1), append(3), 0)}).run == 4
+
+
+def test_a_table_without_notes_is_compared() -> None:
+    """A copy of rows says nothing of how they came; what is in it is looked up."""
+    found = next_run(COVERED, 3, STATE, {"s": log({})})
+    assert found == runs.Next(4, None, frozenset("s"), {"s": 0})
+    assert put_back(3, found) is None
+
+
+@pytest.mark.parametrize(
+    ("closed", "said"),
+    [
+        ({"s": APPENDS[-1:]}, "closed/s is of run 1, and run 3 appended to it"),
+        ({"s": log(append(1), append(3), 0)}, "closed/s is of run 1, and run 3 appended to it"),
+        ({}, "closed/s is gone, and run 3 appended to it"),
+    ],
+)
+def test_an_earlier_closed_is_refused(closed: dict[str, list[Version]], said: str) -> None:
+    """By its run and that of `state`, unless its loss is accepted."""
+    with pytest.raises(TablesDisagree, match=f"`state` is of run 3, but {said}.*--accept-lost-windows"):
+        next_run(COVERED, 3, STATE, closed)
+    assert next_run(COVERED, 3, STATE, closed, accept_lost=True).run == 4
+    copied = log({})  # rows of `state` without their log
+    assert next_run(COVERED, 3, copied, closed).run == 4
+
+
+def test_corrections_have_numbers_of_their_own() -> None:
+    """What an append did that no MERGE covers counts, unless a RESTORE took it back: then its number is spent."""
+    late = log(append(1), {LATE_RUN: 1}, {LATE_RUN: 2})
+    assert next_late_run(1, late) == (2, {LATE_RUN: 2})
+    assert next_late_run(2, late) == (3, None)
+    assert next_late_run(1, [Version(3, {}, 1), *late]) == (3, None)
+
+
+def test_what_delta_says_of_a_table() -> None:
+    """Notes that are not ours are none; a RESTORE names its version, or a time."""
+
+    def row(version: int, text: str | None = None, restored: dict[str, str | None] | None = None) -> Row:
+        operation, at = "WRITE" if restored is None else "RESTORE", datetime(2026, 1, 1, 12, version)
+        more = {"operation": operation, "operationParameters": restored or {}, "timestamp": at}
+        return Row(version=version, userMetadata=text, **more)
+
+    history = [
+        row(4, None, {"version": None, "timestamp": "2026-01-01 12:01:30"}),
+        row(3, None, {"version": "0", "timestamp": None}),
+        row(2, "somebody's own"),
+        row(1, "[1]"),
+        row(0, '{"penstock_run": 7}'),
+    ]
+    assert runs.versions(history) == [
+        Version(4, {}, 1),
+        Version(3, {}, 0),
+        Version(2, {}),
+        Version(1, {}),
+        Version(0, {RUN: 7}),
+    ]
