@@ -20,10 +20,8 @@ from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from services.compactor.audit_checks import (
-    ACCEPTED,
     CHECKS,
     DEAD,
-    LATE,
     NULL_KEY,
     OF_WINDOWS,
     Compared,
@@ -31,6 +29,7 @@ from services.compactor.audit_checks import (
     within,
 )
 from services.compactor.audit_inputs import Read, read_inputs
+from services.compactor.audit_part import ACCEPTED, LATE, LATE_LEFT_OUT, LEFT_OUT, Edges
 from services.compactor.audit_windows import compare_windows
 from services.compactor.failures import translated
 from services.compactor.settings import AuditSettings
@@ -46,11 +45,13 @@ class CheckResult(NamedTuple):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What an audit found. Every record of the source is in one of five places, so their numbers add up to `records`.
+    """What an audit found. Every record that was read is in one of six places, so their numbers add up to `records`.
 
     `in_sessions` is counted by the stream's sessions themselves, or, where they count nothing, is the number of records
     that are in none of the other places. `skipped` had no key, and `unprocessed` are not covered by a commit yet.
-    `not_compared` names what could not be compared, and why.
+    Of a part of the source (`start_ms`, `end_ms`) `left_out` are records that lie beyond it or in sessions at its
+    `edges`, and `late_left_out` those of the late ones that were not judged. `not_compared` names what could not be
+    compared, and why.
     """
 
     records: int
@@ -68,11 +69,21 @@ class Report(msgspec.Struct, frozen=True):
     seconds: float
     kind: str = "session"
     sample: float = 1.0
+    start_ms: int | None = None
+    end_ms: int | None = None
+    left_out: int = 0
+    late_left_out: int = 0
+    edges: Edges = Edges()
 
     @property
     def unaccounted(self) -> int:
         """Records that are in no place; below zero where some are in two."""
-        return self.records - self.in_sessions - self.late - self.dead_letters - self.skipped - self.unprocessed
+        others = self.late + self.dead_letters + self.skipped + self.unprocessed + self.left_out
+        return self.records - self.in_sessions - others
+
+    @property
+    def is_part(self) -> bool:
+        return self.start_ms is not None or self.end_ms is not None
 
     @property
     def ok(self) -> bool:
@@ -109,10 +120,11 @@ def summarize(compared: Compared, read: Read, settings: AuditSettings) -> Report
     checks += _listed(compared.differences, CHECKS if is_session else OF_WINDOWS, settings.differences_max)
     # Of a sample nobody knows how many of the records that were not read would be in it.
     unprocessed = read.records - sum(fates.values()) if settings.sample == 1 else 0
+    part = read.inputs.part
     report = Report(
         records=sum(fates.values()) + unprocessed,
         in_sessions=_counted(compared, read, fates.get(ACCEPTED, 0)),
-        late=fates.get(LATE, 0),
+        late=fates.get(LATE, 0) + fates.get(LATE_LEFT_OUT, 0),
         dead_letters=fates.get(DEAD, 0),
         skipped=fates.get(NULL_KEY, 0),
         unprocessed=unprocessed,
@@ -125,6 +137,11 @@ def summarize(compared: Compared, read: Read, settings: AuditSettings) -> Report
         kind=read.inputs.store.kind,
         sample=settings.sample,
         seconds=0.0,
+        start_ms=None if part is None else part.start_ms,
+        end_ms=None if part is None else part.end_ms,
+        left_out=fates.get(LEFT_OUT, 0),
+        late_left_out=fates.get(LATE_LEFT_OUT, 0),
+        edges=compared.edges,
     )
     return msgspec.structs.replace(report, checks=[_conserved(report), *report.checks])
 
@@ -143,7 +160,7 @@ def _counted(compared: Compared, read: Read, accepted: int) -> int:
 
 
 def _conserved(report: Report) -> CheckResult:
-    claim = "records = in sessions + late + dead letters + skipped + not processed"
+    claim = f"records = in sessions + late + dead letters + skipped + not processed{' + left out' * report.is_part}"
     n = report.unaccounted
     shown = [_plain(f"{n} records are in no place" if n > 0 else f"{-n} records too many")] if n else []
     return CheckResult("conserved", claim, abs(n), shown)

@@ -15,12 +15,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
+from services.compactor.audit_part import ACCEPTED, KEY, LATE, Edges, Part, cut_sessions
 from services.compactor.measures import FIELDS, TEXTS, Measure, contradictions, field_types, measures, text_types
 from services.compactor.sessions import replay
 from shared.streams.changelog_format import StoreSchema
 
-ACCEPTED, LATE, DEAD, NULL_KEY = "accepted", "late", "dead", "null key"
-KEY = ("partition", "key")
+DEAD, NULL_KEY = "dead", "null key"
 WINDOW = (*KEY, "start_ms", "end_ms")
 CHECKS = {
     "unknown": "every late record and dead letter names a source record",
@@ -49,8 +49,8 @@ class Inputs(NamedTuple):
     start_ms, end_ms, state). `published`, `results`: what was and what should have been published (key as text,
     start_ms, end_ms, result columns; the latter with `sure`, see `published`), None where results cannot be compared.
     `once`: whether a repeated coordinate is a difference (under at_least_once it is not). `sample` is the share of keys
-    that are compared. `advances` say that the operator's time was `time_ms` (or more) for all records from `position`
-    on (partition, position, time_ms).
+    that are compared, and `part` the part of the source. `advances` say that the operator's time was `time_ms` (or
+    more) for all records from `position` on (partition, position, time_ms).
     """
 
     records: DataFrame
@@ -64,16 +64,18 @@ class Inputs(NamedTuple):
     once: bool
     sample: float = 1.0
     advances: DataFrame | None = None
+    part: Part | None = None
 
 
 class Compared(NamedTuple):
-    """All differences (check, partition, key, at_ms, detail), and what there was to compare."""
+    """All differences (check, partition, key, at_ms, detail), what there was to compare, and what lies at its edges."""
 
     differences: DataFrame
     labelled: DataFrame
     batch: DataFrame
     stream: DataFrame
     not_compared: Sequence[str] = ()
+    edges: Edges = Edges()
 
 
 def compare(inputs: Inputs) -> Compared:
@@ -82,7 +84,10 @@ def compare(inputs: Inputs) -> Compared:
     numbers = measures(store)
     labelled = settled(label(inputs))
     batch = settled(batch_sessions(labelled, store, numbers))
-    stream = settled(stream_sessions(inputs, numbers))
+    stream, edges = settled(stream_sessions(inputs, numbers)), Edges()
+    if inputs.part is not None:
+        cut = cut_sessions(inputs.part, labelled, batch, stream, store.gap_ms)
+        labelled, batch, stream, edges = settled(cut.labelled), settled(cut.batch), settled(cut.stream), cut.edges
     contained = settled(within(stream, batch))
     replayed = settled(replay_groups(labelled, batch, store))
     found = [
@@ -95,7 +100,7 @@ def compare(inputs: Inputs) -> Compared:
     ]
     if inputs.published is not None and inputs.results is not None:
         found.append(published(inputs.published, inputs.results, inputs.once))
-    return Compared(all_differences(found), labelled, batch, stream)
+    return Compared(all_differences(found), labelled, batch, stream, edges=edges)
 
 
 def settled(rows: DataFrame) -> DataFrame:

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 
 from services.compactor import advances, tables
 from services.compactor.audit_checks import Inputs, parsed, sampled
+from services.compactor.audit_part import TAIL_RECORDS, Part, settled_ms
 from services.compactor.backfill_inputs import place
 from services.compactor.bodies import StoreLayout, final_rows, live_rows
 from services.compactor.changelog import Covered, Window, latest_per_window, read_window
@@ -26,7 +27,7 @@ from services.compactor.generations import layouts_of, newest_of
 from services.compactor.kafka import TopicOffsets, offsets_at, read_range, settled_offsets, topic_offsets
 from services.compactor.measures import TEXTS, holds_other_than_text, text_types, unchecked
 from services.compactor.origins import NotAuditable, Origin, first_offsets, origin_of
-from services.compactor.settings import AuditSettings
+from services.compactor.settings import AuditSettings, time_ms
 from shared.clients.consumer.dead_letters import NODE
 from shared.common.errors import ConfigError
 from shared.streams.changelog_format import FINAL, Progress, StoreSchema, decode_progress, parse_places
@@ -66,6 +67,19 @@ class Stream(NamedTuple):
     origin: Origin | None = None
 
 
+class Span(NamedTuple):
+    """By partition the first record of the source that is compared, and from where to where it is read.
+
+    `part` is the part that was asked for, None for all; `taken_for_granted` says what nobody can know.
+    """
+
+    first: dict[int, int]
+    start: dict[int, int]
+    end: dict[int, int]
+    part: Part | None
+    taken_for_granted: list[str]
+
+
 def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str], Any]) -> Read:
     """Everything that is compared. Raises ConfigError where there is nothing to audit, and NotAuditable."""
     stream = read_stream(spark, settings)
@@ -87,22 +101,26 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
     committed = {
         p: stream.progress[p].sources.get(store.source, 0) if p in stream.progress else 0 for p in source.latest
     }
-    first = (
-        first_offsets(stream.origin, store.source, source.earliest, committed)
-        if settings.start is None
-        else place(spark, settings, source, settings.start)
-    )
-    start = {p: max(earliest, first[p]) for p, earliest in source.earliest.items()}
-    everything = read_range(spark, settings.kafka, store.source, start, source.latest).persist()
+    span = read_span(spark, settings, stream, source, committed)
+    not_compared += span.taken_for_granted
+    everything = read_range(spark, settings.kafka, store.source, span.start, span.end).persist()
     is_covered = F.col("offset") < tables.by_partition(committed)
     records = everything.filter(is_covered)
     left = everything.filter(~is_covered).groupBy("partition").count().collect()
     unprocessed = {row.partition: (committed[row.partition], row["count"]) for row in left}
     # Later than the commit came what names an offset between it and the end, which was asked for last.
     is_nowhere = F.col("offset") >= tables.by_partition(source.latest)
-    is_compared = (is_covered & (F.col("offset") >= tables.by_partition(first))) | is_nowhere
+    is_read = (F.col("offset") >= tables.by_partition(span.first)) & (F.col("offset") < tables.by_partition(span.end))
+    is_compared = (is_covered & is_read) | is_nowhere
     late, dead = (c.filter(F.coalesce(is_compared, F.lit(True))) for c in (late, dead))
-    given, wanted = _results(spark, settings, stream, not_compared)
+    part = span.part
+    if part is not None:
+        reach_ms = store.gap_ms + store.grace_ms
+        part = part._replace(settled_ms=settled_ms(records, dead, span.end, committed, reach_ms))
+        early = {p: ms for p, ms in part.settled_ms.items() if part.end_ms is not None and ms < part.end_ms}
+        not_compared += [f"partition {p} from {ms} ms on: no record read settles more" for p, ms in early.items()]
+        stream = stream._replace(closed=stream.closed.filter(part.overlaps()), live=stream.live.filter(part.overlaps()))
+    given, wanted = _results(spark, settings, stream, not_compared, part)
     store = _texts_alone(records, store)
     if names := unchecked(store):
         not_compared.append(f"{', '.join(names)}: states that Spark cannot make anew from the records")
@@ -110,9 +128,40 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
         not_compared.append("the number of records in a session, since the store does not count them")
     closed = stream.closed.drop("changelog_offset")
     inputs = Inputs(
-        records, late, dead, closed, stream.live, given, wanted, store, once, settings.sample, stream.advances
+        records, late, dead, closed, stream.live, given, wanted, store, once, settings.sample, stream.advances, part
     )
     return Read(inputs, everything.count(), dict(sorted(unprocessed.items())), not_compared)
+
+
+def read_span(
+    spark: SparkSession, settings: AuditSettings, stream: Stream, source: TopicOffsets, committed: dict[int, int]
+) -> Span:
+    """From where to where the source is read. Raises NotAuditable where the beginning that is needed is gone."""
+    store, kafka, timeout_ms = stream.store, settings.kafka, settings.kafka_timeout_ms
+    start_ms, end_ms = (None if text is None else time_ms(text) for text in (settings.start, settings.end))
+    said = []
+    if settings.began_at is not None:
+        first = place(spark, settings, source, settings.began_at)
+    else:
+        needed = source.earliest if start_ms is None else dict.fromkeys(source.earliest, 0)
+        first = first_offsets(stream.origin, store.source, needed, committed)
+        if gone := [
+            p for p, earliest in sorted(source.earliest.items()) if earliest > first[p] and start_ms is not None
+        ]:
+            which = ", ".join(map(str, gone))
+            said.append(
+                f"whether records of partitions {which} that are gone were from --start on: taken for granted not"
+            )
+    end = source.latest
+    if end_ms is not None:
+        at = offsets_at(spark, kafka, source, end_ms + store.gap_ms + store.grace_ms, timeout_ms)
+        end = {p: min(latest, at.get(p, latest) + TAIL_RECORDS) for p, latest in source.latest.items()}
+    if start_ms is not None:
+        at = offsets_at(spark, kafka, source, start_ms, timeout_ms)
+        first = {p: max(offset, at.get(p, source.latest[p])) for p, offset in first.items()}
+    start = {p: min(max(earliest, first[p]), end[p]) for p, earliest in source.earliest.items()}
+    part = None if start_ms is None and end_ms is None else Part(start_ms, end_ms, {})
+    return Span(first, start, end, part, said)
 
 
 def require_auditable(store: StoreSchema) -> None:
@@ -292,7 +341,7 @@ def held_by(
 
 
 def _results(
-    spark: SparkSession, settings: AuditSettings, stream: Stream, not_compared: list[str]
+    spark: SparkSession, settings: AuditSettings, stream: Stream, not_compared: list[str], part: Part | None
 ) -> tuple[DataFrame | None, DataFrame | None]:
     store = stream.store
     if store.results is None or store.emit != "on_close":
@@ -316,5 +365,7 @@ def _results(
     if (since := stream.later()) is not None:
         closed = closed.unionByName(since.withColumn("sure", F.lit(False)))
     wanted = closed.select(key.alias("key"), "start_ms", "end_ms", "sure", *results)
+    if part is not None:
+        given, wanted = given.filter(part.holds()), wanted.filter(part.holds())
     raw = F.col("key").cast("binary") if store.key == "string" else F.unbase64("key")
     return sampled(given, settings.sample, raw), sampled(wanted, settings.sample, raw)

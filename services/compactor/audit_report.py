@@ -20,6 +20,10 @@ def as_object(report: Report) -> dict[str, Any]:
     numbers = {name: getattr(report, name) for name in names}
     differences = {check.name: check.differences for check in report.checks}
     more: dict[str, Any] = {"kind": report.kind, "sample": report.sample}
+    if report.is_part:
+        more |= {"start_ms": report.start_ms, "end_ms": report.end_ms, "left_out": report.left_out}
+        more |= {"late_left_out": report.late_left_out, "edge_sessions": report.edges.stream}
+        more |= {"edge_batch_sessions": report.edges.batch}
     more |= {"differences": differences, "not_compared": report.not_compared, "seconds": report.seconds}
     return {"audit_ok": report.ok, **numbers, **more}
 
@@ -30,7 +34,7 @@ def print_report(report: Report, *, as_json: bool, console: Console | None = Non
     console.print(
         f"{report.records} records {'=' if report.unaccounted == 0 else '≠'} {report.in_sessions} in sessions "
         f"+ {report.late} late + {report.dead_letters} dead letters + {report.skipped} skipped (without a key) "
-        f"+ {report.unprocessed} not processed"
+        f"+ {report.unprocessed} not processed" + f" + {report.left_out} left out" * report.is_part
     )
     what, split = ("sessions", f", of which {report.split_sessions} were split")
     if report.kind != "session":
@@ -39,6 +43,8 @@ def print_report(report: Report, *, as_json: bool, console: Console | None = Non
         f"{report.sessions_closed} closed and {report.sessions_open} open {what}; "
         f"Spark makes {report.batch_sessions}{split}"
     )
+    if report.is_part:
+        console.print(_part(report, what))
     if report.sample < 1:
         console.print(f"a sample: {report.sample:.4%} of the keys")
     console.print(_checks(report))
@@ -48,6 +54,15 @@ def print_report(report: Report, *, as_json: bool, console: Console | None = Non
         console.print(f"not compared: {reason}", markup=False)
     if as_json:
         print(json.dumps(as_object(report)), flush=True)
+
+
+def _part(report: Report, what: str) -> str:
+    begin = "the beginning" if report.start_ms is None else f"{report.start_ms} ms"
+    end = "the end" if report.end_ms is None else f"{report.end_ms} ms"
+    return (
+        f"a part, from {begin} to {end}. Left out at its edges: {report.edges.stream} {what} of the stream, "
+        f"{report.edges.batch} of Spark's, and {report.late_left_out} late records near them; and what lies beyond"
+    )
 
 
 def _checks(report: Report) -> Table:

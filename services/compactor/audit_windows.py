@@ -18,9 +18,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from services.compactor.audit_checks import (
-    ACCEPTED,
-    KEY,
-    LATE,
     WINDOW,
     Compared,
     Inputs,
@@ -34,6 +31,7 @@ from services.compactor.audit_checks import (
     unknown_coordinates,
     windows,
 )
+from services.compactor.audit_part import ACCEPTED, KEY, LATE, Edges, cut_records, cut_windows
 from services.compactor.measures import measures
 from shared.streams.changelog_format import StoreSchema
 
@@ -53,7 +51,9 @@ def compare_windows(inputs: Inputs) -> Compared:
     """All checks of windows that do not merge; lazy, but for what is settled."""
     store = inputs.store
     numbers = measures(store)
-    labelled = settled(label(inputs))
+    labelled, part = settled(label(inputs)), inputs.part
+    if part is not None:
+        labelled = settled(cut_records(part, labelled, store))
     keyed = labelled.filter(F.col("fate").isin(ACCEPTED, LATE))
     members = sliding(keyed, store) if store.kind == "sliding" else fixed(keyed, store)
     expected = members.pairs.groupBy(*WINDOW).agg(*(m.of_records.alias(m.name) for m in numbers))
@@ -64,7 +64,9 @@ def compare_windows(inputs: Inputs) -> Compared:
         kept = stream.filter("NOT closed").join(closed.select(*WINDOW), list(WINDOW), "left_anti")
         stream = settled(closed.unionByName(kept).join(members.left_out, list(KEY), "left_anti"))
         expected = expected.join(members.left_out, list(KEY), "left_anti")
-    expected = settled(expected)
+    expected, edges = settled(expected), Edges()
+    if part is not None:
+        expected, stream, edges = cut_windows(part, expected, stream, store.kind)
     found = [
         unknown_coordinates(inputs),
         repeated_coordinates(labelled, inputs.once),
@@ -75,7 +77,7 @@ def compare_windows(inputs: Inputs) -> Compared:
         found.append(published(inputs.published, inputs.results, inputs.once))
     left_out = 0 if members.left_out is None else members.left_out.count()
     not_compared = [f"the windows of {left_out} keys with records below the close time"] if left_out else []
-    return Compared(all_differences(found), labelled, expected, stream, not_compared)
+    return Compared(all_differences(found), labelled, expected, stream, not_compared, edges)
 
 
 def fixed(keyed: DataFrame, store: StoreSchema) -> Members:

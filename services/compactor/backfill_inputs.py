@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -31,7 +30,7 @@ from pyspark.sql.types import (
 from services.compactor.backfill_files import METADATA, file_rows
 from services.compactor.kafka import TopicOffsets, offsets_at, read_range, topic_offsets
 from services.compactor.replay import HEADERS_SQL, partitioned
-from services.compactor.settings import BackfillSettings, JobSettings, TimeUnit
+from services.compactor.settings import BackfillSettings, JobSettings, TimeUnit, time_ms
 from shared.common.errors import ConfigError
 from shared.streams.changelog_format import parse_places
 
@@ -129,21 +128,6 @@ def require_held(offsets: TopicOffsets, given: Mapping[int, int]) -> None:
         if not offsets.earliest[partition] <= offset <= offsets.latest[partition]:
             held = f"the topic holds {offsets.earliest[partition]} to {offsets.latest[partition]}"
             raise ConfigError(f"{offsets.topic}-{partition}: offset {offset}; {held}")
-
-
-def time_ms(text: str) -> int:
-    """Milliseconds since the epoch, of a number or an ISO 8601 time, which is UTC where it does not say otherwise.
-
-    >>> time_ms("1357002000000"), time_ms("2013-01-01T01:00:00Z"), time_ms("2013-01-01")
-    (1357002000000, 1357002000000, 1356998400000)
-    """
-    if text.isdecimal():
-        return int(text)
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError as e:
-        raise ConfigError(f"{text}: {e}") from None
-    return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def file_records(

@@ -55,7 +55,7 @@ def first_offsets(
         which = ", ".join(f"{source}-{p} (offsets {starts[p]} to {earliest[p] - 1})" for p in gone)
         raise NotAuditable(
             f"the beginning of {which} is gone, by retention or because records were deleted: which windows began with "
-            "it is not known. Nothing was compared. If the application took no record of that, --start says where it "
-            "began (earliest, or partition:offset)"
+            "it is not known. Nothing was compared. If the application took no record of that, --began-at says where "
+            "it began (earliest, or partition:offset); --start audits what lies from a time on"
         )
     return starts

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
+from shared.common.errors import ConfigError
 from shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
 from shared.common.topic_names import changelog_topic
 from shared.streams.settings import TaskSettings
@@ -145,6 +147,10 @@ class AuditSettings(JobSettings):
     store: str | None = Field(None, description="the store to audit; default: the only one")
     source: str | None = Field(None, description="source topic, where it is not what the changelog says")
     start: str | None = Field(
+        None, description="compare what lies from this event time on: ISO 8601 (UTC) or ms since the epoch"
+    )
+    end: str | None = Field(None, description="compare what lies before this event time; as start")
+    began_at: str | None = Field(
         None,
         pattern=PLACE,
         description=f"the first source record that the application took, where it is not what the lake says: {PLACES}",
@@ -165,3 +171,39 @@ class AuditSettings(JobSettings):
     )
     differences_max: Annotated[int, Field(ge=0)] = Field(20, description="how many differences of each kind are listed")
     json_line: bool = Field(False, description="print one JSON object as the last line; --json is the same")
+
+    @field_validator("start", "end")
+    @classmethod
+    def _is_time(cls, text: str | None) -> str | None:
+        try:
+            time_ms(text or "0")
+        except ConfigError:
+            said = (
+                "must be a time, as ISO 8601 (UTC) or as ms since the epoch; where the application began is --began-at"
+            )
+            raise ValueError(said) from None
+        return text
+
+    @model_validator(mode="after")
+    def _part(self) -> Self:
+        start_ms, end_ms = (None if text is None else time_ms(text) for text in (self.start, self.end))
+        if start_ms is not None and end_ms is not None and start_ms >= end_ms:
+            raise ValueError(f"end={self.end} must be after start={self.start}")
+        if self.expect_records is not None and (start_ms is not None or end_ms is not None):
+            raise ValueError("expect_records is of the whole source: not with start or end")
+        return self
+
+
+def time_ms(text: str) -> int:
+    """Milliseconds since the epoch, of a number or an ISO 8601 time, which is UTC where it does not say otherwise.
+
+    >>> time_ms("1357002000000"), time_ms("2013-01-01T01:00:00Z"), time_ms("2013-01-01")
+    (1357002000000, 1357002000000, 1356998400000)
+    """
+    if text.isdecimal():
+        return int(text)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError as e:
+        raise ConfigError(f"{text}: {e}") from None
+    return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)

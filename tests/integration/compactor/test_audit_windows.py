@@ -88,6 +88,14 @@ async def test_windows_are_what_spark_makes_of_the_source(
         assert found == forged[kind], (as_object(report), report.checks)
         assert (report.kind, report.sessions_closed > 20) == (kind, True)
         assert kind != "tumbling" or report.late > 0
+        times = sorted(at for _, _, at, _ in chain.sent)
+        start, end = times[60], times[140]
+        part = await asyncio.to_thread(lambda: audit(kind, start=str(start), end=str(end)))
+        assert part.ok, (as_object(part), part.checks)
+        assert part.unaccounted == 0
+        assert part.left_out > 0
+        assert 0 < part.sessions_closed + part.sessions_open < report.sessions_closed + report.sessions_open
+        assert min(part.edges) > 0
         if kind == "hopping":
             part = await asyncio.to_thread(lambda: audit(kind, sample=0.5))
             assert part.ok

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from services.compactor.audit import CheckResult, Report
-from services.compactor.audit_report import print_report
+from services.compactor.audit_part import Edges
+from services.compactor.audit_report import as_object, print_report
 
 
 def report(differences: int) -> Report:
@@ -40,3 +42,18 @@ def test_the_equation_stands_in_the_report() -> None:
     rest = "1 late + 1 dead letters + 1 skipped (without a key) + 1 not processed"
     assert f"9 records = 5 in sessions + {rest}" in text.getvalue()
     assert f"9 records ≠ 2 in sessions + {rest}" in text.getvalue()
+
+
+def test_a_part_says_what_its_edges_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    """What was left out is a place of its own in the equation, and both sides' windows are counted."""
+    text = io.StringIO()
+    more = {"left_out": 2, "late_left_out": 1, "start_ms": 100, "edges": Edges(batch=3, stream=4)}
+    part = msgspec.structs.replace(report(2), **more)
+    assert part.unaccounted == 0
+    print_report(part, as_json=True, console=Console(file=text, width=250))
+    assert "1 not processed + 2 left out" in text.getvalue()
+    said = "from 100 ms to the end. Left out at its edges: 4 sessions of the stream, 3 of Spark's, and 1 late records"
+    assert said in text.getvalue()
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (told["start_ms"], told["end_ms"], told["edge_sessions"], told["edge_batch_sessions"]) == (100, None, 4, 3)
+    assert "start_ms" not in as_object(report(0))

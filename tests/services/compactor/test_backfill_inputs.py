@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.compactor.backfill_inputs import time_ms
-from services.compactor.settings import BackfillSettings
+from services.compactor.settings import BackfillSettings, time_ms
 from shared.common.errors import ConfigError
 
 NEEDED = ["--application", "banks", "--lake", "lake", "--topology", "my:build"]

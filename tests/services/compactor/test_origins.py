@@ -25,7 +25,10 @@ def test_the_first_record_is_where_the_application_began(
 @pytest.mark.parametrize(
     ("origin", "said"),
     [
-        (None, r"the beginning of in-0 \(offsets 0 to 6\), in-1 \(offsets 0 to 1\) is gone, by retention .* --start"),
+        (
+            None,
+            r"the beginning of in-0 \(offsets 0 to 6\), in-1 \(offsets 0 to 1\) is gone, by .* --began-at",
+        ),
         (Origin(False, {"in": {0: 5, 1: 2}}), r"the beginning of in-0 \(offsets 5 to 6\) is gone"),
         (Origin(True), "began with a backfill from files: what its first windows hold is not in in"),
     ],

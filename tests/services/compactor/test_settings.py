@@ -8,7 +8,8 @@ import pytest
 
 from services.compactor.kafka import client_properties
 from services.compactor.main import WRONG_SETTINGS, audit_main, compact_main
-from services.compactor.settings import CompactSettings
+from services.compactor.settings import AuditSettings, CompactSettings
+from shared.common.errors import ConfigError
 from shared.common.settings import KafkaSettings
 
 NEEDED = ["--application", "banks", "--lake", "lake"]
@@ -43,6 +44,22 @@ def test_a_wrong_setting_ends_a_job_by_its_name(
     """Both jobs end with their own status and one line, before Spark is even imported."""
     assert compact_main(flags) == audit_main(flags) == WRONG_SETTINGS
     assert all(named in line for line in capsys.readouterr().err.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--start", "earliest"], "must be a time.*where the application began is --began-at"),
+        (["--end", "0:17"], "must be a time"),
+        (["--start", "2026-01-02", "--end", "2026-01-01"], "end=2026-01-01 must be after start=2026-01-02"),
+        (["--end", "9", "--expect-records", "7"], "expect_records is of the whole source"),
+    ],
+)
+def test_a_part_to_audit_is_between_two_times(flags: list[str], said: str) -> None:
+    """A place in the topic says where the application began, which is another setting."""
+    with pytest.raises(ConfigError, match=said):
+        AuditSettings.load([*NEEDED, *flags], environ={})
+    assert AuditSettings.load([*NEEDED, "--start", "2026-01-01", "--began-at", "0:17"], environ={}).began_at == "0:17"
 
 
 def test_java_client_properties(tmp_path: Path) -> None:
