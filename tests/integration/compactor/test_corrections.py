@@ -24,6 +24,7 @@ from shared.common import lake
 from shared.common.settings import KafkaSettings
 from shared.streams import changelog_format as log
 from shared.streams.aggregations import Count
+from shared.streams.collecting import CollectList, Last
 from shared.streams.latest import Latest
 
 
@@ -187,8 +188,9 @@ def corrected_rows(
     tables.append_closed(tables.closed_frame(closed, store), store, path, ("finals", 1), "{}")
     for folder in gone:
         shutil.rmtree(Path(path) / folder)
-    schema = f"partition INT, key BINARY, timestamp_ms BIGINT, closed_ms BIGINT, state {tables.struct_type(layout)}"
-    frame = spark.createDataFrame(late, schema)
+    columns = "partition INT, key BINARY, timestamp_ms BIGINT, closed_ms BIGINT"
+    schema = f"{columns}, state {tables.struct_type(layout)}, source_offset BIGINT"
+    frame = spark.createDataFrame([(*row, nth) for nth, row in enumerate(late)], schema)
     rows = Corrections(spark, settings, print, "job")._rows(store, layout, frame, path)
     found = rows.selectExpr("partition", "start_ms", "end_ms", "n", "latest", "revision", "unix_millis(closed_at)")
     return sorted(tuple(row) for row in found.collect())
@@ -214,6 +216,32 @@ def test_a_late_record_joins_closed_sessions(spark: Any, settings: CompactSettin
     finals = [(b"k", *bounds, 50, (bounds[1], 2), 50, 0, 7) for bounds in ((0, 10), (28, 30), (41, 45), (46, 47))]
     found = corrected_rows(spark, settings, schema("session", 10), finals, [(0, b"k", 18, 60, (18, 1))])
     assert found == [(0, 0, 10, None, None, 1, 60), (0, 0, 30, 5, 30, 1, 60), (0, 28, 30, None, None, 1, 60)]
+
+
+@pytest.mark.soak
+def test_lists_are_in_the_order_in_which_records_came(spark: Any, settings: CompactSettings) -> None:
+    """An earlier session's values, a later one's, then those of late records by their offsets; the last is by time."""
+    aggregations = {"pages": CollectList("page", 4), "last": Last("page")}
+    described = tuple(log.AggregationSchema.of(n, a) for n, a in aggregations.items())
+    store = msgspec.structs.replace(schema("session", 10), aggregations=described)
+    finals = [
+        (b"k", at, at, 50, (f'["{page}"]'.encode(), 1, at, f'"{page}"'.encode()), 50, 0, 7)
+        for at, page in ((30, "c"), (20, "b"))
+    ]
+    late = [
+        (0, b"k", at, 60, (f'["{page}"]'.encode(), 1, at, f'"{page}"'.encode()))
+        for at, page in ((25, "y"), (10, "a"), (15, "z"))
+    ]
+    (layout,) = layouts_of((store,))
+    path = f"{settings.tables}/closed/s"
+    closed = spark.createDataFrame(finals, tables.final_schema(layout))
+    tables.append_closed(tables.closed_frame(closed, store), store, path, ("finals", 1), "{}")
+    columns = "partition INT, key BINARY, timestamp_ms BIGINT, closed_ms BIGINT"
+    form = f"{columns}, state {tables.struct_type(layout)}, source_offset BIGINT"
+    frame = spark.createDataFrame([(*row, nth) for nth, row in enumerate(late)], form)
+    rows = Corrections(spark, settings, print, "job")._rows(store, layout, frame, path).filter("state IS NOT NULL")
+    (found,) = rows.select("start_ms", "end_ms", "pages", "last", "state.pages_n").collect()
+    assert tuple(found) == (10, 30, '["b","c","y","a"]', '"c"', 5)
 
 
 DAY_MS = 86_400_000
@@ -280,7 +308,7 @@ def test_upkeep_does_not_wait_for_what_cannot_be_corrected(
     simulation.feed(40, seed=1)
     topics.write(simulation)
     first = Compaction(spark, settings.model_copy(update={"with_late": False}), print).run()
-    with pytest.raises(NotCorrectable, match=r"store 'banks': the aggregations last \(aggregate\) cannot be merged"):
+    with pytest.raises(NotCorrectable, match=r"store 'banks': the aggregations last \(aggregate\) are the application"):
         Corrections(spark, settings, print, "job").run()
     simulation.feed(40, seed=2)
     done = log.decode_progress(log.decode(task.changelog[-1][1]).body)
