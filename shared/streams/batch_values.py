@@ -58,9 +58,10 @@ class BatchValues:
             states = self._store.columns.take(values, columns.timestamps)
         except Unfit:
             odd.update(self._refused(values))
-            if len(odd) == len(columns):
+            try:
+                states = self._states_without(values, columns.timestamps, odd)
+            except Unfit:  # it is no record by itself: a number of a type that only `add` knows how to take
                 return None
-            states = self._states_without(values, columns.timestamps, odd)
         return TakenValues(codes, states, sorted(odd), decoded)
 
     def _codes(self, columns: Columns, odd: set[int]) -> Int64Array:
@@ -111,8 +112,10 @@ class BatchValues:
         return refused
 
     def _states_without(self, values: list[Any], timestamps: Int64Array, odd: set[int]) -> list[NumberArray]:
-        """The columns with whatever in the places of odd records."""
+        """The columns with whatever in the places of odd records; Unfit where none is left, or these are not enough."""
         fit = [place for place in range(len(values)) if place not in odd]
+        if not fit:
+            raise Unfit
         some = self._store.columns.take([values[place] for place in fit], timestamps[fit])
         states = []
         for column in some:

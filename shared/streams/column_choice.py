@@ -1,6 +1,6 @@
 """Which sources of a task are taken as columns.
 
-That is where a source feeds one window and nothing else, the window's states are numbers and in memory, and nobody
+That is where a source feeds one window and nothing else, the window's states have columns and are in memory, and nobody
 could see the difference. Sliding windows are taken record by record: which windows there are depends on the records
 that a key had before, one by one, and a new window begins as a copy of what another one holds of them.
 """

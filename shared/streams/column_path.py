@@ -1,6 +1,6 @@
 """Windows over whole batches: a source's columns go into the store without an object a record.
 
-Where a source feeds one window and nothing else, and all of its aggregations are numbers (see `columnar`), a batch is
+Where a source feeds one window and nothing else, and none of its aggregations is a user's own (`columnar`), a batch is
 taken at once: keys become numbers, records are sorted and reduced, and what is left is merged into the store. What
 comes of it is what comes of the records one by one; why that is so for each kind of window, `session_path` and
 `window_path` say.

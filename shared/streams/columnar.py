@@ -1,13 +1,14 @@
-"""Aggregations in bulk: the states of a store's aggregations as numeric columns, and how columns are reduced.
+"""Aggregations in bulk: the states of a store's aggregations as columns, and how columns are reduced.
 
 Count, Sum, Mean, Min and Max have states of fixed width that can be merged in any order, so a whole batch of records is
 reduced at once: one array a state column, one ufunc a column. A number of which there is none yet (`n` is 0) stands in
-a store as 0, as it does record by record, and as the ufunc's identity while columns are reduced.
+a store as 0, as it does record by record, and as the ufunc's identity while columns are reduced. Other aggregations
+have columns of objects (`object_columns`); a user's own have none.
 
 >>> from shared.streams.aggregations import Count, Min
 >>> columns = StateColumns.of([Count(), Min("ms").bind(dict)])
->>> taken = columns.take([{"ms": 4}, {"ms": None}, {"ms": 9.5}], np.array([10, 11, 12]))
->>> [c.tolist() for c in columns.reduce(taken, np.array([0, 1]))]
+>>> taken = columns.take([{"ms": 4}, {"ms": None}, {"ms": 9.5}], np.array([10, 20, 21]))
+>>> [c.tolist() for c in columns.reduce(taken, np.array([0, 1]), np.arange(3))]
 [[1, 2], [4.0, 9.5], [1, 1]]
 """
 
@@ -20,13 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.common.records import Int64Array
-from shared.streams.aggregations import Aggregation, ColumnValue, Count, Max, Mean, Min, Sum
+from shared.streams.aggregations import Aggregation, Count, Max, Mean, Min, Sum
 from shared.streams.latest import Latest
+from shared.streams.object_columns import ChangelogColumn, ObjectColumns, object_columns
 
 NumberArray = NDArray[Any]
-"""int64 or float64."""
+"""int64, float64 or, of the aggregations that are no numbers, objects."""
 
 _NUMBERS: dict[type, np.ufunc] = {Sum: np.add, Mean: np.add, Min: np.minimum, Max: np.maximum}
+_PLAIN = frozenset((Count, Latest))
+"""Aggregations that look at no value."""
 _TAKEN = {"int64": frozenset((int, bool)), "float64": frozenset((int, float, bool))}
 INT64_SAFE = 2.0**62
 """Sums of which the magnitudes add up to less than this, counted in float64, fit into 64 bits."""
@@ -66,43 +70,61 @@ class _Number:
 
 
 class StateColumns:
-    """The state columns of several aggregations in their order; all int64 or float64."""
+    """The state columns of several aggregations in their order."""
 
     def __init__(self, aggregations: Sequence[Aggregation[Any]]) -> None:
         self.aggregations = tuple(aggregations)
-        self.types: tuple[str, ...] = tuple(c.type for a in aggregations for c in a.state_columns)
-        self._numbers = [None if type(a) in (Count, Latest) else _Number(a) for a in aggregations]
+        self._kinds = [None if type(a) in _PLAIN else object_columns(a) or _Number(a) for a in aggregations]
         self._ufuncs: list[np.ufunc] = []
+        """One a column; those of objects are not used."""
         self._empty: list[tuple[int, float | int]] = []  # columns whose identity is not 0; each one's `n` is the next
         self._slices: list[slice] = []
-        for aggregation, number in zip(aggregations, self._numbers, strict=True):
-            at = len(self._ufuncs)
-            if number is not None:
-                if number.identity != 0:
-                    self._empty.append((at, number.identity))
-                self._ufuncs.append(number.ufunc)
-            self._ufuncs.append(np.maximum if type(aggregation) is Latest else np.add)
-            self._slices.append(slice(at, len(self._ufuncs)))
-        self.needs_values = any(number is not None for number in self._numbers)
-        own = zip(self._numbers, self._slices, strict=True)
-        self.sums = [at.start for n, at in own if n is not None and n.ufunc is np.add and n.type == "int64"]
+        self._objects: list[tuple[slice, ObjectColumns]] = []
+        types: list[str] = []
+        self.sums: list[int] = []
         """The columns that are sums of int64; counts cannot grow so large."""
+        for kind, aggregation in zip(self._kinds, aggregations, strict=True):
+            at = len(types)
+            if isinstance(kind, ObjectColumns):
+                types += kind.types
+                self._objects.append((slice(at, len(types)), kind))
+            else:
+                types += ["int64"] if kind is None else [kind.type, "int64"]
+            if isinstance(kind, _Number):
+                if kind.identity != 0:
+                    self._empty.append((at, kind.identity))
+                elif kind.type == "int64":
+                    self.sums.append(at)
+                self._ufuncs.append(kind.ufunc)
+            last = np.maximum if type(aggregation) is Latest else np.add
+            self._ufuncs += [last] * (len(types) - len(self._ufuncs))
+            self._slices.append(slice(at, len(types)))
+        self.types: tuple[str, ...] = tuple(types)
+        """As a store has the columns: int64, float64 or object."""
+        self.in_order = any(kind.in_order for _, kind in self._objects)
+        """Whether it matters in which order records came to a window."""
 
     @classmethod
     def of(cls, aggregations: Sequence[Aggregation[Any]]) -> StateColumns | None:
         """The columns; None where an aggregation has no such state."""
-        known = all(type(a) in (Count, Latest) or type(a) in _NUMBERS for a in aggregations)
+        known = all(type(a) in _PLAIN or type(a) in _NUMBERS or object_columns(a) for a in aggregations)
         return cls(aggregations) if known and aggregations else None
 
     # --- one state ---
 
-    def values(self, states: Sequence[Any]) -> list[ColumnValue]:
-        """The column values of one window's states."""
-        return [v for a, s in zip(self.aggregations, states, strict=True) for v in a.to_columns(s)]
+    def values(self, states: Sequence[Any]) -> list[Any]:
+        """The cells of one window's states."""
+        if not self._objects:
+            return [v for a, s in zip(self.aggregations, states, strict=True) for v in a.to_columns(s)]
+        own = zip(self._kinds, self.aggregations, states, strict=True)
+        return [v for k, a, s in own for v in (k.cells(s) if isinstance(k, ObjectColumns) else a.to_columns(s))]
 
     def states(self, values: Sequence[Any]) -> list[Any]:
-        """One window's states from its column values."""
-        return [a.from_columns(values[s]) for a, s in zip(self.aggregations, self._slices, strict=True)]
+        """One window's states from its cells; those that change in place are the store's own."""
+        if not self._objects:
+            return [a.from_columns(values[s]) for a, s in zip(self.aggregations, self._slices, strict=True)]
+        own = zip(self._kinds, self.aggregations, self._slices, strict=True)
+        return [k.state(values[s]) if isinstance(k, ObjectColumns) else a.from_columns(values[s]) for k, a, s in own]
 
     # --- many ---
 
@@ -111,21 +133,49 @@ class StateColumns:
 
         `values` may be None where no aggregation looks at them.
         """
-        taken: list[NumberArray] = []
         count = len(timestamps)
-        for aggregation, number in zip(self.aggregations, self._numbers, strict=True):
-            if type(aggregation) is Latest:
-                taken.append(timestamps)
-            elif number is None:
-                taken.append(np.ones(count, np.int64))
+        taken: list[NumberArray] = []
+        for kind, aggregation in zip(self._kinds, self.aggregations, strict=True):
+            if kind is None:
+                taken.append(timestamps if type(aggregation) is Latest else np.ones(count, np.int64))
+                continue
+            assert values is not None
+            if isinstance(kind, ObjectColumns):
+                try:
+                    taken += kind.take(values, timestamps)
+                except Exception as e:  # a value's own methods may raise anything
+                    raise Unfit from e
             else:
-                assert values is not None
-                taken += number.take(values, count)
+                taken += kind.take(values, count)
         return taken
 
-    def reduce(self, columns: Sequence[NumberArray], first: NDArray[np.int64]) -> list[NumberArray]:
-        """Runs of rows as one row each; `first` are the indices at which runs begin."""
-        return [u.reduceat(c, first) for u, c in zip(self._ufuncs, columns, strict=True)]
+    def reduce(self, columns: Sequence[NumberArray], first: Int64Array, arrived: Int64Array) -> list[NumberArray]:
+        """Runs of records as one row each; `first` are the indices at which runs begin.
+
+        In a run records stand in order of time, equal ones as they arrived, or all as they did; `arrived` are their
+        places in that order.
+        """
+        reduced = self._added(columns, first)
+        for at, kind in self._objects:
+            reduced[at] = kind.reduce(columns[at], first, arrived)
+        return reduced
+
+    def merge(self, columns: Sequence[NumberArray], first: Int64Array, stored: NDArray[np.bool_]) -> list[NumberArray]:
+        """Groups of runs and of windows that a store had (`stored`) as one row each.
+
+        Windows stand in order of start, and runs that hold records of one moment in that of their arrival. States of
+        the store that change in place do so.
+        """
+        merged = self._added(columns, first)
+        for at, kind in self._objects:
+            merged[at] = kind.merge(columns[at], first, stored)
+        return merged
+
+    def _added(self, columns: Sequence[NumberArray], first: Int64Array) -> list[NumberArray]:
+        if not self._objects:
+            return [u.reduceat(c, first) for u, c in zip(self._ufuncs, columns, strict=True)]
+        pairs = zip(self._ufuncs, columns, strict=True)
+        return [c if c.dtype == object else u.reduceat(c, first) for u, c in pairs]
 
     def opened(self, columns: list[NumberArray]) -> list[NumberArray]:
         """Columns as a store has them, made ready to be reduced; those that change are copies."""
@@ -137,7 +187,28 @@ class StateColumns:
         """Reduced columns as a store has them."""
         for at, _ in self._empty:
             columns[at] = np.where(columns[at + 1] == 0, 0, columns[at])
+        for own, kind in self._objects:
+            columns[own] = kind.closed(columns[own])
         return columns
+
+    def to_changelog(self, columns: Sequence[NumberArray]) -> Sequence[ChangelogColumn]:
+        """The aggregations' `state_columns`; raises what encoding a state raises."""
+        if not self._objects:
+            return columns
+        made: list[ChangelogColumn] = []
+        for kind, at in zip(self._kinds, self._slices, strict=True):
+            made += kind.to_changelog(columns[at]) if isinstance(kind, ObjectColumns) else columns[at]
+        return made
+
+    def from_changelog(self, columns: Sequence[Any]) -> list[NumberArray]:
+        """Columns as a store has them from the aggregations' `state_columns`; raises what reading a state raises."""
+        found: list[NumberArray] = []
+        at = 0
+        for kind, aggregation in zip(self._kinds, self.aggregations, strict=True):
+            own = columns[at : at + len(aggregation.state_columns)]
+            at += len(own)
+            found += kind.from_changelog(own) if isinstance(kind, ObjectColumns) else own
+        return found
 
     def magnitude(self, columns: Sequence[NumberArray]) -> float:
         """The largest that an int64 sum over any of these rows can be, signs aside."""
@@ -150,7 +221,10 @@ class StateColumns:
     def results(self, columns: Sequence[NumberArray]) -> list[list[Any]]:
         """Each aggregation's results as plain values."""
         found: list[list[Any]] = []
-        for aggregation, at in zip(self.aggregations, self._slices, strict=True):
+        for kind, aggregation, at in zip(self._kinds, self.aggregations, self._slices, strict=True):
+            if isinstance(kind, ObjectColumns):
+                found.append(kind.results(columns[at]))
+                continue
             own = [column.tolist() for column in columns[at]]
             if len(own) == 1:
                 found.append(own[0])

@@ -70,13 +70,13 @@ def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatc
     store, own = task.stores[written.name], task.topology.stores[written.name].schema
     names = [column.name for column in own.state_columns()]
     whole = all(name in batch.schema.names and not batch.column(name).null_count for name in names)
-    if isinstance(store, ColumnStore) and whole:
-        starts, ends, *states = (batch.column(name).to_numpy() for name in ("start_ms", "end_ms", *names))
-        load_many(store, batch.column("key").to_pylist(), starts, ends, states)
-        return
-    keys, starts, ends, *states = (column.to_pylist() for column in batch.columns)
-    rows = zip(*states, strict=True) if states else iter([()] * batch.num_rows)
     try:
+        if isinstance(store, ColumnStore) and whole:
+            starts, ends, *states = (_values(batch.column(name)) for name in ("start_ms", "end_ms", *names))
+            load_many(store, batch.column("key").to_pylist(), starts, ends, states)
+            return
+        keys, starts, ends, *states = (column.to_pylist() for column in batch.columns)
+        rows = zip(*states, strict=True) if states else iter([()] * batch.num_rows)
         for key, start, end, values in zip(keys, starts, ends, rows, strict=True):
             restore_window(task, written.name, key, start, end, widened(task, written, values))
     except (ValueError, msgspec.MsgspecError) as e:
@@ -90,6 +90,10 @@ def widened(task: StreamTask, written: StoreSchema, values: Sequence[Any]) -> Se
         return values
     known = dict(zip((column.name for column in written.state_columns()), values, strict=True))
     return [known.get(column.name) for column in own.state_columns()]
+
+
+def _values(column: pa.Array) -> Any:
+    return column.to_pylist() if pa.types.is_binary(column.type) else column.to_numpy()
 
 
 @lru_cache

@@ -6,6 +6,9 @@ can be merged in any order. One that is further behind does so too where it is i
 moment and the latest of what lies before it within the gap is as well (`_misfits`). A key that has a record for which
 this cannot be shown is taken record by record, though against the close times of the batch's moments. Sessions are
 closed after the batch, each as of the record that passed it.
+
+Lists go by the order of arrival, which is that of single records where none of them joins two sessions: a key where one
+does is taken record by record for them (`arrival_order`).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from shared.common.records import Columns, Int64Array
 from shared.streams.batch_values import TakenValues
 from shared.streams.column_path import ColumnPath, Moments
 from shared.streams.session_windows import SessionAggregate
+from shared.streams.state.arrival_order import merging_keys
 from shared.streams.state.column_merge import cuts, merge_runs, sorted_order
 from shared.streams.state.column_session_store import ColumnSessionStore
 from shared.streams.state.column_store import NONE
@@ -40,6 +44,10 @@ class SessionPath(ColumnPath):
         moments = Moments(times, at, operator.stream_time_ms, windows.gap_ms + windows.grace_ms)
         order = sorted_order(codes, times)
         slow = self._slow_keys(codes[order], times[order], order, moments.times)
+        if self._store.columns.in_order:
+            quick = order[~np.isin(codes[order], slow)]
+            merging = merging_keys(self._store, codes[quick], times[quick], quick, windows.gap_ms)
+            slow = np.concatenate((slow, merging))
         if len(slow):
             is_slow = np.isin(codes, slow)
             order = order[~is_slow[order]]
@@ -49,7 +57,7 @@ class SessionPath(ColumnPath):
             first = np.flatnonzero(cuts(codes, times, times, windows.gap_ms))
             last = np.append(first[1:], len(times)) - 1
             places = at[order]
-            states = self._store.columns.reduce([column[places] for column in values.states], first)
+            states = self._store.columns.reduce([column[places] for column in values.states], first, places)
             merge_runs(self._store, codes[first], times[first], times[last], states, windows.gap_ms)
         operator.stream_time_ms = int(moments.times[-1])
         operator.close_batch(windows.close_time(operator.stream_time_ms), moments, columns)

@@ -7,17 +7,20 @@ from typing import Any
 
 import numpy as np
 
+from shared.common.records import Int64Array
 from shared.streams.aggregations import Aggregation
 from shared.streams.changelog_format import (
     ENVELOPE,
     FINAL,
     FORMAT_VERSION,
+    LENGTH,
     LIVE,
     StateCodec,
     encode_deleted,
     encode_final,
     encode_live,
 )
+from shared.streams.object_columns import ChangelogColumn
 from shared.streams.processor import StateRefused
 from shared.streams.state.column_store import ColumnStore
 from shared.streams.state.session_changes import Windows
@@ -51,8 +54,7 @@ class StoreEntries:
             states = zip(self._aggregations, window.states, strict=True)
             return self._codec.pack([value for a, s in states for value in a.to_columns(s)])
         except Exception as e:
-            where = name_window(self._name, window.key, window.start, window.end)
-            raise StateRefused(f"{where}: the state cannot be encoded: {type(e).__name__}: {e}") from e
+            raise StateRefused(_said(self._name, window.key, window.start, window.end, e)) from e
 
 
 def _key(key: str | bytes) -> bytes:
@@ -79,24 +81,53 @@ def encode_stores(
 
 def encode_columns(store: ColumnStore, number: int, epoch: int, commit: int) -> tuple[Entries, int]:
     """As `StoreEntries.encode`, from columns: the entries, and how many of them are finals."""
-    finals = store.finals()
+    finals, live = store.finals(), store.live()
     keys, starts = store.deleted()
-    entries: Entries = list(zip(finals.keys, _packed(FINAL, finals, number, epoch, commit), strict=True))
+    packed = [
+        _packed(ENVELOPE.pack(FORMAT_VERSION, operation, number, epoch, commit), bounds, _states(store, windows))
+        for operation, windows, bounds in (
+            (FINAL, finals, [finals.starts, finals.ends, finals.closed_at]),
+            (LIVE, live, [live.starts, live.ends]),
+        )
+    ]
+    entries: Entries = list(zip(finals.keys, packed[0], strict=True))
     entries += [(key, encode_deleted(number, epoch, commit, start)) for key, start in zip(keys, starts, strict=True)]
-    live = store.live()
-    entries += zip(live.keys, _packed(LIVE, live, number, epoch, commit), strict=True)
+    entries += zip(live.keys, packed[1], strict=True)
     return entries, len(finals)
 
 
-def _packed(operation: bytes, windows: Windows, number: int, epoch: int, commit: int) -> list[bytes]:
-    """One value a window: all are equally long, so they are made as one array and cut."""
-    bounds = [windows.starts, windows.ends, *([windows.closed_at] if operation == FINAL else [])]
-    columns = [*bounds, *windows.columns]
-    head = ENVELOPE.pack(FORMAT_VERSION, operation, number, epoch, commit)
+def _states(store: ColumnStore, windows: Windows) -> Sequence[ChangelogColumn]:
+    """The state columns of windows; StateRefused names the window whose state cannot be encoded."""
+    columns = store.columns
+    try:
+        return columns.to_changelog(windows.columns)
+    except Exception:
+        for raw, start, end, *cells in windows.tuples():
+            try:
+                for aggregation, state in zip(columns.aggregations, columns.states(cells), strict=True):
+                    aggregation.to_columns(state)
+            except Exception as e:
+                raise StateRefused(_said(store.name, store.key_of(raw), start, end, e)) from e
+        raise
+
+
+def _said(store: str, key: Any, start: int, end: int, error: Exception) -> str:
+    return f"{name_window(store, key, start, end)}: the state cannot be encoded: {type(error).__name__}: {error}"
+
+
+def _packed(head: bytes, bounds: Sequence[Int64Array], states: Sequence[ChangelogColumn]) -> list[bytes]:
+    """One value a window: what has one length in all of them is made as one array and cut, other states follow it."""
+    columns = [*bounds, *(column for column in states if isinstance(column, np.ndarray))]
+    count = len(bounds[0])
     fields = [(f"f{i}", column.dtype.newbyteorder(">")) for i, column in enumerate(columns)]
-    packed = np.zeros(len(windows), np.dtype([("head", f"V{len(head)}"), *fields]))
+    packed = np.zeros(count, np.dtype([("head", f"V{len(head)}"), *fields]))
     packed["head"] = np.void(head)
     for (name, _), column in zip(fields, columns, strict=True):
         packed[name] = column
     data, width = packed.tobytes(), packed.dtype.itemsize
-    return [data[at : at + width] for at in range(0, len(data), width)]
+    values = [data[at : at + width] for at in range(0, len(data), width)]
+    blobs = [column for column in states if not isinstance(column, np.ndarray)]
+    if not blobs:
+        return values
+    sized = zip(*([LENGTH.pack(len(blob)) + blob for blob in column] for column in blobs), strict=True)
+    return [b"".join((fixed, *own)) for fixed, own in zip(values, sized, strict=True)]

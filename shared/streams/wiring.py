@@ -74,11 +74,14 @@ class SinkWriter:
         self._output(ProducerRecord(self._node.topic, value, key, record.headers, None, record.timestamp), window)
 
     def encode(self, results: WindowResults) -> ResultColumns | None:
-        """Results of windows at once; None where this sink has them encoded one by one, or one may be too large."""
+        """Results of windows at once; None where this sink has them encoded one by one, or one may be refused."""
         node = self._node
         if node.encode not in (encode_json, encode_updates):
             return None
-        keys, values = results.encoded(whole_window_keys=node.encode is encode_updates)
+        try:
+            keys, values = results.encoded(whole_window_keys=node.encode is encode_updates)
+        except Exception:  # a value has no JSON: whose, and what becomes of it, is found one by one
+            return None
         longest = (
             bytes(max(map(len, filter(None, keys)), default=0)),
             bytes(max(map(len, filter(None, values)), default=0)),

@@ -11,7 +11,11 @@ from shared.streams.state.column_store import LIVE, PERSISTED, ColumnStore
 
 
 def load_many(store: ColumnStore, raw: list[bytes], starts: Int64Array, ends: Int64Array, states: list[Any]) -> None:
-    """Restore live windows by key as bytes, bounds and state columns; none of them may be there already."""
+    """Restore live windows by key as bytes, bounds and state columns; none of them may be there already.
+
+    Raises what reading a state raises, before anything is changed.
+    """
+    states = store.columns.from_changelog(states)
     codes, rows = codes_of(store, raw), store.table.allocate_many(len(raw))
     columns = {"key": codes, "start": starts, "end": ends, "flags": LIVE | PERSISTED}
     for name, column in {**columns, **dict(zip(store.state_names, states, strict=True))}.items():

@@ -96,7 +96,7 @@ def merge_runs(
         rows = np.where(numbers > 0, rows[np.minimum(chosen, len(rows) - 1)], NONE)
         changed = sizes > numbers
         codes, starts, ends = codes[first], starts[first], np.maximum.reduceat(ends, first)
-        columns = store.columns.reduce(columns, first)
+        columns = store.columns.merge(columns, first, is_stored)
         if len(gone):
             store.removed(gone)
     else:

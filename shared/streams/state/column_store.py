@@ -1,4 +1,4 @@
-"""Live windows as columns, whatever their kind: for aggregations whose states are numbers.
+"""Live windows as columns, whatever their kind.
 
 A window is a row of numpy columns: bounds, key number, states. A key is known by a number too, for as long as it has a
 window or came by of late. `ColumnSessionStore` and `ColumnWindowStore` say how a key's rows are found.
@@ -46,6 +46,7 @@ class ColumnStore(ABC):
     def __init__(self, name: str, columns: StateColumns, *, bucket_ms: int, text_keys: bool) -> None:
         self.name, self.columns, self._text_keys = name, columns, text_keys
         self.state_names = tuple(f"s{i}" for i in range(len(columns.types)))
+        self._object_names = tuple(n for n, t in zip(self.state_names, columns.types, strict=True) if t == "object")
         own = {"start": "int64", "end": "int64", "key": "int32", "flags": "uint8"}
         self.table = GrowingColumns(own | self.ROW_COLUMNS | dict(zip(self.state_names, columns.types, strict=True)))
         self.key_table = GrowingColumns({name: type_ for name, (type_, _) in self.KEY_COLUMNS.items()})
@@ -244,9 +245,7 @@ class ColumnStore(ABC):
         codes, starts, ends = arrays["key"][rows].astype(np.int64), arrays["start"][rows], arrays["end"][rows]
         flags = arrays["flags"][rows]
         self.changed.closed(codes, starts, ends, closed_at, columns, flags & DIRTY != 0)
-        arrays["flags"][rows] = 0
-        self.count -= len(rows)
-        self.touched = True
+        self._die(rows)
         self._detach(rows, codes, starts, ends, flags)
         self.table.free_many(rows)
         return Windows(self.raw_keys(codes), starts, ends, columns, closed_at)
@@ -271,7 +270,7 @@ class ColumnStore(ABC):
     def _set_states(self, row: int, states: list[Any]) -> None:
         views, values = self.table.views, self.columns.values(states)
         for name, value in zip(self.state_names, values, strict=True):
-            views[name][row] = value  # type: ignore[assignment]  # a view of float64 takes floats
+            views[name][row] = value
         for i in self.columns.sums:
             self.sum_max = max(self.sum_max, abs(float(values[i])))
 
@@ -280,8 +279,10 @@ class ColumnStore(ABC):
         return self.columns.states([views[name][row] for name in self.state_names])
 
     def _die(self, rows: Int64Array) -> None:
-        """Live rows end; the wheel will give them out and so make them free."""
+        """Live rows end; where the wheel still has them, it will give them out and so make them free."""
         self.table.arrays["flags"][rows] = 0
+        for name in self._object_names:
+            self.table.arrays[name][rows] = None
         self.count -= len(rows)
         self.touched = True
 

@@ -1,8 +1,9 @@
-"""Columns that grow: numpy arrays with room to spare, each with a memoryview for single values.
+"""Columns that grow: numpy arrays with room to spare, each with a view for single values.
 
 A numpy array is fast for many values at a time and slow for one; a memoryview over the same memory gives and takes one
-value as a plain Python number three times as fast. Both are renewed together when the columns grow, so nobody keeps
-them across an `allocate`.
+value as a plain Python number three times as fast. Of a column of objects the view is the array itself, which gives and
+takes them as they are. Both are renewed together when the columns grow, so nobody keeps them across an `allocate`. What
+is in a row of objects lives until something else is put there, or None.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class GrowingColumns:
         self.used = 0
         self._free: list[int] = []
         self.arrays: dict[str, np.ndarray[Any, Any]] = {}
-        self.views: dict[str, memoryview] = {}
+        self.views: dict[str, Any] = {}
         self._grow(CAPACITY_MIN)
 
     def __repr__(self) -> str:
@@ -67,15 +68,15 @@ class GrowingColumns:
 
     @property
     def bytes(self) -> int:
-        """Memory of the columns."""
+        """Memory of the columns; of objects that of the references to them."""
         return sum(array.nbytes for array in self.arrays.values())
 
     def _grow(self, least: int) -> None:
         capacity = max(CAPACITY_MIN, least, int(self.capacity * GROWTH))
         for name, type_ in self._types.items():
-            grown = np.zeros(capacity, np.dtype(type_))
+            grown = np.full(capacity, None) if type_ == "object" else np.zeros(capacity, np.dtype(type_))
             if self.capacity:
                 grown[: self.used] = self.arrays[name][: self.used]
             self.arrays[name] = grown
-            self.views[name] = memoryview(grown.data)
+            self.views[name] = grown if type_ == "object" else memoryview(grown.data)
         self.capacity = capacity

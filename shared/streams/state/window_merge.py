@@ -25,8 +25,9 @@ def take_into_windows(
     store: ColumnWindowStore, codes: Int64Array, first: Int64Array, last: Int64Array, columns: Sequence[NumberArray]
 ) -> None:
     """Take records into their keys' windows from number `first` to `last`, which are not below it."""
-    order, groups = _grouped((codes, last, last - first), in_runs=False)
-    columns = store.columns.reduce([column[order] for column in columns], groups)
+    # Of records of one moment those that came later are in fewer windows: so their panes stand behind.
+    order, groups = _grouped((codes, last, first - last), in_runs=False)
+    columns = store.columns.reduce([column[order] for column in columns], groups, order)
     at = order[groups]
     codes, last, more = codes[at], last[at], (last - first)[at]
     most = int(more.max())
@@ -34,9 +35,14 @@ def take_into_windows(
         _merge(store, codes, last * store.advance_ms, columns)
         return
     panes_at_once = max(1, PAIRS_AT_ONCE // (most + 1))
-    for start in range(0, len(codes), panes_at_once):
-        part = slice(start, start + panes_at_once)
+    start = 0
+    while start < len(codes):
+        stop = min(start + panes_at_once, len(codes))
+        if store.columns.in_order:  # what came for one window is put there at once
+            stop = int(np.searchsorted(codes, codes[stop - 1], side="right"))
+        part = slice(start, stop)
         _take_panes(store, codes[part], last[part], more[part], [column[part] for column in columns])
+        start = stop
 
 
 def _take_panes(
@@ -50,7 +56,8 @@ def _take_panes(
     order, groups = _grouped((codes[panes], numbers), in_runs=True)
     panes = panes[order]
     at = panes[groups]
-    merged = store.columns.reduce([column[panes] for column in columns], groups)
+    none_stored = np.zeros(len(panes), np.bool_)
+    merged = store.columns.merge([column[panes] for column in columns], groups, none_stored)
     _merge(store, codes[at], numbers[order[groups]] * store.advance_ms, merged)
 
 
@@ -73,7 +80,9 @@ def _merge(store: ColumnWindowStore, codes: Int64Array, starts: Int64Array, colu
         old = rows[known]
         stored = store.columns.opened([store.table.arrays[name][old] for name in store.state_names])
         pairs = [_in_turns(own, column[known]) for own, column in zip(stored, columns, strict=True)]
-        store.change_many(old, store.columns.closed(store.columns.reduce(pairs, np.arange(0, 2 * len(old), 2))))
+        is_stored = np.arange(2 * len(old)) % 2 == 0
+        merged = store.columns.merge(pairs, np.arange(0, 2 * len(old), 2), is_stored)
+        store.change_many(old, store.columns.closed(merged))
         codes, starts, columns = codes[~known], starts[~known], [column[~known] for column in columns]
     if len(codes):
         store.add_many(codes, starts, store.columns.closed(columns))

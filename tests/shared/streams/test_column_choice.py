@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from shared.streams.aggregations import Count
-from shared.streams.collecting import CollectList
+from shared.streams.aggregations import Aggregate, Count
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.grouped_stream import GroupedStream, WindowedGroup
 from shared.streams.session_path import SessionPath
@@ -42,15 +41,16 @@ def test_each_kind_has_its_path() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_stands_between_or_beside_is_taken_record_by_record(kind: str) -> None:
-    """So is a source whose records pass another node first, feed a second one, or make states that are no numbers."""
-    for how in ("between", "beside", "no number"):
+    """So is a source whose records pass another node first, feed a second one, or go to functions of a user's own."""
+    own = Aggregate(int, lambda state, value: state + 1, lambda a, b: a + b)
+    for how in ("between", "beside", "own functions"):
         builder = StreamsBuilder()
         stream = builder.stream("in")
         if how == "beside":
             stream.to("copy")
         if how == "between":
             stream = stream.filter(lambda record: True)
-        aggregation = CollectList("user") if how == "no number" else Count()
+        aggregation = own if how == "own functions" else Count()
         KINDS[kind](stream.group_by_key()).aggregate("s", result=aggregation).on_close().to("out")
         assert driver_of(builder.build(), 1).task.column_paths == {}
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.streams.aggregations import Aggregate, Count, CountDistinct, Max, Mean, Min, Sum
+from shared.streams.aggregations import Aggregate, Count, Max, Mean, Min, Sum
 from shared.streams.columnar import StateColumns, Unfit
 from shared.streams.latest import Latest
 
@@ -34,8 +34,11 @@ def test_runs_equal_one_by_one(pairs: list[tuple[int, float | None]], data: st.D
     first = sorted({0, *data.draw(st.lists(st.integers(0, len(values) - 1), max_size=5))})
     columns = StateColumns.of(KINDS)
     assert columns is not None
-    stored = columns.closed(columns.reduce(columns.take(values, np.arange(len(values))), np.array(first)))
-    again = columns.closed(columns.reduce(columns.opened(list(stored)), np.array([0])))
+    stored = columns.closed(
+        columns.reduce(columns.take(values, np.arange(len(values))), np.array(first), np.arange(len(values)))
+    )
+    are_stored = np.ones(len(first), np.bool_)
+    again = columns.closed(columns.merge(columns.opened(list(stored)), np.array([0]), are_stored))
     parts = [values[a:b] for a, b in zip(first, [*first[1:], len(values)], strict=True)]
     for reduced, runs in ((stored, parts), (again, [values])):
         for run, *own in zip(runs, *(column.tolist() for column in reduced), strict=True):
@@ -58,14 +61,14 @@ def test_the_latest_time_is_the_highest_of_a_run() -> None:
     columns = StateColumns.of([Latest(), Count()])
     assert columns is not None
     taken = columns.take(None, np.array([5, 9, 7, 3]))
-    assert [c.tolist() for c in columns.reduce(taken, np.array([0, 3]))] == [[9, 3], [3, 1]]
+    assert [c.tolist() for c in columns.reduce(taken, np.array([0, 3]), np.arange(4))] == [[9, 3], [3, 1]]
     assert columns.sums == []
 
 
-def test_only_numbers_have_columns() -> None:
-    """A store with any other aggregation is none of columns, and neither is one of none."""
+def test_what_has_no_columns() -> None:
+    """A store with functions of a user's own is none of columns, and neither is one of nothing."""
     other = Aggregate(int, lambda state, value: state, lambda a, b: a)
-    for aggregations in ([Count(), other], [CountDistinct("n").bind(Value)], []):
+    for aggregations in ([Count(), other], []):
         assert StateColumns.of(aggregations) is None
 
 
@@ -90,5 +93,5 @@ def test_what_is_refused_one_by_one_is_unfit(value: Any) -> None:
 def test_magnitudes() -> None:
     """Sums of int64 are what can overflow: their magnitudes are known, those of floats and counts are not asked for."""
     columns = StateColumns([Count(), Sum("n").bind(Value), Sum("ms").bind(Value)])
-    taken = columns.take([Value(-(2**40), 1e300), Value(2**40, 1e300)], np.array([0, 1]))
+    taken = columns.take([Value(-(2**40), 1e300), Value(2**40, 1e300)], np.arange(2))
     assert (columns.magnitude(taken), columns.largest(taken)) == (2.0**41, 2.0**40)

@@ -6,11 +6,13 @@ import pyarrow as pa
 import pytest
 
 from shared.common.errors import CorruptRecord
-from shared.streams.aggregations import Aggregate, Count, Max
+from shared.streams.aggregations import Aggregate, Count, CountDistinct, Max
 from shared.streams.changelog_format import DELETED, LIVE, StateCodec
 from shared.streams.changelog_reader import Change
+from shared.streams.collecting import CollectList, Last
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.restore import restore_change, restore_windows
+from shared.streams.state.column_store import ColumnStore
 from shared.streams.stream_task import StreamTask
 
 
@@ -87,6 +89,35 @@ def test_a_snapshot_of_the_same_store_is_taken_as_columns() -> None:
     rows = [(s.key, s.start, s.end, s.states) for s in task.stores["s"].rows_of("a")]
     assert rows == [("a", 0, 5, [1]), ("a", 50, 60, [2])]
     assert len(task.stores["s"]) == 3
+
+
+def kept_task() -> StreamTask:
+    """A task whose states are objects in columns."""
+    builder = StreamsBuilder()
+    windows = builder.stream("in").group_by_key().session_window(10, 5)
+    windows.aggregate("s", last=Last("x"), all=CollectList("x"), users=CountDistinct("x")).on_close().to("out")
+    return StreamTask(builder.build(), 0, application="app")
+
+
+def test_a_snapshot_of_objects_is_taken_as_columns() -> None:
+    """Each row has the state that was written, and what is added to one is in no other."""
+    task = kept_task()
+    assert isinstance(task.stores["s"], ColumnStore)
+    (written,) = task.topology.schemas()
+    own = task.topology.stores["s"].aggregations
+    none = own[2].initial()
+    states = [[(4, "a"), (("a",), 1), own[2].add(own[2].initial(), {"x": "a"})], [(-1, None), ((), 0), none]]
+    columns = zip(*([v for a, s in zip(own, row, strict=True) for v in a.to_columns(s)] for row in states), strict=True)
+    named = {c.name: list(column) for c, column in zip(written.state_columns(), columns, strict=True)}
+    batch = pa.record_batch({"key": [b"a", b"b"], "start_ms": [0, 7], "end_ms": [5, 7], **named})
+    restore_windows(task, written, batch)
+    one, two = (next(iter(task.stores["s"].rows_of(key))).states for key in "ab")
+    assert [one[:2], two[:2]] == [row[:2] for row in states]
+    own[2].add(one[2], {"x": "b"})
+    assert [own[2].result(row[2]) for row in (one, two)] == [2, 0]
+    broken = batch.set_column(batch.schema.get_field_index("last_json"), "last_json", pa.array([b"{", b""]))
+    with pytest.raises(CorruptRecord, match="a row of store 's' cannot be read"):
+        restore_windows(kept_task(), written, broken)
 
 
 def test_a_row_that_cannot_be_read_names_its_store() -> None:

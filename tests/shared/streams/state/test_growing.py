@@ -16,6 +16,18 @@ def test_values_outlive_growing() -> None:
     assert columns.bytes == columns.capacity * 16
 
 
+def test_objects_are_kept_as_they_are() -> None:
+    """A cell is one object, whatever it is; where nothing was put yet there is None."""
+    columns = GrowingColumns({"a": "object"})
+    made = [[1, 2], (3,), {"x": [4]}, None]
+    for cell in made * CAPACITY_MIN:
+        row = columns.allocate()
+        columns.views["a"][row] = cell
+    assert columns.arrays["a"][: columns.used].tolist() == made * CAPACITY_MIN
+    assert columns.views["a"][0] is made[0]
+    assert columns.arrays["a"][columns.capacity - 1] is None
+
+
 def test_rows_given_back_are_taken_again() -> None:
     """A row is nobody else's until it was given back, one by one and by the batch."""
     columns = GrowingColumns({"a": "int32"})

@@ -1,0 +1,276 @@
+"""Columns of objects in session windows: against a store of objects that takes the same records one by one."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.streams.aggregations import Aggregation, Count, CountDistinct, Sum
+from shared.streams.collecting import CollectList, CollectSet, First, Last
+from shared.streams.columnar import StateColumns
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.processor import ProcessingFailed, StateRefused
+from shared.streams.quantiles import Quantiles
+from shared.streams.state import window_merge
+from shared.streams.state.column_store import ColumnStore
+from shared.streams.topology import Topology
+from shared.streams.windowed_aggregate import Emit
+from shared.testing.topology_test_driver import TopologyTestDriver
+
+RECORDS_ONLY = 1 << 30
+
+FUNCTIONS: dict[str, Aggregation[Any]] = {
+    "count": Count(),
+    "total": Sum("n"),
+    "first": First("page"),
+    "last": Last("page"),
+    "distinct": CountDistinct("page"),
+    "numbers": CountDistinct("n"),
+    "ranks": Quantiles("n", (0.0, 0.5, 1.0)),
+    "pages": CollectList("page", limit=4),
+    "all": CollectList("n"),
+    "each": CollectSet("page", limit=3),
+}
+
+
+class Value(msgspec.Struct):
+    """A value with text that may be missing, and a number."""
+
+    n: int
+    page: str | None = None
+
+
+class Piped(NamedTuple):
+    """One record as it is piped."""
+
+    key: bytes | None
+    value: bytes | None
+    timestamp: int
+
+
+def topology(names: list[str], gap: int, grace: int, emit: Emit, value: Any = Value, kind: str = "session") -> Topology:
+    builder = StreamsBuilder()
+    grouped = builder.stream("in", value=value).group_by_key()
+    windows: Any = {
+        "session": lambda: grouped.session_window(gap, grace),
+        "tumbling": lambda: grouped.tumbling_window(gap, grace),
+        "hopping": lambda: grouped.hopping_window(3 * gap, gap, grace),
+        "overlapping": lambda: grouped.hopping_window(5 * gap, 2 * gap, grace),
+    }[kind]()
+    table = windows.aggregate("s", **{name: FUNCTIONS[name] for name in names})
+    (table.on_close() if emit == "on_close" else table.on_update()).to("out")
+    return builder.build()
+
+
+def driver_of(made: Topology, columns_min: int, *, of_columns: bool = True) -> TopologyTestDriver:
+    """A driver of a task whose store has columns, or of one as they are on their own."""
+    with pytest.MonkeyPatch.context() as patched:
+        if not of_columns:
+            patched.setattr(StateColumns, "of", lambda aggregations: None)
+        driver = TopologyTestDriver(made, commit_each=False, deduplicate_updates=True, columns_min=columns_min)
+    assert ("in" in driver.task.column_paths) == of_columns
+    assert isinstance(driver.task.stores["s"], ColumnStore) == of_columns
+    return driver
+
+
+def results(driver: TopologyTestDriver, topic: str) -> list[Any]:
+    """What there is since the last look, in an order of its own where it came of one commit."""
+    read = [(r.key, r.value, r.timestamp) for r in driver.read(topic)]
+    return sorted(read, key=repr) if topic == "out" else read
+
+
+def live(driver: TopologyTestDriver, rows: Any = None) -> list[Any]:
+    """Live sessions, with their results: sketches are compared by these, which are exact for so few values."""
+    aggregations = driver.topology.stores["s"].aggregations
+    return sorted(
+        (s.key, s.start, s.end, [a.result(state) for a, state in zip(aggregations, s.states, strict=True)])
+        for s in rows or driver.task.stores["s"].rows()
+    )
+
+
+def replayed(driver: TopologyTestDriver, *, of_columns: bool) -> list[Any]:
+    """What a new owner with a store of that kind restores from the changelog."""
+    with pytest.MonkeyPatch.context() as patched:
+        if not of_columns:
+            patched.setattr(StateColumns, "of", lambda aggregations: None)
+        again = TopologyTestDriver(driver.topology, commit_each=False, deduplicate_updates=True)
+        again.changelog = list(driver.changelog)
+        again.restore()
+        return live(again)
+
+
+keys = st.sampled_from([b"a", b"a", b"b", b"c", None])
+steps = st.one_of(st.integers(-40, 30), st.integers(0, 3), st.integers(0, 3), st.sampled_from([-10, 10, 11, 100, -70]))
+gaps, graces = st.sampled_from([1, 5, 10, 20]), st.sampled_from([0, 1, 7, 30])
+kinds = st.sampled_from(["session", "session", "tumbling", "hopping", "overlapping"])
+emits = st.sampled_from(["on_close", "on_update"])
+names = st.lists(st.sampled_from(sorted(FUNCTIONS)), min_size=1, max_size=4, unique=True)
+odd = st.sampled_from([None, b"{", b"{}", b'{"n":"x"}', b'{"n":1.5}', b'{"n":2,"page":7}'])
+
+
+@st.composite
+def inputs(draw: st.DrawFn) -> list[Piped]:
+    """Records around a time that mostly rises, some of one moment, some that cannot be taken."""
+    now = draw(st.integers(0, 50))
+    out: list[Piped] = []
+    for key, step in draw(st.lists(st.tuples(keys, steps), max_size=90)):
+        number = len(out)
+        page = b"null" if number % 5 == 0 else b'"p%d"' % (number * 7 % 13)
+        value: bytes | None = b'{"n":%d,"page":%s}' % (number * 7 % 11 - 5, page)
+        if draw(st.integers(0, 25)) == 0:
+            value = draw(odd)
+        out.append(Piped(key, value, max(0, now + step)))
+        now = max(now, now + step // 2)
+    return out
+
+
+@settings(max_examples=250)
+@given(names, kinds, gaps, graces, inputs(), st.sampled_from([1, 7, 20, 1000]), emits)
+def test_columns_equal_a_store_of_objects(
+    own: list[str], kind: str, gap: int, grace: int, records: list[Piped], size: int, emit: Emit
+) -> None:
+    """After every commit results, late records, dead letters, live sessions and the changelog are the same."""
+    made = topology(own, gap, grace, emit, kind=kind)
+    columns, objects = driver_of(made, 1), driver_of(made, RECORDS_ONLY, of_columns=False)
+    for start in range(0, len(records), size):
+        for driver in (columns, objects):
+            driver.pipe_columns("in", records[start : start + size])
+            driver.commit()
+        for topic in ("out", "in-late"):
+            assert results(columns, topic) == results(objects, topic)
+        assert [r.value for r in columns.read("in-dlq")] == [r.value for r in objects.read("in-dlq")]
+        assert columns.task.metrics.skipped_total == objects.task.metrics.skipped_total
+        assert live(columns) == live(objects)
+    expected = live(objects)
+    for driver in (columns, objects):
+        for of_columns in (True, False):
+            assert replayed(driver, of_columns=of_columns) == expected
+    if not set(own) & {"distinct", "numbers", "ranks"}:
+        entries = [sorted(d.changelog, key=repr) for d in (columns, objects)]
+        assert [e for e in entries[0] if e[0] is not None] == [e for e in entries[1] if e[0] is not None]
+
+
+close_by = st.tuples(st.sampled_from([b"a", b"b"]), st.integers(0, 90), st.sampled_from(["null", '"x"', '"y"', '"z"']))
+
+
+@settings(max_examples=250)
+@given(
+    st.lists(close_by, min_size=4, max_size=14),
+    st.integers(2, 9),
+    st.sampled_from([["all", "pages", "each"], ["distinct", "ranks", "first", "last"]]),
+    kinds,
+    st.sampled_from([0, 30, 90]),
+)
+def test_windows_that_come_together(records: list[Any], size: int, own: list[str], kind: str, grace: int) -> None:
+    """However windows that a store has and those of a batch are joined, they have what single records make of them."""
+    made = topology(own, 10, grace, "on_update", kind=kind)
+    columns, objects = driver_of(made, 1), driver_of(made, RECORDS_ONLY, of_columns=False)
+    piped = [Piped(k, b'{"n":%d,"page":%s}' % (i, p.encode()), at) for i, (k, at, p) in enumerate(records)]
+    for start in range(0, len(piped), size):
+        for driver in (columns, objects):
+            driver.pipe_columns("in", piped[start : start + size])
+            driver.commit()
+        assert results(columns, "out") == results(objects, "out")
+        assert live(columns) == live(objects)
+
+
+@settings(max_examples=60)
+@given(names, inputs(), st.data())
+def test_crashes_in_the_midst(own: list[str], records: list[Piped], data: st.DataObject) -> None:
+    """What a batch put into states in place is gone with the task that did, and is not counted twice."""
+    made = topology(own, 10, 7, "on_close")
+    columns, objects = driver_of(made, 1), driver_of(made, RECORDS_ONLY, of_columns=False)
+    for start in range(0, len(records), 15):
+        crash = data.draw(st.booleans())
+        for driver in (columns, objects):
+            driver.pipe_columns("in", records[start : start + 15])
+            if crash:
+                driver.crash(torn_entries=2)
+                driver.restore()
+            driver.commit()
+        assert results(columns, "out") == results(objects, "out")
+        assert live(columns) == live(objects)
+
+
+def of_pages(arrivals: list[tuple[bytes, int]], names: list[str], grace: int) -> list[Any]:
+    """Results of hopping windows after a batch of records with the pages 0, 1, 2..., as columns and as objects."""
+    made = topology(names, 10, grace, "on_update", kind="hopping")
+    found = []
+    for driver in (driver_of(made, 1), driver_of(made, RECORDS_ONLY, of_columns=False)):
+        driver.pipe_columns(
+            "in", [Piped(key, b'{"n":%d,"page":"%d"}' % (i, i), at) for i, (key, at) in enumerate(arrivals)]
+        )
+        driver.commit()
+        found.append(results(driver, "out"))
+    return found
+
+
+def test_of_one_moment_what_came_first_is_first() -> None:
+    """Also where time went on between two records, and the second is too late for some windows of the first."""
+    of_columns, of_objects = of_pages([(b"a", 25), (b"b", 31), (b"a", 25)], ["first", "last", "pages"], 0)
+    assert of_columns == of_objects
+    window = next(msgspec.json.decode(value) for key, value, _ in of_columns if b'"a","start":10' in key)
+    assert (window["first"], window["last"], window["pages"]) == ("0", "2", ["0", "2"])
+
+
+def test_a_window_is_given_its_values_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few panes are taken at a time, a window's list is in the order of arrival."""
+    monkeypatch.setattr(window_merge, "PAIRS_AT_ONCE", 1)
+    of_columns, of_objects = of_pages(
+        [(b"a", 25), (b"b", 25), (b"a", 5), (b"a", 26), (b"b", 7)], ["pages", "count"], 90
+    )
+    assert of_columns == of_objects
+    assert any(b'"pages":["0","2","3"]' in value for _, value, _ in of_columns)
+
+
+def made_of(topic: str, data: bytes | None) -> Any:
+    """Values that no JSON says, as a deserializer of a user's own may make them."""
+    return {"page": object if data == b"object" else data}
+
+
+@pytest.mark.parametrize(("at", "what"), [(5, "the state cannot be encoded"), (30, "the result of")])
+def test_what_has_no_json_is_said_as_one_by_one(at: int, what: str) -> None:
+    """A state or a result that has no JSON names its window, in columns too: the record is looked for from there."""
+    said = []
+    for columns_min in (1, RECORDS_ONLY):
+        driver = driver_of(topology(["count", "first"], 10, 0, "on_close", value=made_of), columns_min)
+        with pytest.raises(ProcessingFailed) as raised:
+            pipe_and_commit(driver, [Piped(b"a", b"object", 1), Piped(b"b", b"text", at)])
+        said.append((type(raised.value), str(raised.value)))
+    assert said[0] == said[1]
+    assert said[0][0] is (StateRefused if at == 5 else ProcessingFailed)
+    assert what in said[0][1]
+    assert "key 'a', window 1 to 1" in said[0][1]
+
+
+def test_numbers_of_other_types_are_taken_as_one_by_one() -> None:
+    """A number that no column is made of, though an aggregation takes it, has its batch taken record by record."""
+    made = topology(["total", "ranks"], 10, 0, "on_close", value=lambda topic, data: {"n": np.float64(data or b"0")})
+    drivers = [driver_of(made, 1), driver_of(made, RECORDS_ONLY, of_columns=False)]
+    for driver in drivers:
+        pipe_and_commit(driver, [Piped(b"a", b"1.5", 1), Piped(b"a", b"2", 2), Piped(b"a", b"3", 90)])
+    of_columns, of_objects = (results(driver, "out") for driver in drivers)
+    assert of_columns == of_objects
+    assert [msgspec.json.decode(value)["total"] for _, value, _ in of_columns] == [3.5]
+
+
+def pipe_and_commit(driver: TopologyTestDriver, records: list[Piped]) -> None:
+    driver.pipe_columns("in", records)
+    driver.commit()
+
+
+def test_rows_that_are_gone_hold_nothing() -> None:
+    """A session that was closed or merged away leaves no state behind in its row, whenever that is used again."""
+    driver = driver_of(topology(["distinct", "first"], 10, 0, "on_close"), 1)
+    batches = [[Piped(b"a", b'{"n":1,"page":"x"}', at) for at in part] for part in ((0, 15), (8,), (100,))]
+    for batch in batches:
+        driver.pipe_columns("in", batch)
+        driver.commit()
+    store: Any = driver.task.stores["s"]
+    cells = [cell for name in ("s0", "s2") for cell in store.table.arrays[name].tolist() if cell is not None]
+    assert [type(cell).__name__ for cell in cells] == ["hll_sketch", "str"]
