@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from shared.common.errors import CorruptRecord
+from shared.common.records import Columns, ConsumerRecord
 from shared.streams.aggregations import Aggregate, Count, CountDistinct, Max
 from shared.streams.changelog_format import DELETED, LIVE, StateCodec
 from shared.streams.changelog_reader import Change
@@ -118,6 +119,21 @@ def test_a_snapshot_of_objects_is_taken_as_columns() -> None:
     broken = batch.set_column(batch.schema.get_field_index("last_json"), "last_json", pa.array([b"{", b""]))
     with pytest.raises(CorruptRecord, match="a row of store 's' cannot be read"):
         restore_windows(kept_task(), written, broken)
+
+
+def test_windows_of_a_snapshot_are_gone_on_with() -> None:
+    """A record that comes after a snapshot was taken as columns counts in the windows that it brought back."""
+    builder = StreamsBuilder()
+    builder.stream("in").group_by_key().hopping_window(20, 10, 5).aggregate("s", n=Count()).on_close().to("out")
+    task = StreamTask(builder.build(), 0, application="app")
+    (written,) = task.topology.schemas()
+    latest, counts = (column.name for column in written.state_columns())
+    columns = {"key": [b"a", b"a", b"b"], "start_ms": [0, 10, 10], "end_ms": [20, 30, 30]}
+    restore_windows(task, written, pa.record_batch({**columns, latest: [7, 17, 18], counts: [2, 1, 1]}))
+    task.initialize(0)
+    task.process(Columns.of([ConsumerRecord("in", 0, 0, 15, b"a", b"{}")]), 0)
+    rows = [(w.key, w.start, w.end, w.states) for key in "ab" for w in task.stores["s"].rows_of(key)]
+    assert rows == [("a", 0, 20, [15, 3]), ("a", 10, 30, [17, 2]), ("b", 10, 30, [18, 1])]
 
 
 def test_a_row_that_cannot_be_read_names_its_store() -> None:

@@ -166,9 +166,10 @@ def test_a_late_record_says_how_late_at_its_own_moment() -> None:
     assert (driver.task.metrics.late_total, driver.task.metrics.missed_windows_total) == (1, 3)
 
 
-def test_times_near_the_end_of_64_bits_go_record_by_record() -> None:
+@pytest.mark.parametrize("grace", [0, 100])
+def test_times_near_the_end_of_64_bits_go_record_by_record(grace: int) -> None:
     """Where a window's end would leave 64 bits the record is refused, as it is alone; no sum of times wraps around."""
-    by_columns, by_records = pair_of(topology(hopping(10, 5, 100), "on_close"))
+    by_columns, by_records = pair_of(topology(hopping(10, 5, grace), "on_close"))
     latest = 2**63 - 1
     for times in ((5, latest - 200), (latest - 60, latest - 11, latest - 9), (latest,)):
         pipe_all((by_columns, by_records), [Piped(b"a", b'{"n":1}', at) for at in times])

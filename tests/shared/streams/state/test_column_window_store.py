@@ -66,6 +66,7 @@ def test_equal_to_the_store_of_objects(plan: list[tuple[str, str, int]]) -> None
             limit += number
             closed = [store.close_before(limit, limit + 5) for store in stores]
             assert closed[0] == closed[1]
+            assert {stores[0].fetch(final.key, final.start) for final in closed[0]} <= {None}
         elif what == "unload":
             for store, log in zip(stores, logs, strict=True):
                 replay(store.changes(), log)
