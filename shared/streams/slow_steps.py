@@ -3,7 +3,8 @@
 A worker's loop sends its heartbeats, too. A record that holds it up for a session's length costs the instance its
 partitions before anything is committed, and whoever restores them comes to the same record again, for ever. So a loss
 counts against the longest step of each partition since its last commit, where that was long enough to bring it about;
-after `attempts_max` losses the record is refused.
+after `attempts_max` losses the record is refused. Where the step was a batch taken as columns, nobody knows which of
+its records it was: that loss counts against none, but from then on the partition's records are taken one by one.
 
 >>> slow = SlowSteps(session_timeout_ms=6_000, heartbeat_interval_ms=1_000, attempts_max=2)
 >>> for _ in range(2):
@@ -31,17 +32,21 @@ PUNCTUATION = ""
 
 
 class Step(NamedTuple):
-    """What was done at once: the record at `offset` of `topic`, or a WALL_CLOCK_TIME punctuation, which has neither."""
+    """What was done at once: the record at `offset` of `topic`, or a WALL_CLOCK_TIME punctuation, which has neither.
+
+    `is_batch`: it was a whole batch, taken as columns, that ended with this record.
+    """
 
     topic: str
     offset: int
     ms: int
+    is_batch: bool = False
 
     def of(self, partition: int) -> str:
         """What it was, for messages."""
         if self.topic == PUNCTUATION:
             return f"a WALL_CLOCK_TIME punctuation of partition {partition}"
-        return f"{self.topic}-{partition}@{self.offset}"
+        return f"{'a batch up to ' if self.is_batch else ''}{self.topic}-{partition}@{self.offset}"
 
 
 class RecordTooSlow(PenstockError):
@@ -55,7 +60,7 @@ class Suspect:
         self.partition, self.step, self.losses = partition, step, 0
 
     def __repr__(self) -> str:
-        times = f"{self.losses} loss{'es' if self.losses > 1 else ''}"
+        times = f"{self.losses} loss{'' if self.losses == 1 else 'es'}"
         return f"Suspect({self.step.of(self.partition)} took {self.step.ms} ms, {times})"
 
 
@@ -102,7 +107,7 @@ class SlowSteps:
             suspect = self._suspects.get(partition)
             if suspect is None or suspect.step[:2] != step[:2]:
                 suspect = self._suspects[partition] = Suspect(partition, step)
-            suspect.losses, suspect.step = suspect.losses + 1, step
+            suspect.losses, suspect.step = suspect.losses + (not step.is_batch), step
             log.error(
                 "a step held up the heartbeats for so long that the group gave this instance up",
                 step=step.of(partition),

@@ -98,9 +98,10 @@ class TaskInputs:
         columns, before_ms = group.next_run(length.records_max), share.used_ms()
         self._process(columns, now_ms, share.is_left)
         next_offset, ms = self._task.sources[columns.topic], share.used_ms() - before_ms
-        if self.longest is None or ms > self.longest.ms:  # one record that takes long is the last of its run
-            self.longest = Step(columns.topic, next_offset - 1, ms)
         done = int(np.searchsorted(columns.offsets, next_offset))
+        if self.longest is None or ms > self.longest.ms:  # one record that takes long is the last of its run
+            path = self._task.column_paths.get(columns.topic)
+            self.longest = Step(columns.topic, next_offset - 1, ms, path is not None and done >= path.records_min)
         length.took(done, ms, share.ms)
         if done < len(columns):
             group.queues[columns.topic].put_back(columns[done:])

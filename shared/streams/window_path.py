@@ -18,10 +18,9 @@ from shared.streams.column_path import ColumnPath, Moments
 from shared.streams.state.column_window_store import ColumnWindowStore
 from shared.streams.state.window_merge import take_into_windows
 from shared.streams.time_windows import TimeWindowAggregate
-from shared.streams.topology import SourceNode
 
 if TYPE_CHECKING:
-    from shared.streams.stream_task import StreamTask
+    pass
 
 
 class WindowPath(ColumnPath):
@@ -30,11 +29,10 @@ class WindowPath(ColumnPath):
     _operator: TimeWindowAggregate
     _store: ColumnWindowStore
 
-    def __init__(
-        self, task: StreamTask, source: SourceNode, operator: TimeWindowAggregate, store: ColumnWindowStore
-    ) -> None:
-        super().__init__(task, source, operator, store)
-        self.records_min = max(1, task.columns_min // operator.windows.per_record)
+    @property
+    def records_min(self) -> int:
+        """So many records that there are as many updates of windows as other paths want records."""
+        return max(1, self._task.columns_min // self._operator.windows.per_record)
 
     @property
     def _patience_ms(self) -> int:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 
+import msgspec
 import pytest
 
 from services.local.kafka import EmbeddedKafka
 from shared.clients.consumer.dead_letters import parse_dead_letter
 from shared.clients.producer import Producer
 from shared.common.records import ProducerRecord
+from shared.streams.aggregations import Count
+from shared.streams.column_path import COLUMNS_MIN
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.processor import ProcessingFailed, Processor, ProcessorContext, Record
 from shared.streams.punctuation import PunctuationType
@@ -59,6 +62,38 @@ async def test_a_record_that_is_too_slow_becomes_a_dead_letter(kafka: EmbeddedKa
         assert (dead.record.offset, dead.stage, dead.record.value) == (2, "process", b'{"n":"slow"}')
         assert f"{topic_name}-0@2 took " in dead.message
         assert "2 times in a row the group gave the instance up before a commit (slow_record" in dead.message
+
+
+async def test_a_slow_record_among_columns_is_the_one_that_becomes_a_dead_letter(
+    kafka: EmbeddedKafka, topic_name: str
+) -> None:
+    """The batch costs the partition once more; then its records are taken one by one, and the others are counted."""
+    tries: list[bytes | None] = []
+
+    def decode(topic: str, value: bytes | None) -> bytes | None:
+        if value == b"slow":
+            tries.append(value)
+            time.sleep(STEP_SECONDS)
+        return value
+
+    builder = StreamsBuilder()
+    windows = builder.stream(topic_name, value=decode).group_by_key().tumbling_window(60_000)
+    windows.aggregate("s", n=Count()).on_update().to(f"{topic_name}-out")
+    values = [b"slow" if i == 10 else b"x" for i in range(2 * COLUMNS_MIN)]
+    async with chain_of(kafka, topic_name, 1) as chain:
+        async with Producer(chain.kafka) as producer:
+            given = [ProducerRecord(chain.topic, value, b"a", timestamp=1_000) for value in values]
+            await (await producer.send_many(given))
+
+        async def done() -> bool:
+            return bool(await chain.values("out"))
+
+        async with running(chain.worker(builder.build(), **QUICK)):
+            await until(done)
+        assert [msgspec.json.decode(value)["n"] for value in await chain.values("out")] == [len(values) - 1]
+        assert len(tries) == 1 + ATTEMPTS_MAX
+        (letter,) = await chain.read(f"{topic_name}-dlq")
+        assert parse_dead_letter(letter).record.offset == 10
 
 
 async def test_under_fail_a_record_that_is_too_slow_ends_the_worker(kafka: EmbeddedKafka, topic_name: str) -> None:

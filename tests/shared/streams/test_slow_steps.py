@@ -85,6 +85,17 @@ def test_records_go_one_by_one_only_while_one_is_looked_for() -> None:
     assert slow.columns_min(0) == COLUMNS_MIN
 
 
+def test_a_batch_counts_against_no_record() -> None:
+    """The record that it ended with is not refused for it, even where one attempt is all there is."""
+    slow = slow_steps(1)
+    lose(slow, Step("in", 9, 9_000, is_batch=True))
+    assert slow.refused(0) is None
+    assert slow.columns_min(0) == sys.maxsize
+    assert repr(slow) == "SlowSteps(longest {}, [Suspect(a batch up to in-0@9 took 9000 ms, 0 losses)])"
+    lose(slow, Step("in", 4, 9_000))
+    assert repr(slow.refused(0)) == "Suspect(in-0@4 took 9000 ms, 1 loss)"
+
+
 def test_a_punctuation_has_no_record_to_refuse() -> None:
     """It ends the worker, with the partition and the limits by name."""
     slow = slow_steps(1)

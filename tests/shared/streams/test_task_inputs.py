@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ from shared.common.errors import DataError
 from shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from shared.streams.aggregations import Count
 from shared.streams.dsl import StreamsBuilder
+from shared.streams.grouped_stream import GroupedStream, WindowedGroup
 from shared.streams.processor import Record
 from shared.streams.punctuation import PunctuationType
 from shared.streams.settings import BUFFERED_RECORDS_MAX
-from shared.streams.slow_steps import RecordTooSlow, Step
+from shared.streams.slow_steps import RecordTooSlow, SlowSteps, Step
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_inputs import TaskInputs
 from shared.streams.time_marks import TimeMark, mark_record
@@ -267,3 +269,37 @@ def test_the_longest_step_of_a_turn_is_known() -> None:
     time.begin(inputs.waiting)
     inputs.process(0, {}, time)
     assert inputs.longest == Step("in", 7, 507)
+
+
+@pytest.mark.parametrize("attempts_max", [1, 3])
+@pytest.mark.parametrize(
+    "windowed", [lambda grouped: grouped.session_window(10), lambda grouped: grouped.hopping_window(10, 5)]
+)
+def test_a_slow_record_among_columns_is_found_and_it_alone_is_refused(
+    windowed: Callable[[GroupedStream], WindowedGroup], attempts_max: int
+) -> None:
+    """The batch that cost the partition is taken record by record in the next attempt, which names the slow one."""
+    clock, attempts = ManualClock(), []
+
+    def decode(topic: str, value: bytes | None) -> Any:
+        clock.advance(1_000 if value == b"slow" else 1)
+        return value
+
+    builder = StreamsBuilder()
+    windowed(builder.stream("in", value=decode).group_by_key()).aggregate("s", n=Count()).on_close().to("out")
+    topology = builder.build()
+    batch = Columns.of([ConsumerRecord("in", 0, i, i, b"k", b"slow" if i == 10 else b"x") for i in range(100)])
+    slow = SlowSteps(session_timeout_ms=900, heartbeat_interval_ms=100, attempts_max=attempts_max)
+    while (refused := slow.refused(0)) is None:  # as OwnedTask.begin, and a group that gives the instance up
+        task = StreamTask(topology, 0, application="app")
+        task.initialize(0)
+        task.columns_min = slow.columns_min(0)
+        inputs, time = TaskInputs(task, topology), TurnTime(clock)
+        inputs.add(batch)
+        time.begin(inputs.waiting)
+        inputs.process(0, {}, time)
+        slow.took(0, inputs.longest)
+        slow.lost()
+        attempts.append(inputs.longest)
+    assert attempts == [Step("in", 99, 1_099, is_batch=True)] + [Step("in", 10, 1_010)] * attempts_max
+    assert refused.step[:2] == ("in", 10)
