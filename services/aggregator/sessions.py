@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from services.aggregator.found_windows import Found, Told, closed_of_lake, merged, place_of, told
 from services.aggregator.key_search import key_text
@@ -39,7 +40,9 @@ from shared.common.errors import (
 )
 from shared.common.key_range import KeyRange
 from shared.common.log import configure
+from shared.common.points_in_time import time_ms
 from shared.common.records import TopicPartition
+from shared.common.tables import console_for
 from shared.common.topic_names import changelog_topic
 from shared.streams.changelog_format import (
     Progress,
@@ -54,7 +57,12 @@ POLL_MS = 500
 CHANGES_MAX = 200_000
 """Of one partition's tail, of the keys that are asked for: they are kept until the answer is made."""
 REVISIONS_EXPECTED = 2
+COLUMN_WIDTH_MAX = 40  # of a key, and of an aggregation's result
 PROGRAM = "penstock sessions"
+NO_TABLES = (
+    "lake: {} has no tables: lake and application ({}) must be those of the aggregator; "
+    "before its first compaction, leave lake out"
+)
 
 
 class TailTooLong(Exception):
@@ -157,6 +165,8 @@ class Query:
         if self._settings.lake is None:
             return None
         snapshot = await asyncio.to_thread(lake.read_snapshot, *self._where, partitions, self._options)
+        if snapshot is None and self._settings.lake_required:
+            raise ConfigError(NO_TABLES.format(lake.table_uri(*self._where), self._settings.application))
         for one in () if snapshot is None else snapshot.partitions.values():
             if one.topic_id not in (None, topic.topic_id):
                 raise ChangelogHole(f"{self._topic} was deleted and made again: the lake is that of another topic")
@@ -242,32 +252,22 @@ def chosen(progress: Sequence[Progress], name: str | None) -> StoreSchema:
     return found[0]
 
 
-def time_ms(text: str) -> int:
-    """Milliseconds since the epoch, of a number or an ISO 8601 time (UTC where it does not say otherwise).
-
-    >>> time_ms("2013-01-01"), time_ms("-5"), time_ms("2013-01-01T01:00+01:00")
-    (1356998400000, -5, 1356998400000)
-    """
-    if text.removeprefix("-").isdecimal():
-        return int(text)
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError as e:
-        raise ConfigError(f"{text}: {e}") from None
-    return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
-
-
-def show(store: StoreSchema, found: Sequence[Found], console: Console) -> None:
-    """The windows as a table."""
+def show(store: StoreSchema, found: Sequence[Found], console: Console | None = None) -> None:
+    """The windows as a table, with times that `--from` takes as they stand."""
     table = Table(title=f"{store.name}: {len(found)} windows")
     names = [a.name for a in store.aggregations]
-    for name in ("key", "start", "end", "status", "revision", *names):
-        table.add_column(name)
+    table.add_column("key", overflow="fold", max_width=COLUMN_WIDTH_MAX)
+    for name in ("start (UTC)", "end (UTC)", "status", "revision"):
+        table.add_column(name, no_wrap=True)
+    for name in names:
+        table.add_column(name, overflow="fold", max_width=COLUMN_WIDTH_MAX)
     for one in found:
-        times = (datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds") for ms in one[1:3])
+        utc = (datetime.fromtimestamp(ms / 1000, UTC).replace(tzinfo=None) for ms in one[1:3])
+        times = (time.isoformat(timespec="milliseconds") for time in utc)
         shown = (json.dumps(one.results.get(name)) for name in names)
-        table.add_row(key_text(one.key), *times, one.status, str(one.revision), *shown)
-    console.print(table)
+        row = (key_text(one.key), *times, one.status, str(one.revision), *shown)
+        table.add_row(*(Text(text) for text in row))
+    (console or console_for(table)).print(table)
 
 
 def _is_covered(row: dict[str, Any], covered: dict[int, lake.PartitionSnapshot]) -> bool:
@@ -300,7 +300,7 @@ def main(arguments: list[str]) -> int:
         for one in found:
             print(msgspec.json.encode(one._asdict()).decode())
     else:
-        show(store, found, Console())
+        show(store, found)
     if query.last is not None:
         print(f"there are more: --continuation {pages.text(query.last)}", file=sys.stderr)
     return 0

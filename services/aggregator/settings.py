@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Base64Bytes, Field
+from pydantic import Base64Bytes, Field, field_validator
 
 from api.settings import GuardedSettings
+from shared.common.errors import ConfigError
 from shared.common.key_range import KeyRange
+from shared.common.points_in_time import time_ms
 from shared.common.settings import CommandSettings, HttpSettings, KafkaSettings, PositiveMs, Section
 from shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX
 from shared.streams.settings import StreamsSettings
@@ -109,6 +111,15 @@ class SessionsSettings(CommandSettings):
     json_line: bool = Field(False, description="print one JSON object a window; --json is the same")
     kafka_timeout_ms: PositiveMs = Field(30_000, description="how long reading the changelog's tail may take")
 
+    @field_validator("from_", "to")
+    @classmethod
+    def _is_time(cls, text: str) -> str:
+        try:
+            time_ms(text)
+        except ConfigError as e:
+            raise ValueError(str(e)) from None
+        return text
+
     @property
     def timeout_name(self) -> str:
         """What `kafka_timeout_ms` is set by."""
@@ -118,6 +129,11 @@ class SessionsSettings(CommandSettings):
     def lake_name(self) -> str:
         """What `lake` is set by."""
         return "lake"
+
+    @property
+    def lake_required(self) -> bool:
+        """Who names a lake means one that is there."""
+        return True
 
     @property
     def tail_records_max(self) -> int | None:

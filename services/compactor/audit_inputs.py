@@ -27,9 +27,10 @@ from services.compactor.generations import layouts_of, newest_of
 from services.compactor.kafka import TopicOffsets, offsets_at, read_range, settled_offsets, topic_offsets
 from services.compactor.measures import TEXTS, holds_other_than_text, text_types, unchecked
 from services.compactor.origins import NotAuditable, Origin, first_offsets, origin_of
-from services.compactor.settings import AuditSettings, time_ms
+from services.compactor.settings import AuditSettings
 from shared.clients.consumer.dead_letters import NODE
 from shared.common.errors import ConfigError
+from shared.common.points_in_time import time_ms
 from shared.streams.changelog_format import FINAL, Progress, StoreSchema, decode_progress, parse_places
 
 SESSION = ("partition", "key", "start_ms", "end_ms", "state")

@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from services.compactor.audit import Report
-
-WIDTH_MIN = 100  # narrower than this, details would wrap into towers
+from shared.common.tables import console_for
 
 
 def as_object(report: Report) -> dict[str, Any]:
@@ -30,7 +29,7 @@ def as_object(report: Report) -> dict[str, Any]:
 
 def print_report(report: Report, *, as_json: bool, console: Console | None = None) -> None:
     """Print the checks, the first differences of each, and the JSON object as the last line where it is asked for."""
-    console = console or Console(width=None if Console().width >= WIDTH_MIN else WIDTH_MIN)
+    console = console or console_for()
     console.print(
         f"{report.records} records {'=' if report.unaccounted == 0 else '≠'} {report.in_sessions} in sessions "
         f"+ {report.late} late + {report.dead_letters} dead letters + {report.skipped} skipped (without a key) "

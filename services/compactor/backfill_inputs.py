@@ -30,8 +30,9 @@ from pyspark.sql.types import (
 from services.compactor.backfill_files import METADATA, file_rows
 from services.compactor.kafka import TopicOffsets, offsets_at, read_range, topic_offsets
 from services.compactor.replay import HEADERS_SQL, partitioned
-from services.compactor.settings import BackfillSettings, JobSettings, TimeUnit, time_ms
+from services.compactor.settings import BackfillSettings, JobSettings, TimeUnit
 from shared.common.errors import ConfigError
+from shared.common.points_in_time import time_ms
 from shared.streams.changelog_format import parse_places
 
 COLUMNS = ("partition", "topic", "offset", "timestamp_ms", "key", "value", "headers")

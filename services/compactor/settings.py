@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from shared.common.errors import ConfigError
+from shared.common.points_in_time import time_ms
 from shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
 from shared.common.topic_names import changelog_topic
 from shared.streams.settings import TaskSettings
@@ -192,18 +192,3 @@ class AuditSettings(JobSettings):
         if self.expect_records is not None and (start_ms is not None or end_ms is not None):
             raise ValueError("expect_records is of the whole source: not with start or end")
         return self
-
-
-def time_ms(text: str) -> int:
-    """Milliseconds since the epoch, of a number or an ISO 8601 time, which is UTC where it does not say otherwise.
-
-    >>> time_ms("1357002000000"), time_ms("2013-01-01T01:00:00Z"), time_ms("2013-01-01")
-    (1357002000000, 1357002000000, 1356998400000)
-    """
-    if text.isdecimal():
-        return int(text)
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError as e:
-        raise ConfigError(f"{text}: {e}") from None
-    return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)

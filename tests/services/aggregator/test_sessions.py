@@ -18,7 +18,7 @@ from rich.console import Console
 
 from services.aggregator.found_windows import Found, Told, told
 from services.aggregator.questions import Asked
-from services.aggregator.sessions import Query, chosen, feed, main, show, time_ms
+from services.aggregator.sessions import Query, chosen, feed, main, show
 from shared.clients.producer import Producer
 from shared.common.errors import ConfigError, CorruptRecord
 from shared.common.key_range import KeyRange
@@ -68,11 +68,14 @@ def test_the_store_is_the_only_one_or_named() -> None:
         chosen([], None)
 
 
-def test_times() -> None:
-    """A time is ms or ISO 8601."""
-    assert time_ms("5") == 5
-    with pytest.raises(ConfigError, match="yesterday"):
-        time_ms("yesterday")
+def test_a_wrong_time_names_its_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 2, with the flag's name and what is expected."""
+    for flag in ("--from", "--to"):
+        assert main(["--application", "app", flag, "yesterday"]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert flag in said
+        assert "'yesterday' is no time: write ISO 8601, such as 2013-01-31T05:00 (UTC), or ms since the epoch" in said
 
 
 def test_what_is_shown() -> None:
@@ -81,8 +84,26 @@ def test_what_is_shown() -> None:
     show(STORE, [Found(0, 0, 1500, "open", 0, {"n": 4.0})], console)
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert "s: 1 windows" in said
-    assert "1970-01-01T00:00:01.500+00:00" in said
+    assert "1970-01-01T00:00:01.500" in said
     assert "4.0" in said
+
+
+@pytest.mark.parametrize("columns", [20, 80, 200])
+def test_no_time_is_cut_on_a_narrow_terminal(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bounds, status and revision stand on one line however many results there are; a long key goes on below."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    names = [f"aggregation_{i}" for i in range(6)]
+    store = msgspec.structs.replace(STORE, aggregations=tuple(AggregationSchema.of(n, Count()) for n in names))
+    key = "k" * 100
+    show(store, [Found(0, 0, 1500, "closed", 12, dict.fromkeys(names, 123456.789), key)])
+    said = capsys.readouterr().out
+    assert "…" not in said
+    assert said.count("k") >= len(key)
+    row = next(line for line in said.splitlines() if "1970" in line)
+    for text in ("1970-01-01T00:00:00.000", "1970-01-01T00:00:01.500", "closed", "12", "123456.789"):
+        assert text in row
 
 
 Window = tuple[int, str, int, int]
@@ -204,3 +225,19 @@ async def test_the_command_says_how_to_go_on(tmp_path: Path, capsys: pytest.Capt
         assert count == sum(map(len, there.values()))
         assert await asyncio.to_thread(main, [*flags, *more, "--status", "open"]) == 2
         assert "is of another question" in capsys.readouterr().err
+
+
+async def test_a_lake_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 2 with folder and application, for a wrong folder and a wrong application; without a lake the changelog
+    answers."""
+    async with FakeCluster() as cluster:
+        await fill(cluster, tmp_path / "lake")
+        cluster.create_topic("other-changelog", 2)
+        kafka = ["--kafka.bootstrap-servers", cluster.bootstrap_servers]
+        for application, lake in (("app", tmp_path / "no"), ("other", tmp_path / "lake")):
+            flags = ["--application", application, "--lake", str(lake), *kafka]
+            assert await asyncio.to_thread(main, flags) == 2
+            said = capsys.readouterr()
+            assert said.err.startswith(f"lake: {lake}/{application} has no tables: ")
+            assert not said.out
+        assert await asyncio.to_thread(main, ["--application", "app", *kafka]) == 0
