@@ -90,3 +90,4 @@ def test_keys_that_were_forgotten_give_their_numbers_back() -> None:
     store.key_table.free(store.codes.pop(b"a"))
     load_many(store, [b"x", b"y"], ones, ones, [ones, ones.astype(float), ones])
     assert sorted(s.key for s in store.rows()) == ["x", "y"]
+    assert len(store.names) == store.key_table.used
