@@ -64,6 +64,7 @@ class Stream(NamedTuple):
     closed: DataFrame
     live: DataFrame
     later: Callable[[], DataFrame | None]
+    changelog_id: str
     advances: DataFrame | None = None
     origin: Origin | None = None
 
@@ -92,7 +93,7 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
     shape = f"gap {store.gap_ms} ms" if store.kind == "session" else f"{store.kind}, {store.size_ms} ms"
     say(f"store {store.name}: {shape}, grace {store.grace_ms} ms, source {store.source}")
     once = all(p.guarantee == "exactly_once" for p in stream.progress.values())
-    late_ours = {"store": store.name, "application": settings.application}
+    late_ours = {"store": store.name, "application": settings.application, "changelog_id": stream.changelog_id}
     late = coordinates(_topic(spark, settings, store.late), "penstock.late", store.source, late_ours)
     # What a node refused behind a store is no source record: that one was counted.
     is_of_output = F.coalesce(F.exists("headers", lambda h: h["key"] == NODE), F.lit(False))
@@ -238,7 +239,7 @@ def read_stream(spark: SparkSession, settings: AuditSettings) -> Stream:
         records = read_range(spark, settings.kafka, now.topic, ends, now.latest).persist()
         return _finals(read_window(spark, now.topic, records, since, skip), now.topic, layout)
 
-    return Stream(progress, store, closed, live, later, moved, origin_of(state))
+    return Stream(progress, store, closed, live, later, offsets.topic_id, moved, origin_of(state))
 
 
 def coordinates(records: DataFrame, prefix: str, source: str, ours: dict[str, str]) -> DataFrame:

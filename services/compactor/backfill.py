@@ -102,7 +102,7 @@ class Backfill(Fold):
     def records(self, plan: Plan) -> DataFrame:
         """What the tasks would have written to the changelog; what was for other topics is written there."""
         assert self.history is not None
-        job = self._job(self.history)
+        job = self._job(self.history, plan.offsets.topic_id)
         out = self.history.records.mapInArrow(replay(job), OUT_SQL).persist()
         entries = out.filter(F.col("topic").isNull()).drop("topic", "headers")
         begun = {row.partition for row in entries.select("partition").distinct().collect()}
@@ -167,7 +167,7 @@ class Backfill(Fold):
         refused = {name for source in self.topology.sources() for name in (source.late, source.dead_letters)}
         return self.settings.outputs == "all" or (self.settings.outputs == "refused" and topic in refused)
 
-    def _job(self, history: History) -> ReplayJob:
+    def _job(self, history: History, changelog_id: str) -> ReplayJob:
         settings = self.settings
         return ReplayJob(
             settings.topology,
@@ -182,6 +182,7 @@ class Backfill(Fold):
             settings.commit_records,
             history.ends,
             history.source_ids,
+            changelog_id,
             self.now_ms,
         )
 

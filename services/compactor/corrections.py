@@ -8,6 +8,10 @@ with the same partition, key, start_ms and end_ms the one with the highest revis
 one turns out to touch takes that one in too, in the next such run; what the stream itself cut in two stays in two
 unless a late record comes near.
 
+A late record is of the life of the application that its header names by the id of the changelog topic: those of an
+earlier one (before `penstock streams reset`) are left out, and with them whatever stands before such a one and names
+none, as earlier releases wrote them.
+
 A late record counts once the tables cover its source record, by the offset that its headers tell: until then the stream
 may have closed its window in what no run has read yet. In each partition of the late topic a run ends before the first
 that is not covered; it and what comes after it are the next run's.
@@ -39,7 +43,7 @@ from services.compactor.origins import origin_of
 from services.compactor.runs import LATE_RUN, Version, next_late_run, versions
 from services.compactor.settings import CompactSettings
 from services.compactor.spark import travelling
-from shared.common.errors import FatalError
+from shared.common.errors import FatalError, UnknownTopicOrPartition
 from shared.streams import late_records as names
 from shared.streams.changelog_format import StoreSchema, decode_progress
 
@@ -58,7 +62,8 @@ class NotCorrectable(FatalError):
 class Corrected(NamedTuple):
     """What a run did with late records: those taken, those left out, windows written anew, windows that went away.
 
-    `late_waiting` are left for the next run, since the tables did not cover their source records when it began.
+    `late_waiting` are left for the next run, since the tables did not cover their source records when it began;
+    `late_of_earlier_lives` were written before the application was reset, and are left out.
     """
 
     late_records: int = 0
@@ -66,6 +71,7 @@ class Corrected(NamedTuple):
     corrected_windows: int = 0
     superseded_windows: int = 0
     late_waiting: int = 0
+    late_of_earlier_lives: int = 0
 
 
 class _Range(NamedTuple):
@@ -84,6 +90,8 @@ class Corrections:
     def __init__(self, spark: SparkSession, settings: CompactSettings, say: Any, job: str) -> None:
         self.spark, self.settings, self.say, self.job = spark, settings, say, job
         self.state = f"{settings.tables}/state"
+        self.life: str | None = None
+        """The id of the changelog that the tables were made from; None where they do not say."""
 
     def run(self) -> Corrected:
         """Correct each store that can be; then raise NotCorrectable where one could not."""
@@ -97,6 +105,7 @@ class Corrections:
                 "was done again: --with-late needs exactly_once"
             )
         stores, refused, done = newest_of(p.stores for p in progress.values()), [], Corrected()
+        self.life = next((row.topic_id for row in rows.values() if row.topic_id), None)
         for store, layout in zip(stores, layouts_of(stores), strict=True):
             if store.late is None:
                 continue
@@ -118,17 +127,21 @@ class Corrections:
             self.say(f"{store.name}: corrections {read.run} were begun and not ended: they count now")
             self._cover(store, read._replace(end={p: ends.get(str(p), read.start[p]) for p in read.end}))
             return self._correct(store, layout, sources)
-        everything = self._late(store, layout, read).persist()
         origin = origin_of(self.spark.table(tables.delta(self.state)))
         own = {} if origin is None else origin.late.get(read.topic, {})
+        everything = self._late(store, layout, read, self._places(store, sources, own)).persist()
         # What a backfill wrote there it has covered; the offsets of a file's rows are none of the topic.
         is_own = F.col("late_offset") < tables.by_partition(own, "late_partition")
-        streamed = everything.filter(~is_own)
+        is_earlier = of_earlier_life(everything, self.life)
+        streamed = everything.filter(~is_own & ~is_earlier)
         read = read._replace(end=read.end | first_waiting(streamed, sources))
         is_within = F.col("late_offset") < tables.by_partition(read.end, "late_partition")
         late, waiting = everything.filter(is_within), everything.filter(~is_within).count()
         if waiting:
             self.say(f"{store.name}: {waiting} late records wait for the run that covers their source records")
+        earlier, late = late.filter(is_earlier).count(), late.filter(~is_earlier)
+        if earlier:
+            self.say(f"{store.name}: {earlier} late records are of an earlier life of the application, and left out")
         refused = late.filter("reason IS NOT NULL")
         for row in refused.orderBy("late_partition", "late_offset").limit(REFUSED_SAID_MAX).collect():
             self.say(f"left out: {read.topic}-{row.late_partition} at offset {row.late_offset}: {row.reason}")
@@ -138,7 +151,7 @@ class Corrections:
         try:
             counts = rows.agg(F.count("state").alias("new"), F.count(F.lit(1)).alias("all")).first()
             assert counts is not None
-            taken = Corrected(good.count(), refused.count(), counts.new, counts.all - counts.new, waiting)
+            taken = Corrected(good.count(), refused.count(), counts.new, counts.all - counts.new, waiting, earlier)
             if taken.corrected_windows:
                 self._append(store, rows, path, read)
             if taken.corrected_windows or read.start != read.end:
@@ -175,9 +188,18 @@ class Corrections:
             return []
         return versions(self.spark.sql(f"DESCRIBE HISTORY {tables.delta(path)}").collect())
 
+    def _places(self, store: StoreSchema, sources: Mapping[int, int], own: Mapping[int, int]) -> late_states.Places:
+        """Where the source ends: it is asked after the late topic was, so that every late record's is there."""
+        settings = self.settings
+        try:
+            held = topic_offsets(self.spark, settings.kafka, store.source, settings.kafka_timeout_ms)
+        except UnknownTopicOrPartition:
+            return late_states.Places(store.source, dict.fromkeys(sources), own)
+        return late_states.Places(store.source, held.latest, own)
+
     # --- what to write ---
 
-    def _late(self, store: StoreSchema, layout: StoreLayout, read: _Range) -> DataFrame:
+    def _late(self, store: StoreSchema, layout: StoreLayout, read: _Range, places: late_states.Places) -> DataFrame:
         """Late records with their state as a window of one, or the reason why they have none."""
 
         def header(name: str) -> SparkColumn:
@@ -192,14 +214,15 @@ class Corrections:
         told = {"partition": (names.PARTITION, "INT"), "source_offset": (names.OFFSET, "BIGINT")}
         told["closed_ms"] = (names.STREAM_TIME_MS, "BIGINT")
         columns = [header(name).try_cast(type_).alias(alias) for alias, (name, type_) in told.items()]
+        columns.append(header(names.CHANGELOG_ID).alias("life"))
         at = (F.col("partition").alias("late_partition"), F.col("offset").alias("late_offset"))
         schema = (
             "late_partition INT, late_offset BIGINT, partition INT, source_offset BIGINT, closed_ms BIGINT, "
-            f"timestamp_ms BIGINT, key BINARY, state {tables.struct_type(layout)}, reason STRING"
+            f"life STRING, timestamp_ms BIGINT, key BINARY, state {tables.struct_type(layout)}, reason STRING"
         )
         with travelling(late_states, *late_states.TRAVELS):
             return records.select(*at, *columns, "timestamp_ms", "key", "value").mapInArrow(
-                late_states.late_states(store.aggregations, layout), schema
+                late_states.late_states(store.aggregations, layout, places), schema
             )
 
     def _rows(self, store: StoreSchema, layout: StoreLayout, late: DataFrame, path: str) -> DataFrame:
@@ -287,9 +310,22 @@ class Corrections:
         )
 
 
+def of_earlier_life(late: DataFrame, life: str | None) -> SparkColumn:
+    """Whether late records (`late_partition`, `late_offset`, `life`) are of a life of the application before this one.
+
+    One without a `life` is where such a one stands behind it; no other record says so.
+    """
+    if life is None:
+        return F.lit(False)
+    other = late.filter(F.col("life") != life).groupBy("late_partition").agg(F.max("late_offset").alias("offset"))
+    last = {row.late_partition: row.offset for row in other.collect()}
+    before = F.col("late_offset") < tables.by_partition(last, "late_partition")
+    return F.coalesce(F.col("life") != life, before)
+
+
 def first_waiting(late: DataFrame, sources: Mapping[int, int]) -> dict[int, int]:
     """By partition of the late topic the first offset of which the source record is not covered (see `_correct`)."""
-    waits = F.col("source_offset") >= tables.by_partition(sources)
+    waits = (F.col("source_offset") >= tables.by_partition(sources)) & F.col("reason").isNull()
     first = late.filter(waits).groupBy("late_partition").agg(F.min("late_offset").alias("offset"))
     return {row.late_partition: row.offset for row in first.collect()}
 

@@ -8,8 +8,8 @@ a state: the stream looks at a late record's time alone, and never at what is in
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -37,7 +37,35 @@ _TOLD: dict[str, Callable[[str, tuple[float, ...]], Aggregation[Any]]] = {
     "quantiles": Quantiles,
 }
 """Those that are what they are by parameters, which older changelogs do not say."""
-_HEAD = ("late_partition", "late_offset", "partition", "source_offset", "closed_ms", "timestamp_ms", "key")
+_HEAD = ("late_partition", "late_offset", "partition", "source_offset", "closed_ms", "life", "timestamp_ms", "key")
+
+
+class Places(NamedTuple):
+    """Which source records there can be: by partition the offset at which the source ends, None where nobody knows.
+
+    Below the offsets `own`, by partition of the late topic, are a backfill's: they may name a row of a file.
+    """
+
+    topic: str
+    ends: Mapping[int, int | None]
+    own: Mapping[int, int] = {}
+
+    def refusal(self, partition: int | None, offset: int | None, late: tuple[int, int]) -> str | None:
+        """Why a late record, itself at the place `late`, is of no source record that there is; None where it may be.
+
+        >>> places = Places("clicks", {0: 9})
+        >>> places.refusal(0, 8, (0, 5)), places.refusal(7, 5, (0, 5)), places.refusal(0, 9, (0, 5))
+        (None, 'it says clicks-7, which there is not', 'it says clicks-0 at offset 9, which ends at 9')
+        """
+        if partition is None or offset is None:
+            return "it does not say which source record it was"
+        if partition not in self.ends:
+            return f"it says {self.topic}-{partition}, which there is not"
+        end = self.ends[partition]
+        if offset < 0 or (end is not None and offset >= end and late[1] >= self.own.get(late[0], 0)):
+            ends = "" if end is None else f", which ends at {end}"
+            return f"it says {self.topic}-{partition} at offset {offset}{ends}"
+        return None
 
 
 def uncorrectable(store: StoreSchema) -> str | None:
@@ -72,22 +100,24 @@ def aggregation_of(schema: AggregationSchema) -> Aggregation[Any]:
     return made  # type: ignore[no-any-return]
 
 
-def late_states(schemas: Sequence[AggregationSchema], layout: StoreLayout) -> Callable[[Iterator[Any]], Iterator[Any]]:
+def late_states(
+    schemas: Sequence[AggregationSchema], layout: StoreLayout, places: Places
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """For mapInArrow: late records (_HEAD and `value`) to _HEAD, `state` and `reason`, one of which is null."""
     aggregations = [aggregation_of(schema) for schema in schemas]
+    read = ("late_partition", "late_offset", "partition", "source_offset", "key", "timestamp_ms", "value")
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
-            columns = zip(
-                *(batch.column(n).to_pylist() for n in ("partition", "source_offset", "key", "timestamp_ms", "value")),
-                strict=True,
-            )
+            columns = zip(*(batch.column(name).to_pylist() for name in read), strict=True)
             states: list[dict[str, Any] | None] = []
             reasons: list[str | None] = []
-            for partition, offset, key, timestamp_ms, value in columns:
+            for late_partition, late_offset, partition, offset, key, timestamp_ms, value in columns:
                 try:
-                    if partition is None or offset is None or key is None:
-                        raise DataError("it does not say which source record it was")
+                    if refusal := places.refusal(partition, offset, (late_partition, late_offset)):
+                        raise DataError(refusal)
+                    if key is None:
+                        raise DataError("it has no key, and no window is of none")
                     if not 0 <= timestamp_ms <= TIME_MS_MAX:
                         raise DataError(f"no timestamp before the year 10000 can say its time, {timestamp_ms} ms")
                     found = state_of(aggregations, value, timestamp_ms)

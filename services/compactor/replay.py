@@ -62,6 +62,7 @@ class ReplayJob(NamedTuple):
     commit_records: int
     ends: Mapping[str, Mapping[int, int]]
     source_ids: Mapping[str, str]
+    changelog_id: str
     now_ms: int
 
 
@@ -82,7 +83,7 @@ class PartitionReplay:
             key_bytes_max=job.key_bytes_max,
         )
         self._task.max_future_ms = job.max_future_ms
-        self._task.source_ids = dict(job.source_ids)
+        self._task.source_ids, self._task.changelog_id = dict(job.source_ids), job.changelog_id
         self._task.initialize(job.now_ms)
         self._next = FIRST_OFFSET
         self._since_commit = 0

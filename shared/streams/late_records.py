@@ -30,21 +30,31 @@ CLOSE_TIME_MS = "penstock.late.close_time_ms"
 STREAM_TIME_MS = "penstock.late.stream_time_ms"
 STORE = "penstock.late.store"
 APPLICATION = "penstock.late.application"
+CHANGELOG_ID = "penstock.late.changelog_id"
 HEADERS = (TOPIC, PARTITION, OFFSET, LATENESS_MS, CLOSE_TIME_MS, STREAM_TIME_MS, STORE, APPLICATION)
+"""What every late record of a source record has; CHANGELOG_ID is not there in those of earlier releases."""
 STAGE_LATE = "late"
 """What a late record has in the place of a dead letter's stage."""
 
 
 def late_record(
-    record: ConsumerRecord, late_topic: str, close_time_ms: int, stream_time_ms: int, store: str, application: str
+    record: ConsumerRecord,
+    late_topic: str,
+    close_time_ms: int,
+    stream_time_ms: int,
+    store: str,
+    application: str,
+    changelog_id: str | None = None,
 ) -> ProducerRecord:
     """The record for the late topic; header values are text in UTF-8, numbers in decimal.
 
     `lateness_ms` is how far the record's time lies behind the close time: 1 or more. `store` is the store whose window
     it came too late for: another store of the same source may have taken it, as may another `application`.
+    `changelog_id` is the id of the application's changelog topic. A reset makes another: it tells this life of the
+    application from earlier ones, which may have taken the record. None where it has no changelog.
     """
     place = ((TOPIC, record.topic.encode()), (PARTITION, b"%d" % record.partition), (OFFSET, b"%d" % record.offset))
-    headers = place + _lateness(record.timestamp, close_time_ms, stream_time_ms, store, application)
+    headers = place + _lateness(record.timestamp, close_time_ms, stream_time_ms, store, application, changelog_id)
     return ProducerRecord(late_topic, record.value, record.key, record.headers + headers, None, record.timestamp)
 
 
@@ -63,7 +73,8 @@ def parse_late_record(record: ConsumerRecord) -> DeadLetter:
     for name, value in numbers.items():
         if not (value.isascii() and value.isdigit()):
             raise DataError(f"{where} is no late record: {name} is {value!r}, not a number")
-    original: Headers = tuple(header for header in record.headers if header[0] not in HEADERS)
+    own = {*HEADERS, CHANGELOG_ID}
+    original: Headers = tuple(header for header in record.headers if header[0] not in own)
     partition, offset = int(text[PARTITION]), int(text[OFFSET])
     source = replace(record, topic=text[TOPIC], partition=partition, offset=offset, headers=original)
     said = f"{text[LATENESS_MS]} ms too late for {text[STORE]}"
@@ -77,6 +88,7 @@ def forwarded_late_record(
     stream_time_ms: int,
     store: str,
     application: str,
+    changelog_id: str | None,
     record_bytes_max: int,
 ) -> ProducerRecord:
     """What was forwarded by itself, for the late topic: key and value as JSON, text and bytes as they are.
@@ -84,7 +96,8 @@ def forwarded_late_record(
     What JSON does not have is shown by its `repr`; a value that makes the record too large is left out. So nothing
     that is late can end the task.
     """
-    headers = record.headers + _lateness(record.timestamp, close_time_ms, stream_time_ms, store, application)
+    lateness = _lateness(record.timestamp, close_time_ms, stream_time_ms, store, application, changelog_id)
+    headers = record.headers + lateness
     key = as_bytes(record.key.key if isinstance(record.key, WindowKey) else record.key)
     value = record.value.to_json() if isinstance(record.value, WindowResult) else as_bytes(record.value)
     if record_size(key, value, list(headers)) > record_bytes_max:
@@ -99,7 +112,7 @@ def send_late(task: StreamTask, forwarded: Record, node: str, close_time_ms: int
     """
     below = task.topology.nodes[node]
     store = next(iter(below.stores), node) if isinstance(below, ProcessorNode) else node
-    said = (close_time_ms, operator_time_ms, store, task.application)
+    said = (close_time_ms, operator_time_ms, store, task.application, task.changelog_id)
     record, source = task.source_record(), task.source_node(node)
     if record is not None:
         task.outputs.add(late_record(record, source.late, *said), task.record_metadata)
@@ -111,14 +124,17 @@ def send_late(task: StreamTask, forwarded: Record, node: str, close_time_ms: int
     task.metrics.refused_at["late"] = f"store {store!r}, of no source record"
 
 
-def _lateness(timestamp_ms: int, close_time_ms: int, stream_time_ms: int, store: str, application: str) -> Headers:
-    return (
+def _lateness(
+    timestamp_ms: int, close_time_ms: int, stream_time_ms: int, store: str, application: str, changelog_id: str | None
+) -> Headers:
+    told = (
         (LATENESS_MS, b"%d" % (close_time_ms - timestamp_ms)),
         (CLOSE_TIME_MS, b"%d" % close_time_ms),
         (STREAM_TIME_MS, b"%d" % stream_time_ms),
         (STORE, store.encode()),
         (APPLICATION, application.encode()),
     )
+    return told if changelog_id is None else (*told, (CHANGELOG_ID, changelog_id.encode()))
 
 
 def as_bytes(value: Any) -> bytes | None:

@@ -125,7 +125,7 @@ class Restoring:
         reader, report = self.reader, self.report
         if reader.progress is not None:
             restore_progress(self.task, reader.progress)
-        self.task.epoch = epoch
+        self.task.epoch, self.task.changelog_id = epoch, self.topic_id
         self.write()
         report.changelog_windows = reader.entries_applied - self._applied_before
         report.foreign_records = reader.foreign_records - self._foreign_before

@@ -97,11 +97,11 @@ class StreamTask:
     ) -> None:
         self.topology, self.partition, self.application, self.guarantee = topology, partition, application, guarantee
         self.epoch, self.commit_number, self.deduplicate_updates = epoch, 0, deduplicate_updates
-        self.stream_time_ms, self.now_ms = NO_TIME, 0
+        self.stream_time_ms, self.now_ms, self._uncommitted, self._committing = NO_TIME, 0, False, False
         self.sources: dict[str, int] = {}
         self.source_ids: dict[str, str] = {}
         self.global_tables: Mapping[str, Lookup] = {}
-        self._uncommitted = self._committing = False
+        self.changelog_id: str | None = None
         self.failed: ProcessingFailed | None = None
         self.metrics, self.local = TaskMetrics(registry, partition), local
         self.stores = topology.build_stores(local)

@@ -16,6 +16,7 @@ from services.compactor.compact import Compaction
 from services.compactor.corrections import Corrected, Corrections, NotCorrectable, _Range
 from services.compactor.failures import CompactionConflict
 from services.compactor.generations import layouts_of
+from services.compactor.kafka import topic_offsets
 from services.compactor.nearby import newest_windows
 from services.compactor.runs import next_late_run
 from services.compactor.settings import AuditSettings, CompactSettings
@@ -171,6 +172,50 @@ def test_late_records_that_the_run_does_not_cover_wait(
         ("d", 1000, 1000, 1, 4.0, 4.0, 1, 1),
         ("z", 1500, 1600, 3, 8.0, 8.0, 1, 1),
     ]
+
+
+@pytest.mark.soak
+def test_late_records_of_an_earlier_life_and_of_no_source_record(
+    spark: Any,
+    simulate: Callable[..., Any],
+    topics: Any,
+    settings: CompactSettings,
+    aggregations: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was late before a reset, and what names a source record that there is not, are left out and counted; what
+    stands behind them is taken."""
+    simulation = simulate(1)
+    (task,) = simulation.tasks
+    without_last(task, aggregations, monkeypatch)
+
+    def put(*headers: tuple[str, bytes]) -> None:
+        names = {"topic": simulation.name.encode(), "partition": b"0", "offset": b"0"} | dict(headers)
+        told = [(f"penstock.late.{name}", text) for name, text in names.items() if text]
+        task.late.append((b"b", value(1.0), 1000, told))
+
+    task.take(b"a", value(1.0), 1000)
+    task.take(b"z", value(None), 5000)
+    put()  # an earlier release's, and before one of an earlier life
+    put(("changelog_id", b"that of another life"))
+    put(("partition", b"7"), ("offset", b"5"))
+    put(("partition", b""))
+    put(("offset", b"900"))
+    task.commit()
+    topics.write(simulation)
+    changelog = topic_offsets(spark, settings.kafka, settings.changelog_topic, 10_000)
+    task.take(b"c", value(2.0), 1000)
+    *_, (key, content, time, headers) = task.late
+    task.late[-1] = (key, content, time, [*headers, ("penstock.late.changelog_id", changelog.topic_id.encode())])
+    task.commit()
+    topics.write(simulation)
+    told: list[str] = []
+    job = Compaction(spark, settings, told.append)
+    job.run()
+    assert job.corrected == Corrected(1, late_refused=3, corrected_windows=1, late_of_earlier_lives=2)
+    assert [(row[0], row[3]) for row in windows(spark, settings)] == [("a", 1), ("c", 1)]
+    late = f"{simulation.name}-late-0 at offset"
+    assert [line.split(late)[1][:2] for line in told if late in line] == [" 2", " 3", " 4"]
 
 
 def corrected_rows(

@@ -14,7 +14,7 @@ from pyspark import cloudpickle
 from services.compactor import bodies
 from services.compactor import late_states as states
 from services.compactor.bodies import TIME_MS_MAX, StoreLayout
-from services.compactor.late_states import aggregation_of, late_states, merged_states, uncorrectable
+from services.compactor.late_states import Places, aggregation_of, late_states, merged_states, uncorrectable
 from services.compactor.spark import travelling
 from shared.common.errors import ConfigError
 from shared.streams.aggregations import Aggregate, Count, CountDistinct, Max, Mean, Min, Sum
@@ -50,7 +50,14 @@ def store(aggregations: tuple[AggregationSchema, ...] = SCHEMAS, **more: Any) ->
 def batch(rows: list[tuple[int | None, bytes | None, bytes | None]], timestamp_ms: int) -> Any:
     """Late records by source partition, key and value, all at one time."""
     count = len(rows)
-    numbers = {"late_partition": 0, "late_offset": 5, "source_offset": 6, "closed_ms": 90, "timestamp_ms": timestamp_ms}
+    numbers = {
+        "life": 0,
+        "late_partition": 0,
+        "late_offset": 5,
+        "source_offset": 6,
+        "closed_ms": 90,
+        "timestamp_ms": timestamp_ms,
+    }
     columns: dict[str, Any] = {name: pa.array([n] * count, pa.int64()) for name, n in numbers.items()}
     partitions, keys, values = zip(*rows, strict=True)
     columns |= {"partition": pa.array(partitions, pa.int32()), "key": pa.array(keys, pa.binary())}
@@ -63,7 +70,7 @@ def taken(
     timestamp_ms: int = 70,
 ) -> Any:
     layout = StoreLayout(0, "s", tuple(store(schemas).state_columns()))
-    (out,) = late_states(schemas, layout)(iter([batch(rows, timestamp_ms)]))
+    (out,) = late_states(schemas, layout, Places("t", {0: 9, 1: 7}))(iter([batch(rows, timestamp_ms)]))
     return out.to_pylist()
 
 
@@ -87,7 +94,25 @@ def test_what_an_aggregation_refuses_has_a_reason() -> None:
     assert reasons[0] is None
     assert "'one' is not a number" in reasons[1]
     assert "no JSON" in reasons[2]
-    assert reasons[3] == reasons[4] == "it does not say which source record it was"
+    assert reasons[3] == "it does not say which source record it was"
+    assert "no key" in reasons[4]
+
+
+def test_a_late_record_of_no_source_record_has_a_reason() -> None:
+    """A partition or an offset that the source does not have would be waited for until the end of time."""
+    places = Places("t", {0: 9, 1: None}, own={0: 5})
+    asked = [(7, 5), (-1, -1), (0, 9), (0, -1), (1, 900), (0, 8)]
+    assert [places.refusal(*source, (0, 5)) for source in asked] == [
+        "it says t-7, which there is not",
+        "it says t--1, which there is not",
+        "it says t-0 at offset 9, which ends at 9",
+        "it says t-0 at offset -1, which ends at 9",
+        None,
+        None,
+    ]
+    assert places.refusal(0, 9, (0, 4)) is None  # a backfill's: it names a row of a file
+    (row,) = taken([(7, b"k", None)], SCHEMAS[1:2])
+    assert (row["state"], row["reason"]) == (None, "it says t-7, which there is not")
 
 
 def test_a_time_that_no_timestamp_can_say_has_a_reason() -> None:

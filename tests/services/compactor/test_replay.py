@@ -53,7 +53,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReplayJob]:
     monkeypatch.setattr(sys, "path", list(sys.path))
     ends = {"in": {0: 90, 1: 91}}
     where = ("replayed:build", {}, str(tmp_path), "app", "exactly_once", ErrorHandlers())
-    yield ReplayJob(*where, MAX_FUTURE_MS, 1024, None, 4, ends, {"in": "the id"}, NOW_MS)  # type: ignore[arg-type]
+    yield ReplayJob(*where, MAX_FUTURE_MS, 1024, None, 4, ends, {"in": "the id"}, "of this life", NOW_MS)  # type: ignore[arg-type]
     sys.modules.pop("replayed", None)
 
 

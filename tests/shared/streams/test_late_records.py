@@ -131,7 +131,7 @@ def test_anything_can_be_written_as_late() -> None:
             return "Odd()"
 
     def written(key: Any, value: Any, record_bytes_max: int = 1_000) -> tuple[bytes | None, bytes | None]:
-        late = forwarded_late_record(Record(key, value, 5), "late", 9, 9, "s", "app", record_bytes_max)
+        late = forwarded_late_record(Record(key, value, 5), "late", 9, 9, "s", "app", None, record_bytes_max)
         return late.key, late.value
 
     window = WindowKey("k", 1, 2)
@@ -146,9 +146,12 @@ def test_a_late_record_is_read_back_as_its_source_record() -> None:
     """Key, value, event time, place and own headers as they were; and why it was late."""
     source = ConsumerRecord("clicks", 2, 17, 1_000, b"ann", b"{}", (("trace", b"a"),))
     made = late_record(source, "clicks-late", 1_500, 2_000, store="visits", application="shop")
-    there = ConsumerRecord("clicks-late", 0, 3, 1_000, made.key, made.value, made.headers)
-    letter = parse_late_record(there)
-    assert letter.record == source
+    marked = late_record(source, "clicks-late", 1_500, 2_000, "visits", "shop", "an id")
+    assert marked.headers == (*made.headers, ("penstock.late.changelog_id", b"an id"))
+    for headers in (made.headers, marked.headers):
+        there = ConsumerRecord("clicks-late", 0, 3, 1_000, made.key, made.value, headers)
+        letter = parse_late_record(there)
+        assert letter.record == source
     assert (letter.stage, letter.message, letter.group) == ("late", "500 ms too late for visits", "shop")
     for headers in ((), made.headers[:-1], (*made.headers[:-1], ("penstock.late.offset", b"x"))):
         with pytest.raises(DataError, match="clicks-late-0@3"):
