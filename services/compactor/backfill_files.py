@@ -1,7 +1,8 @@
 """Rows of files as they would have been streamed: what the files say is not lost to what Spark takes it for.
 
-A line of JSON is the record's value as it stands. Columns of CSV have the types that Spark finds in them, but a number
-that is written as no number is (`007`), in the key or in a whole number's column, makes the column text.
+A line of JSON is the record's value as it stands. A column of CSV is numbers or booleans where JSON would write each of
+them as the file does, but for zeros and exponents (`1.10` is 1.1); one other value (`007`, `+5`, `TRUE`) makes it text.
+Times and dates are text always. As a record's time, and as what orders rows, columns have the types that Spark finds.
 """
 
 from __future__ import annotations
@@ -11,27 +12,58 @@ from typing import NamedTuple
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
-from pyspark.sql.types import BinaryType, IntegralType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    DateType,
+    DecimalType,
+    FractionalType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from services.compactor.settings import BackfillSettings
 from services.compactor.tables import quoted
 from shared.common.errors import ConfigError
 
+TEMPORAL = (DateType, TimestampType, TimestampNTZType)
 CSV_DEFAULTS = {"header": "true", "inferSchema": "true"}
+TIME_OPTIONS = {"dateFormat", "timestampFormat", "timestampNTZFormat", "locale", "timeZone"}
+"""Of the reader's options those that say how a time is written."""
+JSON_NUMBER = r"^(NaN|-?(0|[1-9][0-9]*)([.][0-9]+)?([eE][-+]?[0-9]+)?)$"
+LONG_WHOLE = r"^-?[0-9]{16,}$"  # a double may not be exactly it
 LINE, ROW, METADATA = "_penstock_line", "_penstock_row", "_metadata"
 
 
 class FileRows(NamedTuple):
-    """Rows with `_metadata`; the columns that the settings can name, and a row's value where they name none."""
+    """Rows with `_metadata`; the columns that the settings can name, and a row's value where they name none.
+
+    `found` are the types that Spark finds in a CSV file's columns, whatever they are in `columns`.
+    """
 
     rows: DataFrame
     columns: StructType
     prefix: str
     whole: SparkColumn
+    found: StructType | None = None
+    time_options: tuple[tuple[str, str], ...] = ()
 
     def column(self, name: str) -> SparkColumn:
         """One of `columns`."""
         return F.col(f"{self.prefix}{quoted(name)}")
+
+    def typed(self, name: str) -> tuple[DataType, SparkColumn]:
+        """A column as a time or an order is taken from it: text that Spark finds times or numbers in is these."""
+        column, kind = self.column(name), self.columns[name].dataType
+        found = kind if self.found is None else self.found[name].dataType
+        if found == kind:
+            return kind, column
+        if isinstance(found, TEMPORAL):
+            return found, F.from_csv(column, f"v {found.simpleString()}", dict(self.time_options))["v"]
+        return found, column.try_cast(found)
 
     def as_bytes(self, name: str | None) -> SparkColumn:
         """A column as a record's key or value: bytes as they are, anything else as its text; null without a name."""
@@ -69,11 +101,14 @@ def _table(spark: SparkSession, settings: BackfillSettings) -> FileRows:
     options = defaults | settings.reader_options
     reader = spark.read.format(settings.format).options(**options)
     rows = reader.load(settings.files)
-    if settings.format == "csv" and options["inferSchema"] == "true":
+    found = _whole_rows(rows, rows.schema, keep_nulls=True)
+    if settings.format == "csv" and options["inferSchema"].lower() == "true":
         written = as_written(spark, settings, options, rows.schema)
         if written != rows.schema:
-            rows = reader.schema(written).load(settings.files)
-    return _whole_rows(rows, rows.schema, keep_nulls=True)
+            found = _whole_rows(reader.schema(written).load(settings.files), written, keep_nulls=True)
+            of_times = tuple((name, value) for name, value in options.items() if name in TIME_OPTIONS)
+            return found._replace(found=rows.schema, time_options=of_times)
+    return found
 
 
 def _whole_rows(rows: DataFrame, columns: StructType, *, keep_nulls: bool) -> FileRows:
@@ -86,23 +121,23 @@ def _whole_rows(rows: DataFrame, columns: StructType, *, keep_nulls: bool) -> Fi
 def as_written(
     spark: SparkSession, settings: BackfillSettings, options: dict[str, str], inferred: StructType
 ) -> StructType:
-    """The inferred schema, with text for columns in which a value would be written otherwise than it is.
-
-    Such columns are the key's, and those of whole numbers.
-    """
-    watched = [
-        field
-        for field in inferred.fields
-        if not isinstance(field.dataType, StringType)
-        and (field.name == settings.key_column or isinstance(field.dataType, IntegralType))
-    ]
-    if not watched:
-        return inferred
-    texts = spark.read.format("csv").options(**options | {"inferSchema": "false"}).load(settings.files)
-    columns = [F.col(quoted(field.name)) for field in watched]
-    anew = [column.try_cast(field.dataType).cast("string") for column, field in zip(columns, watched, strict=True)]
-    differs = texts.agg(*(F.max(column != other) for column, other in zip(columns, anew, strict=True))).first()
-    assert differs is not None
-    changed = {field.name for field, is_other in zip(watched, differs, strict=True) if is_other}
-    fields = [StructField(f.name, StringType()) if f.name in changed else f for f in inferred.fields]
+    """The inferred schema, with text for columns in which a value would be written otherwise than it is."""
+    text = {field.name for field in inferred.fields if isinstance(field.dataType, TEMPORAL)}
+    watched = [f for f in inferred.fields if f.name not in text and not isinstance(f.dataType, StringType)]
+    if watched:
+        texts = spark.read.format("csv").options(**options | {"inferSchema": "false"}).load(settings.files)
+        differs = (_differs(field, exactly=field.name == settings.key_column) for field in watched)
+        found = texts.agg(*(F.max(one) for one in differs)).first()
+        assert found is not None
+        text |= {field.name for field, differs in zip(watched, found, strict=True) if differs}
+    fields = [StructField(f.name, StringType()) if f.name in text else f for f in inferred.fields]
     return StructType(fields)
+
+
+def _differs(field: StructField, *, exactly: bool) -> SparkColumn:
+    """Whether a text would be another as a value of that type; of fractions alone the number counts, if not exactly."""
+    written, kind = F.col(quoted(field.name)).cast("string"), field.dataType
+    if exactly or not isinstance(kind, FractionalType) or isinstance(kind, DecimalType):
+        return ~written.eqNullSafe(written.try_cast(kind).cast("string"))
+    is_other = ~written.rlike(JSON_NUMBER) | written.rlike(LONG_WHOLE)
+    return is_other | F.abs(written.try_cast("double")).eqNullSafe(float("inf"))

@@ -144,8 +144,8 @@ def file_records(
     metadata = F.col(METADATA)
     own = ("_path", "_block", "_row")
     order = [] if settings.order_column is None else ["_order"]
-    kind = found.columns[settings.timestamp_column].dataType
-    at_ms = times(kind, found.column(settings.timestamp_column), settings.time_unit)
+    kind, at = found.typed(settings.timestamp_column)
+    at_ms = times(kind, at, settings.time_unit)
     if at_ms is None:
         said = f"{settings.timestamp_column!r} of {settings.files} is of type {kind.simpleString()}"
         raise ConfigError(f"timestamp_column: {said}, which is neither a time nor a number nor text")
@@ -160,7 +160,7 @@ def file_records(
         metadata["file_path"].alias("_path"),
         metadata["file_block_start"].alias("_block"),
         F.monotonically_increasing_id().alias("_row"),
-        *([found.column(settings.order_column).alias("_order")] if settings.order_column is not None else []),
+        *([found.typed(settings.order_column)[1].alias("_order")] if settings.order_column is not None else []),
     )
     extra = ", _path string, _block bigint, _row bigint"
     if order:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
+
+from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from services.compactor.backfill_files import file_rows
 from services.compactor.settings import BackfillSettings
@@ -54,3 +57,41 @@ def test_a_key_that_is_written_as_a_number_is_one(spark: Any, tmp_path: Path) ->
     assert records(spark, tmp_path / "b.csv", "who,ms\n1.50,1\n", format="csv", key_column="who") == [
         ("1.50", '{"who":"1.50","ms":1}')
     ]
+
+
+def test_text_that_looks_like_something_stays_as_it_is_written(spark: Any, tmp_path: Path) -> None:
+    """Dates, times, signs, leading zeros and capitals are kept; numbers and booleans as JSON has them are these."""
+    columns = {
+        "at": ("2013-01-01 05:00", "2013-01-02T06:30:00+02:00"),
+        "day": ("2013-01-01", "2013-01-02"),
+        "clock": ("05:00", "23:59"),
+        "zero": ("007", "8"),
+        "plus": ("+5", "6"),
+        "point": (".5", "1.5"),
+        "caps": ("TRUE", "false"),
+        "long": ("12345678901234567", "0.5"),
+        "huge": ("1e999", "1.0"),
+    }
+    numbers = {"power": ("1e5", "2"), "price": ("1.10", "-0.25"), "flag": ("true", "false"), "n": ("-5", "0")}
+    texts = columns | numbers
+    rows = [",".join(texts[name][i] for name in texts) + f",{i}" for i in (0, 1)]
+    text = "\n".join([",".join([*texts, "ms"]), *rows, ""])
+    found = [json.loads(value) for _, value in records(spark, tmp_path / "f.csv", text, format="csv")]
+    assert [{name: row[name] for name in columns} for row in found] == [
+        {name: values[i] for name, values in columns.items()} for i in (0, 1)
+    ]
+    assert [[row[name] for name in numbers] for row in found] == [[1e5, 1.1, True, -5], [2, -0.25, False, 0]]
+
+
+def test_times_and_orders_are_taken_from_text_as_spark_understands_it(spark: Any, tmp_path: Path) -> None:
+    """In the reader's format, as before; what cannot be read as a time is none."""
+    file = tmp_path / "f.csv"
+    file.write_text("at,nth\n31/01/2013 05:00,+9\n01/02/2013 05:00,10\n")
+    options = {"timestampFormat": "dd/MM/yyyy HH:mm"}
+    given = {"files": str(file), "format": "csv", "timestamp_column": "at", "order_column": "nth"}
+    names = {"application": "visits", "lake": "lake", "topology": "t:t"}
+    found = file_rows(spark, BackfillSettings.model_validate(names | given | {"reader_options": options}))
+    (_, at), (_, nth) = found.typed("at"), found.typed("nth")
+    rows = found.rows.select(F.unix_millis(at).alias("ms"), nth.alias("nth"), found.whole.alias("value")).collect()
+    assert [(row.ms, row.nth) for row in rows] == [(1359608400000, 9), (1359694800000, 10)]
+    assert rows[0].value == b'{"at":"31/01/2013 05:00","nth":"+9"}'
