@@ -15,34 +15,40 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from shared.common.errors import PenstockError
 from shared.common.records import Columns, Int64Array
 from shared.common.serialization import bytes_deserializer, json_deserializer
+from shared.streams.chain import Chain
 from shared.streams.columnar import NumberArray, Unfit
 from shared.streams.state.column_store import NONE, ColumnStore
 from shared.streams.topology import SourceNode
 from shared.streams.window_limits import check_key
 
 ODD_VALUE = object()
+ODD_SHARE_MAX = 1 / 16
+"""A batch of which more than this has to be taken one by one is not taken apart any more."""
 
 
 @dataclass(slots=True)
 class TakenValues:
     """A batch: each record's key number, its states' columns, the places of odd records; `decoded` are the values,
-    None where they are the records' own."""
+    None where they are the records' own. `is_out` says which records are filtered out, None where none can be. There
+    are as many `codes` as records that there was time to look at."""
 
     codes: Int64Array
     states: list[NumberArray]
     odd: list[int]
     decoded: list[Any] | None
+    is_out: NDArray[np.bool_] | None = None
 
 
 class BatchValues:
     """Reads the batches of one source for one store."""
 
-    def __init__(self, source: SourceNode, store: ColumnStore, key_bytes_max: int) -> None:
-        self._source, self._store, self._key_bytes_max = source, store, key_bytes_max
+    def __init__(self, source: SourceNode, store: ColumnStore, key_bytes_max: int, chain: Chain | None = None) -> None:
+        self._source, self._store, self._key_bytes_max, self._chain = source, store, key_bytes_max, chain
         self._decode = _decoder(source)
         self._has_none = source.value is json_deserializer or source.value_type is not None  # None stays None there
 
@@ -54,15 +60,23 @@ class BatchValues:
         codes = self._codes(columns, odd)
         decoded = None if self._source.value is bytes_deserializer else self._decoded(columns, odd)
         values: list[Any] = columns.values if decoded is None else decoded
+        is_out, out, count, odd_max = None, set[int](), len(columns), int(len(columns) * ODD_SHARE_MAX)
+        if self._chain is not None:
+            values, is_out, count = self._chain.values(columns, values, odd, odd_max)
+            decoded, out = values, set(np.flatnonzero(is_out).tolist())
+        if len(odd) > odd_max:
+            return None
         try:
-            states = self._store.columns.take(values, columns.timestamps)
+            states = self._states(values, columns.timestamps, out)
         except Unfit:
-            odd.update(self._refused(values))
+            odd.update(self._refused(values, out))
+            if len(odd) > odd_max:
+                return None
             try:
-                states = self._states_without(values, columns.timestamps, odd)
+                states = self._states(values, columns.timestamps, odd | out)
             except Unfit:  # it is no record by itself: a number of a type that only `add` knows how to take
                 return None
-        return TakenValues(codes, states, sorted(odd), decoded)
+        return TakenValues(codes[:count], states, sorted(o for o in odd if o < count), decoded, is_out)
 
     def _codes(self, columns: Columns, odd: set[int]) -> Int64Array:
         keys, known = columns.keys, self._store.codes
@@ -100,10 +114,12 @@ class BatchValues:
                 decoded.append(ODD_VALUE)
         return decoded
 
-    def _refused(self, values: list[Any]) -> list[int]:
+    def _refused(self, values: list[Any], out: set[int]) -> list[int]:
         refused = []
         aggregations = self._store.columns.aggregations
         for place, value in enumerate(values):
+            if place in out:
+                continue
             try:
                 for aggregation in aggregations:
                     aggregation.add(aggregation.initial(), value)
@@ -111,11 +127,11 @@ class BatchValues:
                 refused.append(place)
         return refused
 
-    def _states_without(self, values: list[Any], timestamps: Int64Array, odd: set[int]) -> list[NumberArray]:
-        """The columns with whatever in the places of odd records; Unfit where none is left, or these are not enough."""
-        fit = [place for place in range(len(values)) if place not in odd]
-        if not fit:
-            raise Unfit
+    def _states(self, values: list[Any], timestamps: Int64Array, without: set[int]) -> list[NumberArray]:
+        """The columns, with whatever in the places of records that are left out; Unfit where that is not enough."""
+        if not without:
+            return self._store.columns.take(values, timestamps)
+        fit = [place for place in range(len(values)) if place not in without]
         some = self._store.columns.take([values[place] for place in fit], timestamps[fit])
         states = []
         for column in some:

@@ -1,9 +1,9 @@
 """Windows over whole batches: a source's columns go into the store without an object a record.
 
-Where a source feeds one window and nothing else, and none of its aggregations is a user's own (`columnar`), a batch is
-taken at once: keys become numbers, records are sorted and reduced, and what is left is merged into the store. What
-comes of it is what comes of the records one by one; why that is so for each kind of window, `session_path` and
-`window_path` say.
+Where a source feeds one window and nothing else (`column_choice`), and none of its aggregations is a user's own
+(`columnar`), a batch is taken at once: keys become numbers, records are sorted and reduced, and what is left is merged
+into the store. What comes of it is what comes of the records one by one; why that is so for each kind of window,
+`session_path` and `window_path` say.
 
 Windows are closed after the batch, each as of the record that passed it. They are handed on when the batch is done, so
 nothing below the window may tell the time: a processor of the user's own there has its source taken record by record.
@@ -22,6 +22,7 @@ import numpy as np
 
 from shared.common.records import Columns, Int64Array
 from shared.streams.batch_values import BatchValues, TakenValues
+from shared.streams.chain import Chain
 from shared.streams.column_aggregate import ColumnAggregate
 from shared.streams.columnar import INT64_SAFE, NumberArray
 from shared.streams.processor import INT64_MAX, Record
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
 
 COLUMNS_MIN = 32
 """Fewer records are taken one by one: a batch costs some hundred calls of numpy, however small it is."""
-
-ODD_SHARE_MAX = 1 / 16
-"""A batch of which more than this has to be taken one by one is not taken apart any more."""
 
 
 class Moments:
@@ -60,9 +58,16 @@ class Moments:
 class ColumnPath(ABC):
     """Takes the batches of one source for one task; of fewer than `records_min` records each is taken by itself."""
 
-    def __init__(self, task: StreamTask, source: SourceNode, operator: ColumnAggregate, store: ColumnStore) -> None:
-        self._task, self._source, self._operator, self._store = task, source, operator, store
-        self._values = BatchValues(source, store, task.key_bytes_max)
+    def __init__(
+        self,
+        task: StreamTask,
+        source: SourceNode,
+        operator: ColumnAggregate,
+        store: ColumnStore,
+        chain: Chain | None = None,
+    ) -> None:
+        self._task, self._source, self._operator, self._store, self._chain = task, source, operator, store, chain
+        self._values = BatchValues(source, store, task.key_bytes_max, chain)
 
     @property
     def records_min(self) -> int:
@@ -79,32 +84,57 @@ class ColumnPath(ABC):
         """Take the records in these places, all of which have a key."""
 
     def take(self, columns: Columns) -> None:
-        """Take a batch, in parts where it has to be cut; none of them is begun where there is no more time."""
+        """Take a batch, in parts where it has to be cut; none of them is begun where there is no more time.
+
+        What went through the functions before the window is taken in any case: they are not called again, and one
+        that took long was called for the last record that is taken.
+        """
+        self._take(columns)
+        if self._chain is not None:
+            self._chain.forget()
+
+    def _take(self, columns: Columns) -> None:
         if not len(columns) or columns.timestamps.max() > INT64_MAX - self._patience_ms - 1:
-            self._task.take_records(columns)
+            self._take_records(columns)
             return
         values = self._values.of(columns)
-        if values is None or len(values.odd) > len(columns) * ODD_SHARE_MAX or self._may_overflow(values.states):
+        if values is None or self._may_overflow(values.states):
+            self._take_records(columns)
+            return
+        self._take_values(columns[: len(values.codes)], values)
+
+    def _take_records(self, columns: Columns) -> None:
+        if self._chain is None:
             self._task.take_records(columns)
             return
+        seen = self._chain.seen(columns)
+        for place in range(seen):
+            self._task.take_records(columns[place : place + 1], self._chain.forward)
+        if seen < len(columns) and (not seen or self._task.has_time()):
+            self._task.take_records(columns[seen:], self._chain.forward)
+
+    def _take_values(self, columns: Columns, values: TakenValues) -> None:
         odd = iter(values.odd)
         next_odd = next(odd, len(columns))
         start = 0
         while start < len(columns):
             if start == next_odd:
-                self._task.take_records(columns[start : start + 1])
+                self._take_records(columns[start : start + 1])
                 start, next_odd = start + 1, next(odd, len(columns))
-                if not self._task.has_time():
+                if not self._goes_on():
                     return
                 continue
             stop = self._until_due(columns.timestamps[start:next_odd]) + start
             if stop - start < self.records_min:
-                self._task.take_records(columns[start:stop])
+                self._take_records(columns[start:stop])
             else:
                 self._take_part(columns, values, start, stop)
-            if not self._task.has_time():
+            if not self._goes_on():
                 return
             start = stop
+
+    def _goes_on(self) -> bool:
+        return self._chain is not None or self._task.has_time()
 
     def _until_due(self, timestamps: Int64Array) -> int:
         """How many records until a STREAM_TIME schedule is due, the one that makes it so with them."""
@@ -124,7 +154,9 @@ class ColumnPath(ABC):
         try:
             task.in_hand(last)
             at = np.arange(start, stop)
-            has_key = values.codes[start:stop] != NONE
+            if values.is_out is not None:
+                at = at[~values.is_out[start:stop]]
+            has_key = values.codes[at] != NONE
             if not has_key.all():
                 null = at[~has_key]
                 task.in_hand(columns.record(int(null[-1])))

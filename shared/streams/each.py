@@ -16,12 +16,15 @@ _ANY_KEY = object()
 
 
 class Each(Processor):
-    """A processor without state: a function of the record and of what forwards."""
+    """A processor without state: a function of the record and of what forwards.
+
+    With `at_most_once` it forwards the record or nothing, if with another value, under its key and at its time.
+    """
 
     sees_time = False
 
-    def __init__(self, each: EachFunction) -> None:
-        self._each = each
+    def __init__(self, each: EachFunction, *, at_most_once: bool = False) -> None:
+        self._each, self.at_most_once = each, at_most_once
 
     def process(self, record: Record) -> None:
         self._each(record, self.context.forward)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -43,17 +44,23 @@ class Stream:
     def filter(self, predicate: Callable[[Record], bool]) -> Stream:
         """Only the records for which `predicate` is true."""
         predicate = plain("filter: predicate", predicate)
-        return self._each("filter", lambda record, forward: forward(record) if predicate(record) else None)
+        return self._each(
+            "filter", lambda record, forward: forward(record) if predicate(record) else None, at_most_once=True
+        )
 
     def filter_not(self, predicate: Callable[[Record], bool]) -> Stream:
         """Only the records for which `predicate` is false."""
         predicate = plain("filter_not: predicate", predicate)
-        return self._each("filter_not", lambda record, forward: None if predicate(record) else forward(record))
+        return self._each(
+            "filter_not", lambda record, forward: None if predicate(record) else forward(record), at_most_once=True
+        )
 
     def map_values(self, mapper: Callable[[Any], Any], value: Any = dict) -> Stream:
         """Each value replaced by `mapper(value)`; `value` says what type comes out, for typed aggregations."""
         mapper = plain("map_values: mapper", mapper)
-        return self._each("map_values", lambda r, forward: forward(r._replace(value=mapper(r.value))), value)
+        return self._each(
+            "map_values", lambda r, forward: forward(r._replace(value=mapper(r.value))), value, at_most_once=True
+        )
 
     def flat_map_values(self, mapper: Callable[[Any], Iterable[Any]], value: Any = dict) -> Stream:
         """Each value replaced by the values of `mapper(value)`."""
@@ -113,7 +120,7 @@ class Stream:
             action(record)
             forward(record)
 
-        return self._each("peek", each, passes_all=True)
+        return self._each("peek", each, passes_all=True, at_most_once=True)
 
     def foreach(self, action: Callable[[Record], None]) -> None:
         """Call `action` for each record; nothing comes after it."""
@@ -300,8 +307,17 @@ class Stream:
         flow = replace(flow, is_windowed=False, mixed=mixed)
         return Stream(self._builder, node.name, flow)
 
-    def _each(self, kind: str, each: EachFunction, value: Any = None, *, passes_all: bool = False) -> Stream:
-        node = ProcessorNode(self._builder._name(kind), lambda: Each(each), passes_all=passes_all)
+    def _each(
+        self,
+        kind: str,
+        each: EachFunction,
+        value: Any = None,
+        *,
+        passes_all: bool = False,
+        at_most_once: bool = False,
+    ) -> Stream:
+        supplier = functools.partial(Each, each, at_most_once=at_most_once)
+        node = ProcessorNode(self._builder._name(kind), supplier, passes_all=passes_all)
         self._builder._add(node, (self._node,))
         flow = self._flow if value is None else replace(self._flow, value=value, mixed=())
         return Stream(self._builder, node.name, flow)

@@ -171,11 +171,11 @@ class StreamTask:
                 self._uncommitted = True
             self.metrics.processed(self._taken, self.stream_time_ms, sum(map(len, self.stores.values())))
 
-    def take_records(self, columns: Columns) -> None:
-        """Take records one by one, as long as there is time."""
-        source, forward = self._routes[columns.topic]
+    def take_records(self, columns: Columns, forward: Callable[[Record], None] | None = None) -> None:
+        """Take records one by one, as long as there is time; `forward` takes what was decoded, if not the nodes do."""
+        source, to_nodes = self._routes[columns.topic]
         for record in self._ahead.records(columns):
-            self._process_one(source, forward, record)
+            self._process_one(source, forward or to_nodes, record)
             self.taken(record, 1)
             if not self.has_time():
                 return

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
 from shared.streams.aggregations import Aggregate, Count
-from shared.streams.dsl import StreamsBuilder
+from shared.streams.dsl import Stream, StreamsBuilder
 from shared.streams.grouped_stream import GroupedStream, WindowedGroup
 from shared.streams.session_path import SessionPath
 from shared.streams.window_path import WindowPath
@@ -41,7 +43,7 @@ def test_each_kind_has_its_path() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_stands_between_or_beside_is_taken_record_by_record(kind: str) -> None:
-    """So is a source whose records pass another node first, feed a second one, or go to functions of a user's own."""
+    """So is a source whose records pass another node first, feed a second one, or are aggregated by a user's own."""
     own = Aggregate(int, lambda state, value: state + 1, lambda a, b: a + b)
     for how in ("between", "beside", "own functions"):
         builder = StreamsBuilder()
@@ -49,10 +51,28 @@ def test_what_stands_between_or_beside_is_taken_record_by_record(kind: str) -> N
         if how == "beside":
             stream.to("copy")
         if how == "between":
-            stream = stream.filter(lambda record: True)
+            stream = stream.flat_map_values(lambda value: [value])
         aggregation = own if how == "own functions" else Count()
         KINDS[kind](stream.group_by_key()).aggregate("s", result=aggregation).on_close().to("out")
         assert driver_of(builder.build(), 1).task.column_paths == {}
+
+
+BETWEEN: dict[str, Callable[[Stream], Stream]] = {
+    "filter": lambda stream: stream.filter(lambda record: True),
+    "three": lambda stream: stream.filter_not(lambda record: False).map_values(lambda value: value).peek(print),
+}
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+def test_functions_of_single_records_may_stand_between(between: str) -> None:
+    """They leave their source taken as columns, unless it feeds something else, too."""
+    for is_beside in (False, True):
+        builder = StreamsBuilder()
+        stream = BETWEEN[between](builder.stream("in"))
+        if is_beside:
+            stream.to("copy")
+        KINDS["session"](stream.group_by_key()).aggregate("s", result=Count()).on_close().to("out")
+        assert ("in" in driver_of(builder.build(), 1).task.column_paths) == (not is_beside)
 
 
 @pytest.mark.parametrize("below", sorted(BELOW))
