@@ -8,8 +8,6 @@ but to be found late.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from shared.common.records import Columns, Int64Array
@@ -18,9 +16,6 @@ from shared.streams.column_path import ColumnPath, Moments
 from shared.streams.state.column_window_store import ColumnWindowStore
 from shared.streams.state.window_merge import take_into_windows
 from shared.streams.time_windows import TimeWindowAggregate
-
-if TYPE_CHECKING:
-    pass
 
 
 class WindowPath(ColumnPath):

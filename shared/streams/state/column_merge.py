@@ -142,7 +142,7 @@ class _Keys:
 
     def __init__(self, store: ColumnSessionStore, codes: Int64Array, reach: Int64Array) -> None:
         """`reach` is how far back from its first run a key's sessions may be extended."""
-        self._store, self._codes = store, codes
+        self._store, self._codes, self._reach = store, codes, reach
         keys, rows = store.key_table.arrays, store.table.arrays
         self._heads = keys["head"][codes].astype(np.int64)
         has = self._heads >= 0
@@ -157,7 +157,14 @@ class _Keys:
         rows = self._heads[self._linked]
         if not self._chained.any():
             return rows
-        more = [r for c in self._codes[self._chained].tolist() for r in self._store.chain_of(c)[1:]]
+        views, more = self._store.table.views, list[int]()
+        ends, after = views["end"], views["next"]
+        for at in np.flatnonzero(self._chained).tolist():
+            row, reach = after[self._heads[at]], self._reach[at]
+            while row >= 0 and ends[row] >= reach:
+                more.append(row)
+                row = after[row]
+            self._rest[at], self._older_ends[at] = row, ends[row] if row >= 0 else NEVER
         return np.concatenate((rows, np.array(more, np.int64)))
 
     def link(self, codes: Int64Array, ends: Int64Array, rows: Int64Array) -> None:
@@ -165,15 +172,14 @@ class _Keys:
         new = np.concatenate(([True], codes[1:] != codes[:-1]))
         first = np.flatnonzero(new)
         last = np.append(first[1:], len(codes)) - 1
-        after, keys = self._store.table.arrays["next"], self._store.key_table.arrays
+        after, newer = (self._store.table.arrays[name] for name in ("next", "newer"))
         following = np.flatnonzero(~new)
-        after[rows[following]] = rows[following - 1]
-        after[rows[first]] = self._rest
+        after[rows[following]], newer[rows[following - 1]] = rows[following - 1], rows[following]
+        has_rest = self._rest >= 0
+        after[rows[first]], newer[self._rest[has_rest]] = self._rest, rows[first][has_rest]
+        newer[rows[last]] = NONE
+        keys = self._store.key_table.arrays
         keys["head"][self._codes] = rows[last]
-        # The second latest: the group before, or what was the latest and is out of reach, or what was the second.
+        # The second latest: the group before, or what was the latest and is out of reach, or what follows.
         beyond = np.where(self._linked, self._older_ends, self._head_ends)
         keys["older_end"][self._codes] = np.where(last > first, ends[last - 1], beyond)
-        if self._chained.any():
-            bounds = zip(first[self._chained].tolist(), (last[self._chained] + 1).tolist(), strict=True)
-            for code, (start, stop) in zip(self._codes[self._chained].tolist(), bounds, strict=True):
-                self._store.relink(code, rows[start:stop].tolist())

@@ -1,8 +1,9 @@
 """Live sessions as columns: one session at a time or a batch at once.
 
 Most keys have one live session, the key's `head`; a key's sessions hang together from its latest to its earliest by
-`next`, and `older_end` is the end of the second, so that one comparison shows whether an earlier session is in
-anybody's reach.
+`next`, and back by `newer`, and `older_end` is the end of the second, so that one comparison shows whether an earlier
+session is in anybody's reach. So what comes in order, grows or goes costs the same however many sessions its key has;
+what comes late is looked for from the latest on.
 
 A row that is DIRTY and PERSISTED was in the last commit under `was_start` and `was_end`. Those bounds are also what an
 operator that emits on update had shown.
@@ -37,12 +38,14 @@ class RowSession(Session):
 class ColumnSessionStore(ColumnStore):
     """Session store in columns, used as `InMemorySessionStore` is."""
 
-    ROW_COLUMNS: ClassVar = {"was_start": "int64", "was_end": "int64", "next": "int32"}
+    ROW_COLUMNS: ClassVar = {"was_start": "int64", "was_end": "int64", "next": "int32", "newer": "int32"}
     KEY_COLUMNS: ClassVar = {"head": ("int32", NONE), "older_end": ("int64", NEVER)}
     FINAL = ClosedSession
 
     def __init__(self, name: str, columns: StateColumns, *, gap_ms: int, text_keys: bool) -> None:
         super().__init__(name, columns, bucket_ms=max(1, gap_ms // WHEEL_BUCKETS_PER_GAP), text_keys=text_keys)
+        self._passed = NONE
+        """The earliest session beyond what was looked for last: what is put then has its place not far behind it."""
 
     # --- one session at a time ---
 
@@ -54,6 +57,10 @@ class ColumnSessionStore(ColumnStore):
         found: list[Session] = []
         views, row = self.table.views, self.key_table.views["head"][code]
         starts, ends, after = views["start"], views["end"], views["next"]
+        beyond, passed = max(earliest_end, latest_start), NONE
+        while row >= 0 and starts[row] > beyond:
+            passed, row = row, after[row]
+        self._passed = passed
         while row >= 0 and ends[row] >= earliest_end:  # from the latest end to the earliest
             if starts[row] <= latest_start:
                 found.append(self.row(row, key))
@@ -79,24 +86,23 @@ class ColumnSessionStore(ColumnStore):
         views["start"][row], views["end"][row] = start, end
         self._set_states(row, states)
         code = views["key"][row]
-        if views["next"][self.key_table.views["head"][code]] >= 0:
-            self.relink(code, self.chain_of(code))
+        if views["newer"][row] == self.key_table.views["head"][code]:
+            self.key_table.views["older_end"][code] = end
         self.touched = True
 
     def remove(self, session: Session) -> None:
         """Take a session out, since it was merged away."""
         assert isinstance(session, RowSession)
         self.removed(np.array([session.row]))
-        code = self.table.views["key"][session.row]
-        self.relink(code, self.chain_of(code))
+        self._unlink(session.row)
 
     def unload(self, key: Any, start: int) -> None:
         """Restore a removal; a session that is not there is no error, since a snapshot may be ahead of the log."""
         code, starts = self._known(key), self.table.views["start"]
-        gone = [] if code < 0 else [row for row in self.chain_of(code) if starts[row] == start]
-        if gone:
-            self._die(np.array(gone))
-            self.relink(code, self.chain_of(code))
+        for row in [] if code < 0 else self.chain_of(code):
+            if starts[row] == start:
+                self._die(np.array([row]))
+                self._unlink(row)
 
     def row(self, row: int, key: Any = None) -> RowSession:
         """One session as an object; `key` is its key, where that is at hand."""
@@ -150,7 +156,8 @@ class ColumnSessionStore(ColumnStore):
 
     def attach(self, codes: Int64Array, rows: Int64Array) -> None:
         """Hang live rows to their keys' others."""
-        self.table.arrays["next"][rows] = NONE
+        for link in ("next", "newer"):
+            self.table.arrays[link][rows] = NONE
         heads = self.key_table.arrays["head"]
         alone = np.bincount(codes, minlength=self.key_table.used)[codes] == 1
         alone &= heads[codes] == NONE
@@ -159,33 +166,60 @@ class ColumnSessionStore(ColumnStore):
         for code, row in zip(codes[~alone].tolist(), rows[~alone].tolist(), strict=True):
             others.setdefault(code, []).append(row)
         for code, own in others.items():
-            self.relink(code, self.chain_of(code) + own)
+            self._relink(code, self.chain_of(code) + own)
 
     def _attach_one(self, code: int, row: int) -> None:
-        head = self.key_table.views["head"]
-        self.table.views["next"][row] = head[code]
-        is_alone, head[code] = head[code] < 0, row
-        if not is_alone:
-            self.relink(code, self.chain_of(code))
+        views, heads = self.table.views, self.key_table.views["head"]
+        ends, after = views["end"], views["next"]
+        end, newer, older, passed = ends[row], NONE, heads[code], self._passed
+        if passed >= 0 and views["flags"][passed] & LIVE and views["key"][passed] == code and ends[passed] > end:
+            newer, older = passed, after[passed]
+        while older >= 0 and ends[older] > end:
+            newer, older = older, after[older]
+        self._join(code, newer, row)
+        self._join(code, row, older)
+        self._note_second(code)
 
     def _detach(self, rows: Int64Array, codes: Int64Array, starts: Int64Array, ends: Int64Array, flags: Any) -> None:
         was = (flags & DIRTY != 0) & (flags & PERSISTED != 0)
         if was.any():
             before = self.table.arrays["was_start"][rows[was]], self.table.arrays["was_end"][rows[was]]
             self.changed.moved(codes[was], *before, starts[was], ends[was])
-        self._unlink(distinct(codes))
+        self._cut(rows, distinct(codes))
 
     def _have_rows(self) -> NDArray[np.bool_]:
         return np.asarray(self.key_table.arrays["head"][: self.key_table.used] >= 0)
 
-    def relink(self, code: int, rows: list[int]) -> None:
+    def _relink(self, code: int, rows: list[int]) -> None:
         """Hang a key's live rows together anew."""
-        ends, after = self.table.views["end"], self.table.views["next"]
+        ends = self.table.views["end"]
         rows.sort(key=lambda row: -ends[row])
-        for row, older in zip(rows, [*rows[1:], NONE], strict=False):
-            after[row] = older
-        self.key_table.views["head"][code] = rows[0] if rows else NONE
-        self.key_table.views["older_end"][code] = ends[rows[1]] if len(rows) > 1 else NEVER
+        for newer, older in zip([NONE, *rows], [*rows, NONE], strict=True):
+            self._join(code, newer, older)
+        self._note_second(code)
+
+    def _join(self, code: int, newer: int, older: int) -> None:
+        """One follows the other; without a newer one it is the key's head."""
+        views = self.table.views
+        if newer >= 0:
+            views["next"][newer] = older
+        else:
+            self.key_table.views["head"][code] = older
+        if older >= 0:
+            views["newer"][older] = newer
+
+    def _unlink(self, row: int) -> None:
+        """A row is not live any more, whose sessions on either side are."""
+        views = self.table.views
+        code = views["key"][row]
+        self._join(code, views["newer"][row], views["next"][row])
+        self._note_second(code)
+
+    def _note_second(self, code: int) -> None:
+        views, keys = self.table.views, self.key_table.views
+        head = keys["head"][code]
+        second = views["next"][head] if head >= 0 else NONE
+        keys["older_end"][code] = views["end"][second] if second >= 0 else NEVER
 
     def chain_of(self, code: int) -> list[int]:
         """A key's live rows from the latest end to the earliest."""
@@ -197,15 +231,12 @@ class ColumnSessionStore(ColumnStore):
             row = after[row]
         return found
 
-    def _unlink(self, codes: Int64Array) -> None:
-        """Of these keys, rows were closed: always those that end first, so that what is left is the chain's front."""
+    def _cut(self, rows: Int64Array, codes: Int64Array) -> None:
+        """These rows of these keys were closed: always those that end first, so what is left is a chain's front."""
         heads, older = self.key_table.arrays["head"], self.key_table.arrays["older_end"]
         flags, after = self.table.arrays["flags"], self.table.arrays["next"]
+        newer = self.table.arrays["newer"][rows]
+        after[newer[(newer >= 0) & (flags[newer] & LIVE != 0)]] = NONE
         dead = flags[heads[codes]] & LIVE == 0
-        heads[codes[dead]], older[codes[dead]] = NONE, NEVER
-        codes = codes[~dead]
-        second = after[heads[codes]]
-        cut = (second >= 0) & (flags[second] & LIVE == 0)
-        after[heads[codes[cut]]], older[codes[cut]] = NONE, NEVER
-        for code in codes[~cut & (second >= 0)].tolist():
-            self.relink(code, self.chain_of(code))
+        heads[codes[dead]] = NONE
+        older[codes[dead | (after[heads[codes]] < 0)]] = NEVER

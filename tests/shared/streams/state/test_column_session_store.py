@@ -91,6 +91,41 @@ def test_equal_to_the_store_of_objects(plan: list[tuple[str, str, int]]) -> None
             assert [s.start for s in stores[0].rows_of(own)] == [s.start for s in stores[1].rows_of(own)]
 
 
+class Counted:
+    """A column whose single accesses are counted."""
+
+    def __init__(self, column: Any) -> None:
+        self.column, self.count = column, 0
+
+    def __getitem__(self, row: int) -> Any:
+        self.count += 1
+        return self.column[row]
+
+    def __setitem__(self, row: int, value: Any) -> None:
+        self.count += 1
+        self.column[row] = value
+
+
+def test_a_key_with_many_sessions_costs_no_more_steps_than_one_with_few() -> None:
+    """In order, a session that begins, grows, is merged away or closed touches its neighbours, not the whole chain."""
+    touched = []
+    for live in (5, 500):
+        store = store_of()
+        for number in range(live):
+            store.put(Session("a", 100 * number, 100 * number, [1, (0.0, 1)]))
+        links = {name: Counted(store.table.views[name]) for name in ("next", "newer")}
+        store.table.views.update(links)
+        now = 100 * live
+        for at in (now, now + 5, now + 25, now + 15):  # begins, grows, begins, joins the two
+            take(store, "a", at, 0)
+        store.put(Session("a", now - 50, now - 50, [1, (0.0, 1)]))  # one from the latest
+        assert [s.start for s in store.close_before(1, now)] == [0]
+        assert [s.start for s in store.rows_of("a")][-3:] == [now - 100, now - 50, now]
+        walked = 2 * (live + 1)
+        touched.append(sum(link.count for link in links.values()) - walked // 2)
+    assert touched[0] == touched[1] < 60
+
+
 def test_keys_are_forgotten_with_their_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many keys that have no session any more the store keeps no more than it says, and their numbers are reused."""
     monkeypatch.setattr(column_store, "IDLE_KEYS_MIN", 10)
