@@ -136,15 +136,18 @@ def merged_states(
     schemas: Sequence[AggregationSchema], layout: StoreLayout, head: Sequence[str]
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """For mapInArrow: rows of `head` and `states` (a list of structs with a `state`, in the order in which they came)
-    to `head` and `merged`. An aggregation that a state does not have yet begins anew in it."""
+    to `head` and `merged`. An aggregation that one of the states does not have, since the stream wrote it before there
+    was that aggregation, is null: nobody knows what it would be."""
     aggregations = [(aggregation_of(a), [f"{a.name}_{column}" for column, _ in a.state]) for a in schemas]
 
     def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for aggregation, names in aggregations:
-            columns = ([state[name] for name in names] for state in states)
-            own = [aggregation.from_columns(values) for values in columns if None not in values]
-            whole = functools.reduce(aggregation.merge, own, aggregation.initial())
+            columns = [[state[name] for name in names] for state in states]
+            if any(None in values for values in columns):
+                found |= dict.fromkeys(names)
+                continue
+            whole = functools.reduce(aggregation.merge, map(aggregation.from_columns, columns), aggregation.initial())
             found |= zip(names, aggregation.to_columns(whole), strict=True)
         return found
 

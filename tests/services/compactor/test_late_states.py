@@ -199,14 +199,15 @@ def test_merged_states_are_the_streams_own() -> None:
     assert expected["list_json"] == b'["b","a","c"]'
 
 
-def test_an_aggregation_that_a_state_does_not_have_begins_anew() -> None:
-    """What was added while windows were live is null in the rows from before."""
+def test_an_aggregation_that_a_state_does_not_have_stays_unknown() -> None:
+    """What was added since a window was closed is null in it, and no late record's alone says what it is of all."""
     layout = StoreLayout(0, "s", tuple(store(SCHEMAS[1:3]).state_columns()))
     kind = pa.list_(pa.struct([("state", layout.struct())]))
-    each = [{"state": {"n_n": 2, "total_total": None}}, {"state": {"n_n": 1}}]
+    late = {"n_n": 1, "total_sum": 5.0, "total_n": 1}
+    each = [{"state": {"n_n": 2, "total_sum": None, "total_n": None}}, {"state": late}]
     given = pa.record_batch({"states": pa.array([each], kind)})
     (out,) = merged_states(SCHEMAS[1:3], layout, [])(iter([given]))
-    assert out.to_pylist() == [{"merged": {"n_n": 3, "total_sum": 0.0, "total_n": 0}}]
+    assert out.to_pylist() == [{"merged": {"n_n": 3, "total_sum": None, "total_n": None}}]
 
 
 WORKER = """
