@@ -6,7 +6,7 @@ A live window of the snapshot that the tail changes or closes is the tail's.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -20,7 +20,8 @@ from shared.streams.changelog_reader import Change
 
 
 class Found(NamedTuple):
-    """One window: `status` is open or closed; `results` by name, `revision` above 0 where late records corrected it."""
+    """One window: `status` is open, closed, or superseded where it went into a wider one; `results` by name, `revision`
+    above 0 where late records corrected it."""
 
     partition: int
     start_ms: int
@@ -146,4 +147,18 @@ def closed_of_lake(store: StoreSchema, row: dict[str, Any]) -> Found:
         text = values[a.name]
         if a.result == "json" and isinstance(text, str):
             values[a.name] = msgspec.json.decode(text)
-    return Found(row["partition"], row["start_ms"], row["end_ms"], "closed", row["revision"], values, row["key"])
+    status = "closed" if row["state"] is not None else "superseded"
+    return Found(row["partition"], row["start_ms"], row["end_ms"], status, row["revision"], values, row["key"])
+
+
+def each_once(found: Iterable[Found]) -> list[Found]:
+    """Each window as its highest revision says, without those that went into wider ones.
+
+    Corrections that were made after a snapshot was read are of windows that are its open ones still, or the tail's.
+    """
+    newest: dict[WindowPlace, Found] = {}
+    for one in found:
+        place = place_of(one)
+        if place not in newest or newest[place].revision < one.revision:
+            newest[place] = one
+    return [one for one in newest.values() if one.status != "superseded"]

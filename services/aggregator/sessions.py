@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from services.aggregator.found_windows import Found, Told, closed_of_lake, merged, place_of, told
+from services.aggregator.found_windows import Found, Told, closed_of_lake, each_once, merged, place_of, told
 from services.aggregator.key_search import key_text
 from services.aggregator.pages import window_pages
 from services.aggregator.questions import Question
@@ -113,7 +113,7 @@ class Query:
             found = [closed_of_lake(store, row) for row in closed if _is_covered(row, covered)]
             for partition, tail in tails.items():
                 found += merged(partition, store, live, tail.changes, reach)
-            placed = [(place_of(one), one) for one in found if settings.status in ("all", one.status)]
+            placed = [(place_of(one), one) for one in each_once(found) if settings.status in ("all", one.status)]
             placed = [
                 (place, one)
                 for place, one in placed

@@ -165,8 +165,9 @@ def find_closed(
     reach: tuple[int, int],
     storage_options: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """A key's closed windows, as the store has keys, that touch `reach`; as `find_closed_of`, all of them."""
-    return find_closed_of(lake, application, store, (key, key), reach, None, storage_options)[0]
+    """A key's closed windows, as the store has keys, that touch `reach`; as `find_closed_of`, those that still are."""
+    rows = find_closed_of(lake, application, store, (key, key), reach, None, storage_options)[0]
+    return [row for row in rows if row["state"] is not None]
 
 
 def find_closed_of(
@@ -183,8 +184,8 @@ def find_closed_of(
 
     Only those after a place, where one is given. The second value is the place up to which these are all; None where
     there are no more. All columns but dates and timestamps: what they say is in ms too, and Python's own types end with
-    the year 9999. Of a window that was corrected the row with the highest revision; none where that says it went into a
-    wider one.
+    the year 9999. Of a window that was corrected the row with the highest revision: where that has no `state`, it went
+    into a wider one.
     """
     table = _open(table_uri(lake, application, "closed", store), None, storage_options)
     if table is None:
@@ -211,7 +212,7 @@ def find_closed_of(
                 rows_max *= REVISIONS_MORE
                 continue
             all_to = max(newest)
-        return [row for row in newest.values() if row["state"] is not None], all_to
+        return list(newest.values()), all_to
 
 
 def window_place(row: Mapping[str, Any]) -> WindowPlace:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from services.aggregator.found_windows import Told, merge, merged, results, told
+from services.aggregator.found_windows import Told, closed_of_lake, each_once, merge, merged, results, told
 from shared.streams.aggregations import Count, CountDistinct, Mean, Min
 from shared.streams.changelog_format import (
     DELETED,
@@ -100,6 +100,18 @@ def test_a_tail_over_a_change_of_schema_is_read_as_it_was_written() -> None:
         reader.feed(offset, key, value)
     (found,) = merge(0, STORE, [], seen, ALWAYS)
     assert found.results == {"n": 1, "mean": 4.0, "least": 4.0, "ids": 1}
+
+
+def test_a_window_is_told_once_by_its_highest_revision() -> None:
+    """A correction that is newer than the snapshot goes over the tail's window; one that went into a wider is none."""
+    tail = merge(0, STORE, [], [change(FINAL, 0, 5, ONE), change(FINAL, 20, 25, ONE)], ALWAYS)
+    row = {"partition": 0, "key": "", "state": state(ONE), "n": 9}
+    rows = [{**row, "start_ms": s, "end_ms": e, "revision": 1} for s, e in ((0, 5), (20, 25), (20, 40))]
+    found = each_once([*(closed_of_lake(STORE, one) for one in rows), *tail])
+    assert [(one.start_ms, one.end_ms, one.revision) for one in found] == [(0, 5, 1), (20, 25, 1), (20, 40, 1)]
+    rows[1]["state"] = None
+    found = each_once([*tail, *(closed_of_lake(STORE, one) for one in rows)])
+    assert sorted((one.start_ms, one.end_ms, one.revision) for one in found) == [(0, 5, 1), (20, 40, 1)]
 
 
 def test_windows_of_many_keys_are_each_their_own() -> None:

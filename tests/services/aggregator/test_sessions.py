@@ -167,9 +167,13 @@ async def fill(cluster: FakeCluster, root: Path) -> dict[str, set[Window]]:
     gone = [(0, "gone", 0, end) for end in range(20)]
     of_lake += [(window, revision, revision == 0, -1) for window in gone for revision in (0, 1)]
     of_lake += [((0, "torn", 0, 5), 0, True, 99)]
+    wider = (0, "wider", 0, 5)  # closed in the tail, and corrected since the snapshot like some others
+    of_lake += [(wider, 1, False, -1), *((window, 1, True, -1) for window in in_tail[1::8])]
     write_lake(root, live, of_lake)
     changes = [("live", window) for window in in_tail[::2]] + [("final", window) for window in in_tail[1::2]]
-    changes += [("deleted", window) for window in live[:5]] + [("final", window) for window in live[5:10]]
+    changes += [("final", wider), *(("deleted", window) for window in live[:5])] + [
+        ("final", window) for window in live[5:10]
+    ]
     grown = [(p, key, start, end + 20) for p, key, start, end in live[10:15]]
     changes += [("live", window) for window in grown]
     await write_tail(cluster, changes)
