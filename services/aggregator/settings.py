@@ -13,7 +13,7 @@ from shared.common.key_range import KeyRange
 from shared.common.points_in_time import time_ms
 from shared.common.settings import CommandSettings, HttpSettings, KafkaSettings, PositiveMs, Section
 from shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX
-from shared.streams.settings import StreamsSettings
+from shared.streams.settings import RETENTION_HOURS_MIN, StreamsSettings
 
 WORKERS_MAX = 64
 """Processes on one machine: each has a Python of its own and connections to every broker."""
@@ -43,7 +43,7 @@ class CompactionSettings(Section):
     optimize_files_max: Annotated[int, Field(ge=0)] = Field(
         20, description="rewrite a table's partition into one file once it has more files than this; 0: never"
     )
-    retention_hours: Annotated[int, Field(ge=0)] | None = Field(
+    retention_hours: Annotated[int, Field(ge=RETENTION_HOURS_MIN)] | None = Field(
         168,
         description="remove files that no table version younger than this needs; unset: never. A restore or a reader "
         "that takes longer finds its version gone",

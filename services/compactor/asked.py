@@ -1,7 +1,8 @@
 """What a backfill was asked for, in words, so that one that crashed is gone on with by the same alone.
 
-The first append carries them. What does not change which windows there are is free to be another: where Kafka, the lake
-and Spark are, how often a task commits, what is written to topics, and the upkeep. Options are there as a digest.
+The first append carries them, and what was read. What does not change which windows there are is free to be another:
+where Kafka, the lake and Spark are, how often a task commits, what is written to topics, and the upkeep. Options are
+there as a digest.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ TEXTS = (
 DIGESTS = ("topology_options", "reader_options")
 
 
+SOURCE = "source"
+"""What is read, beside the settings that say where: the files as they were, the topics by their ids."""
+
+
 class UnfinishedBackfill(FatalError):
     """A backfill was begun and not ended, and what is asked for now would mix with what it left."""
 
@@ -41,9 +46,19 @@ def require_same(before: Mapping[str, str] | None, now: Mapping[str, str], table
     way_out = f"run it again as it was, or delete {tables}, in which nothing counts yet, and begin anew"
     if before is None:
         raise UnfinishedBackfill(f"an earlier version began a backfill and did not end it: delete {tables}, begin anew")
-    if wrong := [name for name in sorted(before.keys() | now) if before.get(name) != now.get(name)]:
+    names = sorted((before.keys() | now) - {SOURCE})
+    if wrong := [name for name in names if before.get(name) != now.get(name)]:
         said = ", ".join(f"{name} was {before.get(name)} and is {now.get(name)}" for name in wrong)
         raise UnfinishedBackfill(f"a backfill was begun and not ended with other settings: {said}; {way_out}")
+
+
+def require_same_source(before: str | None, now: str, tables: str) -> None:
+    """Raise UnfinishedBackfill where a backfill that crashed read other files, or a topic that is gone."""
+    if before != now:
+        raise UnfinishedBackfill(
+            f"a backfill was begun and not ended, and what it read has changed: it was {before}, and is {now}; "
+            f"put it back, or delete {tables}, in which nothing counts yet, and begin anew"
+        )
 
 
 def require_no_backfill(pending: Mapping[str, Any] | None, latest: Mapping[int, int], tables: str) -> None:

@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from services.compactor import tables
-from services.compactor.asked import asked, require_same
+from services.compactor.asked import SOURCE, asked, require_same, require_same_source
 from services.compactor.backfill_inputs import Ends, History, read_history
 from services.compactor.changelog import Newest
 from services.compactor.fold import Fold, Plan, Say, Summary
@@ -88,6 +88,8 @@ class Backfill(Fold):
             self.say("a backfill was begun and not ended: this one goes on up to where that meant to go")
         topics = self.topology.source_topics()
         self.history = read_history(self.spark, settings, topics, self.now_ms, adopted, starts)
+        if pending is not None:
+            require_same_source(pending["asked"].get(SOURCE), self.history.source, settings.tables)
         self.say(f"order: {self.history.order}")
         return Plan(
             FIRST_RUN,
@@ -139,7 +141,7 @@ class Backfill(Fold):
             "from_sources": self.history.starts,
             "to_sources": self.history.ends,
             "now_ms": self.now_ms,
-            "asked": asked(self.settings, self.topology),
+            "asked": asked(self.settings, self.topology) | {SOURCE: self.history.source},
         }
 
     def origin(self) -> str:

@@ -7,8 +7,10 @@ Times and dates are text always. As a record's time, and as what orders rows, co
 
 from __future__ import annotations
 
+import hashlib
 from typing import NamedTuple
 
+import msgspec
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
@@ -25,6 +27,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from services.compactor import tables
+from services.compactor.asked import DIGEST_CHARACTERS
 from services.compactor.settings import BackfillSettings
 from services.compactor.tables import quoted
 from shared.common.errors import ConfigError
@@ -35,6 +39,9 @@ TIME_OPTIONS = {"dateFormat", "timestampFormat", "timestampNTZFormat", "locale",
 """Of the reader's options those that say how a time is written."""
 JSON_NUMBER = r"^(NaN|-?(0|[1-9][0-9]*)([.][0-9]+)?([eE][-+]?[0-9]+)?)$"
 LONG_WHOLE = r"^-?[0-9]{16,}$"  # a double may not be exactly it
+LISTING_OPTIONS = {"pathGlobFilter", "recursiveFileLookup", "modifiedBefore", "modifiedAfter"}
+PINNED = ("versionAsOf", "timestampAsOf")  # a Delta table is not read as it is now
+CHANGED_AT = "unix_micros(modificationTime) AS at"
 LINE, ROW, METADATA = "_penstock_line", "_penstock_row", "_metadata"
 
 
@@ -83,6 +90,23 @@ def file_rows(spark: SparkSession, settings: BackfillSettings) -> FileRows:
         there = ", ".join(found.columns.fieldNames())
         raise ConfigError(f"{settings.files} has no column {', '.join(missing)}; it has {there}")
     return found
+
+
+def state_of(spark: SparkSession, settings: BackfillSettings) -> str:
+    """What the files are now, in words: another text where one came, went, grew or was written anew since.
+
+    A Delta table is its version.
+    """
+    assert settings.files is not None
+    options = settings.reader_options
+    if settings.format == "delta":
+        pinned = next((f"{name} {options[name]}" for name in PINNED if name in options), None)
+        return pinned or f"version {tables.version(spark, settings.files)}"
+    listing = {name: value for name, value in options.items() if name in LISTING_OPTIONS}
+    found = spark.read.format("binaryFile").options(**listing).load(settings.files)
+    files = sorted((row.path, row.length, row.at) for row in found.selectExpr("path", "length", CHANGED_AT).collect())
+    digest = hashlib.sha256(msgspec.json.encode(files)).hexdigest()[:DIGEST_CHARACTERS]
+    return f"{len(files)} files of {sum(size for _, size, _ in files)} bytes ({digest})"
 
 
 def _lines(spark: SparkSession, settings: BackfillSettings) -> FileRows:

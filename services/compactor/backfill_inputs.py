@@ -27,7 +27,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from services.compactor.backfill_files import METADATA, file_rows
+from services.compactor.backfill_files import METADATA, file_rows, state_of
 from services.compactor.kafka import TopicOffsets, offsets_at, read_range, topic_offsets
 from services.compactor.replay import HEADERS_SQL, partitioned
 from services.compactor.settings import BackfillSettings, JobSettings, TimeUnit
@@ -47,7 +47,8 @@ Ends = dict[str, dict[int, int]]
 class History(NamedTuple):
     """Records (COLUMNS) in order, and by source topic and partition the offset at which the aggregator goes on.
 
-    `starts` are the offsets of the first records; files have none.
+    `starts` are the offsets of the first records; files have none. `source` says in words what is read: the files as
+    they are now, or the topics by their ids.
     """
 
     records: DataFrame
@@ -55,6 +56,7 @@ class History(NamedTuple):
     source_ids: dict[str, str]
     order: str
     starts: Ends
+    source: str
 
 
 def read_history(
@@ -78,7 +80,7 @@ def read_history(
     ends = adopted or {topic: place(spark, settings, offsets, stop) for topic, offsets in held.items()}
     if settings.files is not None:
         records, order = file_records(spark, settings, topics, held)
-        return History(records, ends, ids, order, {})
+        return History(records, ends, ids, order, {}, state_of(spark, settings))
     starts = adopted_starts or {t: place(spark, settings, offsets, settings.start) for t, offsets in held.items()}
     for topic, offsets in held.items():
         require_held(offsets, starts[topic])
@@ -88,8 +90,9 @@ def read_history(
         .select(*COLUMNS)
         for topic in topics
     ]
+    source = ", ".join(f"{topic} {topic_id}" for topic, topic_id in sorted(ids.items()))
     if len(frames) == 1:  # one task of Spark's a partition, in the order of offsets
-        return History(frames[0], ends, ids, "offset", starts)
+        return History(frames[0], ends, ids, "offset", starts, source)
     together = frames[0]
     for frame in frames[1:]:
         together = together.unionByName(frame)
@@ -100,7 +103,7 @@ def read_history(
     reached = F.max(taken).over(so_far.rowsBetween(SparkWindow.unboundedPreceding, 0))
     partitions = len(held[topics[0]].latest)
     ordered = _in_order(together.withColumn("_reached", reached), partitions, "_reached", "topic", "offset")
-    return History(ordered, ends, ids, "highest timestamp so far of each topic, then offset", starts)
+    return History(ordered, ends, ids, "highest timestamp so far of each topic, then offset", starts, source)
 
 
 def place(spark: SparkSession, settings: JobSettings, offsets: TopicOffsets, text: str) -> dict[int, int]:

@@ -11,7 +11,7 @@ from shared.common.errors import ConfigError
 from shared.common.points_in_time import time_ms
 from shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
 from shared.common.topic_names import changelog_topic
-from shared.streams.settings import TaskSettings
+from shared.streams.settings import RETENTION_HOURS_MIN, TaskSettings
 from shared.streams.topology_loading import NAME_PATTERN
 
 DELTA_NAME = r"^[^\s,;{}()=/\\]+$"  # what a folder and a Delta column can both be called
@@ -65,7 +65,7 @@ class UpkeepSettings(JobSettings):
     optimize_files_max: Annotated[int, Field(ge=0)] = Field(
         20, description="rewrite a partition of a table into one file once it has more files than this; 0: never"
     )
-    retention_hours: Annotated[int, Field(ge=0)] | None = Field(
+    retention_hours: Annotated[int, Field(ge=RETENTION_HOURS_MIN)] | None = Field(
         None,
         description="remove files that no version younger than this needs from the tables; default: never",
     )

@@ -12,6 +12,8 @@ from shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX, change
 from shared.streams.changelog_format import parse_places
 from shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
 
+RETENTION_HOURS_MIN = 24
+"""For how long versions of the lake's tables stay readable: longer than any job, restore or question takes."""
 REFUSAL_BYTES_MAX = 16 * 1024
 """What a dead letter or a late record may be larger than the source record it holds."""
 

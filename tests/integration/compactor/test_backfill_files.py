@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+from deltalake import write_deltalake
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor.backfill_files import file_rows
+from services.compactor.backfill_files import file_rows, state_of
 from services.compactor.settings import BackfillSettings
 
 
@@ -95,3 +98,27 @@ def test_times_and_orders_are_taken_from_text_as_spark_understands_it(spark: Any
     rows = found.rows.select(F.unix_millis(at).alias("ms"), nth.alias("nth"), found.whole.alias("value")).collect()
     assert [(row.ms, row.nth) for row in rows] == [(1359608400000, 9), (1359694800000, 10)]
     assert rows[0].value == b'{"at":"31/01/2013 05:00","nth":"+9"}'
+
+
+def test_files_that_changed_are_told_apart(spark: Any, tmp_path: Path) -> None:
+    """By name, size and time, of a folder, a file or a pattern; a Delta table by its version, if that is not named."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_text("who,ms\nann,1\n")
+
+    def state(files: str, **more: Any) -> str:
+        given = {"application": "visits", "lake": "lake", "topology": "t:t", "files": str(tmp_path / files), **more}
+        return state_of(spark, BackfillSettings.model_validate(given))
+
+    before = {files: state(files, format="csv") for files in (".", "*.csv", "a.csv")}
+    assert before["."].startswith("2 files of 26 bytes ")
+    assert before == {files: state(files, format="csv") for files in before}
+    os.utime(tmp_path / "b.csv", (1, 1))
+    after = {files: state(files, format="csv") for files in before}
+    assert [before[files] == after[files] for files in before] == [False, False, True]
+    (tmp_path / "b.csv").rename(tmp_path / "c.csv")
+    assert state(".", format="csv") not in (before["."], after["."])
+
+    for _ in range(2):
+        write_deltalake(str(tmp_path / "delta"), pa.table({"who": ["ann"]}), mode="append")
+    assert state("delta", format="delta") == "version 1"
+    assert state("delta", format="delta", reader_options={"versionAsOf": "0"}) == "versionAsOf 0"

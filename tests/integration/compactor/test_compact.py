@@ -38,7 +38,9 @@ def job(spark: Any, kafka: EmbeddedKafka, tmp_path: Path) -> Callable[..., Any]:
 
     def make(simulation: Any, kind: type[Compaction] = Compaction, **more: Any) -> Compaction:
         broker = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+        shorter = {name: more.pop(name) for name in ("retention_hours",) if name in more}  # than a user may have it
         settings = CompactSettings(application=simulation.name, lake=str(tmp_path), kafka=broker, **more)
+        settings = settings.model_copy(update=shorter)
         return kind(spark, settings, print)
 
     return make
@@ -155,6 +157,21 @@ class Overtaken(Compaction):
         plan = super().plan()
         Compaction(self.spark, self.settings, print).run()
         return plan
+
+
+def test_a_crashed_run_that_two_jobs_go_on_with(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
+    """What it had appended is not appended again; of the two one wins and the other says so."""
+    simulation = simulate(1)
+    simulation.feed(60, seed=3)
+    topics.write(simulation)
+    with pytest.raises(KeyboardInterrupt):
+        job(simulation, Crashing).run()
+    assert live_in_lake(tmp_path, simulation) == []
+    assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation)
+    with pytest.raises(CompactionConflict, match=r"another job has done run 1 of .*/state"):
+        job(simulation, Overtaken).run()
+    assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation) != []
+    assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation) != []
 
 
 @pytest.mark.soak

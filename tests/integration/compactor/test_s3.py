@@ -46,7 +46,7 @@ def test_a_lake_on_s3(simulate: Any, topics: Any, kafka: EmbeddedKafka, endpoint
         topics.write(simulation)
         command = [sys.executable, "-m", "services.cli", "compact", "--application", simulation.name]
         command += ["--lake", "s3://lake/penstock", "--kafka.bootstrap-servers", kafka.bootstrap_servers]
-        command += ["--spark.master", "local[2]", "--optimize-files-max", "1", "--retention-hours", "0"]
+        command += ["--spark.master", "local[2]", "--optimize-files-max", "1", "--retention-hours", "24"]
         done = subprocess.run(command, env=os.environ | aws, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])

@@ -33,6 +33,7 @@ def test_a_topology_is_all_that_is_needed() -> None:
         ([TOPOLOGY, "--streams.heartbeat-interval-ms=45000"], "must be below session_timeout_ms=45000"),
         ([TOPOLOGY, "--compaction.interval-ms=0"], "compaction.interval_ms"),
         ([TOPOLOGY, "--compaction.spark-memory=lots"], "compaction.spark_memory"),
+        ([TOPOLOGY, "--compaction.retention-hours=23"], "compaction.retention_hours"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(flags: list[str], said: str) -> None:

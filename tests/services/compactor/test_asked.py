@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from services.compactor.asked import UnfinishedBackfill, asked, require_no_backfill, require_same
+from services.compactor.asked import (
+    SOURCE,
+    UnfinishedBackfill,
+    asked,
+    require_no_backfill,
+    require_same,
+    require_same_source,
+)
 from services.compactor.settings import BackfillSettings
 from shared.streams.aggregations import Count
 from shared.streams.dsl import StreamsBuilder
@@ -48,6 +55,15 @@ def test_the_same_history_is_gone_on_with() -> None:
     require_same(words(), words(outputs="none", commit_records=7, kafka_timeout_ms=9), "t")
     with pytest.raises(UnfinishedBackfill, match="an earlier version began a backfill"):
         require_same(None, words(), "t")
+
+
+def test_another_source_is_refused_though_it_has_the_same_name() -> None:
+    """Files that were written anew and a topic that was made again are no history to go on with."""
+    require_same({**words(), SOURCE: "2 files"}, words(), "t")
+    require_same_source("2 files", "2 files", "t")
+    said = "what it read has changed: it was 2 files, and is 3 files; put it back, or delete t,"
+    with pytest.raises(UnfinishedBackfill, match=said):
+        require_same_source("2 files", "3 files", "t")
 
 
 def test_a_compaction_leaves_a_backfill_alone_that_was_not_ended() -> None:

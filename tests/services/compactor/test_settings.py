@@ -46,6 +46,16 @@ def test_a_wrong_setting_ends_a_job_by_its_name(
     assert all(named in line for line in capsys.readouterr().err.splitlines())
 
 
+def test_what_a_restore_still_reads_is_not_removed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A retention below the least one is refused with its name and the least one."""
+    assert CompactSettings.load([*NEEDED, "--retention-hours", "24"], environ={}).retention_hours == 24
+    for hours in ("0", "23"):
+        assert compact_main([*NEEDED, "--retention-hours", hours]) == WRONG_SETTINGS
+        said = capsys.readouterr().err
+        assert "--retention-hours" in said
+        assert "greater than or equal to 24" in said
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
