@@ -3,7 +3,7 @@
 A record that is no further behind the stream time of its moment than the grace period finds every session of its key
 within the gap, since whatever ends within the gap before it ends at or above the close time; so records of this kind
 can be merged in any order. One that is further behind does so too where it is itself at or above the close time of its
-moment and the latest of what lies before it within the gap is as well (`_misfits`). A key that has a record for which
+moment and the latest of what lies before it within the gap is as well (`_slow_keys`). A key that has a record for which
 this cannot be shown is taken record by record, though against the close times of the batch's moments. Sessions are
 closed after the batch, each as of the record that passed it.
 
@@ -12,8 +12,6 @@ does is taken record by record for them (`arrival_order`).
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -24,7 +22,7 @@ from shared.streams.session_windows import SessionAggregate
 from shared.streams.state.arrival_order import merging_keys
 from shared.streams.state.column_merge import cuts, merge_runs, sorted_order
 from shared.streams.state.column_session_store import ColumnSessionStore
-from shared.streams.state.column_store import NONE
+from shared.streams.state.column_store import NEVER
 
 
 class SessionPath(ColumnPath):
@@ -77,25 +75,47 @@ class SessionPath(ColumnPath):
         before = np.maximum(deep - 1, 0)
         shown = (deep > 0) & (codes[before] == codes[deep]) & (order[before] < order[deep])
         shown &= (times[before] >= close_times) & (times[deep] >= close_times)
-        misfits = self._misfits(codes, times, order, deep[~shown], close_times[~shown])
-        return np.unique(np.fromiter(misfits, np.int64))
+        deep, close_times = deep[~shown], close_times[~shown]
+        latest = np.maximum(self._latest_arrived(codes, times, order, deep), self._latest_stored(codes, times, deep))
+        in_reach = latest >= times[deep] - windows.gap_ms
+        is_misfit = (times[deep] < close_times) | (in_reach & (latest < close_times))
+        return np.unique(codes[deep[is_misfit]])
 
-    def _misfits(
-        self, codes: Int64Array, times: Int64Array, order: Int64Array, deep: Int64Array, close_times: Int64Array
-    ) -> Iterator[int]:
-        gap = self._operator.windows.gap_ms
-        store_rows = self._store.table.views
-        for place, close_time in zip(deep.tolist(), close_times.tolist(), strict=True):
-            code, time = int(codes[place]), int(times[place])
-            if time < close_time:
-                yield code
-                continue
-            latest = max((e for r in self._store.chain_of(code) if (e := store_rows["end"][r]) <= time), default=NONE)
-            at = place - 1
-            while at >= 0 and codes[at] == code and times[at] >= max(time - gap, latest):
-                if order[at] < order[place]:
-                    latest = int(times[at])
-                    break
-                at -= 1
-            if time - gap <= latest < close_time:
-                yield code
+    def _latest_arrived(self, codes: Int64Array, times: Int64Array, order: Int64Array, deep: Int64Array) -> Int64Array:
+        """The time of the latest record before each of these in time that came before it, too; NEVER without one."""
+        before = previous_lower(order, deep)
+        is_own = (before >= 0) & (codes[before] == codes[deep])
+        return np.where(is_own, times[before], NEVER)
+
+    def _latest_stored(self, codes: Int64Array, times: Int64Array, deep: Int64Array) -> Int64Array:
+        """The end of the latest stored session that ends by the time of each of these records; NEVER without one."""
+        store, codes, times = self._store, codes[deep], times[deep]
+        heads = store.key_table.arrays["head"][codes]
+        head_ends = np.where(heads >= 0, store.table.arrays["end"][heads], NEVER)
+        older_ends = store.key_table.arrays["older_end"][codes]
+        found = np.where(head_ends <= times, head_ends, older_ends)
+        beyond = np.flatnonzero(found > times)
+        for own in np.split(beyond, np.flatnonzero(np.diff(codes[beyond])) + 1) if len(beyond) else ():
+            chain = store.chain_of(int(codes[own[0]]))  # one walk a key, however many of its records there are
+            ends = np.concatenate(([NEVER], store.table.arrays["end"][chain[::-1]]))
+            found[own] = ends[np.searchsorted(ends, times[own], side="right") - 1]
+        return found
+
+
+def previous_lower(values: Int64Array, at: Int64Array) -> Int64Array:
+    """The nearest place before each of these places that holds a lower value; -1 where none does.
+
+    By lowest values of stretches of 1, 2, 4, ... places: as many steps as the length has bits, whatever the order.
+
+    >>> previous_lower(np.array([3, 1, 4, 5, 2]), np.arange(5)).tolist()
+    [-1, -1, 1, 2, 1]
+    """
+    lowest = [values]
+    while 2 * (width := 1 << (len(lowest) - 1)) <= len(values):
+        lowest.append(np.minimum(lowest[-1][:-width], lowest[-1][width:]))
+    ends, own = at.copy(), values[at]
+    for bits, lows in reversed(list(enumerate(lowest))):
+        starts = ends - (1 << bits)
+        passes = (starts >= 0) & (lows[np.maximum(starts, 0)] >= own)
+        ends = np.where(passes, starts, ends)
+    return ends - 1

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.streams.column_path import Moments
-from shared.streams.session_path import SessionPath
+from shared.streams.session_path import SessionPath, previous_lower
 from shared.streams.windowed_aggregate import Emit
 from tests.shared.streams.columns_beside_records import (
     Piped,
@@ -114,3 +114,43 @@ def test_arrival_order_decides_which_keys_are_taken_singly(times: tuple[int, ...
     assert slow.tolist() == ([path._store.code_of(b"a")] if ARRIVALS[times] else [])
     pipe_all(drivers, [Piped(key_at(at), b'{"n":1}', at) for at in times])
     require_equal(*drivers)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40))
+def test_the_nearest_lower_value_before_each_place(values: list[int]) -> None:
+    """As a walk back from each place finds it."""
+    walked = [max((i for i in range(at) if values[i] < values[at]), default=-1) for at in range(len(values))]
+    assert previous_lower(np.array(values), np.arange(len(values))).tolist() == walked
+
+
+class Counted(np.ndarray[Any, Any]):
+    """An array whose indexings are counted, with those of what is computed from it."""
+
+    count = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        Counted.count += 1
+        return super().__getitem__(at)
+
+
+def test_records_in_falling_order_of_time_cost_no_walk_each() -> None:
+    """Looking back from 16 times as many records takes four rounds more; their key's sessions are walked over once."""
+    rounds = []
+    for size in (1_000, 16_000):
+        Counted.count = 0
+        falling = np.arange(size)[::-1].copy().view(Counted)
+        assert (previous_lower(falling, np.arange(size)) == -1).all()
+        rounds.append(Counted.count)
+    assert rounds[1] - rounds[0] < 20
+    columns, records = pair_of(topology(sessions(1_000, 1_500), "on_close", value=bytes))
+    walks: list[int] = []
+    path = path_of(columns)
+    assert isinstance(path, SessionPath)
+    chain_of = path._store.chain_of
+    path._store.chain_of = lambda code: walks.append(code) or chain_of(code)  # type: ignore[method-assign, func-returns-value]
+    apart = [Piped(b"a", b"", at) for at in (11_200, 12_500)]
+    falling_run = [Piped(b"a", b"", 10_999 - i) for i in range(300)]
+    for batch in (apart, falling_run, [Piped(b"b", b"", 10**6)]):
+        pipe_all([columns, records], batch)
+    require_equal(columns, records)
+    assert len(walks) == 1
