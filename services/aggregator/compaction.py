@@ -3,14 +3,16 @@
 The asyncio process never holds a JVM: a job is `penstock compact …`, started here, with its last line of output as
 its result. One at a time; a request that comes while one runs is not queued, the next grid point asks again, but a job
 that left records is followed by the next at once. A failed job is tried again with back-off and never harms the
-aggregator; one that was stopped for its time is given half as many records, so that no backlog is too large. That
-compaction is off, fails or falls behind is said by metrics, by `/health` (which stays 200: a restart would mend
-nothing) and by one line in the log at start-up.
+aggregator; one that was stopped for its time is given half as many records, so that no backlog is too large. Where
+partition 0 goes to another instance, a job that runs is stopped: the next owner starts its own. That compaction is off,
+fails or falls behind is said by metrics, by `/health` (which stays 200: a restart would mend nothing) and by one line
+in the log at start-up.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections import deque
@@ -23,7 +25,7 @@ from prometheus_client import CollectorRegistry
 from api.health import CheckResult
 from api.state import CompactionState
 from services.aggregator.backlog import BacklogWatch
-from services.aggregator.job import Job
+from services.aggregator.job import Job, JobEnd
 from services.aggregator.settings import AggregatorSettings
 from shared.common.clock import SYSTEM_CLOCK, Clock
 from shared.common.keeper import NOT_STARTED
@@ -47,6 +49,8 @@ BEHIND_INTERVALS = 3  # without a compaction that succeeded for so many interval
 WRITTEN = ("merged_rows", "deleted_rows", "finals")
 """What a job says of the rows that it wrote."""
 OK = 0
+GIVEN_UP = -1  # no exit status: the job was stopped, since another instance compacts now
+OWNERSHIP_POLL_MS = 100
 LOST_TO_ANOTHER = 3
 """`penstock compact` exits with this where another job committed first; nothing is wrong then."""
 
@@ -218,8 +222,10 @@ class CompactionSupervisor:
             self._job = Job(wanted, environment(self._settings), STOP_TIMEOUT_MS, self._progressed)
             self._running.set(1)
             async with asyncio.timeout(self._settings.compaction.timeout_ms / 1000):
-                status, out, err = await self._job.end()
-            if status == NOT_STARTED:
+                status, out, err = await self._end_while_ours(self._job)
+            if status == GIVEN_UP:
+                await self._stop_job()
+            elif status == NOT_STARTED:
                 err = b"the job could not be started: " + err
         except TimeoutError:
             await self._stop_job()
@@ -231,6 +237,14 @@ class CompactionSupervisor:
         self._running.set(0)
         state["seconds"] = (self._clock.monotonic_ms() - started) / 1000
         self._note(state, status, out, err)
+
+    async def _end_while_ours(self, job: Job) -> JobEnd:
+        """The job's end, or GIVEN_UP as soon as partition 0, and compactions with it, is another instance's."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(job.end(), OWNERSHIP_POLL_MS / 1000)
+            if self._backlog is not None and not self._backlog.is_ours():
+                return JobEnd(GIVEN_UP, b"", b"")
 
     def _bounded(self) -> AggregatorSettings:
         """The settings with as many records a job as one manages within its timeout, as far as that is known."""
@@ -263,6 +277,11 @@ class CompactionSupervisor:
             state |= {"status": "done", "rows": 0, "detail": "another job was first"}
             self._runs.labels(outcome="lost").inc()
             log.info("compaction: another job was first")
+        elif status == GIVEN_UP:
+            self._failures_in_a_row = 0
+            state |= {"status": "done", "rows": 0, "detail": "stopped: partition 0 went to another instance"}
+            self._runs.labels(outcome="lost").inc()
+            log.info("compaction stopped: partition 0 went to another instance")
         else:
             self._failures_in_a_row += 1
             lines = err.decode(errors="replace").splitlines()[-OUTPUT_LINES_MAX:]

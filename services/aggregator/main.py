@@ -170,7 +170,7 @@ class Aggregator:
         return Registration(self.worker.instance, running, self.worker.topics.partitions, restoring)
 
     def _owns_compaction(self) -> bool:
-        return COMPACTION_PARTITION in self.worker.tasks()
+        return self.worker.holds(COMPACTION_PARTITION)
 
     def _ask_compaction(self, now_ms: int) -> None:
         if self.compaction.enabled:

@@ -84,6 +84,7 @@ class StreamWorker(RebalanceListener):
         self.instance = f"{socket.gethostname()}-{os.getpid()}"
         self._tasks = WorkerTasks()
         self._owned, self._suspended = self._tasks.owned, self._tasks.suspended
+        self.holds = self._tasks.holds
         self._failures: dict[int, int] = {}
         self._fenced, self._revoked_in = False, NO_GENERATION
         self._time, self._slow = TurnTime(clock), SlowSteps.of(settings)

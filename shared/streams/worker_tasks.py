@@ -34,6 +34,10 @@ class WorkerTasks:
         """Those that are restored."""
         return [owned for owned in self.owned.values() if owned.task is not None]
 
+    def holds(self, partition: int) -> bool:
+        """Whether no other instance can have the partition: its task is here, or set aside while the group meets."""
+        return partition in self.owned or partition in self.suspended
+
     def ready(self) -> dict[int, OwnedTask]:
         """Those that may take records now, by partition."""
         return {p: owned for p, owned in self.owned.items() if owned.task is not None and owned.restoring is None}

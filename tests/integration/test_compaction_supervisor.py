@@ -157,8 +157,11 @@ async def test_a_failed_job_is_tried_again() -> None:
 @pytest.mark.parametrize("script", [FAILED, "print('{\"records_left\": 20}')"], ids=["failed", "left"])
 async def test_who_lost_partition_0_leaves_the_rest_to_its_owner(script: str) -> None:
     """An instance goes on after a job that failed or left records only while the application's compactions are its."""
-    owned = iter((True, False))
-    backlog = BacklogWatch(settings(), CollectorRegistry(), lambda: next(owned, False))
+
+    def is_ours() -> bool:
+        return jobs.started < 2 or jobs.statuses()[0][0] == "running"
+
+    backlog = BacklogWatch(settings(), CollectorRegistry(), is_ours)
     jobs = Jobs(script, backlog=backlog, retry_backoff_ms=10)
     async with supervised(jobs) as supervisor:
         supervisor.ask(0)
@@ -167,6 +170,26 @@ async def test_who_lost_partition_0_leaves_the_rest_to_its_owner(script: str) ->
         assert jobs.started == 2
         assert supervisor.health().facts["state"] == "elsewhere"
         assert jobs.registry.get_sample_value("penstock_compaction_failures_in_a_row") == 0
+
+
+async def test_who_loses_partition_0_stops_its_job(tmp_path: Path) -> None:
+    """The next owner starts its own, and on S3 nothing else keeps the two apart; it is no failure."""
+    pid, ours = tmp_path / "pid", True
+    backlog = BacklogWatch(settings(), CollectorRegistry(), lambda: ours)
+    jobs = Jobs(HANGING.format(deaf=False, pid=str(pid)), backlog=backlog)
+    async with supervised(jobs) as supervisor:
+        supervisor.ask(0)
+        await until(lambda: pid.exists() and bool(pid.read_text()))
+        job = int(pid.read_text())
+        ours = False
+        await until(lambda: jobs.runs("lost") == 1)
+        assert jobs.statuses() == [("done", "stopped: partition 0 went to another instance")]
+        assert jobs.runs("failed") == 0
+        with pytest.raises(ProcessLookupError):
+            os.kill(job, 0)
+        ours = True
+        supervisor.ask(0)
+        await until(lambda: jobs.started == 2)
 
 
 async def test_a_job_that_cannot_be_started() -> None:

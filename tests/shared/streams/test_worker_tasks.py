@@ -63,6 +63,18 @@ def test_a_paused_partition_stays_so_whichever_task_runs_it() -> None:
     assert [one["state"] for one in tasks.describe()] == ["running", "running"]
 
 
+def test_a_partition_is_held_while_the_group_meets() -> None:
+    """A task that is set aside is nobody else's yet."""
+    tasks = WorkerTasks()
+    assert not tasks.holds(5)
+    tasks.owned[5] = owned_of(5)
+    assert tasks.holds(5)
+    tasks.suspended[5] = tasks.owned.pop(5)
+    assert tasks.holds(5)
+    tasks.suspended.clear()
+    assert not tasks.holds(5)
+
+
 def test_a_task_may_be_paused_while_it_is_restored() -> None:
     """It begins paused; it is not among those that run before."""
     tasks = WorkerTasks()
