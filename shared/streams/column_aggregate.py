@@ -48,7 +48,8 @@ class ColumnAggregate(WindowedAggregate):
         store: ColumnStore = self._store
         windows, retracted = store.updated(), store.retracted()
         if len(windows) or retracted[0]:
-            self.context.forward_results(self._results_of(store, windows, retracted))
+            of_store = self.store_name, self.names, store.columns, store.keys_of
+            self.context.forward_results(WindowResults(*of_store, windows, retracted, by_time=True))
 
     def close_batch(self, limit: int, moments: Moments, source: Columns) -> None:
         """Close what ends below `limit`, as by the records of `source` one by one; `moments` knows them."""
@@ -75,5 +76,5 @@ class ColumnAggregate(WindowedAggregate):
             if self.emit == "on_close":
                 self._forward(WindowKey(closed.key, closed.start, closed.end), closed.states)
 
-    def _results_of(self, store: ColumnStore, windows: Windows, *retracted: Any) -> WindowResults:
-        return WindowResults(self.store_name, self.names, store.columns, store.keys_of, windows, *retracted)
+    def _results_of(self, store: ColumnStore, windows: Windows) -> WindowResults:
+        return WindowResults(self.store_name, self.names, store.columns, store.keys_of, windows)

@@ -2,6 +2,9 @@
 
 Encoded, they are byte for byte what `result_encoders` makes of each: one msgspec struct a window, all written by one
 call as lines. JSON has no line break inside, so the lines are the values.
+
+What a commit hands on is many windows at once and goes in order of time: whatever window is downstream, of no order
+less comes too late there. A retraction comes before what replaces it, which is never older.
 """
 
 from __future__ import annotations
@@ -12,10 +15,13 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from shared.common.records import Int64Array
 from shared.streams.columnar import StateColumns
 from shared.streams.latest import LATEST
 from shared.streams.processor import Record
+from shared.streams.state.column_merge import sorted_order
 from shared.streams.state.session_changes import Windows
 from shared.streams.windowed_aggregate import WindowKey, WindowResult
 
@@ -35,9 +41,10 @@ def _lines(rows: Iterator[Any]) -> list[bytes]:
 
 @dataclass(slots=True)
 class WindowResults(Sequence[WindowKey]):
-    """Results of a store's windows, after those that are retracted; as a sequence, the keys of all of them.
+    """Results of a store's windows, and those that are retracted; as a sequence, the keys of all of them.
 
-    `names` are those of the aggregations, `retracted` keys, starts and ends.
+    `names` are those of the aggregations, `retracted` keys, starts and ends. They go in order of the windows, or
+    `by_time`, then by start.
     """
 
     store: str
@@ -46,31 +53,44 @@ class WindowResults(Sequence[WindowKey]):
     keys_of: Callable[[Sequence[bytes]], Sequence[str | bytes]]
     windows: Windows
     retracted: tuple[list[bytes], list[int], list[int]] = field(default_factory=lambda: ([], [], []))
+    by_time: bool = False
+    _order: Int64Array = field(init=False)
+    """The places of all in their order; those that are retracted are counted first."""
+
+    def __post_init__(self) -> None:
+        gone, count = len(self.retracted[0]), len(self)
+        assert self.by_time or not gone
+        self._order = np.arange(count)
+        if self.by_time and count:
+            starts = np.concatenate((np.array(self.retracted[1], np.int64), self.windows.starts))
+            self._order = sorted_order(self._times(), (self._order >= gone).astype(np.int64), starts)
 
     def __len__(self) -> int:
         return len(self.retracted[0]) + len(self.windows)
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]  # of one place only
-        gone = len(self.retracted[0])
-        if index < gone:
+        at, gone = int(self._order[index]), len(self.retracted[0])
+        if at < gone:
             keys, starts, ends = self.retracted
-            key, start, end = keys[index], starts[index], ends[index]
+            key, start, end = keys[at], starts[at], ends[at]
         else:
-            windows, at = self.windows, index - gone
+            windows, at = self.windows, at - gone
             key, start, end = windows.keys[at], int(windows.starts[at]), int(windows.ends[at])
         return WindowKey(self.keys_of([key])[0], start, end)
 
     def records(self) -> Iterator[Record]:
         """The results as records, one by one."""
-        gone = self.keys_of(self.retracted[0])
-        for key, start, end in zip(gone, *self.retracted[1:], strict=True):
-            yield Record(WindowKey(key, start, end), None, end)
-        windows = self.windows
-        bounds = zip(self.keys_of(windows.keys), windows.starts.tolist(), windows.ends.tolist(), strict=True)
-        times = self.timestamps()[len(self.retracted[0]) :]
-        for (key, start, end), time, results in zip(bounds, times, zip(*self._results(), strict=True), strict=True):
-            named = dict(zip(self._shown, results, strict=True))
-            yield Record(WindowKey(key, start, end), WindowResult(key, start, end, named), time)
+        (gone, gone_starts, gone_ends), windows = self.retracted, self.windows
+        keys = [*self.keys_of(gone), *self.keys_of(windows.keys)]
+        starts, ends = [*gone_starts, *windows.starts.tolist()], [*gone_ends, *windows.ends.tolist()]
+        results, times = list(zip(*self._results(), strict=True)), self._times().tolist()
+        for at in self._order.tolist():
+            key, start, end = keys[at], starts[at], ends[at]
+            result = None
+            if at >= len(gone):
+                named = dict(zip(self._shown, results[at - len(gone)], strict=True))
+                result = WindowResult(key, start, end, named)
+            yield Record(WindowKey(key, start, end), result, times[at])
 
     def encoded(self, *, whole_window_keys: bool) -> tuple[list[bytes | None], list[bytes | None]]:
         """Keys and values, as `encode_updates` makes them, or else `encode_json`."""
@@ -80,14 +100,22 @@ class WindowResults(Sequence[WindowKey]):
         values: list[bytes | None] = [None] * len(self.retracted[0])
         values += _lines(map(_row_type(self._shown), named, starts, ends, *self._results()))
         if not whole_window_keys:
-            return [*self.retracted[0], *windows.keys], values
+            return self._in_order([*self.retracted[0], *windows.keys]), self._in_order(values)
         gone = map(_row_type(()), self.keys_of(self.retracted[0]), *self.retracted[1:])
-        return [*_lines(gone), *_lines(map(_row_type(()), named, starts, ends))], values
+        keys = [*_lines(gone), *_lines(map(_row_type(()), named, starts, ends))]
+        return self._in_order(keys), self._in_order(values)
 
     def timestamps(self) -> list[int]:
         """Each result's event time in ms: that of the window's latest record where it is kept, or else its end."""
+        times: list[int] = self._times()[self._order].tolist()
+        return times
+
+    def _times(self) -> Int64Array:
         times = self.windows.columns[0] if self._has_latest else self.windows.ends
-        return [*self.retracted[2], *times.tolist()]
+        return np.concatenate((np.array(self.retracted[2], np.int64), times))
+
+    def _in_order(self, all_: Sequence[bytes | None]) -> list[bytes | None]:
+        return list(map(all_.__getitem__, self._order.tolist())) if self.by_time else list(all_)
 
     @property
     def _has_latest(self) -> bool:

@@ -8,11 +8,11 @@ import numpy as np
 
 from shared.common.records import Int64Array
 from shared.streams.state.column_store import LIVE, ColumnStore
-from shared.streams.state.session_changes import Windows
+from shared.streams.state.session_changes import Windows, distinct
 
 
 def close_due(store: ColumnStore, close_time: int, closed_at: Callable[[Int64Array], Int64Array]) -> Windows | None:
-    """Take out the windows that end below `close_time`, in order of (end, start), or give None where there are none.
+    """Take out the windows that end below `close_time`, in order of (end, start, key); None where there are none.
 
     `closed_at` says of ends at which stream time they were passed.
     """
@@ -21,23 +21,15 @@ def close_due(store: ColumnStore, close_time: int, closed_at: Callable[[Int64Arr
 
 
 def close_at_once(store: ColumnStore, due: list[int], close_time: int, stream_time: int) -> Windows | None:
-    """As `close_due`, at one stream time, of rows that the wheel gave out; of equal bounds in order of the keys."""
+    """As `close_due`, at one stream time, of rows that the wheel gave out."""
     rows = _passed(store, np.array(due, np.int64), close_time, store.wheel.add_each)
-    if not len(rows):
-        return None
-    arrays = store.table.arrays
-    starts, ends = arrays["start"][rows], arrays["end"][rows]
-    if ((starts[1:] == starts[:-1]) & (ends[1:] == ends[:-1])).any():
-        keys = store.raw_keys(arrays["key"][rows])
-        rows = rows[sorted(range(len(rows)), key=keys.__getitem__)]
-        rows = rows[np.lexsort((arrays["start"][rows], arrays["end"][rows]))]
-    return store.take_out(rows, np.full(len(rows), stream_time, np.int64))
+    return store.take_out(rows, np.full(len(rows), stream_time, np.int64)) if len(rows) else None
 
 
 def _passed(
     store: ColumnStore, due: Int64Array, close_time: int, put_back: Callable[[Int64Array, Int64Array], None]
 ) -> Int64Array:
-    """Of rows that the wheel gave out, those that end below `close_time`, in order of (end, start).
+    """Of rows that the wheel gave out, those that end below `close_time`, in order of (end, start, key).
 
     What has died is made free, what ends later is put back into the wheel.
     """
@@ -51,4 +43,22 @@ def _passed(
     later = ends >= close_time
     put_back(rows[later], ends[later])
     rows = rows[~later]
-    return np.asarray(rows[np.lexsort((arrays["start"][rows], ends[~later]))])
+    return rows if len(rows) < 2 else _in_order(store, rows)
+
+
+def _in_order(store: ColumnStore, rows: Int64Array) -> Int64Array:
+    """Rows in order of end, start and key; only keys of windows with the same bounds are looked at."""
+    arrays = store.table.arrays
+    rows = rows[np.lexsort((arrays["start"][rows], arrays["end"][rows]))]
+    starts, ends = arrays["start"][rows], arrays["end"][rows]
+    is_same = (starts[1:] == starts[:-1]) & (ends[1:] == ends[:-1])
+    if is_same.any():
+        tied = np.flatnonzero(np.append(is_same, False) | np.append(False, is_same))
+        codes = arrays["key"][rows[tied]]
+        known = distinct(codes)
+        keys = store.raw_keys(known)
+        ranks = np.empty(len(keys), np.int64)
+        ranks[sorted(range(len(keys)), key=keys.__getitem__)] = np.arange(len(keys))
+        order = np.lexsort((ranks[np.searchsorted(known, codes)], starts[tied], ends[tied]))
+        rows[tied] = rows[tied[order]]
+    return np.asarray(rows)

@@ -31,7 +31,7 @@ def results_of(keys: list[bytes], gone: list[bytes], names: tuple[str, ...], *, 
     states = [starts + 1, starts / 3, np.where(starts % 2 == 0, 0, starts)]
     windows = Windows(keys, starts, starts + 5, states)
     retracted = gone, list(range(len(gone))), list(range(9, 9 + len(gone)))
-    return WindowResults("s", names, columns, texts_of if text else list, windows, retracted)
+    return WindowResults("s", names, columns, texts_of if text else list, windows, retracted, by_time=True)
 
 
 @pytest.mark.parametrize("names", [("n", "ms"), ("n", "mean of ms")])
@@ -59,11 +59,29 @@ def test_the_time_of_the_latest_record_is_the_results_time_and_no_result() -> No
     assert results.encoded(whole_window_keys=False)[1][0] == b'{"key":"k","start":0,"end":10,"n":2}'
 
 
+def test_a_commits_results_go_in_order_of_time() -> None:
+    """Windows that are no more stand among the others by their end, with no value; a mean of nothing is none."""
+    results = results_of([b"k", b"m", b"n", b"o", b"p"], [b"old"], ("n", "ms"), text=True)
+    in_order = [("k", 0, 5), ("m", 1, 6), ("n", 2, 7), ("o", 3, 8), ("old", 0, 9), ("p", 4, 9)]
+    assert list(results) == [WindowKey(*at) for at in in_order]
+    keys, values = results.encoded(whole_window_keys=False)
+    assert keys == [b"k", b"m", b"n", b"o", b"old", b"p"]
+    assert (values[0], values[4]) == (b'{"key":"k","start":0,"end":5,"n":1,"ms":null}', None)
+
+
 def test_a_retraction_comes_before_what_replaces_it() -> None:
-    """Windows that are no more stand first, with no value; a mean of nothing is none."""
-    results = results_of([b"k"], [b"old"], ("n", "ms"), text=True)
-    assert list(results) == [WindowKey("old", 0, 9), WindowKey("k", 0, 5)]
-    assert results.encoded(whole_window_keys=False) == (
-        [b"old", b"k"],
-        [None, b'{"key":"k","start":0,"end":5,"n":1,"ms":null}'],
-    )
+    """Of one time, a session that another took in is retracted first, so that under one key the other one stays."""
+    windows = Windows([b"k"], np.array([1]), np.array([9]), [np.array([2])])
+    retracted = [b"k", b"k"], [5, 3], [9, 4]
+    results = WindowResults("s", ("n",), StateColumns([Count()]), texts_of, windows, retracted, by_time=True)
+    assert list(results) == [WindowKey("k", 3, 4), WindowKey("k", 5, 9), WindowKey("k", 1, 9)]
+
+
+def test_by_time_is_by_the_latest_record_where_it_is_kept() -> None:
+    """A tumbling window's results have its latest record's time: that is what they go by, then by start."""
+    columns = StateColumns([Latest(), Count()])
+    starts, latest = np.array([10, 5, 0, 0]), np.array([12, 12, 3, 9])
+    windows = Windows([b"a", b"a", b"b", b"c"], starts, starts + 10, [latest, np.ones(4, np.int64)])
+    results = WindowResults("s", (LATEST, "n"), columns, texts_of, windows, by_time=True)
+    assert [(at.key, at.start) for at in results] == [("b", 0), ("c", 0), ("a", 5), ("a", 10)]
+    assert results.timestamps() == [3, 9, 12, 12]
