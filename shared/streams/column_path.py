@@ -24,7 +24,7 @@ from shared.common.records import Columns, Int64Array
 from shared.streams.batch_values import BatchValues, TakenValues
 from shared.streams.chain import Chain
 from shared.streams.column_aggregate import ColumnAggregate
-from shared.streams.columnar import INT64_SAFE, NumberArray
+from shared.streams.columnar import INT64_SAFE
 from shared.streams.processor import INT64_MAX, Record
 from shared.streams.state.column_store import NONE, ColumnStore
 from shared.streams.topology import SourceNode
@@ -98,7 +98,7 @@ class ColumnPath(ABC):
             self._take_records(columns)
             return
         values = self._values.of(columns)
-        if values is None or self._may_overflow(values.states):
+        if values is None or self._may_overflow(values):
             self._take_records(columns)
             return
         self._take_values(columns[: len(values.codes)], values)
@@ -169,15 +169,23 @@ class ColumnPath(ABC):
             raise task.spoilt(e) from e
         task.taken(last, stop - start)
 
-    def _may_overflow(self, states: list[NumberArray]) -> bool:
-        """Whether an int64 sum might leave 64 bits: then, record by record, the one that does so is refused."""
-        store = self._store
-        added = store.columns.magnitude(states)
+    def _may_overflow(self, values: TakenValues) -> bool:
+        """Whether an int64 sum might leave 64 bits: then, record by record, the one that does so is refused.
+
+        What is cheap to know is enough as a rule; where it is not, each key is looked at by itself.
+        """
+        store, of = self._store, self._store.columns
+        added = of.magnitude(values.states)
         if store.sum_max + added >= INT64_SAFE:
-            arrays, used = store.table.arrays, store.table.used
-            store.sum_max = store.columns.largest([arrays[name][:used] for name in store.state_names])
+            keyed = np.flatnonzero(values.codes != NONE)
+            codes = values.codes[keyed]
+            by_key = of.magnitudes([column[keyed] for column in values.states], codes, store.key_table.used)
+            added = float(by_key.max(initial=0))
             if store.sum_max + added >= INT64_SAFE:
-                return True
+                stored = store.magnitudes()
+                if ((stored + by_key)[codes] >= INT64_SAFE).any():
+                    return True
+                store.sum_max = float(stored.max(initial=0))
         store.sum_max += added
         return False
 

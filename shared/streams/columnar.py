@@ -25,6 +25,7 @@ from shared.streams.aggregations import Aggregation, Count, Max, Mean, Min, Sum
 from shared.streams.latest import Latest
 from shared.streams.object_columns import ChangelogColumn, ObjectColumns, object_columns
 
+FloatArray = NDArray[np.float64]
 NumberArray = NDArray[Any]
 """int64, float64 or, of the aggregations that are no numbers, objects."""
 
@@ -214,9 +215,20 @@ class StateColumns:
         """The largest that an int64 sum over any of these rows can be, signs aside."""
         return max((float(np.abs(columns[i].astype(np.float64)).sum()) for i in self.sums), default=0.0)
 
-    def largest(self, columns: Sequence[NumberArray]) -> float:
-        """The largest int64 sum in any of these rows, signs aside."""
-        return max((float(np.abs(columns[i].astype(np.float64)).max(initial=0)) for i in self.sums), default=0.0)
+    def magnitudes(self, columns: Sequence[NumberArray], codes: Int64Array, keys: int) -> FloatArray:
+        """As `magnitude`, of the rows of each key by its number, of which there are so many; `codes` are the rows'."""
+        found = np.zeros(keys)
+        for i in self.sums:
+            by_key = np.bincount(codes, np.abs(columns[i].astype(np.float64)), minlength=keys)
+            np.maximum(found, by_key, out=found)
+        return found
+
+    def largest(self, columns: Sequence[NumberArray], codes: Int64Array, keys: int) -> FloatArray:
+        """The largest int64 sum in one row of each key, signs aside."""
+        found = np.zeros(keys)
+        for i in self.sums:
+            np.maximum.at(found, codes, np.abs(columns[i].astype(np.float64)))
+        return found
 
     def results(self, columns: Sequence[NumberArray]) -> list[list[Any]]:
         """Each aggregation's results as plain values."""

@@ -22,7 +22,7 @@ def load_many(store: ColumnStore, raw: list[bytes], starts: Int64Array, ends: In
         store.table.arrays[name][rows] = column
     store.wheel.add_many(rows, ends)
     store.count += len(rows)
-    store.sum_max = max(store.sum_max, store.columns.largest(states))
+    store.sum_max += store.columns.magnitude(states)
     store.attach(codes, rows)
 
 

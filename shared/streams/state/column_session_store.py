@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.common.records import Int64Array
-from shared.streams.columnar import StateColumns
+from shared.streams.columnar import FloatArray, StateColumns
 from shared.streams.state.column_store import DIRTY, LIVE, NEVER, NONE, PERSISTED, ColumnStore
 from shared.streams.state.session_changes import distinct
 from shared.streams.state.session_store import ClosedSession, Session, SessionChanges
@@ -122,6 +122,10 @@ class ColumnSessionStore(ColumnStore):
         deleted = [(self.key_of(raw), start) for raw, start in zip(*self.deleted(), strict=True)]
         live: list[Session] = [self.row(row) for row in self.dirty_rows().tolist()]
         return SessionChanges(self._as_finals(self.finals()), deleted, live)
+
+    def magnitudes(self) -> FloatArray:
+        """Those of all the key's sessions: a batch may join any of them."""
+        return self.columns.magnitudes(*self._live_states())
 
     # --- what a commit writes ---
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.common.records import Int64Array
-from shared.streams.columnar import StateColumns
+from shared.streams.columnar import FloatArray, NumberArray, StateColumns
 from shared.streams.state.close_wheel import CloseWheel
 from shared.streams.state.growing import GrowingColumns
 from shared.streams.state.session_changes import ColumnChanges, Windows
@@ -57,7 +57,7 @@ class ColumnStore(ABC):
         self.changed = ColumnChanges(columns)
         self.count = 0
         self.sum_max = 0.0
-        """No int64 sum in a row is larger, signs aside."""
+        """What a batch may add to of one key, as `magnitudes` has it, is not larger; it may be less."""
         self.touched = False
 
     def __len__(self) -> int:
@@ -95,6 +95,10 @@ class ColumnStore(ABC):
     @abstractmethod
     def _detach(self, rows: Int64Array, codes: Int64Array, starts: Int64Array, ends: Int64Array, flags: Any) -> None:
         """Rows with these keys, bounds and flags were closed, and are not live any more."""
+
+    @abstractmethod
+    def magnitudes(self) -> FloatArray:
+        """By key number: how large, signs aside, int64 sums are to which one group of a batch is added at the most."""
 
     @abstractmethod
     def _have_rows(self) -> NDArray[np.bool_]:
@@ -238,6 +242,11 @@ class ColumnStore(ABC):
         """All live rows."""
         return np.flatnonzero(self.table.arrays["flags"][: self.table.used] & LIVE)
 
+    def _live_states(self) -> tuple[list[NumberArray], Int64Array, int]:
+        """The states of live rows, their keys, and how many numbers keys have."""
+        arrays, rows = self.table.arrays, self.live_rows()
+        return [arrays[name][rows] for name in self.state_names], arrays["key"][rows], self.key_table.used
+
     def take_out(self, rows: Int64Array, closed_at: Int64Array) -> Windows:
         """Rows that were given out by the wheel and are closed; gives them as windows in the same order."""
         arrays = self.table.arrays
@@ -271,8 +280,8 @@ class ColumnStore(ABC):
         views, values = self.table.views, self.columns.values(states)
         for name, value in zip(self.state_names, values, strict=True):
             views[name][row] = value
-        for i in self.columns.sums:
-            self.sum_max = max(self.sum_max, abs(float(values[i])))
+        if self.columns.sums:
+            self.sum_max += max(abs(float(values[i])) for i in self.columns.sums)
 
     def _states(self, row: int) -> list[Any]:
         views = self.table.views

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.common.records import Int64Array
-from shared.streams.columnar import NumberArray, StateColumns
+from shared.streams.columnar import FloatArray, NumberArray, StateColumns
 from shared.streams.state.column_store import DIRTY, LIVE, ColumnStore
 from shared.streams.state.row_index import NEVER, RowIndex
 from shared.streams.state.window_store import ClosedWindow, Window, WindowChanges
@@ -106,6 +106,10 @@ class ColumnWindowStore(ColumnStore):
         for name, column in zip(self.state_names, columns, strict=True):
             self.table.arrays[name][rows] = column
         self.touched = True
+
+    def magnitudes(self) -> FloatArray:
+        """Those of the key's largest window: no window is joined with another one."""
+        return self.columns.largest(*self._live_states())
 
     # --- what a commit writes ---
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from tests.shared.streams.columns_beside_records import (
     hopping,
     inputs,
     pair_of,
+    pipe_all,
     require_equal,
     schedule,
     sessions,
@@ -55,3 +57,60 @@ def test_odd_records_grids_and_crashes(
             driver.commit()
         require_equal(drivers[0][0], drivers[1][0])
         assert drivers[0][1] == drivers[1][1]
+
+
+large = st.sampled_from([0, 1, -1, 2**59, -(2**60), 3 * 2**59, 2**61, 2**62, 2**63 - 1, -(2**63)])
+
+
+@settings(max_examples=200)
+@given(windows, inputs(), st.lists(large, min_size=1, max_size=90), sizes)
+def test_sums_that_leave_64_bits(
+    windowed: Windowed, records: list[Piped], numbers: list[int], parts: list[int]
+) -> None:
+    """Whatever sums a batch joins, a record with which one leaves 64 bits is refused, as it is by itself."""
+    drivers = pair_of(topology(windowed, "on_update"))
+    values = [b'{"n":%d}' % numbers[place % len(numbers)] for place in range(len(records))]
+    piped = [Piped(key, value, at) for (key, _, at), value in zip(records, values, strict=True)]
+    for batch in batches(piped, parts):
+        pipe_all(drivers, batch)
+        require_equal(*drivers)
+
+
+def test_sessions_that_a_batch_joins_are_added_up_before_it_is_taken() -> None:
+    """Seven sessions, each small enough: the record that would join all of one too many is refused."""
+    drivers = pair_of(topology(sessions(10, 1_000), "on_update"))
+    for n in range(7):
+        pipe_all(drivers, [Piped(b"a", b'{"n":%d}' % 1_500_000_000_000_000_000, n * 20)])
+    pipe_all(drivers, [Piped(b"a", b'{"n":0}', n * 20 + 10) for n in range(7)])
+    require_equal(*drivers)
+    assert drivers[0].task.metrics.dead_letters_total == 1
+
+
+@pytest.mark.parametrize("windowed", [sessions(10, 0), hopping(10, 10, 0)])
+def test_large_numbers_of_many_keys_are_taken_as_columns(windowed: Windowed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How large sums may grow is looked at key by key, and what was closed counts no more."""
+    by_columns, by_records = pair_of(topology(windowed, "on_close"))
+    singly: list[int] = []
+    take_records = by_columns.task.take_records
+    monkeypatch.setattr(by_columns.task, "take_records", lambda part: (singly.append(len(part)), take_records(part)))
+    for round_ in range(8):
+        batch = [Piped(b"k%d" % n, b'{"n":%d}' % 2**59, round_ * 100 + n % 3) for n in range(60)]
+        pipe_all((by_columns, by_records), [*batch, *batch[:20]])
+        require_equal(by_columns, by_records)
+    assert singly == []
+    pipe_all((by_columns, by_records), batch[:1] * 9)
+    require_equal(by_columns, by_records)
+    assert singly == [9]
+
+
+def test_large_sums_that_were_restored_are_known() -> None:
+    """What a new owner restores row by row or from a snapshot counts as what was taken here."""
+    made = topology(sessions(10, 1_000), "on_update")
+    drivers = pair_of(made)
+    pipe_all(drivers, [Piped(b"a", b'{"n":%d}' % (2**61 + 2**60), at) for at in (0, 20, 40)])
+    for driver in drivers:
+        driver.crash()
+        driver.restore()
+    pipe_all(drivers, [Piped(b"a", b'{"n":0}', at) for at in (10, 30)])
+    require_equal(*drivers)
+    assert drivers[0].task.metrics.dead_letters_total == 1

@@ -93,5 +93,8 @@ def test_what_is_refused_one_by_one_is_unfit(value: Any) -> None:
 def test_magnitudes() -> None:
     """Sums of int64 are what can overflow: their magnitudes are known, those of floats and counts are not asked for."""
     columns = StateColumns([Count(), Sum("n").bind(Value), Sum("ms").bind(Value)])
-    taken = columns.take([Value(-(2**40), 1e300), Value(2**40, 1e300)], np.arange(2))
-    assert (columns.magnitude(taken), columns.largest(taken)) == (2.0**41, 2.0**40)
+    taken = columns.take([Value(n, 1e300) for n in (-(2**40), 2**40, -3)], np.arange(3))
+    assert columns.magnitude(taken) == 2.0**41 + 3
+    codes = np.array([2, 2, 0])
+    assert columns.magnitudes(taken, codes, 4).tolist() == [3, 0, 2.0**41, 0]
+    assert columns.largest(taken, codes, 4).tolist() == [3, 0, 2.0**40, 0]

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.streams.aggregations import Count, Max
+from shared.streams.aggregations import Count, Max, Sum
 from shared.streams.columnar import StateColumns
 from shared.streams.state.column_load import load_many
 from shared.streams.state.column_session_store import ColumnSessionStore
 from shared.streams.state.column_window_store import ColumnWindowStore
 
 GAP_MS = 10
+
+
+class Whole(msgspec.Struct):
+    """A value of an int64."""
+
+    n: int
+
+
 Row = tuple[bytes, int, int, int]
 """Key, start, end, count."""
 
@@ -91,3 +100,20 @@ def test_keys_that_were_forgotten_give_their_numbers_back() -> None:
     load_many(store, [b"x", b"y"], ones, ones, [ones, ones.astype(float), ones])
     assert sorted(s.key for s in store.rows()) == ["x", "y"]
     assert len(store.names) == store.key_table.used
+
+
+def test_how_large_sums_are_is_known_of_what_was_restored() -> None:
+    """By key, of all its sessions or of its largest window; no more is stored of one than `sum_max`."""
+    columns = StateColumns([Sum("n").bind(Whole)])
+    states: list[Any] = [np.array([-5, 3, 4]), np.ones(3, np.int64)]
+    session_store = ColumnSessionStore("s", columns, gap_ms=GAP_MS, text_keys=True)
+    window_store = ColumnWindowStore("s", columns, size_ms=10, advance_ms=10, text_keys=True)
+    for store, expected in ((session_store, [8, 4]), (window_store, [5, 4])):
+        load_many(store, [b"a", b"a", b"b"], np.array([0, 50, 0]), np.array([10, 60, 10]), list(states))
+        assert store.magnitudes().tolist() == expected
+        assert store.sum_max >= max(expected)
+        store.load("b", 70, 80, [(-9, 1)])
+        assert store.magnitudes().tolist()[1] == (13 if store is session_store else 9)
+        assert store.sum_max >= 13
+        store.close_before(61, 100)
+        assert store.magnitudes().tolist() == [0, 9]
