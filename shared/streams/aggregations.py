@@ -217,7 +217,7 @@ class _OfNumber(OfField[Number]):
         if self.type == "int64":
             return self._checked(int(got))
         try:
-            return float(got)
+            return float(got) + 0.0  # there is one zero only: -0.0 becomes 0.0
         except OverflowError:
             raise DataError(f"{self.function}({self.field!r}): the integer does not fit into a float64") from None
 
@@ -249,21 +249,21 @@ class Sum(_OfNumber):
 
 
 class Min(_OfNumber):
-    """The least value of a field."""
+    """The least value of a field; NaN counts as the greatest number, as in Spark."""
 
     function = "min"
 
     def _combine(self, a: float | int, b: float | int) -> float | int:
-        return min(a, b)
+        return b if b < a or a != a else a
 
 
 class Max(_OfNumber):
-    """The greatest value of a field."""
+    """The greatest value of a field; NaN counts as the greatest number, as in Spark."""
 
     function = "max"
 
     def _combine(self, a: float | int, b: float | int) -> float | int:
-        return max(a, b)
+        return b if b > a or b != b else a
 
 
 class Mean(Sum):

@@ -14,7 +14,7 @@ have columns of objects (`object_columns`); a user's own have none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,8 @@ FloatArray = NDArray[np.float64]
 NumberArray = NDArray[Any]
 """int64, float64 or, of the aggregations that are no numbers, objects."""
 
-_NUMBERS: dict[type, np.ufunc] = {Sum: np.add, Mean: np.add, Min: np.minimum, Max: np.maximum}
+_NUMBERS: dict[type, np.ufunc] = {Sum: np.add, Mean: np.add, Min: np.fmin, Max: np.maximum}
+"""NaN counts as the greatest number: `fmin` passes it over, `maximum` does not."""
 _PLAIN = frozenset((Count, Latest))
 """Aggregations that look at no value."""
 _TAKEN = {"int64": frozenset((int, bool)), "float64": frozenset((int, float, bool))}
@@ -51,9 +52,9 @@ class _Number:
         if self.ufunc is np.add:
             self.identity: float | int = 0
         elif self.type == "int64":
-            self.identity = np.iinfo(np.int64).max if self.ufunc is np.minimum else np.iinfo(np.int64).min
+            self.identity = np.iinfo(np.int64).max if self.ufunc is np.fmin else np.iinfo(np.int64).min
         else:
-            self.identity = np.inf if self.ufunc is np.minimum else -np.inf
+            self.identity = np.nan if self.ufunc is np.fmin else -np.inf
 
     def take(self, values: Sequence[Any], count: int) -> tuple[NumberArray, NumberArray]:
         try:
@@ -61,13 +62,18 @@ class _Number:
             types = set(map(type, got))
             if type(None) not in types:
                 if types <= _TAKEN[self.type]:
-                    return np.fromiter(got, self.type, count), np.ones(count, np.int64)
+                    return self._column(got, count), np.ones(count, np.int64)
             elif types - {type(None)} <= _TAKEN[self.type]:
                 n = np.fromiter((g is not None for g in got), np.int64, count)
-                return np.fromiter((self.identity if g is None else g for g in got), self.type, count), n
+                return self._column((self.identity if g is None else g for g in got), count), n
         except (KeyError, TypeError, AttributeError, OverflowError) as e:
             raise Unfit from e
         raise Unfit
+
+    def _column(self, numbers: Iterable[float | int], count: int) -> NumberArray:
+        column = np.fromiter(numbers, self.type, count)
+        column += 0  # there is one zero only: -0.0 becomes 0.0
+        return column
 
 
 class StateColumns:
@@ -173,10 +179,9 @@ class StateColumns:
         return merged
 
     def _added(self, columns: Sequence[NumberArray], first: Int64Array) -> list[NumberArray]:
-        if not self._objects:
-            return [u.reduceat(c, first) for u, c in zip(self._ufuncs, columns, strict=True)]
         pairs = zip(self._ufuncs, columns, strict=True)
-        return [c if c.dtype == object else u.reduceat(c, first) for u, c in pairs]
+        with np.errstate(over="ignore", invalid="ignore"):  # as with numbers one by one: inf, and then NaN
+            return [c if c.dtype == object else u.reduceat(c, first) for u, c in pairs]
 
     def opened(self, columns: list[NumberArray]) -> list[NumberArray]:
         """Columns as a store has them, made ready to be reduced; those that change are copies."""

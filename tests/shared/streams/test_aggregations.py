@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Annotated, Any, TypedDict
 
 import msgspec
@@ -376,3 +377,23 @@ def test_a_merger_and_a_reader_may_change_what_they_are_given() -> None:
     assert merging.merge(earlier, later) == [1, 2]
     merging.result(earlier).append(9)
     assert (earlier, later) == ([1], [2])
+
+
+def test_nan_is_the_greatest_number_and_there_is_one_zero() -> None:
+    """As in Spark, whose jobs merge the same states: in whatever order values come, the result is the same."""
+    nan = float("nan")
+    for kind, numbers, expected in (
+        (Min, [1.0, nan, 2.0], "1.0"),
+        (Max, [1.0, nan, 2.0], "nan"),
+        (Min, [nan, nan], "nan"),
+        (Min, [0.0, -0.0], "0.0"),
+        (Max, [-0.0], "0.0"),
+        (Sum, [-0.0], "0.0"),
+        (Sum, [1.0, nan], "nan"),
+    ):
+        bound = kind("ms").bind(dict)
+        for order in permutations(numbers):
+            state = bound.initial()
+            for number in order:
+                state = bound.add(state, {"ms": number})
+            assert repr(bound.result(state)) == expected

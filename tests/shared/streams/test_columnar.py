@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -47,6 +48,32 @@ def test_runs_equal_one_by_one(pairs: list[tuple[int, float | None]], data: st.D
         assert [list(r) for r in zip(*results, strict=True)] == [
             [a.result(state_of(a, run)) for a in KINDS] for run in runs
         ]
+
+
+odd_floats = st.sampled_from([None, math.nan, math.inf, -math.inf, 0.0, -0.0, 1.5, -1.5])
+
+
+@given(st.lists(odd_floats, min_size=1, max_size=12), st.sets(st.integers(0, 11), max_size=4))
+def test_the_least_and_greatest_of_odd_floats(floats: list[float | None], cuts: set[int]) -> None:
+    """NaN, the infinities, both zeros and none: the same as one by one, however they fall into runs."""
+    values = [Value(0, ms) for ms in floats]
+    first = sorted({0, *(cut for cut in cuts if cut < len(values))})
+    columns = StateColumns([Min("ms").bind(Value), Max("ms").bind(Value)])
+    taken = columns.take(values, np.arange(len(values)))
+    stored = columns.closed(columns.reduce(taken, np.array(first), np.arange(len(values))))
+    merged = columns.closed(columns.merge(columns.opened(stored), np.array([0]), np.ones(len(first), np.bool_)))
+    expected = [state_of(a, values) for a in columns.aggregations]
+    assert repr(columns.states([column.tolist()[0] for column in merged])) == repr(
+        [(float(number), n) if n else (0.0, 0) for number, n in expected]
+    )
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_sum_beyond_all_numbers_is_silent() -> None:
+    """It is infinite, and then none, as one by one: nothing is written to the log of it."""
+    columns = StateColumns([Sum("ms").bind(Value)])
+    taken = columns.take([Value(0, ms) for ms in (1e308, 1e308, math.inf, -math.inf)], np.arange(4))
+    assert repr(columns.reduce(taken, np.array([0, 2]), np.arange(4))[0].tolist()) == "[inf, nan]"
 
 
 def state_of(aggregation: Any, values: list[Value]) -> Any:
