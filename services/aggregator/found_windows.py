@@ -17,6 +17,7 @@ from shared.common.continuation import WindowPlace
 from shared.common.key_range import raw_key
 from shared.streams.changelog_format import DELETED, FINAL, AggregationSchema, StateCodec, StoreSchema
 from shared.streams.changelog_reader import Change
+from shared.streams.latest import LATEST
 
 
 class Found(NamedTuple):
@@ -110,11 +111,14 @@ def merged(
     return found
 
 
+def shown(store: StoreSchema) -> list[AggregationSchema]:
+    """The aggregations that have a result: not the one that an operator keeps for itself."""
+    return [a for a in store.aggregations if a.name != LATEST]
+
+
 def results(store: StoreSchema, state: dict[str, Any]) -> dict[str, Any]:
     """The named results of a state, by its columns' names; an aggregation that it has no columns for is None."""
-    return {
-        a.name: _result(a, {name: state.get(f"{a.name}_{name}") for name, _ in a.state}) for a in store.aggregations
-    }
+    return {a.name: _result(a, {name: state.get(f"{a.name}_{name}") for name, _ in a.state}) for a in shown(store)}
 
 
 def _result(aggregation: AggregationSchema, state: dict[str, Any]) -> Any:
@@ -123,8 +127,6 @@ def _result(aggregation: AggregationSchema, state: dict[str, Any]) -> Any:
     match aggregation.function:
         case "count":
             return state["n"]
-        case "latest":
-            return state["ms"]
         case "sum" | "min" | "max" as function:
             return state[function] if state["n"] else None
         case "mean":
@@ -142,8 +144,8 @@ def place_of(one: Found) -> WindowPlace:
 
 def closed_of_lake(store: StoreSchema, row: dict[str, Any]) -> Found:
     """A row of `closed`."""
-    values = {a.name: row.get(a.name) for a in store.aggregations}
-    for a in store.aggregations:
+    values = {a.name: row.get(a.name) for a in shown(store)}
+    for a in shown(store):
         text = values[a.name]
         if a.result == "json" and isinstance(text, str):
             values[a.name] = msgspec.json.decode(text)

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from services.aggregator.found_windows import Found, Told, closed_of_lake, each_once, merged, place_of, told
+from services.aggregator.found_windows import Found, Told, closed_of_lake, each_once, merged, place_of, shown, told
 from services.aggregator.key_search import key_text
 from services.aggregator.pages import window_pages
 from services.aggregator.questions import Question
@@ -255,7 +255,7 @@ def chosen(progress: Sequence[Progress], name: str | None) -> StoreSchema:
 def show(store: StoreSchema, found: Sequence[Found], console: Console | None = None) -> None:
     """The windows as a table, with times that `--from` takes as they stand."""
     table = Table(title=f"{store.name}: {len(found)} windows")
-    names = [a.name for a in store.aggregations]
+    names = [a.name for a in shown(store)]
     table.add_column("key", overflow="fold", max_width=COLUMN_WIDTH_MAX)
     for name in ("start (UTC)", "end (UTC)", "status", "revision"):
         table.add_column(name, no_wrap=True)
@@ -264,8 +264,8 @@ def show(store: StoreSchema, found: Sequence[Found], console: Console | None = N
     for one in found:
         utc = (datetime.fromtimestamp(ms / 1000, UTC).replace(tzinfo=None) for ms in one[1:3])
         times = (time.isoformat(timespec="milliseconds") for time in utc)
-        shown = (json.dumps(one.results.get(name)) for name in names)
-        row = (key_text(one.key), *times, one.status, str(one.revision), *shown)
+        values = (json.dumps(one.results.get(name)) for name in names)
+        row = (key_text(one.key), *times, one.status, str(one.revision), *values)
         table.add_row(*(Text(text) for text in row))
     (console or console_for(table)).print(table)
 

@@ -22,6 +22,7 @@ from shared.streams.changelog_format import (
     encode_takeover,
 )
 from shared.streams.changelog_reader import Change, ChangelogReader
+from shared.streams.latest import LATEST, Latest
 
 AGGREGATIONS: dict[str, Any] = {"n": Count(), "mean": Mean("x"), "least": Min("x"), "ids": CountDistinct("id")}
 SCHEMAS = tuple(AggregationSchema.of(name, a) for name, a in AGGREGATIONS.items())
@@ -54,6 +55,15 @@ def test_results_are_the_aggregations_own() -> None:
     assert results(STORE, state(ONE, TWO)) == {"n": 2, "mean": 6.0, "least": 4.0, "ids": 2}
     assert results(STORE, state()) == {"n": 0, "mean": None, "least": None, "ids": 0}
     assert results(STORE, {"n_n": 3}) == {"n": 3, "mean": None, "least": None, "ids": None}
+
+
+def test_what_an_operator_keeps_for_itself_is_no_result() -> None:
+    """The highest timestamp of a window of fixed size is in none of the answers, open or closed."""
+    own = AggregationSchema.of(LATEST, Latest())
+    store = msgspec.structs.replace(STORE, kind="tumbling", aggregations=(own, *SCHEMAS[:1]))
+    assert results(store, {"latest_ms_ms": 7, "n_n": 3}) == {"n": 3}
+    row = {"partition": 0, "start_ms": 0, "end_ms": 9, "revision": 0, "key": "k", "state": b"", LATEST: 7, "n": 3}
+    assert closed_of_lake(store, row).results == {"n": 3}
 
 
 def test_the_tail_goes_over_the_snapshot() -> None:
