@@ -7,10 +7,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
+from shared.common.log import get_logger
 from shared.common.settings import PositiveMs, Section
 from shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX, changelog_topic, instances_topic
 from shared.streams.changelog_format import parse_places
 from shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
+
+log = get_logger(__name__)
 
 RETENTION_HOURS_MIN = 24
 """For how long versions of the lake's tables stay readable: longer than any job, restore or question takes."""
@@ -167,13 +170,21 @@ class StreamsSettings(Section, TaskSettings):
         """As a worker goes by them, whose topology has these topics of its own.
 
         Without transactions a record that is written to one twice would be counted twice by who reads it there, and no
-        owner epoch tells: so commits are transactions then, whatever guarantee was asked for.
+        owner epoch tells: so commits are transactions then, whatever guarantee was asked for, and the log says so.
 
         >>> asked = StreamsSettings(processing_guarantee="at_least_once")
         >>> [asked.carried_out(topics).processing_guarantee for topics in ([], ["app-by-user-repartition"])]
         ['at_least_once', 'exactly_once']
         """
-        return self.model_copy(update={"processing_guarantee": "exactly_once"}) if internal_topics else self
+        if not internal_topics or self.processing_guarantee == "exactly_once":
+            return self
+        log.info(
+            "commits are transactions although at_least_once was asked for: what is written twice to a topic of the "
+            "application's own would be counted twice",
+            processing_guarantee="exactly_once",
+            topics=list(internal_topics),
+        )
+        return self.model_copy(update={"processing_guarantee": "exactly_once"})
 
     @property
     def changelog_topic(self) -> str:

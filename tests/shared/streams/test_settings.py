@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from structlog.testing import capture_logs
 
 from shared.common.errors import ConfigError
 from shared.streams.settings import StreamsSettings
@@ -35,3 +36,16 @@ def test_a_key_must_leave_room_for_the_rest() -> None:
 def test_missing_source_offsets_stop_unless_told_otherwise() -> None:
     """Nothing is left out of what was counted on without being asked for."""
     assert StreamsSettings().on_missing_source_offsets == "fail"
+
+
+def test_a_guarantee_that_is_raised_is_said_once() -> None:
+    """The log names the topics that it is for; where nothing is changed there is nothing to say."""
+    asked = StreamsSettings(processing_guarantee="at_least_once")
+    with capture_logs() as lines:
+        raised = asked.carried_out(["app-by-user-repartition"])
+        assert raised.processing_guarantee == "exactly_once"
+        assert raised.carried_out(["app-by-user-repartition"]) is raised
+        assert asked.carried_out([]) is asked
+    (line,) = lines
+    assert "commits are transactions although at_least_once was asked for" in line["event"]
+    assert line["topics"] == ["app-by-user-repartition"]
