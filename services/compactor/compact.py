@@ -71,8 +71,7 @@ class Compaction(Fold):
             ends = {p: int(adopted["to_offsets"].get(str(p), first)) for p, first in start.items()}
             cap = {p: min(ends[p], latest) for p, latest in offsets.latest.items()}
         end = bounded(start, cap, settings.run_records_max)
-        there = {store: tables.appended_before(self.spark, self.closed(store)) for store in sorted(next_.ahead)}
-        return Plan(next_.run, covered, offsets, start, end, adopted is not None, cap, there, next_.appended)
+        return Plan(next_.run, covered, offsets, start, end, adopted is not None, cap, next_.ahead, next_.appended)
 
     def _next(self, covered: Mapping[int, Row], covered_run: int) -> runs.Next:
         """The next run, by the tables' logs."""

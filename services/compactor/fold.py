@@ -80,9 +80,8 @@ class Merged(NamedTuple):
 class Plan(NamedTuple):
     """What a run starts from: the covered rows, and from where to where it reads, `cap` at most.
 
-    `adopted` says that it goes on with the run that appended last. `there` are by store and partition the changelog
-    offsets before which closed windows are in the tables already, of stores where `state` does not cover them all, and
-    `appended` is by store the newest run that is in its table.
+    `adopted` says that it goes on with the run that appended last. `ahead` are stores of whose closed windows
+    more may be in the table than `state` covers, and `appended` is by store the newest run that is in its table.
     """
 
     run: int
@@ -92,7 +91,7 @@ class Plan(NamedTuple):
     end: dict[int, int]
     adopted: bool
     cap: Mapping[int, int]
-    there: Mapping[str, Mapping[int, int]] = {}
+    ahead: frozenset[str] = frozenset()
     appended: Mapping[str, int] = {}
 
     def is_cut(self, partition: int) -> bool:
@@ -231,9 +230,11 @@ class Fold(ABC):
         said = json.dumps({RUN: plan.run, "job": self.job, **self.note(after)})
         for store, layout in zip(window.stores, window.layouts(), strict=True):
             own = entries.filter((F.col("operation") == F.lit(FINAL)) & (F.col("store") == layout.number))
-            if store.name in plan.there:
-                own = own.filter(F.col("offset") >= tables.by_partition(plan.there[store.name]))
             count = own.count()
+            if count and store.name in plan.ahead:  # all of the table is looked at: not for a run that closed nothing
+                there = tables.appended_before(self.spark, self.closed(store.name))
+                own = own.filter(F.col("offset") >= tables.by_partition(there))
+                count = own.count()
             if not count:
                 continue
             decoded = own.mapInArrow(final_rows(topic, layout, window.generations), tables.final_schema(layout))
