@@ -143,8 +143,9 @@ class Worker:
         try:
             body = (await self._client.get("/health", timeout=CHECK_MS / 1000)).json()
             failing = [f"{name}: {one['detail']}" for name, one in body["checks"].items() if one["status"] != "ok"]
-            facts |= {"pid": body["checks"]["tasks"]["pid"]}
-            return CheckResult(body["status"] == "ok", "; ".join(failing), facts)
+            tasks = body["checks"]["tasks"]
+            facts |= {name: tasks[name] for name in ("pid", "partitions_running", "partitions") if name in tasks}
+            return CheckResult(body["status"] == "ok", "; ".join(failing) or tasks["detail"], facts)
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as e:
             return CheckResult(False, f"does not tell: {type(e).__name__}: {e}".rstrip(": "), facts)
 

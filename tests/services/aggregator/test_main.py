@@ -15,7 +15,9 @@ import structlog
 from services.aggregator.main import Aggregator, main
 from services.aggregator.settings import AggregatorSettings
 from shared.common import daemon, log
+from shared.common.clock import SYSTEM_CLOCK
 from shared.common.settings import LogSettings
+from shared.streams.topics import Prepared
 
 MODULE = """
 from shared.streams.aggregations import Count
@@ -93,3 +95,14 @@ def test_a_name_that_the_lake_cannot_have_ends_it_at_start_up(capsys: pytest.Cap
     (said,) = capsys.readouterr().err.splitlines()[-1:]
     expected = "store 'visits': aggregation 'day': the lake's table closed/visits has a column 'day' of its own"
     assert said.startswith(f"penstock aggregator: {expected}")
+
+
+async def test_that_no_partition_runs_is_told_and_is_no_failure() -> None:
+    """Others may have them, or nobody, until the sessions of killed owners have ended: a restart would mend neither."""
+    aggregator = Aggregator(AggregatorSettings.load(["--topology=my_topologies:build"], environ={}))
+    aggregator._turned_ms = SYSTEM_CLOCK.monotonic_ms()
+    aggregator.worker.topics = Prepared(4, 0)
+    result = aggregator._check_tasks()
+    assert result.ok
+    assert result.detail.startswith("owns no partition: others have them")
+    assert (result.facts["partitions_running"], result.facts["partitions"]) == (0, 4)

@@ -39,7 +39,9 @@ def app_of(name: str, *, is_well: bool = True) -> FastAPI:
     """A worker's address as far as the process above needs it: health, metrics, and a route that says who asked."""
     registry = CollectorRegistry()
     metrics.counter(registry, "streams_x", "X.", "topic").labels(topic="t").inc(len(name))
-    checks: dict[str, Check] = {"tasks": lambda: CheckResult(is_well, "restoring", {"pid": 42})}
+    checks: dict[str, Check] = {
+        "tasks": lambda: CheckResult(is_well, "restoring", {"pid": 42, "partitions_running": 1})
+    }
     app, router = create_health_app(name, checks, registry), APIRouter()
 
     async def echo(request: Request) -> Response:
@@ -84,12 +86,13 @@ async def test_a_process_is_stopped_or_ends() -> None:
 
 
 async def test_a_workers_health_is_one_check(tmp_path: Path) -> None:
-    """Well or not with its reasons, its process id and its restarts; one that has ended, or does not tell, is not."""
-    for is_well, detail in ((True, ""), (False, "tasks: restoring")):
+    """Well or not with its reasons, its process id, partitions and restarts; one that ended or does not tell is not."""
+    for is_well, detail in ((True, "restoring"), (False, "tasks: restoring")):
         worker = Worker(1, tmp_path, {})
         worker.start(FOREVER, 1_000)
         async with serving(worker, app_of("a", is_well=is_well)):
-            assert await worker.check() == CheckResult(is_well, detail, {"restarts": 0, "pid": 42})
+            facts = {"restarts": 0, "pid": 42, "partitions_running": 1}
+            assert await worker.check() == CheckResult(is_well, detail, facts)
     worker = Worker(1, tmp_path, {})
     assert (await worker.check()).ok is False
     worker.start(FOREVER, 1_000)
