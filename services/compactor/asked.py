@@ -34,6 +34,10 @@ class UnfinishedBackfill(FatalError):
     """A backfill was begun and not ended, and what is asked for now would mix with what it left."""
 
 
+class StateGone(FatalError):
+    """A backfill's `state` was lost, on which all rests that came after it."""
+
+
 def asked(settings: BackfillSettings, topology: Topology) -> dict[str, str]:
     """The settings that make a backfill what it is, as text, and a digest of the topology's stores."""
     words = {name: str(getattr(settings, name)) for name in TEXTS}
@@ -61,20 +65,31 @@ def require_same_source(before: str | None, now: str, tables: str) -> None:
         )
 
 
-def require_no_backfill(pending: Mapping[str, Any] | None, latest: Mapping[int, int], tables: str) -> None:
-    """Raise UnfinishedBackfill where the append that a compaction found is a backfill's.
+def require_no_backfill(
+    pending: Mapping[str, Any] | None, latest: Mapping[int, int], tables: str, rests_on: str | None
+) -> None:
+    """Raise where a compaction found a backfill's append, or its changelog rests on one, and `state` covers neither.
 
-    `latest` are the changelog's ends: where the aggregator has written to it, the backfill cannot be ended any more.
+    `latest` are the changelog's ends; `rests_on` are the tables that it names, None where it names none. It does once a
+    backfill has ended: then StateGone is raised, else UnfinishedBackfill.
     """
+    if rests_on is not None:
+        there = "" if rests_on == tables else f" of {rests_on}, which it names,"
+        raise StateGone(
+            f"the changelog goes on where a backfill ended, and `state`{there} is gone: no changelog has what the "
+            f"backfill left there. The closed windows of {tables} count. Put `state` back from a copy, or begin anew "
+            "(`penstock streams reset`, then `penstock backfill`)"
+        )
     if pending is None or "to_sources" not in pending:
         return
-    way_out = "run `penstock backfill` again as it was"
     if any(latest.values()):
-        way_out = (
-            f"the aggregator has begun without it: delete {tables}, in which nothing counts yet, and go on without "
-            "that history, or reset the application (`penstock streams reset`) and run the backfill again"
+        raise UnfinishedBackfill(
+            f"{tables} has closed windows of a backfill and no `state`, and the aggregator has written since. If the "
+            "backfill had ended, they count: put `state` back from a copy. If it had not, nothing of it counts: delete "
+            f"{tables} and go on without that history. Or reset the application (`penstock streams reset`) and run the "
+            "backfill again"
         )
-    raise UnfinishedBackfill(f"a backfill was begun and not ended: {way_out}")
+    raise UnfinishedBackfill("a backfill was begun and not ended: run `penstock backfill` again as it was")
 
 
 def _digest(value: Any) -> str:

@@ -2,7 +2,8 @@
 
 The tasks run in Spark (see `replay`); what they would have written to the changelog is folded into the tables as a
 compaction folds a changelog. The progress that the tables hold then is what a restore begins with: the aggregator reads
-its sources from where the backfill ended, and the changelog, which is still empty, from its beginning.
+its sources from where the backfill ended, and the changelog from its beginning. There the backfill leaves a takeover
+record that names the tables, so that nobody begins without them.
 
 It makes an application's first state or none: where the lake or the changelog has some, it refuses. A backfill that
 crashed left nothing that counts; the next one that is asked for the same goes on from the same starts up to the same
@@ -29,7 +30,7 @@ from services.compactor.changelog import Newest
 from services.compactor.fold import Fold, Plan, Say, Summary
 from services.compactor.kafka import READ_SCHEMA, TopicOffsets, topic_offsets
 from services.compactor.origins import Origin
-from services.compactor.replay import OUT_SQL, ReplayJob, nothing, replay
+from services.compactor.replay import EPOCH, INSTANCE, OUT_SQL, ReplayJob, nothing, replay
 from services.compactor.runs import RUN, newest_note, standing
 from services.compactor.settings import BackfillSettings
 from shared.clients.producer import Producer, ProducerSettings
@@ -37,6 +38,7 @@ from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import ConfigError
 from shared.common.records import ProducerRecord
 from shared.common.settings import KafkaSettings
+from shared.streams.changelog_format import Takeover, encode_takeover
 from shared.streams.lake_names import require_lake_names
 from shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings, TaskSettings
 from shared.streams.topics import prepare_topics
@@ -156,8 +158,13 @@ class Backfill(Fold):
         return {"hand_over": self.history.ends, "order": self.history.order, "outputs": self.written}
 
     def after_merge(self, plan: Plan, summary: Summary) -> None:
-        """Let go of what the tasks wrote."""
+        """Hand over: the changelog says from its first record on that it rests on these tables."""
         self.spark.catalog.clearCache()
+        settings, partitions = self.settings, sorted(plan.offsets.latest)
+        takeover = Takeover(settings.application, INSTANCE, self.now_ms, rests_on=settings.tables)
+        value = encode_takeover(EPOCH + 1, takeover)
+        records = [ProducerRecord(plan.offsets.topic, value, None, (), partition) for partition in partitions]
+        asyncio.run(write_records(settings.kafka, ProducerSettings(), records))
 
     def _pending(self) -> dict[str, Any] | None:
         """What the appends of a crashed run said of it, None where there was none."""
@@ -212,12 +219,21 @@ async def write_outputs(kafka: KafkaSettings, max_request_size: int, rows: Itera
     written = 0
     async with Producer(kafka, settings) as producer:
         for some in _batches(rows):
-            results = await (await producer.send_many([_record(row) for row in some]))
-            for result in results:
-                if isinstance(result, BaseException):
-                    raise result
+            await _send(producer, [_record(row) for row in some])
             written += len(some)
     return written
+
+
+async def write_records(kafka: KafkaSettings, settings: ProducerSettings, records: list[ProducerRecord]) -> None:
+    """Write records; raises what the first one failed with."""
+    async with Producer(kafka, settings) as producer:
+        await _send(producer, records)
+
+
+async def _send(producer: Producer, records: list[ProducerRecord]) -> None:
+    for result in await (await producer.send_many(records)):
+        if isinstance(result, BaseException):
+            raise result
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:

@@ -163,12 +163,17 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Takeover(msgspec.Struct, frozen=True):
-    """What a new owner writes first: from here on only its epoch counts."""
+    """What a new owner writes first: from here on only its epoch counts.
+
+    `rests_on` is there in that of a backfill alone: the tables that hold all that was before, without which the
+    changelog's beginning is not the application's.
+    """
 
     application: str
     instance: str
     wall_ms: int
     version: int = FORMAT_VERSION
+    rests_on: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Entry(NamedTuple):
@@ -288,6 +293,19 @@ def parse_places(text: str) -> frozenset[tuple[int, int]]:
     """
     places = (place.split(":") for place in text.split(",") if place)
     return frozenset((int(partition), int(offset)) for partition, offset in places)
+
+
+def history_before(takeover: bytes) -> str | None:
+    """The tables that a takeover's body says to rest on; None where it says of none.
+
+    >>> history_before(msgspec.json.encode(Takeover("app", "backfill", 0, rests_on="lake/app")))
+    'lake/app'
+    """
+    try:
+        found = msgspec.json.decode(takeover, type=Takeover).rests_on
+    except msgspec.MsgspecError:
+        return None
+    return found if isinstance(found, str) else None
 
 
 _decode_progress = msgspec.json.Decoder(Progress).decode

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from shared.common.errors import CorruptRecord, SchemaMismatch
+from shared.common.errors import ChangelogHole, CorruptRecord, SchemaMismatch
 from shared.common.topic_names import REPARTITION_SUFFIX
 from shared.streams import changelog_format as fmt
 from shared.streams.changelog_format import Entry, Progress, StoreSchema
@@ -43,6 +43,18 @@ class CorruptEntry(CorruptRecord):
         self.offset, self.reason = offset, reason
 
 
+class HistoryMissing(ChangelogHole):
+    """A changelog that goes on where a backfill ended was begun with nothing."""
+
+    def __init__(self, tables: str) -> None:
+        super().__init__(
+            f"the changelog goes on where a backfill ended: what that left is the `state` of {tables}, which was not "
+            "found. Name the lake that has it (streams.lake), or put `state` back; else begin anew (`penstock streams "
+            "reset`, then `penstock backfill`)"
+        )
+        self.tables = tables
+
+
 class ChangelogReader:
     """Reads one partition; `apply` is called with each confirmed change in log order.
 
@@ -51,6 +63,8 @@ class ChangelogReader:
     they count as foreign. `takeover_offset` is where the epoch in force was declared:
     of two owners that write the same epoch at once, the one whose record that is has won. What lies before
     `covered_offset` has been applied, or counts for nobody.
+
+    `feed` raises HistoryMissing where no epoch is known yet and the changelog rests on a backfill's tables.
     """
 
     def __init__(
@@ -102,6 +116,8 @@ class ChangelogReader:
     def _feed(self, offset: int, key: bytes | None, entry: Entry) -> None:
         if entry.operation == fmt.TAKEOVER:
             if entry.epoch > self.epoch:
+                if self.epoch == 0 and (tables := fmt.history_before(entry.body)) is not None:
+                    raise HistoryMissing(tables)
                 self.epoch, self.takeover_offset = entry.epoch, offset
                 self._forget()
         elif entry.operation == fmt.PROGRESS:

@@ -19,7 +19,7 @@ from shared.common.log import get_logger
 from shared.common.records import Columns, TopicPartition
 from shared.common.settings import KafkaSettings
 from shared.streams.changelog_format import decode_progress, way_out
-from shared.streams.changelog_reader import ChangelogReader, CorruptEntry
+from shared.streams.changelog_reader import ChangelogReader, CorruptEntry, HistoryMissing
 from shared.streams.local_restore import check_overtaken, discard, refusal, take_up, write_restored
 from shared.streams.restore import restore_change, restore_progress, restore_windows
 from shared.streams.restore_progress import RestoreProgress
@@ -151,6 +151,9 @@ class Restoring:
             except CorruptEntry as e:
                 where = f"{self.at} at offset {e.offset}"
                 raise CorruptRecord(f"{where}: {e.reason}. {way_out(self.at.partition, e.offset)}") from e
+            except HistoryMissing as e:
+                lake_is = f"streams.lake is {self._settings.lake or 'not set'}"
+                raise ChangelogHole(f"{self.at}: {e}. Here {lake_is}") from None
         self.report.changelog_records += len(columns)
         if self.task.local is not None and self.task.local.is_full:
             self.write()

@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from services.aggregator.found_windows import results
-from services.compactor.asked import UnfinishedBackfill
+from services.compactor.asked import StateGone, UnfinishedBackfill
 from services.compactor.audit import Report, run_audit
 from services.compactor.backfill import Backfill
 from services.compactor.backfill_inputs import read_history
@@ -28,7 +28,7 @@ from services.compactor.settings import AuditSettings, BackfillSettings, Compact
 from services.local.kafka import EmbeddedKafka
 from shared.clients.producer import Producer
 from shared.clients.producer.partitioner import for_key
-from shared.common.errors import ConfigError
+from shared.common.errors import ChangelogHole, ConfigError
 from shared.common.records import ProducerRecord
 from shared.streams.stream_worker import StreamWorker
 from shared.streams.topology_loading import load_topology
@@ -151,6 +151,7 @@ async def test_backfill_and_hand_over_equal_having_streamed(
 
         with pytest.raises(ConfigError, match="has state already"):
             await asyncio.to_thread(job(topic_name, f"{topic_name}-b").run)
+        await assert_state_is_needed(history, chain)
 
         await chain.send(200)
         described = await stream(worker_of(history), chain)
@@ -160,6 +161,20 @@ async def test_backfill_and_hand_over_equal_having_streamed(
         for one in (history, streamed):
             await asyncio.to_thread(compact, one)
         assert state_of(history) == state_of(streamed)
+
+
+async def assert_state_is_needed(history: Backfill, chain: Chain) -> None:
+    """Neither the aggregator nor a compaction begins where the backfill's `state` is not."""
+    state = Path(history.settings.tables) / "state"
+    state.rename(state.with_name("elsewhere"))
+    for at in (history.settings.lake, None):
+        build = load_topology(history.settings.topology, history.settings.topology_options)
+        worker = StreamWorker(history.settings.kafka, settings_of(history.settings.application, lake=at), build)
+        with pytest.raises(ChangelogHole, match=f"`state` of {history.settings.tables}, which was not found"):
+            await stream(worker, chain)
+    with pytest.raises(StateGone, match="Put `state` back"):
+        await asyncio.to_thread(compact, history)
+    state.with_name("elsewhere").rename(state)
 
 
 @pytest.mark.soak

@@ -8,6 +8,7 @@ import pytest
 
 from services.compactor.asked import (
     SOURCE,
+    StateGone,
     UnfinishedBackfill,
     asked,
     require_no_backfill,
@@ -70,8 +71,19 @@ def test_a_compaction_leaves_a_backfill_alone_that_was_not_ended() -> None:
     """What a backfill appended is not a compaction's to go on with: it says what to do, by what the changelog holds."""
     note = {"to_offsets": {"0": 0}, "to_sources": {"in": {"0": 400}}}
     with pytest.raises(UnfinishedBackfill, match="begun and not ended: run `penstock backfill` again"):
-        require_no_backfill(note, {0: 0, 1: 0}, "t")
-    with pytest.raises(UnfinishedBackfill, match="the aggregator has begun without it: delete t,"):
-        require_no_backfill(note, {0: 0, 1: 9}, "t")
-    require_no_backfill({"to_offsets": {"0": 7}}, {0: 9}, "t")
-    require_no_backfill(None, {0: 9}, "t")
+        require_no_backfill(note, {0: 0, 1: 0}, "t", None)
+    either = "If the backfill had ended, they count: put `state` back.* If it had not, nothing of it counts: delete t "
+    with pytest.raises(UnfinishedBackfill, match=either):
+        require_no_backfill(note, {0: 0, 1: 9}, "t", None)
+    require_no_backfill({"to_offsets": {"0": 7}}, {0: 9}, "t", None)
+    require_no_backfill(None, {0: 9}, "t", None)
+
+
+@pytest.mark.parametrize("note", [None, {"to_sources": {"in": {"0": 400}}}, {"to_offsets": {"0": 7}}])
+def test_the_state_of_a_backfill_that_was_ended_is_missed(note: Any) -> None:
+    """Its closed windows count, whatever came after them: nobody is told to delete them, and nothing goes on."""
+    with pytest.raises(StateGone, match=r"The closed windows of t count\. Put `state` back") as found:
+        require_no_backfill(note, {0: 1}, "t", "t")
+    assert "delete" not in str(found.value)
+    with pytest.raises(StateGone, match="`state` of another, which it names, is gone"):
+        require_no_backfill(note, {0: 1}, "t", "another")

@@ -15,7 +15,7 @@ from shared.common.errors import CorruptRecord, SchemaMismatch
 from shared.streams import changelog_format as fmt
 from shared.streams.aggregations import Count, Max, Sum
 from shared.streams.changelog_format import AggregationSchema, Progress, StoreSchema, Takeover
-from shared.streams.changelog_reader import Change, ChangelogReader, CorruptEntry, check_schema
+from shared.streams.changelog_reader import Change, ChangelogReader, CorruptEntry, HistoryMissing, check_schema
 
 Written = tuple[bytes | None, bytes | None]
 
@@ -54,6 +54,18 @@ def progress(epoch: int, commit: int, at: int = 0, stores: tuple[StoreSchema, ..
     return None, fmt.encode_progress(
         epoch, commit, Progress("app", "exactly_once", {"in": at}, 0, {"s": 0}, {}, stores, 0)
     )
+
+
+def test_a_changelog_that_rests_on_a_backfill_is_not_begun_with_nothing() -> None:
+    """Its first record names the tables; whoever has their epoch goes on with it, and its own owner after it."""
+    rests = fmt.encode_takeover(2, Takeover("app", "backfill", 0, rests_on="lake/app"))
+    with pytest.raises(HistoryMissing, match="the `state` of lake/app, which was not found") as missing:
+        ChangelogReader(lambda change: None).feed(0, None, rests)
+    assert missing.value.tables == "lake/app"
+    reader = ChangelogReader(lambda change: None, epoch=1)
+    for offset, (key, value) in enumerate([(None, rests), takeover(3), progress(3, 1, 7)]):
+        reader.feed(offset, key, value)
+    assert (reader.epoch, reader.progress and reader.progress.sources) == (3, {"in": 7})
 
 
 @dataclass
