@@ -80,7 +80,8 @@ class Compaction(Fold):
             ends = {p: int(adopted["to_offsets"].get(str(p), first)) for p, first in start.items()}
             cap = {p: min(ends[p], latest) for p, latest in offsets.latest.items()}
         end = bounded(start, cap, settings.run_records_max)
-        return Plan(next_.run, covered, offsets, start, end, adopted is not None, cap, next_.ahead, next_.appended)
+        had = (next_.ahead, next_.appended, next_.corrected)
+        return Plan(next_.run, covered, offsets, start, end, adopted is not None, cap, *had)
 
     def _rests_on(self, offsets: TopicOffsets, covered: Mapping[int, Row]) -> str | None:
         """The tables that the changelog says to rest on, where partitions of it are in none."""

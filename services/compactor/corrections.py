@@ -40,7 +40,7 @@ from services.compactor.generations import layouts_of, newest_of
 from services.compactor.kafka import read_range, topic_offsets
 from services.compactor.nearby import clustered, nearby, with_nearby_sessions
 from services.compactor.origins import origin_of
-from services.compactor.runs import LATE_RUN, Version, next_late_run, versions
+from services.compactor.runs import CORRECTED, LATE_RUN, Version, newest, newest_note, next_late_run, standing, versions
 from services.compactor.settings import CompactSettings
 from services.compactor.spark import travelling
 from shared.common.errors import FatalError, UnknownTopicOrPartition
@@ -48,6 +48,7 @@ from shared.streams import late_records as names
 from shared.streams.changelog_format import StoreSchema, decode_progress
 
 REFUSED_SAID_MAX = 10  # late records left out that are named one by one
+_NOTE = "spark.databricks.delta.commitInfo.userMetadata"
 _GROUP = ("partition", "key", "cluster")
 _LATE_ROW = (
     "row string, partition int, store string, key binary, start_ms bigint, changelog_offset bigint, "
@@ -301,13 +302,24 @@ class Corrections:
         rows = [("late", p, store.name, b"", 0, end, read.topic_id, read.run) for p, end in read.end.items()]
         self.spark.createDataFrame(rows, _LATE_ROW).createOrReplaceTempView("penstock_late")
         columns = _LATE_ROW.replace(",", "").split()[::2]
+        said = json.dumps({LATE_RUN: read.run, "job": self.job, CORRECTED: self._corrected(store)})
+        self.spark.conf.set(_NOTE, said)
         same = " AND ".join(f"t.{name} = s.{name}" for name in ("row", "partition", "store"))
-        self.spark.sql(
-            f"MERGE INTO {tables.delta(self.state)} t USING penstock_late s ON t.row = 'late' AND {same} "
-            "WHEN MATCHED AND (t.run < s.run OR t.topic_id <> s.topic_id) "
-            f"THEN UPDATE SET {', '.join(f't.{n} = s.{n}' for n in columns)} "
-            f"WHEN NOT MATCHED THEN INSERT ({', '.join(columns)}) VALUES ({', '.join(f's.{n}' for n in columns)})"
-        )
+        try:
+            self.spark.sql(
+                f"MERGE INTO {tables.delta(self.state)} t USING penstock_late s ON t.row = 'late' AND {same} "
+                "WHEN MATCHED AND (t.run < s.run OR t.topic_id <> s.topic_id) "
+                f"THEN UPDATE SET {', '.join(f't.{n} = s.{n}' for n in columns)} "
+                f"WHEN NOT MATCHED THEN INSERT ({', '.join(columns)}) VALUES ({', '.join(f's.{n}' for n in columns)})"
+            )
+        finally:
+            self.spark.conf.unset(_NOTE)
+
+    def _corrected(self, store: StoreSchema) -> dict[str, int]:
+        """By store the newest run of corrections that is in its table, as this run knows it then."""
+        known: dict[str, int] = newest_note(standing(self._log(self.state)), CORRECTED).get(CORRECTED, {})
+        found = newest(standing(self._log(f"{self.settings.tables}/closed/{store.name}")), LATE_RUN)
+        return {**known, store.name: found} if found else known
 
 
 def of_earlier_life(late: DataFrame, life: str | None) -> SparkColumn:

@@ -33,7 +33,7 @@ from services.compactor.bodies import ENVELOPE_BYTES, START_BYTES, TIME_MS_MAX, 
 from services.compactor.changelog import Covered, Newest, Window, latest_per_window, read_window
 from services.compactor.failures import CompactionConflict, translated
 from services.compactor.kafka import TopicOffsets
-from services.compactor.runs import CLOSED, RUN, Version, versions
+from services.compactor.runs import CLOSED, CORRECTED, RUN, Version, versions
 from services.compactor.settings import UpkeepSettings
 from shared.streams.changelog_format import FINAL, LIVE, Progress, decode_progress
 from shared.streams.lake_names import IS_LIVE, STATE_HEAD, STATE_TAIL, require_lake_names
@@ -81,7 +81,8 @@ class Plan(NamedTuple):
     """What a run starts from: the covered rows, and from where to where it reads, `cap` at most.
 
     `adopted` says that it goes on with the run that appended last. `ahead` are stores of whose closed windows
-    more may be in the table than `state` covers, and `appended` is by store the newest run that is in its table.
+    more may be in the table than `state` covers; `appended` is by store the newest run that is in its table,
+    `corrected` the newest run of corrections.
     """
 
     run: int
@@ -93,6 +94,7 @@ class Plan(NamedTuple):
     cap: Mapping[int, int]
     ahead: frozenset[str] = frozenset()
     appended: Mapping[str, int] = {}
+    corrected: Mapping[str, int] = {}
 
     def is_cut(self, partition: int) -> bool:
         """Whether the run ends before the partition does."""
@@ -268,7 +270,8 @@ class Fold(ABC):
         names = [tables.quoted(name) for name in columns]
         partitions = ", ".join(str(p) for p in window.newest)
         same = " AND ".join(f"t.{name} = s.{name}" for name in MERGE_KEY)
-        said = json.dumps({RUN: plan.run, "job": self.job, CLOSED: {s: run for s, run in appended.items() if run}})
+        there = {CLOSED: {s: run for s, run in appended.items() if run}, CORRECTED: dict(plan.corrected)}
+        said = json.dumps({RUN: plan.run, "job": self.job, **there})
         conf = {
             "spark.databricks.delta.write.txnAppId": self._transaction("state"),
             "spark.databricks.delta.write.txnVersion": str(plan.run),

@@ -8,7 +8,8 @@ must be seen before a run begins:
 - An earlier `state` was put back (a copy, or Delta's RESTORE), or it is gone: `closed` has windows that `state` does
   not cover. What the changelog still has since then is folded into `state` once more, under a number that no table
   knows, or that of the newest append if no MERGE had it. Windows that `closed` has are not appended again.
-- An earlier `closed` was put back: it lacks windows that `state` covers, and no run would bring them. That is refused.
+- An earlier `closed` was put back: it lacks windows that `state` covers, or corrections of late records that it covers,
+  and no run would bring them. That is refused.
 
 RESTORE takes back what is in a table, never its log: with runs 1 to 3 and version 1 restored, run 1 alone stands.
 
@@ -29,6 +30,7 @@ from shared.common.errors import FatalError
 
 RUN, LATE_RUN = "penstock_run", "penstock_late_run"  # what a run and a run of corrections call their numbers in notes
 CLOSED = "closed"  # in a MERGE's note: by store the newest run that has appended to it
+CORRECTED = "corrected"  # in a note of `state`: by store the newest run of corrections that is in its table
 _RESTORE = "RESTORE"
 
 
@@ -48,13 +50,14 @@ class Next(NamedTuple):
     """The next run: its number, and of one that appended and did not merge what it said, None where there is none.
 
     `ahead` are stores whose table may have windows that `state` does not cover; `appended` is by store the newest run
-    that is in its table.
+    that is in its table, `corrected` the newest run of corrections.
     """
 
     run: int
     adopted: Mapping[str, Any] | None = None
     ahead: frozenset[str] = frozenset()
     appended: Mapping[str, int] = {}
+    corrected: Mapping[str, int] = {}
 
 
 def versions(history: Iterable[Row]) -> list[Version]:
@@ -106,16 +109,19 @@ def next_run(
     there = {store: standing(log) for store, log in closed.items()}
     appended = {store: newest(log) for store, log in there.items()}
     if not accept_lost:
-        _require_appended(newest_note(standing(state)), covered_run, appended)
+        covering = standing(state)
+        _require_appended(newest_note(covering), covered_run, appended)
+        _require_corrected(covering, there)
     last = max(covered_run, newest(state))
     known = max((newest(log) for log in closed.values()), default=0)
     ahead = frozenset(store for store, log in there.items() if _is_ahead(newest_note(log), covered))
+    corrected = {store: run for store, log in there.items() if (run := newest(log, LATE_RUN))}
     if known <= last:
-        return Next(last + 1, None, ahead, appended)
+        return Next(last + 1, None, ahead, appended, corrected)
     for log in there.values():
         if (note := newest_note(log)).get(RUN) == known:
-            return Next(known, note, ahead, appended)
-    return Next(known + 1, None, ahead, appended)
+            return Next(known, note, ahead, appended, corrected)
+    return Next(known + 1, None, ahead, appended, corrected)
 
 
 def next_late_run(covered_run: int, log: Sequence[Version]) -> tuple[int, Mapping[str, Any] | None]:
@@ -158,6 +164,24 @@ def _require_appended(merged: Mapping[str, Any], covered_run: int, appended: Map
             "covers are missing. Put back a newer one, or a `state` no newer than it; --accept-lost-windows goes on "
             "without them"
         )
+
+
+def _require_corrected(state: Sequence[Version], closed: Mapping[str, Sequence[Version]]) -> None:
+    """Raise TablesDisagree where a table lacks corrections that `state` covers, by the versions that stand.
+
+    A log forgets its oldest versions (Delta's log retention), and a copy of rows has none: who says nothing of any
+    correction is believed to lack them if the log is whole and of runs of ours.
+    """
+    for store, log in sorted(closed.items()):
+        covered = newest_note(state, CORRECTED).get(CORRECTED, {}).get(store, 0)
+        found = newest(log, LATE_RUN)
+        is_whole = newest(log) > 0 and min(version.number for version in log) == 0
+        if found < covered and (found or is_whole):
+            raise TablesDisagree(
+                f"`state` covers late records up to corrections {covered} of closed/{store}, which has those up to "
+                f"{found}: an earlier copy was put back, and no run would make the others again. Put back a newer one, "
+                "or a `state` no newer than it; --accept-lost-windows goes on without them"
+            )
 
 
 def _note(text: str | None) -> Mapping[str, Any]:

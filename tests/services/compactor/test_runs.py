@@ -10,7 +10,17 @@ import pytest
 from pyspark.sql import Row
 
 from services.compactor import runs
-from services.compactor.runs import CLOSED, LATE_RUN, RUN, TablesDisagree, Version, next_late_run, next_run, put_back
+from services.compactor.runs import (
+    CLOSED,
+    CORRECTED,
+    LATE_RUN,
+    RUN,
+    TablesDisagree,
+    Version,
+    next_late_run,
+    next_run,
+    put_back,
+)
 
 COVERED = {0: 30}
 
@@ -92,6 +102,27 @@ def test_an_earlier_closed_is_refused(closed: dict[str, list[Version]], said: st
     assert next_run(COVERED, 3, STATE, closed, accept_lost=True).run == 4
     copied = log({})  # rows of `state` without their log
     assert next_run(COVERED, 3, copied, closed).run == 4
+
+
+def test_a_closed_that_lacks_corrections_is_refused() -> None:
+    """One from before a run of corrections that `state` covers; not one of which the log cannot say, nor once more
+    after their loss was accepted."""
+    first = [append(1), {LATE_RUN: 1}]
+    whole = log(*first, append(2), {LATE_RUN: 2})
+    state = log(
+        {}, merge(1, s=1), {LATE_RUN: 1, CORRECTED: {"s": 1}}, merge(2, s=2), {LATE_RUN: 2, CORRECTED: {"s": 2}}
+    )
+    assert next_run(COVERED, 2, state, {"s": whole}).corrected == {"s": 2}
+    lost = "up to corrections 2 of closed/s, which has those up to"
+    for before, has in ((whole[1:], 1), (log(append(1), append(2)), 0), ([Version(4, {}, 2), *whole], 1)):
+        with pytest.raises(TablesDisagree, match=f"{lost} {has}: .*--accept-lost-windows"):
+            next_run(COVERED, 2, state, {"s": before})
+    accepted = next_run(COVERED, 2, state, {"s": whole[1:]}, accept_lost=True)
+    assert (accepted.run, accepted.corrected) == (3, {"s": 1})
+    after = [Version(9, {**merge(3, s=2), CORRECTED: {"s": 1}}), *state]
+    assert next_run(COVERED, 3, after, {"s": whole[1:]}).run == 4
+    assert next_run(COVERED, 2, state, {"s": [Version(12, append(2))]}).corrected == {}  # retention has taken the rest
+    assert next_run(COVERED, 2, state, {"s": log({})}).corrected == {}  # a copy of rows
 
 
 def test_corrections_have_numbers_of_their_own() -> None:
