@@ -12,6 +12,7 @@ from shared.common.records import ConsumerRecord
 from shared.streams.aggregations import Count
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.late_records import (
+    CHANGELOG_ID,
     LATENESS_MS,
     OFFSET,
     STORE,
@@ -81,6 +82,17 @@ def test_a_late_record_of_a_stream_time_punctuation_is_not_the_source_record() -
     driver.pipe("in", key=b"a", value=b'{"mine":1}', timestamp=1000)
     (late,) = driver.read("in-late")
     assert (late.key, late.timestamp, OFFSET in dict(late.headers)) == (b"tick", 500, False)
+
+
+def test_a_late_record_tells_the_life_of_its_application() -> None:
+    """That of a source record and what was forwarded by itself: by the changelog's id, once the task knows it."""
+    for late in ({"key": b"a", "value": b"{}", "timestamp": 5}, None):
+        driver = windowed("tumbling_window", ticking(WALL, lambda now: now))
+        driver.task.changelog_id = "an id"
+        driver.pipe("in", key=b"a", value=b"{}", timestamp=1_000_000)
+        driver.advance_wall_clock(10) if late is None else driver.pipe("in", **late)
+        (found,) = driver.read("in-late")
+        assert dict(found.headers)[CHANGELOG_ID] == b"an id"
 
 
 def test_a_punctuation_has_no_record_metadata() -> None:
