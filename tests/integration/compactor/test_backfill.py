@@ -147,7 +147,11 @@ async def test_backfill_and_hand_over_equal_having_streamed(
             header = "penstock.late.offset"
             return sorted((r.partition, r.timestamp, r.key, r.value, dict(r.headers)[header]) for r in records)
 
-        assert told(await chain.read(f"{topic_name}-b-late")) == told(late)
+        of_history = await chain.read(f"{topic_name}-b-late")
+        assert told(of_history) == told(late)
+        lives = [{dict(record.headers)["penstock.late.changelog_id"] for record in of} for of in (late, of_history)]
+        assert [len(life) for life in lives] == [1, 1]
+        assert lives[0] != lives[1]
 
         with pytest.raises(ConfigError, match="has state already"):
             await asyncio.to_thread(job(topic_name, f"{topic_name}-b").run)
