@@ -1,8 +1,9 @@
 """Changelogs for the bench of compaction, written in the engine's own format without an engine.
 
-A partition has live sessions, each with a key of its own, and closed ones of keys that never come back, over
-`CLOSED_DAYS` days. A delta then touches as many live sessions as it is told in each of three ways: some are changed,
-some closed (a final, which takes the live row out), some are new, so that the number of live ones stays what it was.
+A partition has live sessions, each with a key of its own and `STEP_MS` after the one before, and before them closed
+ones of keys that never come back, over `CLOSED_DAYS` days. A change then touches as many live sessions as it is told in
+each of three ways: the oldest are closed (a final, which takes the live row out), some of the others, evenly among
+them, are changed, and some are new, so that the number of live ones stays what it was.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from shared.streams.topology import Topology
 COMMIT_ENTRIES = 50_000
 DAY_MS = 86_400_000
 CLOSED_DAYS = 30
+STEP_MS = 2_000
 PLACES = ("harbour", "market", "mill")
 Entry = tuple[bytes | None, bytes]
 
@@ -71,7 +73,7 @@ class ChangelogWriter:
         self.topic = f"{application}-changelog"
         self._schemas = kind.topology().schemas()
         self._codec = log.StateCodec(self._schemas[0].state_columns())
-        self._commit, self._closed, self.live = 0, 0, range(0)
+        self._commit, self.live = 0, range(0)
 
     async def create(self) -> None:
         """Make the topic, with the takeover as which every owner begins."""
@@ -89,36 +91,29 @@ class ChangelogWriter:
         self.live = range(live)
         return await self._write(self._fill(closed))
 
-    async def close(self, closed: int) -> int:
-        """More closed sessions, of keys that were never seen; how many entries that were."""
-        return await self._write(self._finals(closed))
-
     async def change(self, each: int) -> int:
-        """A delta of `each` sessions changed, closed and new; how many entries that were."""
+        """`each` sessions changed, closed and new; how many entries that were."""
         assert len(self.live) >= 2 * each
         return await self._write(self._change(each))
 
     def _fill(self, closed: int) -> Iterator[Entry]:
         for i in self.live:
             yield self._live(i)
-        yield from self._finals(closed)
-
-    def _finals(self, closed: int) -> Iterator[Entry]:
-        first, self._closed = self._closed, self._closed + closed
-        for i in range(first, self._closed):
+        for i in range(closed):
             yield self._final(b"closed-%d" % i, i * 7919 % (CLOSED_DAYS * DAY_MS), i)
 
     def _change(self, each: int) -> Iterator[Entry]:
-        first, last = self.live.start, self.live.stop
-        for i in range(first, first + each):  # the oldest close, the next ones change
-            yield self._final(b"live-%d" % i, i, i)
-            yield self._live(i + each)
-            yield self._live(last + i - first)
-        self.live = range(first + each, last + each)
+        left, new = self.live[each:], range(self.live.stop, self.live.stop + each)
+        changed = left[:: len(left) // each][:each]
+        for i in self.live[:each]:
+            yield self._final(b"live-%d" % i, _start(i), i)
+        for i in itertools.chain(changed, new):
+            yield self._live(i)
+        self.live = range(left.start, new.stop)
 
     def _live(self, i: int) -> Entry:
         state = self._codec.pack(self.kind.state(i, self._commit))
-        return b"live-%d" % i, log.encode_live(0, 1, self._commit, i, i + 1_000, state)
+        return b"live-%d" % i, log.encode_live(0, 1, self._commit, _start(i), _start(i) + 1_000, state)
 
     def _final(self, key: bytes, start: int, i: int) -> Entry:
         state = self._codec.pack(self.kind.state(i, self._commit))
@@ -136,3 +131,7 @@ class ChangelogWriter:
                 await (await producer.send_many([ProducerRecord(self.topic, v, k, (), 0, None) for k, v in part]))
                 self._commit += 1
         return done
+
+
+def _start(i: int) -> int:
+    return CLOSED_DAYS * DAY_MS + i * STEP_MS

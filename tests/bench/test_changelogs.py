@@ -1,0 +1,45 @@
+"""The changelogs of the bench: what is live after them, by the entries alone."""
+
+from __future__ import annotations
+
+from bench._changelogs import NUMBERS, ChangelogWriter, Entry
+from shared.common.settings import KafkaSettings
+from shared.streams import changelog_format as log
+
+
+class Written(ChangelogWriter):
+    """Keeps the entries that would go to a topic."""
+
+    def __init__(self) -> None:
+        super().__init__(KafkaSettings(), "app", NUMBERS)
+        self.entries: list[Entry] = []
+
+    async def _write(self, entries: object) -> int:
+        self.entries = list(entries)  # type: ignore[call-overload]
+        return len(self.entries)
+
+    def live_after(self, live: set[tuple[bytes, int]]) -> set[tuple[bytes, int]]:
+        """What is live once these entries are taken; each that is closed must have been, but for the first ones."""
+        left = set(live)
+        for key, value in self.entries:
+            entry = log.decode(value)
+            assert key is not None
+            at = (key, log.START.unpack_from(entry.body)[0])
+            if entry.operation == log.LIVE:
+                left.add(at)
+            elif live:
+                left.remove(at)
+        return left
+
+
+async def test_a_change_closes_changes_and_opens_as_many() -> None:
+    """The oldest close, as many of the others are written again, and there are as many as before."""
+    writer = Written()
+    assert await writer.fill(100, 30) == 130
+    before = writer.live_after(set())
+    assert await writer.change(7) == 21
+    after = writer.live_after(before)
+    assert (len(before), len(after), len(before - after), len(after - before)) == (100, 100, 7, 7)
+    written = {key for key, value in writer.entries if log.decode(value).operation == log.LIVE}
+    assert len(written & {key for key, _ in before}) == 7
+    assert {int(key.rpartition(b"-")[2]) for key, _ in after} == set(writer.live)
