@@ -18,8 +18,6 @@ class Question(Protocol):
     @property
     def lake(self) -> str | None: ...
     @property
-    def lake_required(self) -> bool: ...
-    @property
     def lake_options(self) -> dict[str, str]: ...
     @property
     def store(self) -> str | None: ...
@@ -50,7 +48,6 @@ class Asked(NamedTuple):
 
     `timeout_name` and `lake_name` are the settings that `kafka_timeout_ms` and `lake` come from. Where nothing was
     compacted yet and the changelog has more than `tail_records_max` records, the first page is refused (`TailTooLong`).
-    Where `lake_required`, a lake without tables of the application is a wrong setting; else nothing was compacted yet.
     """
 
     kafka: KafkaSettings
@@ -68,4 +65,3 @@ class Asked(NamedTuple):
     timeout_name: str = "queries.changelog_timeout_ms"
     lake_name: str = "streams.lake"
     tail_records_max: int | None = None
-    lake_required: bool = False

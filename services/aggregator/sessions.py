@@ -59,9 +59,10 @@ CHANGES_MAX = 200_000
 REVISIONS_EXPECTED = 2
 COLUMN_WIDTH_MAX = 40  # of a key, and of an aggregation's result
 PROGRAM = "penstock sessions"
-NO_TABLES = (
-    "lake: {} has no tables: lake and application ({}) must be those of the aggregator; "
-    "before its first compaction, leave lake out"
+NO_TABLES = "lake: {} has no tables"
+FROM_CHANGELOG = (
+    "{}: the changelog alone answers, which has no corrections. Before the first compaction that is all there is; "
+    "after it, lake and application must be those of the aggregator"
 )
 
 
@@ -79,13 +80,15 @@ class Tail(NamedTuple):
 class Query:
     """One question to changelog and lake, of the windows after a place, or the first ones.
 
-    `position` has the source offsets that the answer reflects, by partition. `last` is the place after which there may
-    be more windows than `rows_max`; the answer has those that begin first.
+    `position` has the source offsets that the answer reflects, by partition. `missing` says that the lake which was
+    named has no tables of the application: before the first compaction, or where it is another one. `last` is the place
+    after which there may be more windows than `rows_max`; the answer has those that begin first.
     """
 
     def __init__(self, settings: Question, after: WindowPlace | None = None) -> None:
         self.position: dict[int, dict[str, int]] = {}
         self.last: WindowPlace | None = None
+        self.missing: str | None = None
         self._settings, self._after = settings, after
         self._topic = changelog_topic(settings.application)
         self._where = (settings.lake or "", settings.application)
@@ -165,8 +168,8 @@ class Query:
         if self._settings.lake is None:
             return None
         snapshot = await asyncio.to_thread(lake.read_snapshot, *self._where, partitions, self._options)
-        if snapshot is None and self._settings.lake_required:
-            raise ConfigError(NO_TABLES.format(lake.table_uri(*self._where), self._settings.application))
+        if snapshot is None:
+            self.missing = NO_TABLES.format(lake.table_uri(*self._where))
         for one in () if snapshot is None else snapshot.partitions.values():
             if one.topic_id not in (None, topic.topic_id):
                 raise ChangelogHole(f"{self._topic} was deleted and made again: the lake is that of another topic")
@@ -194,9 +197,8 @@ class Query:
             for p, at in places.items():
                 start = covered[p].covered_offset if p in covered else 0
                 if first[at] > start:
-                    raise ChangelogHole(
-                        f"{at}: offsets {start} to {first[at] - 1} are gone, and no snapshot covers them"
-                    )
+                    gone = f"{at}: offsets {start} to {first[at] - 1} are gone, and no snapshot covers them"
+                    raise ChangelogHole(gone + (f" ({self.missing})" if self.missing else ""))
                 consumer.seek(at, start)
             records = sum([ends[at] - await consumer.position(at) for at in places.values()])
             most = self._settings.tail_records_max
@@ -296,6 +298,8 @@ def main(arguments: list[str]) -> int:
     except PenstockError as e:
         print(f"{type(e).__name__}: {e}", file=sys.stderr)
         return 1
+    if query.missing is not None:
+        print(FROM_CHANGELOG.format(query.missing), file=sys.stderr)
     if settings.json_line:
         for one in found:
             print(msgspec.json.encode(one._asdict()).decode())

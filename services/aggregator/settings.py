@@ -131,11 +131,6 @@ class SessionsSettings(CommandSettings):
         return "lake"
 
     @property
-    def lake_required(self) -> bool:
-        """Who names a lake means one that is there."""
-        return True
-
-    @property
     def tail_records_max(self) -> int | None:
         """There is no other way to answer: the time alone is a limit."""
         return None

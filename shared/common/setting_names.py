@@ -23,10 +23,12 @@ DELIMITER = "__"
 
 SETTINGS_OF_ALL_COMMANDS = frozenset(
     (
+        "accept_lost_windows",
         "allow_unprocessed",
         "application",
         "auth_token",
         "batch_records_max",
+        "began_at",
         "broker",
         "buffered_records_max",
         "changelog",

@@ -19,6 +19,7 @@ from rich.console import Console
 from services.aggregator.found_windows import Found, Told, told
 from services.aggregator.questions import Asked
 from services.aggregator.sessions import Query, chosen, feed, main, show
+from shared.clients.admin import Admin
 from shared.clients.producer import Producer
 from shared.common.errors import ConfigError, CorruptRecord
 from shared.common.key_range import KeyRange
@@ -231,17 +232,21 @@ async def test_the_command_says_how_to_go_on(tmp_path: Path, capsys: pytest.Capt
         assert "is of another question" in capsys.readouterr().err
 
 
-async def test_a_lake_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Status 2 with folder and application, for a wrong folder and a wrong application; without a lake the changelog
-    answers."""
+async def test_a_lake_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The changelog answers, with a word of the folder; where its beginning is gone too, that is the error."""
     async with FakeCluster() as cluster:
         await fill(cluster, tmp_path / "lake")
-        cluster.create_topic("other-changelog", 2)
-        kafka = ["--kafka.bootstrap-servers", cluster.bootstrap_servers]
-        for application, lake in (("app", tmp_path / "no"), ("other", tmp_path / "lake")):
-            flags = ["--application", application, "--lake", str(lake), *kafka]
-            assert await asyncio.to_thread(main, flags) == 2
-            said = capsys.readouterr()
-            assert said.err.startswith(f"lake: {lake}/{application} has no tables: ")
-            assert not said.out
-        assert await asyncio.to_thread(main, ["--application", "app", *kafka]) == 0
+        flags = ["--application", "app", "--json", "--kafka.bootstrap-servers", cluster.bootstrap_servers]
+        assert await asyncio.to_thread(main, flags) == 0
+        without = capsys.readouterr()
+        assert without.out
+        assert not without.err
+        wrong = [*flags, "--lake", str(tmp_path / "no")]
+        assert await asyncio.to_thread(main, wrong) == 0
+        said = capsys.readouterr()
+        assert said.out == without.out
+        assert said.err.startswith(f"lake: {tmp_path}/no/app has no tables: the changelog alone answers")
+        async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+            await admin.delete_records({TopicPartition("app-changelog", 0): 1})
+        assert await asyncio.to_thread(main, wrong) == 1
+        assert f"no snapshot covers them (lake: {tmp_path}/no/app has no tables)" in capsys.readouterr().err
