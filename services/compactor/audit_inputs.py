@@ -152,7 +152,7 @@ def read_span(
         ]:
             which = ", ".join(map(str, gone))
             said.append(
-                f"whether records of partitions {which} that are gone were from --start on: taken for granted not"
+                f"whether records of partitions {which} that are gone were from --start on (none is taken to be)"
             )
     end = source.latest
     if end_ms is not None:
