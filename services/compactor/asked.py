@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from services.compactor.marks import Marks
 from services.compactor.settings import BackfillSettings
 from shared.common.errors import FatalError
 from shared.streams.settings import TaskSettings
@@ -66,19 +67,24 @@ def require_same_source(before: str | None, now: str, tables: str) -> None:
 
 
 def require_no_backfill(
-    pending: Mapping[str, Any] | None, latest: Mapping[int, int], tables: str, rests_on: str | None
+    pending: Mapping[str, Any] | None, latest: Mapping[int, int], tables: str, marks: Marks
 ) -> None:
     """Raise where a compaction found a backfill's append, or its changelog rests on one, and `state` covers neither.
 
-    `latest` are the changelog's ends; `rests_on` are the tables that it names, None where it names none. It does once a
-    backfill has ended: then StateGone is raised, else UnfinishedBackfill.
+    `latest` are the changelog's ends, `marks` what it says to rest on. Where more came after those, the backfill had
+    ended: then StateGone is raised, else UnfinishedBackfill.
     """
-    if rests_on is not None:
-        there = "" if rests_on == tables else f" of {rests_on}, which it names,"
+    there = "" if marks.rests_on == tables else f" of {marks.rests_on}, which it names,"
+    if marks.rests_on is not None and marks.begun:
         raise StateGone(
             f"the changelog goes on where a backfill ended, and `state`{there} is gone: no changelog has what the "
             f"backfill left there. The closed windows of {tables} count. Put `state` back from a copy, or begin anew "
             "(`penstock streams reset`, then `penstock backfill`)"
+        )
+    if marks.rests_on is not None:
+        raise UnfinishedBackfill(
+            f"a backfill was begun, and `state`{there} is not there: it has not ended (run `penstock backfill` again "
+            "as it was), or its `state` was lost (put it back from a copy)"
         )
     if pending is None or "to_sources" not in pending:
         return

@@ -2,12 +2,13 @@
 
 The tasks run in Spark (see `replay`); what they would have written to the changelog is folded into the tables as a
 compaction folds a changelog. The progress that the tables hold then is what a restore begins with: the aggregator reads
-its sources from where the backfill ended, and the changelog from its beginning. There the backfill leaves a takeover
-record that names the tables, so that nobody begins without them.
+its sources from where the backfill ended, and the changelog from its beginning. There the backfill first of all leaves
+a record that names the tables (see `marks`), so that nobody begins without them, however far it came.
 
 It makes an application's first state or none: where the lake or the changelog has some, it refuses. A backfill that
-crashed left nothing that counts; the next one that is asked for the same goes on from the same starts up to the same
-ends, and appends nothing twice. A compaction refuses meanwhile.
+crashed before its MERGE left nothing that counts; the next one that is asked for the same goes on from the same starts
+up to the same ends, and appends nothing twice. The aggregator and a compaction refuse meanwhile. One that crashed after
+its MERGE has ended: asked for again, it finds nothing to do but its upkeep.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from services.compactor.backfill_inputs import Ends, History, read_history
 from services.compactor.changelog import Newest
 from services.compactor.fold import Fold, Plan, Say, Summary
 from services.compactor.kafka import READ_SCHEMA, TopicOffsets, topic_offsets
-from services.compactor.origins import Origin
-from services.compactor.replay import EPOCH, INSTANCE, OUT_SQL, ReplayJob, nothing, replay
+from services.compactor.marks import read_marks, write_marks
+from services.compactor.origins import Origin, origin_of
+from services.compactor.replay import OUT_SQL, ReplayJob, nothing, replay
 from services.compactor.runs import RUN, newest_note, standing
 from services.compactor.settings import BackfillSettings
 from shared.clients.producer import Producer, ProducerSettings
@@ -38,7 +40,7 @@ from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import ConfigError
 from shared.common.records import ProducerRecord
 from shared.common.settings import KafkaSettings
-from shared.streams.changelog_format import Takeover, encode_takeover
+from shared.streams.changelog_format import decode_progress
 from shared.streams.lake_names import require_lake_names
 from shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings, TaskSettings
 from shared.streams.topics import prepare_topics
@@ -61,6 +63,7 @@ class Backfill(Fold):
         require_whole_partitions(self.topology)
         require_lake_names(self.topology.schemas())
         self.history: History | None = None
+        self.hand_over: Ends = {}
         self.written: dict[str, int] = {}
         """Records that the tasks had for each topic but the changelog, whether they were written there or not."""
         self.late_ends: Ends = {}
@@ -78,7 +81,9 @@ class Backfill(Fold):
             raise ConfigError(f"changelog: the aggregator's is {streams.changelog_topic}")
         asyncio.run(prepare_topics(settings.kafka, streams, self.topology, SYSTEM_CLOCK))
         offsets = topic_offsets(self.spark, settings.kafka, settings.changelog_topic, settings.kafka_timeout_ms)
-        self._require_nothing(tables.progress_rows(self.spark, self.state), offsets)
+        covered = tables.progress_rows(self.spark, self.state)
+        if self._has_ended(covered, offsets):
+            return self._nothing_left(covered, offsets)
         pending = self._pending()
         adopted = None if pending is None else _ends(pending.get("to_sources"))
         starts = None if pending is None else _ends(pending.get("from_sources"))
@@ -92,6 +97,7 @@ class Backfill(Fold):
         self.history = read_history(self.spark, settings, topics, self.now_ms, adopted, starts)
         if pending is not None:
             require_same_source(pending["asked"].get(SOURCE), self.history.source, settings.tables)
+        self.hand_over = self.history.ends
         self.say(f"order: {self.history.order}")
         return Plan(
             FIRST_RUN,
@@ -106,6 +112,8 @@ class Backfill(Fold):
     def records(self, plan: Plan) -> DataFrame:
         """What the tasks would have written to the changelog; what was for other topics is written there."""
         assert self.history is not None
+        settings = self.settings
+        write_marks(settings.kafka, plan.offsets, settings.application, settings.tables, self.now_ms)
         job = self._job(self.history, plan.offsets.topic_id)
         out = self.history.records.mapInArrow(replay(job), OUT_SQL).persist()
         entries = out.filter(F.col("topic").isNull()).drop("topic", "headers")
@@ -149,22 +157,18 @@ class Backfill(Fold):
     def origin(self) -> str:
         """Where history began, for who audits it or corrects it."""
         assert self.history is not None
-        origin = Origin(self.settings.files is not None, self.history.starts, self.late_ends)
+        words = asked(self.settings, self.topology)
+        origin = Origin(self.settings.files is not None, self.history.starts, self.late_ends, words)
         return msgspec.json.encode(origin).decode()
 
     def more(self) -> dict[str, Any]:
         """Where the aggregator goes on, the order that was taken, and what the tasks had for each topic."""
-        assert self.history is not None
-        return {"hand_over": self.history.ends, "order": self.history.order, "outputs": self.written}
+        told: dict[str, Any] = {"hand_over": self.hand_over}
+        return told if self.history is None else {**told, "order": self.history.order, "outputs": self.written}
 
     def after_merge(self, plan: Plan, summary: Summary) -> None:
-        """Hand over: the changelog says from its first record on that it rests on these tables."""
+        """Nothing of the history is needed any more."""
         self.spark.catalog.clearCache()
-        settings, partitions = self.settings, sorted(plan.offsets.latest)
-        takeover = Takeover(settings.application, INSTANCE, self.now_ms, rests_on=settings.tables)
-        value = encode_takeover(EPOCH + 1, takeover)
-        records = [ProducerRecord(plan.offsets.topic, value, None, (), partition) for partition in partitions]
-        asyncio.run(write_records(settings.kafka, ProducerSettings(), records))
 
     def _pending(self) -> dict[str, Any] | None:
         """What the appends of a crashed run said of it, None where there was none."""
@@ -195,12 +199,39 @@ class Backfill(Fold):
             self.now_ms,
         )
 
-    def _require_nothing(self, covered: Mapping[int, Row], changelog: TopicOffsets) -> None:
+    def _has_ended(self, covered: Mapping[int, Row], changelog: TopicOffsets) -> bool:
+        """Whether this very backfill has ended, and nothing came after it.
+
+        ConfigError where the application has another state, or a backfill into another lake was begun.
+        """
+        settings = self.settings
+        marks = read_marks(self.spark, settings.kafka, changelog, changelog.latest)
         said = "A backfill makes an application's first state: give the application another id, or start it afresh"
         if covered:
-            raise ConfigError(f"{self.settings.tables} has state already. {said}")
-        if used := sorted(p for p, end in changelog.latest.items() if end):
-            raise ConfigError(f"{changelog.topic} has records already (partitions {used}). {said}")
+            origin = None if marks.begun else origin_of(self.spark.table(tables.delta(self.state)))
+            if origin is not None and origin.asked == asked(settings, self.topology):
+                return True
+            raise ConfigError(f"{settings.tables} has state already. {said}")
+        if marks.begun:
+            raise ConfigError(f"{changelog.topic} has records already (partitions {list(marks.begun)}). {said}")
+        if marks.rests_on not in (None, settings.tables):
+            raise ConfigError(
+                f"lake: {changelog.topic} rests on {marks.rests_on}, into which a backfill was begun: run it again as "
+                "it was, or begin anew (`penstock streams reset`, then `penstock backfill`)"
+            )
+        return False
+
+    def _nothing_left(self, covered: dict[int, Row], changelog: TopicOffsets) -> Plan:
+        """The plan of a backfill that has ended: it was killed in its upkeep, or nobody saw its end."""
+        for partition, row in covered.items():
+            for topic, offset in decode_progress(row.progress.encode()).sources.items():
+                self.hand_over.setdefault(topic, {})[partition] = offset
+        self.say("this backfill has ended already: its aggregator can be started")
+        start = dict.fromkeys(changelog.latest, 0)
+        return Plan(FIRST_RUN + 1, covered, changelog, start, start, False, start)
+
+    def _fold(self, plan: Plan) -> tuple[Plan, Summary]:
+        return super()._fold(plan) if self.history is not None else (plan, self._nothing_new(plan))
 
 
 def require_whole_partitions(topology: Topology) -> None:
@@ -219,21 +250,11 @@ async def write_outputs(kafka: KafkaSettings, max_request_size: int, rows: Itera
     written = 0
     async with Producer(kafka, settings) as producer:
         for some in _batches(rows):
-            await _send(producer, [_record(row) for row in some])
+            for result in await (await producer.send_many([_record(row) for row in some])):
+                if isinstance(result, BaseException):
+                    raise result
             written += len(some)
     return written
-
-
-async def write_records(kafka: KafkaSettings, settings: ProducerSettings, records: list[ProducerRecord]) -> None:
-    """Write records; raises what the first one failed with."""
-    async with Producer(kafka, settings) as producer:
-        await _send(producer, records)
-
-
-async def _send(producer: Producer, records: list[ProducerRecord]) -> None:
-    for result in await (await producer.send_many(records)):
-        if isinstance(result, BaseException):
-            raise result
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:

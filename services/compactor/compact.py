@@ -14,7 +14,6 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from services.compactor import advances, runs, tables
 from services.compactor.asked import require_no_backfill
@@ -23,22 +22,15 @@ from services.compactor.corrections import Corrected, Corrections
 from services.compactor.fold import Fold, Plan, Say, Summary, known
 from services.compactor.generations import newest_of
 from services.compactor.kafka import TopicOffsets, delete_records, read_range, topic_offsets
+from services.compactor.marks import Marks, read_marks
 from services.compactor.settings import CompactSettings
 from shared.common.errors import ChangelogHole, PenstockError
-from shared.streams.changelog_format import (
-    FORMAT_VERSION,
-    TAKEOVER,
-    decode,
-    decode_progress,
-    history_before,
-    parse_places,
-)
+from shared.streams.changelog_format import decode_progress, parse_places
 
 WAY_OUT = (
     "put back one whose covered offsets the changelog still has (that before the newest it has, by RESTORE for "
     "instance), or begin anew (`penstock streams reset`, then `penstock backfill`)"
 )
-_TAKEOVER = bytes((FORMAT_VERSION,)) + TAKEOVER
 SPLIT_RECORDS = 50_000  # of a partition for each further task that reads it: below it the task costs more than it saves
 
 
@@ -71,7 +63,7 @@ class Compaction(Fold):
         except ChangelogHole as e:
             raise e if put_back is None else ChangelogHole(f"{e}. {put_back}: {WAY_OUT}") from None
         cap, adopted = offsets.latest, next_.adopted
-        require_no_backfill(adopted, offsets.latest, settings.tables, self._rests_on(offsets, covered))
+        require_no_backfill(adopted, offsets.latest, settings.tables, self._marks(offsets, covered))
         if put_back is not None:
             self.say(f"{put_back}; what the changelog has since then is folded into `state` once more")
         elif adopted is not None:
@@ -83,16 +75,10 @@ class Compaction(Fold):
         had = (next_.ahead, next_.appended, next_.corrected)
         return Plan(next_.run, covered, offsets, start, end, adopted is not None, cap, *had)
 
-    def _rests_on(self, offsets: TopicOffsets, covered: Mapping[int, Row]) -> str | None:
-        """The tables that the changelog says to rest on, where partitions of it are in none."""
-        begun = {p: first for p, first in offsets.earliest.items() if p not in covered and first < offsets.latest[p]}
-        if not begun:
-            return None
-        ends = {p: first + 1 for p, first in begun.items()}
-        firsts = read_range(self.spark, self.settings.kafka, offsets.topic, begun, ends)
-        takeovers = firsts.filter(F.substring("value", 1, len(_TAKEOVER)) == F.lit(_TAKEOVER)).select("value").collect()
-        found = (history_before(decode(bytes(row.value)).body) for row in takeovers)
-        return next((tables_ for tables_ in found if tables_ is not None), None)
+    def _marks(self, offsets: TopicOffsets, covered: Mapping[int, Row]) -> Marks:
+        """What the changelog says to rest on, where partitions of it are in no table."""
+        begun = {p for p, first in offsets.earliest.items() if p not in covered and first < offsets.latest[p]}
+        return read_marks(self.spark, self.settings.kafka, offsets, begun) if begun else Marks()
 
     def _next(self, covered: Mapping[int, Row], covered_run: int) -> runs.Next:
         """The next run, by the tables' logs."""

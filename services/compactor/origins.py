@@ -24,12 +24,14 @@ class NotAuditable(FatalError):
 class Origin(msgspec.Struct, frozen=True):
     """What a backfill took: the first offsets of its sources, none where it took files.
 
-    Below the offsets `late` a late topic has what the backfill wrote there itself: the tables cover that.
+    Below the offsets `late` a late topic has what the backfill wrote there itself: the tables cover that. `asked` is
+    what it was asked for (see `asked`); earlier releases did not say.
     """
 
     from_files: bool
     starts: Offsets = {}
     late: Offsets = {}
+    asked: dict[str, str] = {}
 
 
 def origin_of(state: DataFrame | None) -> Origin | None:

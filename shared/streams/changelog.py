@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from shared.clients.producer import Producer, ProducerSettings
 from shared.common.clock import SYSTEM_CLOCK, Clock
 from shared.common.errors import (
@@ -179,7 +181,7 @@ class ChangelogPartition:
             await restoring.read_until(await restoring.begin(consumer), consumer)
             for _ in range(TAKEOVER_ATTEMPTS_MAX):
                 epoch = reader.epoch + 1
-                metadata = await self._write_takeover(epoch)
+                metadata = await self._write_takeover(epoch, restoring.rests_on)
                 await restoring.read_until(metadata.offset + 1, consumer)
                 if reader.takeover_offset == metadata.offset:
                     break
@@ -192,8 +194,10 @@ class ChangelogPartition:
 
     # --- writing ---
 
-    async def _write_takeover(self, epoch: int) -> RecordMetadata:
-        takeover = Takeover(self._settings.application_id, self._instance, self._clock.now_ms())
+    async def _write_takeover(self, epoch: int, rests_on: str | None) -> RecordMetadata:
+        takeover = Takeover(
+            self._settings.application_id, self._instance, self._clock.now_ms(), rests_on=rests_on or msgspec.UNSET
+        )
         record = self._entries([(None, encode_takeover(epoch, takeover))])
         if not self.exactly_once:
             return await self._write(record)

@@ -165,8 +165,8 @@ class Progress(msgspec.Struct, frozen=True):
 class Takeover(msgspec.Struct, frozen=True):
     """What a new owner writes first: from here on only its epoch counts.
 
-    `rests_on` is there in that of a backfill alone: the tables that hold all that was before, without which the
-    changelog's beginning is not the application's.
+    `rests_on` is there in that of a backfill, and of an owner that began with what one left: the tables that hold all
+    that was before, without which the changelog's beginning is not the application's.
     """
 
     application: str

@@ -44,13 +44,13 @@ class CorruptEntry(CorruptRecord):
 
 
 class HistoryMissing(ChangelogHole):
-    """A changelog that goes on where a backfill ended was begun with nothing."""
+    """A changelog that rests on what a backfill leaves was begun with nothing."""
 
     def __init__(self, tables: str) -> None:
         super().__init__(
-            f"the changelog goes on where a backfill ended: what that left is the `state` of {tables}, which was not "
-            "found. Name the lake that has it (streams.lake), or put `state` back; else begin anew (`penstock streams "
-            "reset`, then `penstock backfill`)"
+            f"the changelog rests on a backfill: what that leaves is the `state` of {tables}, which was not found. If "
+            "the backfill has not ended, run it again as it was; if it has, name the lake that has it (streams.lake), "
+            "or put `state` back. Else begin anew (`penstock streams reset`, then `penstock backfill`)"
         )
         self.tables = tables
 

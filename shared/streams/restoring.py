@@ -68,6 +68,8 @@ class Restoring:
             skip=settings.skipped_changelog_offsets(task.partition),
         )
         self.topic_id: str | None = None
+        self.rests_on: str | None = None
+        """The snapshot's tables, where none of what they hold was ever in the changelog: a backfill's."""
         self._kept: Checkpoint | None = None
         self._applied_before = self._foreign_before = 0
 
@@ -241,6 +243,8 @@ class Restoring:
         report.snapshot_milliseconds = self._clock.monotonic_ms() - started
         self.reader.epoch, self.reader.progress = snapshot.epoch, progress
         report.snapshot_version = version
+        if snapshot.covered_offset == 0:
+            self.rests_on = lake.table_uri(table, application)
         return snapshot.covered_offset
 
     async def _fetch_topic_id(self) -> str | None:

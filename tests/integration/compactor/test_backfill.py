@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import csv
 import json
 import os
@@ -75,7 +76,7 @@ def job(spark: Any, kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.Mo
     def make(topic: str, name: str, kind: type[Backfill] = Backfill, build: str = "build", **more: Any) -> Backfill:
         settings = BackfillSettings(
             application=name,
-            lake=str(tmp_path / "lake"),
+            lake=str(tmp_path / more.pop("lake", "lake")),
             kafka=kafka_of(kafka),
             topology=f"{module}:{build}",
             topology_options={"topic": topic, "name": name},
@@ -154,13 +155,15 @@ async def test_backfill_and_hand_over_equal_having_streamed(
         assert lives[0] != lives[1]
 
         with pytest.raises(ConfigError, match="has state already"):
-            await asyncio.to_thread(job(topic_name, f"{topic_name}-b").run)
+            await asyncio.to_thread(job(topic_name, f"{topic_name}-b", start="0:1,1:1").run)
         await assert_state_is_needed(history, chain)
 
         await chain.send(200)
         described = await stream(worker_of(history), chain)
         assert {p: task["records"] for p, task in described.items()} == {0: 100, 1: 100}
         assert all(task["restored_windows"] > 0 for task in described.values())
+        with pytest.raises(ConfigError, match="has state already"):
+            await asyncio.to_thread(job(topic_name, f"{topic_name}-b").run)
         await stream(worker_of(streamed), chain)
         for one in (history, streamed):
             await asyncio.to_thread(compact, one)
@@ -176,7 +179,7 @@ async def assert_state_is_needed(history: Backfill, chain: Chain) -> None:
         worker = StreamWorker(history.settings.kafka, settings_of(history.settings.application, lake=at), build)
         with pytest.raises(ChangelogHole, match=f"`state` of {history.settings.tables}, which was not found"):
             await stream(worker, chain)
-    with pytest.raises(StateGone, match="Put `state` back"):
+    with pytest.raises(UnfinishedBackfill, match="or its `state` was lost"):
         await asyncio.to_thread(compact, history)
     state.with_name("elsewhere").rename(state)
 
@@ -403,8 +406,12 @@ async def test_a_backfill_after_a_crash_appends_nothing_twice(
         await chain.send(200)
         with pytest.raises(KeyboardInterrupt):
             await asyncio.to_thread(job(topic_name, topic_name, Crashing, outputs="none").run)
+        with pytest.raises(ChangelogHole, match="If the backfill has not ended, run it again as it was"):
+            await stream(worker_of(job(topic_name, topic_name)), chain)
         with pytest.raises(UnfinishedBackfill, match="run `penstock backfill` again"):
             await asyncio.to_thread(compact, job(topic_name, topic_name))
+        with pytest.raises(ConfigError, match=f"rests on .*/lake/{topic_name}, into which a backfill was begun"):
+            await asyncio.to_thread(job(topic_name, topic_name, lake="elsewhere").run)
         with pytest.raises(UnfinishedBackfill, match="start was earliest and is 0:40,1:40"):
             await asyncio.to_thread(job(topic_name, topic_name, start="0:40,1:40").run)
         await chain.send(50)
@@ -414,6 +421,48 @@ async def test_a_backfill_after_a_crash_appends_nothing_twice(
         assert history.more()["hand_over"] == {topic_name: {0: 100, 1: 100}}
         keys = rows(Path(history.settings.tables) / "closed" / "s", "partition, key, start_ms, end_ms")
         assert len(keys) == len({tuple(row.values()) for row in keys}) == done.finals
+
+
+class Killed(Backfill):
+    """Ends with the state merged, before its upkeep."""
+
+    def after_merge(self, *arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+
+class Unmarked(Backfill):
+    """As those of earlier releases: killed before it says in the changelog what it left."""
+
+    def records(self, plan: Any) -> Any:
+        everywhere = plan._replace(offsets=plan.offsets._replace(latest=dict.fromkeys(plan.offsets.latest, 1)))
+        return super().records(everywhere)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", [Killed, Unmarked])
+async def test_a_backfill_that_is_killed_behind_its_merge_has_ended(
+    kafka: EmbeddedKafka, topic_name: str, job: Callable[..., Backfill], kind: type[Backfill]
+) -> None:
+    """Asked for again it finds nothing to do; nobody begins without it once an aggregator has begun with it."""
+    async with chain_of(kafka, topic_name, partitions=1) as chain:
+        await chain.send(100)
+        with contextlib.suppress(KeyboardInterrupt):
+            await asyncio.to_thread(job(topic_name, topic_name, kind).run)
+        again = job(topic_name, topic_name)
+        done = await asyncio.to_thread(again.run)
+        assert (done.run, done.finals, done.merged_rows) == (1, 0, 0)
+        assert again.more() == {"hand_over": {topic_name: {0: 100}}}
+        assert done.live_rows > 0
+        await chain.send(20)
+        described = await stream(worker_of(again), chain)
+        assert described[0]["records"] == 20
+        build = load_topology(again.settings.topology, again.settings.topology_options)
+        with pytest.raises(ChangelogHole, match=f"`state` of {again.settings.tables}, which was not found"):
+            await stream(StreamWorker(again.settings.kafka, settings_of(topic_name), build), chain)
+        state = Path(again.settings.tables) / "state"
+        state.rename(state.with_name("elsewhere"))
+        with pytest.raises(StateGone, match="Put `state` back"):
+            await asyncio.to_thread(compact, again)
 
 
 async def test_what_a_backfill_refuses(kafka: EmbeddedKafka, topic_name: str, job: Callable[..., Backfill]) -> None:

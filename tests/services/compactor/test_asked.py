@@ -15,6 +15,7 @@ from services.compactor.asked import (
     require_same,
     require_same_source,
 )
+from services.compactor.marks import Marks
 from services.compactor.settings import BackfillSettings
 from shared.streams.aggregations import Count
 from shared.streams.dsl import StreamsBuilder
@@ -71,19 +72,31 @@ def test_a_compaction_leaves_a_backfill_alone_that_was_not_ended() -> None:
     """What a backfill appended is not a compaction's to go on with: it says what to do, by what the changelog holds."""
     note = {"to_offsets": {"0": 0}, "to_sources": {"in": {"0": 400}}}
     with pytest.raises(UnfinishedBackfill, match="begun and not ended: run `penstock backfill` again"):
-        require_no_backfill(note, {0: 0, 1: 0}, "t", None)
+        require_no_backfill(note, {0: 0, 1: 0}, "t", Marks())
     either = "If the backfill had ended, they count: put `state` back.* If it had not, nothing of it counts: delete t "
     with pytest.raises(UnfinishedBackfill, match=either):
-        require_no_backfill(note, {0: 0, 1: 9}, "t", None)
-    require_no_backfill({"to_offsets": {"0": 7}}, {0: 9}, "t", None)
-    require_no_backfill(None, {0: 9}, "t", None)
+        require_no_backfill(note, {0: 0, 1: 9}, "t", Marks(None, (1,)))
+    require_no_backfill({"to_offsets": {"0": 7}}, {0: 9}, "t", Marks(None, (0,)))
+    require_no_backfill(None, {0: 9}, "t", Marks())
 
 
-@pytest.mark.parametrize("note", [None, {"to_sources": {"in": {"0": 400}}}, {"to_offsets": {"0": 7}}])
+NOTES = (None, {"to_sources": {"in": {"0": 400}}}, {"to_offsets": {"0": 7}})
+
+
+@pytest.mark.parametrize("note", NOTES)
 def test_the_state_of_a_backfill_that_was_ended_is_missed(note: Any) -> None:
-    """Its closed windows count, whatever came after them: nobody is told to delete them, and nothing goes on."""
+    """Its closed windows count, since an aggregator went on: nobody is told to delete them, and nothing goes on."""
     with pytest.raises(StateGone, match=r"The closed windows of t count\. Put `state` back") as found:
-        require_no_backfill(note, {0: 1}, "t", "t")
+        require_no_backfill(note, {0: 2}, "t", Marks("t", (0,)))
     assert "delete" not in str(found.value)
     with pytest.raises(StateGone, match="`state` of another, which it names, is gone"):
-        require_no_backfill(note, {0: 1}, "t", "another")
+        require_no_backfill(note, {0: 2}, "t", Marks("another", (0,)))
+
+
+@pytest.mark.parametrize("note", NOTES)
+def test_a_backfill_that_left_its_mark_alone_is_to_be_ended(note: Any) -> None:
+    """Nobody went on from it: whether it was killed or its state was lost, running it again mends it."""
+    with pytest.raises(UnfinishedBackfill, match=r"it has not ended .run `penstock backfill` again as it was"):
+        require_no_backfill(note, {0: 1}, "t", Marks("t"))
+    with pytest.raises(UnfinishedBackfill, match="`state` of another, which it names, is not there"):
+        require_no_backfill(note, {0: 1}, "t", Marks("another"))
