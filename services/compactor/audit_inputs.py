@@ -20,9 +20,8 @@ from services.compactor.audit_checks import Inputs, parsed, sampled
 from services.compactor.audit_part import TAIL_RECORDS, Part, settled_ms
 from services.compactor.backfill_inputs import place
 from services.compactor.bodies import StoreLayout, final_rows, live_rows
-from services.compactor.changelog import Covered, Window, latest_per_window, read_window
+from services.compactor.changelog import Covered, Window, known, latest_per_window, read_window
 from services.compactor.compact import require_no_hole
-from services.compactor.fold import known
 from services.compactor.generations import layouts_of, newest_of
 from services.compactor.kafka import TopicOffsets, offsets_at, read_range, settled_offsets, topic_offsets
 from services.compactor.measures import TEXTS, holds_other_than_text, text_types, unchecked

@@ -67,6 +67,12 @@ class Newest(NamedTuple):
     body: bytes
     progress: Progress
 
+    @classmethod
+    def of(cls, row: Row) -> Newest:
+        """What a progress row of the tables says."""
+        body = row.progress.encode()
+        return cls(row.changelog_offset, row.epoch, row.commit, body, decode_progress(body))
+
 
 class Corrupt(NamedTuple):
     """A record that claims to be an entry and cannot be read."""
@@ -105,6 +111,11 @@ class Covered(NamedTuple):
 
     epoch: int
     stores: Stores
+
+
+def known(covered: Mapping[int, Row]) -> dict[int, Covered]:
+    """What the progress rows say of each partition, as the rule needs it."""
+    return {p: Covered(row.epoch, decode_progress(row.progress.encode()).stores) for p, row in covered.items()}
 
 
 def read_window(

@@ -17,9 +17,9 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from services.compactor import advances, runs, tables
 from services.compactor.asked import require_no_backfill
-from services.compactor.changelog import Newest, Window, read_window
+from services.compactor.changelog import Newest, Window, known, read_window
 from services.compactor.corrections import Corrected, Corrections
-from services.compactor.fold import Fold, Plan, Say, Summary, known
+from services.compactor.fold import Fold, Plan, Say, Summary
 from services.compactor.generations import newest_of
 from services.compactor.kafka import TopicOffsets, delete_records, read_range, topic_offsets
 from services.compactor.marks import Marks, read_marks
@@ -68,11 +68,14 @@ class Compaction(Fold):
             self.say(f"{put_back}; what the changelog has since then is folded into `state` once more")
         elif adopted is not None:
             self.say(f"run {next_.run} was begun and not ended: it goes on up to where it meant to go")
+        if settings.accept_lost_windows:
+            nothing = "--accept-lost-windows accepts nothing: no windows are missing but what was accepted before"
+            self.say(nothing if next_.lost is None else f"accepted: {next_.lost}")
         if adopted is not None:
             ends = {p: int(adopted["to_offsets"].get(str(p), first)) for p, first in start.items()}
             cap = {p: min(ends[p], latest) for p, latest in offsets.latest.items()}
         end = bounded(start, cap, settings.run_records_max)
-        had = (next_.ahead, next_.appended, next_.corrected)
+        had = (next_.ahead, next_.appended, next_.corrected, next_.lost is not None)
         return Plan(next_.run, covered, offsets, start, end, adopted is not None, cap, *had)
 
     def _marks(self, offsets: TopicOffsets, covered: Mapping[int, Row]) -> Marks:

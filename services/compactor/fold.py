@@ -30,7 +30,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 
 from services.compactor import advances, quarantine, tables, upkeep
 from services.compactor.bodies import ENVELOPE_BYTES, START_BYTES, TIME_MS_MAX, final_rows, live_rows
-from services.compactor.changelog import Covered, Newest, Window, latest_per_window, read_window
+from services.compactor.changelog import Newest, Window, known, latest_per_window, read_window
 from services.compactor.failures import CompactionConflict, translated
 from services.compactor.kafka import TopicOffsets
 from services.compactor.runs import CLOSED, CORRECTED, RUN, Version, versions
@@ -82,7 +82,7 @@ class Plan(NamedTuple):
 
     `adopted` says that it goes on with the run that appended last. `ahead` are stores of whose closed windows
     more may be in the table than `state` covers; `appended` is by store the newest run that is in its table,
-    `corrected` the newest run of corrections.
+    `corrected` the newest run of corrections. A run that `accepts_loss` says so in `state`, whatever is new.
     """
 
     run: int
@@ -95,6 +95,7 @@ class Plan(NamedTuple):
     ahead: frozenset[str] = frozenset()
     appended: Mapping[str, int] = {}
     corrected: Mapping[str, int] = {}
+    accepts_loss: bool = False
 
     def is_cut(self, partition: int) -> bool:
         """Whether the run ends before the partition does."""
@@ -195,6 +196,8 @@ class Fold(ABC):
         try:
             numbers = {row.partition: row["count"] for row in entries.groupBy("partition").count().collect()}
             newest = moved(self.covered(window.newest), plan, numbers)
+            if not newest and plan.accepts_loss:
+                newest = {partition: Newest.of(row) for partition, row in plan.covered.items()}
             window = window._replace(entries=entries, newest=newest)
             summary = self._write(plan, window, sum(numbers.values())) if newest else self._nothing_new(plan)
         finally:
@@ -367,11 +370,6 @@ def _needed() -> SparkColumn:
     """Of an entry that takes a row out, its start alone; of one that writes it, all."""
     head = F.substring("value", 1, ENVELOPE_BYTES + START_BYTES)
     return F.when(F.col("operation") == F.lit(LIVE), F.col("value")).otherwise(head)
-
-
-def known(covered: Mapping[int, Row]) -> dict[int, Covered]:
-    """What the progress rows say of each partition, as the reader's rule needs it."""
-    return {p: Covered(row.epoch, decode_progress(row.progress.encode()).stores) for p, row in covered.items()}
 
 
 def moved(newest: Mapping[int, Newest], plan: Plan, entries: Mapping[int, int]) -> dict[int, Newest]:

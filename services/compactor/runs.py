@@ -32,6 +32,7 @@ RUN, LATE_RUN = "penstock_run", "penstock_late_run"  # what a run and a run of c
 CLOSED = "closed"  # in a MERGE's note: by store the newest run that has appended to it
 CORRECTED = "corrected"  # in a note of `state`: by store the newest run of corrections that is in its table
 _RESTORE = "RESTORE"
+_LOST_WAY_OUT = "Put back a newer one, or a `state` no newer than it; --accept-lost-windows goes on without them"
 
 
 class TablesDisagree(FatalError):
@@ -50,7 +51,8 @@ class Next(NamedTuple):
     """The next run: its number, and of one that appended and did not merge what it said, None where there is none.
 
     `ahead` are stores whose table may have windows that `state` does not cover; `appended` is by store the newest run
-    that is in its table, `corrected` the newest run of corrections.
+    that is in its table, `corrected` the newest run of corrections. `lost` says what `closed` lacks of what `state`
+    covers, where that was accepted.
     """
 
     run: int
@@ -58,6 +60,7 @@ class Next(NamedTuple):
     ahead: frozenset[str] = frozenset()
     appended: Mapping[str, int] = {}
     corrected: Mapping[str, int] = {}
+    lost: str | None = None
 
 
 def versions(history: Iterable[Row]) -> list[Version]:
@@ -108,20 +111,20 @@ def next_run(
     """
     there = {store: standing(log) for store, log in closed.items()}
     appended = {store: newest(log) for store, log in there.items()}
-    if not accept_lost:
-        covering = standing(state)
-        _require_appended(newest_note(covering), covered_run, appended)
-        _require_corrected(covering, there)
+    covering = standing(state)
+    lost = _lost_appends(newest_note(covering), covered_run, appended) or _lost_corrections(covering, there)
+    if lost is not None and not accept_lost:
+        raise TablesDisagree(f"{lost}. {_LOST_WAY_OUT}")
     last = max(covered_run, newest(state))
     known = max((newest(log) for log in closed.values()), default=0)
     ahead = frozenset(store for store, log in there.items() if _is_ahead(newest_note(log), covered))
     corrected = {store: run for store, log in there.items() if (run := newest(log, LATE_RUN))}
     if known <= last:
-        return Next(last + 1, None, ahead, appended, corrected)
+        return Next(last + 1, None, ahead, appended, corrected, lost)
     for log in there.values():
         if (note := newest_note(log)).get(RUN) == known:
-            return Next(known, note, ahead, appended, corrected)
-    return Next(known + 1, None, ahead, appended, corrected)
+            return Next(known, note, ahead, appended, corrected, lost)
+    return Next(known + 1, None, ahead, appended, corrected, lost)
 
 
 def next_late_run(covered_run: int, log: Sequence[Version]) -> tuple[int, Mapping[str, Any] | None]:
@@ -150,24 +153,23 @@ def _is_ahead(note: Mapping[str, Any], covered: Mapping[int, int]) -> bool:
     return any(int(to) > covered.get(int(partition), 0) for partition, to in note.get("to_offsets", {}).items())
 
 
-def _require_appended(merged: Mapping[str, Any], covered_run: int, appended: Mapping[str, int]) -> None:
+def _lost_appends(merged: Mapping[str, Any], covered_run: int, appended: Mapping[str, int]) -> str | None:
+    """Which tables lack windows that `state` covers; None where none does."""
     if merged.get(RUN) != covered_run:  # a copy of the rows without the log that says how they came
-        return
+        return None
     behind = {s: run for s, run in merged.get(CLOSED, {}).items() if appended.get(s, 0) < run and appended.get(s) != 0}
-    if behind:
-        which = ", ".join(
-            f"closed/{s} is {f'of run {appended[s]}' if s in appended else 'gone'}, and run {run} appended to it"
-            for s, run in sorted(behind.items())
-        )
-        raise TablesDisagree(
-            f"`state` is of run {covered_run}, but {which}: an earlier copy was put back, and windows that `state` "
-            "covers are missing. Put back a newer one, or a `state` no newer than it; --accept-lost-windows goes on "
-            "without them"
-        )
+    if not behind:
+        return None
+    which = ", ".join(
+        f"closed/{s} is {f'of run {appended[s]}' if s in appended else 'gone'}, and run {run} appended to it"
+        for s, run in sorted(behind.items())
+    )
+    said = "an earlier copy was put back, and windows that `state` covers are missing"
+    return f"`state` is of run {covered_run}, but {which}: {said}"
 
 
-def _require_corrected(state: Sequence[Version], closed: Mapping[str, Sequence[Version]]) -> None:
-    """Raise TablesDisagree where a table lacks corrections that `state` covers, by the versions that stand.
+def _lost_corrections(state: Sequence[Version], closed: Mapping[str, Sequence[Version]]) -> str | None:
+    """Which table lacks corrections that `state` covers, by the versions that stand; None where none does.
 
     A log forgets its oldest versions (Delta's log retention), and a copy of rows has none: who says nothing of any
     correction is believed to lack them if the log is whole and of runs of ours.
@@ -177,11 +179,11 @@ def _require_corrected(state: Sequence[Version], closed: Mapping[str, Sequence[V
         found = newest(log, LATE_RUN)
         is_whole = newest(log) > 0 and min(version.number for version in log) == 0
         if found < covered and (found or is_whole):
-            raise TablesDisagree(
+            return (
                 f"`state` covers late records up to corrections {covered} of closed/{store}, which has those up to "
-                f"{found}: an earlier copy was put back, and no run would make the others again. Put back a newer one, "
-                "or a `state` no newer than it; --accept-lost-windows goes on without them"
+                f"{found}: an earlier copy was put back, and no run would make the others again"
             )
+    return None
 
 
 def _note(text: str | None) -> Mapping[str, Any]:

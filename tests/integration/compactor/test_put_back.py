@@ -167,8 +167,12 @@ def test_an_earlier_closed_is_refused(tables_of: Callable[[], Lake]) -> None:
     of.put_back("state-backup", "state")
     of.compact()
     of.require_whole()
+    of.compact(0, accept_lost_windows=True)
+    assert of.said[0].startswith("--accept-lost-windows accepts nothing: no windows are missing")
     of.put_back("closed-backup", "closed")
-    done = of.compact(accept_lost_windows=True)
+    done = of.compact(0, accept_lost_windows=True)
+    assert of.said[0].startswith(f"accepted: `state` is of run {done.run - 1}, but closed/banks is of run 1")
+    assert of.compact(0).run == done.run
     assert closed_in_lake(of.root, of.simulation) != closed_in_tasks(of.simulation)
     assert of.compact().run == done.run + 1
 

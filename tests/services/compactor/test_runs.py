@@ -99,7 +99,10 @@ def test_an_earlier_closed_is_refused(closed: dict[str, list[Version]], said: st
     """By its run and that of `state`, unless its loss is accepted."""
     with pytest.raises(TablesDisagree, match=f"`state` is of run 3, but {said}.*--accept-lost-windows"):
         next_run(COVERED, 3, STATE, closed)
-    assert next_run(COVERED, 3, STATE, closed, accept_lost=True).run == 4
+    accepted = next_run(COVERED, 3, STATE, closed, accept_lost=True)
+    assert (accepted.run, said in str(accepted.lost)) == (4, True)
+    told = [Version(9, merge(4, **accepted.appended)), *STATE]
+    assert next_run(COVERED, 4, told, closed, accept_lost=True).lost is None
     copied = log({})  # rows of `state` without their log
     assert next_run(COVERED, 3, copied, closed).run == 4
 
