@@ -24,6 +24,7 @@ from services.compactor.changelog import Covered, Window, known, latest_per_wind
 from services.compactor.compact import require_no_hole
 from services.compactor.generations import layouts_of, newest_of
 from services.compactor.kafka import TopicOffsets, offsets_at, read_range, settled_offsets, topic_offsets
+from services.compactor.lives import IS_EARLIER, LIFE, with_earlier
 from services.compactor.measures import TEXTS, holds_other_than_text, text_types, unchecked
 from services.compactor.origins import NotAuditable, Origin, first_offsets, origin_of
 from services.compactor.settings import AuditSettings
@@ -92,12 +93,13 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
     shape = f"gap {store.gap_ms} ms" if store.kind == "session" else f"{store.kind}, {store.size_ms} ms"
     say(f"store {store.name}: {shape}, grace {store.grace_ms} ms, source {store.source}")
     once = all(p.guarantee == "exactly_once" for p in stream.progress.values())
-    late_ours = {"store": store.name, "application": settings.application, "changelog_id": stream.changelog_id}
-    late = coordinates(_topic(spark, settings, store.late), "penstock.late", store.source, late_ours)
+    ours = {"store": store.name, "application": settings.application}
+    late = coordinates(_topic(spark, settings, store.late), "penstock.late", store.source, ours, stream.changelog_id)
     # What a node refused behind a store is no source record: that one was counted.
     is_of_output = F.coalesce(F.exists("headers", lambda h: h["key"] == NODE), F.lit(False))
     dead_letters = _topic(spark, settings, store.dead_letters).filter(~is_of_output)
-    dead = coordinates(dead_letters, "penstock.dlq", store.source, {"group": settings.application})
+    ours = {"group": settings.application}
+    dead = coordinates(dead_letters, "penstock.dlq", store.source, ours, stream.changelog_id)
     source = held_by(spark, settings, store.source)
     committed = {
         p: stream.progress[p].sources.get(store.source, 0) if p in stream.progress else 0 for p in source.latest
@@ -241,11 +243,12 @@ def read_stream(spark: SparkSession, settings: AuditSettings) -> Stream:
     return Stream(progress, store, closed, live, later, offsets.topic_id, moved, origin_of(state))
 
 
-def coordinates(records: DataFrame, prefix: str, source: str, ours: dict[str, str]) -> DataFrame:
+def coordinates(records: DataFrame, prefix: str, source: str, ours: dict[str, str], life: str) -> DataFrame:
     """Source partition and offset that records carry in their headers; null where they carry none that can be read.
 
     Records from another topic than `source`, or of which a header in `ours` names somebody else, are left out: several
-    stores and applications share a late topic, several groups a dead-letter topic.
+    stores and applications share a late topic, several groups a dead-letter topic. So are those of a life of the
+    application before `life` (see `lives`).
     """
 
     def header(name: str) -> Any:
@@ -253,12 +256,13 @@ def coordinates(records: DataFrame, prefix: str, source: str, ours: dict[str, st
         return F.try_element_at(found, F.lit(-1))["value"].cast("string")
 
     said = {"topic": source, **ours}
-    named = records.select(header("partition").alias("p"), header("offset").alias("o"), *map(header, said))
-    named = named.toDF("p", "o", *said)
+    read = [header(name).alias(f"_{name}") for name in ("partition", "offset", "changelog_id", *said)]
+    named = records.select(F.col("partition").alias("at_partition"), F.col("offset").alias("at_offset"), *read)
     for name, own in said.items():
-        named = named.filter(F.col(name).isNull() | (F.col(name) == own))
-    return named.select(
-        F.expr("try_cast(p AS INT)").alias("partition"), F.expr("try_cast(o AS BIGINT)").alias("offset")
+        named = named.filter(F.col(f"_{name}").isNull() | (F.col(f"_{name}") == own))
+    named = with_earlier(named.withColumnRenamed("_changelog_id", LIFE), life, "at_partition", "at_offset")
+    return named.filter(~F.col(IS_EARLIER)).select(
+        F.col("_partition").try_cast("INT").alias("partition"), F.col("_offset").try_cast("BIGINT").alias("offset")
     )
 
 

@@ -38,6 +38,7 @@ from services.compactor.bodies import StoreLayout
 from services.compactor.failures import CompactionConflict
 from services.compactor.generations import layouts_of, newest_of
 from services.compactor.kafka import read_range, topic_offsets
+from services.compactor.lives import IS_EARLIER, with_earlier
 from services.compactor.nearby import clustered, nearby, with_nearby_sessions
 from services.compactor.origins import origin_of
 from services.compactor.runs import CORRECTED, LATE_RUN, Version, newest, newest_note, next_late_run, standing, versions
@@ -130,10 +131,11 @@ class Corrections:
             return self._correct(store, layout, sources)
         origin = origin_of(self.spark.table(tables.delta(self.state)))
         own = {} if origin is None else origin.late.get(read.topic, {})
-        everything = self._late(store, layout, read, self._places(store, sources, own)).persist()
+        everything = self._late(store, layout, read, self._places(store, sources, own))
+        everything = with_earlier(everything, self.life, "late_partition", "late_offset").persist()
         # What a backfill wrote there it has covered; the offsets of a file's rows are none of the topic.
         is_own = F.col("late_offset") < tables.by_partition(own, "late_partition")
-        is_earlier = of_earlier_life(everything, self.life)
+        is_earlier = F.col(IS_EARLIER)
         streamed = everything.filter(~is_own & ~is_earlier)
         read = read._replace(end=read.end | first_waiting(streamed, sources))
         is_within = F.col("late_offset") < tables.by_partition(read.end, "late_partition")
@@ -320,19 +322,6 @@ class Corrections:
         known: dict[str, int] = newest_note(standing(self._log(self.state)), CORRECTED).get(CORRECTED, {})
         found = newest(standing(self._log(f"{self.settings.tables}/closed/{store.name}")), LATE_RUN)
         return {**known, store.name: found} if found else known
-
-
-def of_earlier_life(late: DataFrame, life: str | None) -> SparkColumn:
-    """Whether late records (`late_partition`, `late_offset`, `life`) are of a life of the application before this one.
-
-    One without a `life` is where such a one stands behind it; no other record says so.
-    """
-    if life is None:
-        return F.lit(False)
-    other = late.filter(F.col("life") != life).groupBy("late_partition").agg(F.max("late_offset").alias("offset"))
-    last = {row.late_partition: row.offset for row in other.collect()}
-    before = F.col("late_offset") < tables.by_partition(last, "late_partition")
-    return F.coalesce(F.col("life") != life, before)
 
 
 def first_waiting(late: DataFrame, sources: Mapping[int, int]) -> dict[int, int]:

@@ -247,7 +247,7 @@ class StreamTask:
             self.count_skipped(f"{stage} error")
             return
         letter = DeadLetter.of(record, stage, error, 1, self.application)
-        self._output(dead_letter_record(source.dead_letters, letter))
+        self._output(dead_letter_record(source.dead_letters, letter, self.changelog_id))
         self.metrics.dead_letter(record.topic, stage)
         self.metrics.refused_at["dead_letters"] = place_of(record)
 

@@ -1,7 +1,8 @@
 """Dead letters: a record that could not be handled, as bytes that can be read, explained and replayed.
 
 Key and value are the raw bytes, the headers first the original ones, then nine of ours that say where the record came
-from and why it is here, and a tenth (`penstock.dlq.cut`) where it was cut to fit; numbers are decimal text in UTF-8.
+from and why it is here; then `penstock.dlq.changelog_id` where an application with a changelog wrote it, and last
+`penstock.dlq.cut` where it was cut to fit; numbers are decimal text in UTF-8.
 The dead letter's own timestamp is the time of its writing: an old event time would let retention delete it. Where a
 record is dead-lettered twice (the consumer of a dead-letter topic fails too), the last of each header is the newest.
 
@@ -36,6 +37,9 @@ NODE = PREFIX + "node"
 STORE = PREFIX + "store"
 WINDOW_START = PREFIX + "window_start"
 WINDOW_END = PREFIX + "window_end"
+CHANGELOG_ID = PREFIX + "changelog_id"
+"""The id of the changelog topic of the application that wrote it. A reset makes another: it tells this life of the
+application from earlier ones, which may have taken the record."""
 CUT = PREFIX + "cut"
 """Last of all, where the record would not fit into the dead-letter topic: what was cut, and how large it was."""
 HEADERS = (TOPIC, PARTITION, OFFSET, TIMESTAMP, STAGE, EXCEPTION, MESSAGE, ATTEMPTS, GROUP)
@@ -86,8 +90,8 @@ def message_of(error: BaseException) -> str:
         return f"(its text cannot be had: {type(e).__name__})"
 
 
-def dead_letter_record(topic: str, letter: DeadLetter) -> ProducerRecord:
-    """The dead letter as a record for the dead-letter topic."""
+def dead_letter_record(topic: str, letter: DeadLetter, changelog_id: str | None = None) -> ProducerRecord:
+    """The dead letter as a record for the dead-letter topic; for `changelog_id` see CHANGELOG_ID."""
     source = letter.record
     values = (
         source.topic,
@@ -101,6 +105,8 @@ def dead_letter_record(topic: str, letter: DeadLetter) -> ProducerRecord:
         letter.group,
     )
     own = tuple((name, header_text(value)) for name, value in zip(HEADERS, values, strict=True))
+    if changelog_id is not None:
+        own += ((CHANGELOG_ID, changelog_id.encode()),)
     return ProducerRecord(topic, source.value, source.key, (*source.headers, *own))
 
 
@@ -114,8 +120,9 @@ def shortened(record: ProducerRecord) -> ProducerRecord | None:
     if headers and headers[-1][0] == CUT:
         cut = dict(part.split("=") for part in (headers[-1][1] or b"").decode().split(","))
         headers = headers[:-1]
-    own, original = headers[-len(HEADERS) :], headers[: -len(HEADERS)]
-    if tuple(name for name, _ in own) != HEADERS:
+    ours = len(HEADERS) + (1 if headers and headers[-1][0] == CHANGELOG_ID else 0)
+    own, original = headers[-ours:], headers[:-ours]
+    if tuple(name for name, _ in own[: len(HEADERS)]) != HEADERS:
         return None
     key, value = record.key or b"", record.value or b""
     size = len(key) + len(value) + _size(headers)
@@ -165,7 +172,8 @@ def parse_dead_letter(record: ConsumerRecord) -> DeadLetter:
             where = f"{record.topic_partition}@{record.offset}"
             raise DataError(f"{where} is no dead letter: {name} is {text[name]!r}, not a number") from None
     is_cut = record.headers[-1][0] == CUT
-    own = {*place.values(), *([len(record.headers) - 1] if is_cut else ())}
+    behind = range(max(place.values()) + 1, len(record.headers))
+    own = {*place.values(), *(index for index in behind if record.headers[index][0] in (CHANGELOG_ID, CUT))}
     original: Headers = tuple(header for index, header in enumerate(record.headers) if index not in own)
     source = replace(
         record,

@@ -158,7 +158,8 @@ def test_what_json_does_not_have_is_not_compared(simulate: Any, topics: Any, job
 
 @pytest.mark.soak
 def test_what_others_refused_is_in_our_sessions(simulate: Any, topics: Any, jobs: Any) -> None:
-    """What was late for another store, or a dead letter of another group, is no difference where it was taken in."""
+    """What was late for another store, or a dead letter of another group, or refused before a reset (also by a release
+    that did not say so), is no difference where it was taken in."""
     _, audit = jobs
     simulation = simulate(1)
     (task,) = simulation.tasks
@@ -168,6 +169,9 @@ def test_what_others_refused_is_in_our_sessions(simulate: Any, topics: Any, jobs
     for records, prefix, whose in ((task.late, "late", "store"), (task.dead, "dlq", "group")):
         headers = [(f"penstock.{prefix}.{name}", value.encode()) for name, value in [*where, (whose, "others")]]
         records.append((b"a", b"{}", None, headers))
+        ours = [(f"penstock.{prefix}.{name}", value.encode()) for name, value in where]
+        another = (f"penstock.{prefix}.changelog_id", b"of a life before a reset")
+        records[:0] = [(b"a", b"{}", None, ours), (b"a", b"{}", None, [*ours, another])]
     topics.write(simulation)
     report = audit(simulation)
     assert report.ok, report

@@ -42,10 +42,13 @@ def pipe(driver: TopologyTestDriver, *values: bytes) -> list[bytes | None]:
 
 @pytest.mark.parametrize("stage", BAD)
 def test_dead_letter(stage: str) -> None:
-    """By default a record goes to the dead-letter topic, with the stage at which it could not be handled."""
+    """By default a record goes to the dead-letter topic, with the stage at which it could not be handled, and the life
+    of the application."""
     driver = driver_of()
+    driver.task.changelog_id = "an id"
     assert pipe(driver, b'{"n":2}', BAD[stage], b'{"n":3}') == [b"2", b"3"]
     (dead,) = driver.read("in-dlq")
+    assert dead.headers[-1] == ("penstock.dlq.changelog_id", b"an id")
     letter = parse_dead_letter(ConsumerRecord("in-dlq", 0, 0, 0, dead.key, dead.value, dead.headers))
     assert (letter.stage, letter.record.offset) == (stage, 1)
 

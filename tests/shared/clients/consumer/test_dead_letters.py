@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from shared.clients.consumer.dead_letters import (
     ATTEMPTS,
+    CHANGELOG_ID,
     HEADERS,
     MESSAGE_BYTES_MAX,
     OFFSET,
@@ -22,7 +23,8 @@ from shared.common.errors import DataError
 from shared.common.records import ConsumerRecord, Headers, ProducerRecord
 
 headers = st.lists(
-    st.tuples(st.text(max_size=8) | st.sampled_from(HEADERS), st.none() | st.binary(max_size=8)), max_size=6
+    st.tuples(st.text(max_size=8) | st.sampled_from((*HEADERS, CHANGELOG_ID)), st.none() | st.binary(max_size=8)),
+    max_size=6,
 )
 sources = st.builds(
     ConsumerRecord,
@@ -44,10 +46,10 @@ def stored(record: ProducerRecord) -> ConsumerRecord:
     return ConsumerRecord(record.topic, 0, 123, 999, record.key, record.value, record.headers)
 
 
-@given(letters)
-def test_a_dead_letter_is_read_back_as_it_was(letter: DeadLetter) -> None:
-    """Place, bytes, original headers (even ones named like ours) and reason survive the topic."""
-    assert parse_dead_letter(stored(dead_letter_record("any-dlq", letter))) == letter
+@given(letters, st.none() | st.text("abc", max_size=3))
+def test_a_dead_letter_is_read_back_as_it_was(letter: DeadLetter, life: str | None) -> None:
+    """Place, bytes, original headers (even ones named like ours) and reason survive the topic, with a life or not."""
+    assert parse_dead_letter(stored(dead_letter_record("any-dlq", letter, life))) == letter
 
 
 @given(letters)
@@ -113,8 +115,8 @@ def test_a_number_that_is_none_is_refused(value: bytes | None) -> None:
         parse_dead_letter(without(ATTEMPTS, ((ATTEMPTS, value),)))
 
 
-def letter_of(record: ConsumerRecord) -> ProducerRecord:
-    return dead_letter_record("t-dlq", DeadLetter(record, "process", "ValueError", "no", 1, "g"))
+def letter_of(record: ConsumerRecord, life: str | None = None) -> ProducerRecord:
+    return dead_letter_record("t-dlq", DeadLetter(record, "process", "ValueError", "no", 1, "g"), life)
 
 
 def size_of(record: ProducerRecord) -> int:
@@ -131,6 +133,10 @@ def test_what_does_not_fit_is_cut_and_says_so() -> None:
     letter = parse_dead_letter(stored(first))
     assert (letter.cut, letter.record.key, letter.record.headers) == ("value=3000000", b"ann", (("trace", b"1"),))
     assert (letter.record.offset, letter.message, set(letter.record.value or b"")) == (17, "no", {ord("v")})
+    marked = shortened(letter_of(source, "life"))
+    assert marked is not None
+    assert marked.headers == (*first.headers[:-1], (CHANGELOG_ID, b"life"), first.headers[-1])
+    assert parse_dead_letter(stored(marked)).record.headers == letter.record.headers
     second = shortened(first)
     assert second is not None
     assert size_of(second) < SHORTENED_BYTES[1] + 100
