@@ -30,6 +30,7 @@ from services.aggregator.settings import AggregatorSettings
 from shared.common.clock import SYSTEM_CLOCK, Clock
 from shared.common.keeper import NOT_STARTED
 from shared.common.log import get_logger
+from shared.common.log_store import unarbitrated
 from shared.common.metrics import counter, gauge
 
 log = get_logger(__name__)
@@ -142,13 +143,18 @@ class CompactionSupervisor:
             return "streams.lake is not set"
         return "" if self._settings.compaction.enabled else "compaction.enabled is false"
 
-    def warn_if_off(self) -> None:
-        """Say once, at start-up, what it means that compaction is off."""
+    def warn(self) -> None:
+        """Say once, at start-up, what it means that compaction is off, or that nothing keeps two jobs apart."""
+        streams, compaction = self._settings.streams, self._settings.compaction
+        if self.enabled and streams.lake is not None:
+            told = unarbitrated(streams.lake, compaction.spark_conf, "compaction.spark_conf")
+            if told is not None:
+                log.warning(told)
         if not self.enabled:
             log.warning(
                 f"compaction is off ({self.why_off()}): unless something else runs `penstock compact`, "
                 "the changelog grows without bound, and so does the time of a restore",
-                changelog=self._settings.streams.changelog_topic,
+                changelog=streams.changelog_topic,
             )
 
     def health(self) -> CheckResult:

@@ -86,7 +86,7 @@ class Aggregator:
 
     async def startup(self) -> None:
         await self.server.start()
-        self.compaction.warn_if_off()
+        self.compaction.warn()
         if self._settings.queries.all_instances:
             self._whole.url = self._settings.queries.application_server or advertised(self.server)
             self.run_beside({"instances": self._instances.run(self._whole.url)})

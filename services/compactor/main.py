@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from services.compactor import s3
 from services.compactor.settings import AuditSettings, BackfillSettings, CompactSettings, UpkeepSettings
 from shared.common.errors import ConfigError, PenstockError
 from shared.common.log import configure
+from shared.common.log_store import unarbitrated
 
 if TYPE_CHECKING:
     from services.compactor.fold import Fold
@@ -53,8 +53,8 @@ def backfill_main(arguments: list[str]) -> int:
 
 def _fold(name: str, settings: UpkeepSettings, make: Callable[[Any], Fold], runs_max: int = 1) -> int:
     configure(settings.log, name)
-    if (warning := s3.unarbitrated(settings.tables, settings.spark.conf)) is not None:
-        _say(warning)
+    if (warning := unarbitrated(settings.tables, settings.spark.conf, "spark.conf")) is not None:
+        _say(f"warning: {warning}")
     from services.compactor.failures import CompactionConflict
     from services.compactor.spark import spark_session
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from shared.common.ivy import JarSet
 
 SCHEME = "s3a://"
-LOG_STORE = "spark.delta.logStore.s3a.impl"  # Delta's setting for what decides between two commits
 HADOOP = "3.4.1"  # pyspark's own hadoop-client; another version of the connector would not load
 S3_JARS = JarSet(
     title=f"Hadoop's connector for S3 {HADOOP}",
@@ -25,19 +24,6 @@ S3_JARS = JarSet(
 def is_s3(tables: str) -> bool:
     """Whether these tables, as Spark calls their folder, are on S3."""
     return tables.startswith(SCHEME)
-
-
-def unarbitrated(tables: str, conf: Mapping[str, str]) -> str | None:
-    """What is to be said where nothing keeps two jobs of one application apart; None where something does.
-
-    >>> unarbitrated("s3a://lake/visits", {LOG_STORE: "io.delta.storage.S3DynamoDBLogStore"})
-    """
-    if not is_s3(tables) or LOG_STORE in conf:
-        return None
-    return (
-        f"warning: {tables}: on S3 Delta does not keep two jobs at once apart without a log store, and they may spoil "
-        f"the tables: set spark.conf {LOG_STORE}, or make sure that there is never more than one"
-    )
 
 
 def configuration(environ: Mapping[str, str]) -> dict[str, str]:

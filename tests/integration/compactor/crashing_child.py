@@ -91,24 +91,38 @@ class DuringOptimize(Compaction):
         return super()._look_after(summary)
 
 
-class Overtaken(Compaction):
-    """Waits with its plan made until a file is there, and says so by another one."""
+def wait() -> None:
+    """Say by a file that the job is there, and wait until another file is."""
+    Path(os.environ["THERE"]).touch()
+    while not Path(os.environ["OVERTAKEN"]).exists():
+        time.sleep(POLL_SECONDS)
+
+
+class WithPlan(Compaction):
+    """Waits with its plan made and nothing read."""
 
     def plan(self) -> Plan:
         plan = super().plan()
-        Path(os.environ["PLANNED"]).touch()
-        while not Path(os.environ["OVERTAKEN"]).exists():
-            time.sleep(POLL_SECONDS)
+        wait()
         return plan
 
 
+class WithAppend(Compaction):
+    """Waits with its closed windows appended and nothing merged: the other job finds what looks like a crash."""
+
+    def _merge(self, *arguments: Any) -> Merged:
+        wait()
+        return super()._merge(*arguments)
+
+
+OVERTAKEN = {kind.__name__: kind for kind in (WithPlan, WithAppend)}
 POINTS = {kind.__name__: kind for kind in (BeforeRead, DuringMerge, BeforeDelete, DuringDelete, DuringOptimize)}
 
 
 def main(arguments: list[str]) -> int:
     """The point, then the flags of `penstock compact`; the exit status of one that lives to its end."""
-    if arguments[0] == Overtaken.__name__:
-        compact.Compaction = Overtaken  # type: ignore[misc]
+    if arguments[0] in OVERTAKEN:
+        compact.Compaction = OVERTAKEN[arguments[0]]  # type: ignore[misc]
         return compact_main(arguments[1:])
     settings = CompactSettings.load(arguments[1:])
     with spark_session(settings.spark, "crashing", settings.tables) as spark:

@@ -18,7 +18,7 @@ from services.compactor.main import CONFLICT, DONE
 from services.compactor.settings import CompactSettings
 from services.local.kafka import EmbeddedKafka
 from shared.common.settings import KafkaSettings
-from tests.integration.compactor.crashing_child import POINTS
+from tests.integration.compactor.crashing_child import OVERTAKEN, POINTS
 from tests.integration.compactor.test_compact import closed_in_lake, closed_in_tasks, live_in_lake, live_in_tasks
 
 CHILD = Path(__file__).with_name("crashing_child.py")
@@ -72,20 +72,22 @@ def test_a_killed_job_is_made_good_by_the_next(
     assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation)
 
 
+@pytest.mark.parametrize("point", sorted(OVERTAKEN))
 def test_of_two_jobs_at_once_one_wins(
-    simulate: Any, topics: Any, flags: Callable[..., list[str]], tmp_path: Path
+    simulate: Any, topics: Any, flags: Callable[..., list[str]], tmp_path: Path, point: str
 ) -> None:
-    """Of two processes with the same plan the slower one says so by its exit status, and rows are there once."""
+    """Of two processes with the same plan the slower one says so by its exit status, and rows are there once: also
+    where the other one goes on with what it has appended, as after a crash."""
     simulation = simulate()
     simulation.feed(200, seed=5)
     topics.write(simulation)
-    files = {name: tmp_path / name for name in ("PLANNED", "OVERTAKEN")}
+    files = {name: tmp_path / name for name in ("THERE", "OVERTAKEN")}
     environment = os.environ | {name: str(file) for name, file in files.items()}
-    slow = [sys.executable, str(CHILD), "Overtaken", *flags(simulation)]
+    slow = [sys.executable, str(CHILD), point, *flags(simulation)]
     loser = subprocess.Popen(slow, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + START_SECONDS
-        while not files["PLANNED"].exists():
+        while not files["THERE"].exists():
             assert loser.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -105,7 +105,7 @@ def test_that_compaction_is_off_is_said(flags: list[str], why: str, caplog: pyte
     """Off is a warning at start-up, a state in /health that does not make it fail, and a metric."""
     registry = CollectorRegistry()
     supervisor = CompactionSupervisor(AggregatorSettings.load(flags, environ={}), registry)
-    supervisor.warn_if_off()
+    supervisor.warn()
     said = caplog.text
     assert f"compaction is off ({why})" in said
     assert "the changelog grows without bound" in said
@@ -113,6 +113,20 @@ def test_that_compaction_is_off_is_said(flags: list[str], why: str, caplog: pyte
     assert (health.ok, health.facts["state"]) == (True, "off")
     assert why in health.detail
     assert registry.get_sample_value("penstock_compaction_enabled") == 0
+
+
+S3 = ["--topology=a:b", "--streams.lake=s3://lake"]
+LOG_STORE = '--compaction.spark-conf={"spark.delta.logStore.s3a.impl": "io.delta.storage.S3DynamoDBLogStore"}'
+
+
+@pytest.mark.parametrize(("flags", "warns"), [([], True), ([LOG_STORE], False), (["--no-compaction.enabled"], False)])
+def test_that_nothing_keeps_two_jobs_apart_is_said(
+    flags: list[str], warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On S3 without a log store, by the setting's name, once at start-up where compactions are started at all."""
+    supervisor = CompactionSupervisor(AggregatorSettings.load([*S3, *flags], environ={}), CollectorRegistry())
+    supervisor.warn()
+    assert caplog.text.count("set compaction.spark_conf spark.delta.logStore.s3a.impl") == int(warns)
 
 
 def test_too_many_bytes_ask_for_a_compaction() -> None:
@@ -146,7 +160,7 @@ def test_health_tells_the_state() -> None:
     given, registry, ours = settings(), CollectorRegistry(), False
     watch = BacklogWatch(given, registry, lambda: ours, manual_clock)
     supervisor = CompactionSupervisor(given, registry, manual_clock, backlog=watch)
-    supervisor.warn_if_off()
+    supervisor.warn()
     assert supervisor.health().facts["state"] == "elsewhere"
     ours = True
     watch.ours_since_ms = manual_clock.now_ms()

@@ -31,13 +31,3 @@ def test_only_a_lake_on_s3_needs_the_connector() -> None:
     assert s3.is_s3("s3a://bucket/app")
     assert not s3.is_s3("/lake/app")
     assert not s3.is_s3("gs://bucket/app")
-
-
-def test_a_lake_on_s3_without_a_log_store_is_warned_of() -> None:
-    """Once, with the setting's name; a folder needs none."""
-    said = s3.unarbitrated("s3a://lake/visits", {})
-    assert said is not None
-    assert said.startswith("warning: s3a://lake/visits: ")
-    assert "spark.delta.logStore.s3a.impl" in said
-    assert s3.unarbitrated("/lake/visits", {}) is None
-    assert s3.unarbitrated("s3a://lake/visits", {s3.LOG_STORE: "io.delta.storage.S3DynamoDBLogStore"}) is None
