@@ -237,6 +237,7 @@ class Fold(ABC):
             own = entries.filter((F.col("operation") == F.lit(FINAL)) & (F.col("store") == layout.number))
             count = own.count()
             if count and store.name in plan.ahead:  # all of the table is looked at: not for a run that closed nothing
+                self.say(f"closed/{store.name}: its rows are compared: its log does not say that `state` covers them")
                 there = tables.appended_before(self.spark, self.closed(store.name))
                 own = own.filter(F.col("offset") >= tables.by_partition(there))
                 count = own.count()

@@ -91,7 +91,10 @@ def test_an_earlier_copy_of_state_catches_up(tables_of: Callable[[], Lake]) -> N
     done = of.compact()
     assert of.said[0].startswith("`state` is of run 1, and closed/banks is of run 3: an earlier `state` was put back; ")
     assert (done.run, done.adopted, done.finals) == (3, True, 0)
+    compared = "closed/banks: its rows are compared: its log does not say that `state` covers them"
+    assert compared in of.said
     assert of.compact().run == 4
+    assert compared not in of.said
     of.require_whole()
 
 
