@@ -423,6 +423,36 @@ async def test_a_backfill_after_a_crash_appends_nothing_twice(
         assert len(keys) == len({tuple(row.values()) for row in keys}) == done.finals
 
 
+@pytest.mark.soak
+async def test_files_that_changed_since_a_crash_are_refused(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, job: Callable[..., Backfill]
+) -> None:
+    """By what they were and are; put back as they were, they are gone on with, and the windows are those of them."""
+    given = history_of(90)
+    files = write_files(tmp_path, given)["json"]
+    one = files / "a.json"
+    before, at = one.read_bytes(), one.stat()
+    read = {"files": str(files), "format": "json", "key_column": "who", "timestamp_column": "at", "build": "measured"}
+    async with chain_of(kafka, topic_name):
+        with pytest.raises(KeyboardInterrupt):
+            await asyncio.to_thread(job(topic_name, topic_name, Crashing, **read).run)
+        one.write_bytes(before.replace(b'"who": "key-1"', b'"who": "key-2"'))
+        assert one.stat().st_size == at.st_size
+        size = sum(file.stat().st_size for file in files.iterdir())
+        same = rf"2 files of {size} bytes \(\w+\)"
+        with pytest.raises(UnfinishedBackfill, match=rf"what it read has changed: it was {same}, and is {same}; put"):
+            await asyncio.to_thread(job(topic_name, topic_name, **read).run)
+        one.write_bytes(before)
+        os.utime(one, ns=(at.st_atime_ns, at.st_mtime_ns))
+        (files / "c.json").write_text("{}")
+        with pytest.raises(UnfinishedBackfill, match=f"and is 3 files of {size + 2} bytes"):
+            await asyncio.to_thread(job(topic_name, topic_name, **read).run)
+        (files / "c.json").unlink()
+        history = job(topic_name, topic_name, **read)
+        assert (await asyncio.to_thread(history.run)).adopted
+        assert_equal(in_lake(history), streamed(history, topic_name, given, 2))
+
+
 class Killed(Backfill):
     """Ends with the state merged, before its upkeep."""
 
