@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Window as SparkWindow
@@ -102,7 +102,7 @@ def run_audit(spark: SparkSession, settings: AuditSettings, say: Callable[[str],
         is_session = read.inputs.store.kind == "session"
         compared = compare(read.inputs) if is_session else compare_windows(read.inputs)
         report = summarize(compared, read, settings)
-    except (Py4JJavaError, PySparkException) as e:
+    except (Py4JError, PySparkException) as e:
         raise translated(e) from e
     finally:
         spark.catalog.clearCache()

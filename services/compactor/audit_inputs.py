@@ -23,7 +23,14 @@ from services.compactor.bodies import StoreLayout, final_rows, live_rows
 from services.compactor.changelog import Covered, Window, known, latest_per_window, read_window
 from services.compactor.compact import require_no_hole
 from services.compactor.generations import layouts_of, newest_of
-from services.compactor.kafka import TopicOffsets, offsets_at, read_range, settled_offsets, topic_offsets
+from services.compactor.kafka import (
+    TopicOffsets,
+    changelog_offsets,
+    offsets_at,
+    read_range,
+    settled_offsets,
+    topic_offsets,
+)
 from services.compactor.lives import IS_EARLIER, LIFE, with_earlier
 from services.compactor.measures import TEXTS, holds_other_than_text, text_types, unchecked
 from services.compactor.origins import NotAuditable, Origin, first_offsets, origin_of
@@ -214,7 +221,7 @@ def read_stream(spark: SparkSession, settings: AuditSettings) -> Stream:
     """Progress and windows from the lake's snapshot and the changelog past it."""
     state = tables.snapshot(spark, f"{settings.tables}/state")
     covered = {} if state is None else tables.progress_of(state)
-    offsets = settled_offsets(spark, settings.kafka, settings.changelog_topic, settings.kafka_timeout_ms)
+    offsets = changelog_offsets(spark, settings, settled_offsets)
     start = {p: covered[p].changelog_offset if p in covered else 0 for p in offsets.earliest}
     require_no_hole(offsets, covered, start)
     tail = read_range(spark, settings.kafka, offsets.topic, start, offsets.latest).persist()
@@ -232,7 +239,7 @@ def read_stream(spark: SparkSession, settings: AuditSettings) -> Stream:
     moved = _advances(spark, settings, window, store) if advances.moved_on_ms(progress) else None
 
     def later() -> DataFrame | None:
-        now = settled_offsets(spark, settings.kafka, settings.changelog_topic, settings.kafka_timeout_ms)
+        now = changelog_offsets(spark, settings, settled_offsets)
         if now.latest == offsets.latest:
             return None
         ends = start | {p: newest.covered_offset for p, newest in window.newest.items()}

@@ -21,7 +21,7 @@ from services.compactor.changelog import Newest, Window, known, read_window
 from services.compactor.corrections import Corrected, Corrections
 from services.compactor.fold import Fold, Plan, Say, Summary
 from services.compactor.generations import newest_of
-from services.compactor.kafka import TopicOffsets, delete_records, read_range, topic_offsets
+from services.compactor.kafka import TopicOffsets, changelog_offsets, delete_records, read_range, topic_offsets
 from services.compactor.marks import Marks, read_marks
 from services.compactor.settings import CompactSettings
 from shared.common.errors import ChangelogHole, PenstockError
@@ -52,8 +52,7 @@ class Compaction(Fold):
         """
         settings = self.settings
         covered = tables.progress_rows(self.spark, self.state)
-        topic = settings.changelog_topic
-        offsets = topic_offsets(self.spark, settings.kafka, topic, settings.kafka_timeout_ms)
+        offsets = changelog_offsets(self.spark, settings)
         start = {p: covered[p].changelog_offset if p in covered else 0 for p in offsets.earliest}
         covered_run = max((row.run for row in covered.values()), default=0)
         next_ = self._next(covered, covered_run)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -126,7 +126,7 @@ class Fold(ABC):
             self.after_merge(plan, summary)
             summary = self._look_after(summary)
             self.conclude(summary)
-        except (Py4JJavaError, PySparkException) as e:
+        except (Py4JError, PySparkException) as e:
             raise translated(e) from e
         return summary._replace(seconds=round(time.monotonic() - started, 3))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -17,11 +17,13 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor.spark import first_line, jvm
+from services.compactor.settings import JobSettings
+from services.compactor.spark import causes, jvm, last_cause
 from shared.common.errors import (
     AuthenticationFailed,
     AuthorizationFailed,
     BrokerNotAvailable,
+    ConfigError,
     PenstockError,
     RetriableError,
     UnknownTopicOrPartition,
@@ -31,7 +33,6 @@ from shared.common.settings import KafkaSettings
 READ_SCHEMA = "partition int, offset bigint, timestamp_ms bigint, key binary, value binary"
 _HEADERS = "headers array<struct<key: string, value: binary>>"
 _ERRORS: tuple[tuple[str, type[PenstockError]], ...] = (
-    ("UnknownTopicOrPartitionException", UnknownTopicOrPartition),
     ("AuthenticationException", AuthenticationFailed),
     ("AuthorizationException", AuthorizationFailed),
 )
@@ -74,8 +75,11 @@ def client_properties(kafka: KafkaSettings) -> dict[str, str]:
         properties |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(kafka.ssl_cafile)}
     if kafka.ssl_certfile is not None and kafka.ssl_keyfile is not None:
         properties["ssl.keystore.type"] = "PEM"
-        properties["ssl.keystore.certificate.chain"] = kafka.ssl_certfile.read_text(encoding="utf-8")
-        properties["ssl.keystore.key"] = kafka.ssl_keyfile.read_text(encoding="utf-8")
+        try:
+            properties["ssl.keystore.certificate.chain"] = kafka.ssl_certfile.read_text(encoding="utf-8")
+            properties["ssl.keystore.key"] = kafka.ssl_keyfile.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            raise ConfigError(f"kafka.ssl_certfile or kafka.ssl_keyfile cannot be read: {e}") from None
         if kafka.ssl_key_password is not None:
             properties["ssl.key.password"] = kafka.ssl_key_password.get_secret_value()
     return properties
@@ -104,8 +108,20 @@ def topic_offsets(spark: SparkSession, kafka: KafkaSettings, topic: str, timeout
             earliest = _by_partition(consumer.beginningOffsets(partitions, limit))
             latest = _by_partition(consumer.endOffsets(partitions, limit))
     except Py4JJavaError as e:
-        raise _translated(e, kafka, topic) from None
+        raise _translated(e, kafka, topic, timeout_ms) from None
     return TopicOffsets(topic, str(description.topicId().toString()), earliest, latest)
+
+
+def changelog_offsets(
+    spark: SparkSession, settings: JobSettings, ask: Callable[..., TopicOffsets] | None = None
+) -> TopicOffsets:
+    """What an application's changelog holds; `ask` is `topic_offsets`, or another way to ask. Errors as that."""
+    try:
+        return (ask or topic_offsets)(spark, settings.kafka, settings.changelog_topic, settings.kafka_timeout_ms)
+    except UnknownTopicOrPartition as e:
+        raise UnknownTopicOrPartition(
+            f"{e}: application (or changelog) must be the aggregator's, which makes the topic when it first starts"
+        ) from None
 
 
 def settled_offsets(spark: SparkSession, kafka: KafkaSettings, topic: str, timeout_ms: int) -> TopicOffsets:
@@ -132,7 +148,7 @@ def settled_offsets(spark: SparkSession, kafka: KafkaSettings, topic: str, timeo
                 time.sleep(SETTLE_POLL_SECONDS)
                 latest = _by_partition(consumer.endOffsets(places, limit))
     except Py4JJavaError as e:
-        raise _translated(e, kafka, topic) from None
+        raise _translated(e, kafka, topic, timeout_ms) from None
     return found._replace(latest=latest)
 
 
@@ -162,7 +178,7 @@ def offsets_at(
             found = consumer.offsetsForTimes(wanted, java.java.time.Duration.ofMillis(timeout_ms))
             return {int(p.partition()): int(found[p].offset()) for p in found if found[p] is not None}
     except Py4JJavaError as e:
-        raise _translated(e, kafka, held.topic) from None
+        raise _translated(e, kafka, held.topic, timeout_ms) from None
 
 
 @contextmanager
@@ -193,7 +209,7 @@ def delete_records(
         finally:
             admin.close()
     except Py4JJavaError as e:
-        raise _translated(e, kafka, topic) from None
+        raise _translated(e, kafka, topic, timeout_ms) from None
 
 
 def read_range(
@@ -267,9 +283,13 @@ def _by_partition(offsets: Any) -> dict[int, int]:
     return {int(place.partition()): int(offsets[place]) for place in offsets}
 
 
-def _translated(error: Py4JJavaError, kafka: KafkaSettings, topic: str) -> PenstockError:
-    said = first_line(error)
+def _translated(error: Py4JJavaError, kafka: KafkaSettings, topic: str, timeout_ms: int) -> PenstockError:
+    chain, where = " ".join(causes(error)), f"kafka.bootstrap_servers={kafka.bootstrap_servers}"
+    if "UnknownTopicOrPartitionException" in chain:
+        return UnknownTopicOrPartition(f"{where}: there is no topic {topic}")
     for name, kind in _ERRORS:
-        if name in said:
-            return kind(f"{topic}: {said}")
-    return BrokerNotAvailable(f"{kafka.bootstrap_servers} did not answer about {topic}: {said}")
+        if name in chain:
+            return kind(f"{where}, topic {topic}: {last_cause(error)}")
+    if "TimeoutException" in chain:
+        return BrokerNotAvailable(f"{where}: no answer about {topic} within {timeout_ms} ms (kafka_timeout_ms)")
+    return BrokerNotAvailable(f"{where}: {topic} cannot be asked about: {last_cause(error)}")

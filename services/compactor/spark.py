@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 import pyspark
+from py4j.protocol import Py4JError
 from pyspark import SparkContext, cloudpickle
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
@@ -59,6 +61,8 @@ ARROW_BATCH_ROWS = 50_000  # numpy's fixed costs vanish well below it
 ARROW_BATCH_BYTES = 16 * 1024 * 1024  # a worker needs a few times as much, however big states are
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 CLASS_PATH = "spark.driver.extraClassPath"
+CAUSES_MAX = 20  # of one error: some chains are rings
+_CLASS_NAMES = re.compile(r"^(?:(?:[\w$]+\.)+[\w$]+(?:: |$))+")
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 
 
@@ -100,8 +104,8 @@ def spark_session(settings: SparkSettings, application: str, tables: str = "") -
             builder = builder.config(name, value)
         try:
             spark = builder.getOrCreate()
-        except (PySparkException, RuntimeError, OSError) as e:
-            raise SparkFailed(f"Spark at {settings.master} did not start: {first_line(e)}") from e
+        except (PySparkException, Py4JError, RuntimeError, OSError) as e:
+            raise SparkFailed(f"Spark at {settings.master} did not start (spark.master): {last_cause(e)}") from e
         try:
             yield spark
         finally:
@@ -171,8 +175,26 @@ def configuration(settings: SparkSettings, work: str, tables: str = "", java: Ja
 def first_line(error: BaseException) -> str:
     """What an error of Spark's says, without the stack traces that it carries."""
     cause = getattr(error, "java_exception", None)
-    text = str(cause.toString()) if cause is not None else str(error)
-    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    return _line(str(cause.toString()) if cause is not None else str(error)) or type(error).__name__
+
+
+def causes(error: BaseException) -> list[str]:
+    """What an error of Java's says and what its causes say, its own text first: a line each."""
+    cause, texts = getattr(error, "java_exception", None), list[str]()
+    while cause is not None and len(texts) < CAUSES_MAX:
+        texts.append(_line(str(cause.toString())))
+        cause = cause.getCause()
+    return texts or [_line(str(error)) or type(error).__name__]
+
+
+def last_cause(error: BaseException) -> str:
+    """What the innermost cause says that says anything, without the names of Java's classes."""
+    said = [_CLASS_NAMES.sub("", text) for text in causes(error)]
+    return next((text for text in reversed(said) if text), causes(error)[0])
+
+
+def _line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 def jvm(spark: SparkSession) -> Any:
