@@ -13,7 +13,7 @@ from shared.common.key_range import KeyRange
 from shared.common.points_in_time import time_ms
 from shared.common.settings import CommandSettings, HttpSettings, KafkaSettings, PositiveMs, Section
 from shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX
-from shared.streams.settings import RETENTION_HOURS_MIN, StreamsSettings
+from shared.streams.settings import RETENTION_HOURS_MIN, SPARK_MASTER, StreamsSettings
 
 WORKERS_MAX = 64
 """Processes on one machine: each has a Python of its own and connections to every broker."""
@@ -34,7 +34,9 @@ class CompactionSettings(Section):
         description="changelog records that one job reads, the next one at once after it; after a job that was "
         "stopped by its timeout half as many",
     )
-    spark_master: str = "local[*]"
+    spark_master: str = Field(
+        "local[*]", pattern=SPARK_MASTER, description="local[N], spark://host:port, yarn, k8s://…"
+    )
     spark_memory: Annotated[str, Field(pattern=r"^\d+[mg]$")] = "1g"
     spark_conf: dict[str, str] = Field(default={}, description="passed on to Spark")
     delete_covered: bool = Field(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 
+from py4j.protocol import Py4JNetworkError
+
 from services.compactor.bodies import CORRUPT
 from services.compactor.replay import FAILED
-from services.compactor.spark import SparkFailed, first_line
-from shared.common.errors import ChangelogHole, CorruptRecord, FatalError, PenstockError
+from services.compactor.spark import SparkFailed, first_line, last_cause
+from shared.common.errors import ChangelogHole, ConfigError, CorruptRecord, FatalError, PenstockError
 
 
 class CompactionConflict(PenstockError):
@@ -33,6 +35,8 @@ _CONFLICTS = (
 )
 _DATA_LOSS = ("KafkaDataLoss", "data may have been lost", "OffsetOutOfRangeException", "Some data may have been lost")
 _OVERFLOW = "long overflow"
+_NO_CONNECTOR = "No FileSystem for scheme"
+_UNUSABLE = ("DELTA_CANNOT_CREATE_LOG_PATH", "Mkdirs failed", "Permission denied", "AccessDenied", "No space left")
 _CORRUPT = re.compile(rf"{CORRUPT}: (.+)")
 _REPLAY = re.compile(rf"{FAILED}: (.+)")
 
@@ -55,4 +59,13 @@ def translated(error: Exception) -> PenstockError:
             "kafka-get-offsets.sh --topic <topic> --time 9223372036854776 says where the first is; --start and --end "
             f"of a backfill can pass it by ({first_line(error)})"
         )
+    if _NO_CONNECTOR in text:
+        return ConfigError(
+            f"lake: {last_cause(error)}: a folder and s3:// need nothing more, another storage its Hadoop connector "
+            "(spark.conf spark.jars.packages=…)"
+        )
+    if any(name in text for name in _UNUSABLE):
+        return SparkFailed(f"the lake, or Spark's scratch folder, cannot be used: {last_cause(error)}")
+    if isinstance(error, Py4JNetworkError):
+        return SparkFailed("Spark's JVM is gone: it was killed, or its memory was too little (spark.driver_memory)")
     return SparkFailed(first_line(error))

@@ -99,7 +99,7 @@ def topic_offsets(spark: SparkSession, kafka: KafkaSettings, topic: str, timeout
             milliseconds = java.java.util.concurrent.TimeUnit.MILLISECONDS
             description = admin.describeTopics(names).allTopicNames().get(timeout_ms, milliseconds).get(topic)
         finally:
-            admin.close()
+            admin.close(java.java.time.Duration.ZERO)
         with _consumer(java, kafka) as consumer:
             partitions = java.java.util.ArrayList()
             for info in description.partitions():
@@ -189,7 +189,7 @@ def _consumer(java: Any, kafka: KafkaSettings, isolation: str = "read_committed"
     try:
         yield consumer
     finally:
-        consumer.close()
+        consumer.close(java.java.time.Duration.ZERO)
 
 
 def delete_records(
@@ -207,7 +207,7 @@ def delete_records(
             milliseconds = java.java.util.concurrent.TimeUnit.MILLISECONDS
             admin.deleteRecords(wanted).all().get(timeout_ms, milliseconds)
         finally:
-            admin.close()
+            admin.close(java.java.time.Duration.ZERO)
     except Py4JJavaError as e:
         raise _translated(e, kafka, topic, timeout_ms) from None
 

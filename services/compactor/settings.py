@@ -11,7 +11,7 @@ from shared.common.errors import ConfigError
 from shared.common.points_in_time import time_ms
 from shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
 from shared.common.topic_names import changelog_topic
-from shared.streams.settings import RETENTION_HOURS_MIN, TaskSettings
+from shared.streams.settings import RETENTION_HOURS_MIN, SPARK_MASTER, TaskSettings
 from shared.streams.topology_loading import NAME_PATTERN
 
 DELTA_NAME = r"^[^\s,;{}()=/\\]+$"  # what a folder and a Delta column can both be called
@@ -25,7 +25,7 @@ RUN_RECORDS_MAX = 10_000_000  # minutes of work for two cores, and a few GB of S
 class SparkSettings(Section):
     """Where Spark runs, and with what."""
 
-    master: str = Field("local[*]", min_length=1, description="local[N], spark://host:port, yarn, k8s://…")
+    master: str = Field("local[*]", pattern=SPARK_MASTER, description="local[N], spark://host:port, yarn, k8s://…")
     driver_memory: str = Field(
         "1g", pattern=r"^\d+[kmgKMG]$", description="the driver's heap, and with local[…] all of Spark's"
     )

@@ -62,6 +62,7 @@ ARROW_BATCH_BYTES = 16 * 1024 * 1024  # a worker needs a few times as much, howe
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 CLASS_PATH = "spark.driver.extraClassPath"
 CAUSES_MAX = 20  # of one error: some chains are rings
+_STOPPED = "stopped SparkContext"  # what Spark says once it has given up
 _CLASS_NAMES = re.compile(r"^(?:(?:[\w$]+\.)+[\w$]+(?:: |$))+")
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 
@@ -105,7 +106,9 @@ def spark_session(settings: SparkSettings, application: str, tables: str = "") -
         try:
             spark = builder.getOrCreate()
         except (PySparkException, Py4JError, RuntimeError, OSError) as e:
-            raise SparkFailed(f"Spark at {settings.master} did not start (spark.master): {last_cause(e)}") from e
+            said = last_cause(e)
+            said = "its master does not answer, or takes no application" if _STOPPED in said else said
+            raise SparkFailed(f"Spark at {settings.master} did not start (spark.master): {said}") from e
         try:
             yield spark
         finally:

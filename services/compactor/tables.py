@@ -114,6 +114,11 @@ def progress_rows(spark: SparkSession, path: str) -> dict[int, Row]:
 def progress_of(state: DataFrame) -> dict[int, Row]:
     """The progress row of each partition."""
     columns = ("partition", "changelog_offset", "epoch", "commit", "progress", "topic_id", "run")
+    if missing := {"row", *columns} - set(state.columns):
+        raise SchemaMismatch(
+            f"the lake's table `state` has no column {', '.join(sorted(missing))}: it is none of Penstock's; lake and "
+            "application must be the aggregator's"
+        )
     rows = state.filter("row = 'progress'").select(*columns).collect()
     return {row.partition: row for row in sorted(rows, key=lambda r: int(r.partition))}
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from services.compactor.failures import CompactionConflict, translated
 from services.compactor.spark import SparkFailed
-from shared.common.errors import ChangelogHole, CorruptRecord, PenstockError
+from shared.common.errors import ChangelogHole, ConfigError, CorruptRecord, PenstockError
+
+
+def test_a_jvm_that_is_gone_is_said() -> None:
+    """Whoever killed it: what Py4J says of a broken connection says nothing to anybody."""
+    assert "Spark's JVM is gone" in str(translated(Py4JNetworkError("Answer from Java side is empty")))
 
 
 @pytest.mark.parametrize(
@@ -22,6 +28,12 @@ from shared.common.errors import ChangelogHole, CorruptRecord, PenstockError
         ("Some data may have been lost because they are not available", ChangelogHole, "went missing"),
         ("java.lang.ArithmeticException: long overflow\n at x", SparkFailed, "a record's timestamp is beyond"),
         ("\n  java.lang.OutOfMemoryError: heap\n at x", SparkFailed, "java.lang.OutOfMemoryError: heap"),
+        ('No FileSystem for scheme "gs"', ConfigError, 'lake: No FileSystem for scheme "gs": a folder and s3:// need'),
+        (
+            "[DELTA_CANNOT_CREATE_LOG_PATH] Cannot create file:/x",
+            SparkFailed,
+            "the lake, or Spark's scratch folder, can",
+        ),
     ],
 )
 def test_each_failure_says_what_is_true(text: str, kind: type[PenstockError], said: str) -> None:

@@ -15,6 +15,16 @@ from shared.common.settings import KafkaSettings
 NEEDED = ["--application", "banks", "--lake", "lake"]
 
 
+@pytest.mark.parametrize(
+    "master", ["local", "local[*]", "local[2,3]", "spark://a:7077,b:7077", "yarn", "k8s://https://h"]
+)
+def test_where_spark_may_run(master: str) -> None:
+    """What Spark's launcher takes is taken; at anything else it would print a stack trace."""
+    assert CompactSettings.load([*NEEDED, "--spark.master", master], environ={}).spark.master == master
+    with pytest.raises(ConfigError, match=r"spark\.master: "):
+        CompactSettings.load([*NEEDED, "--spark.master", f"x{master}"], environ={})
+
+
 def test_flags_variables_and_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The changelog's name comes from the application's; Spark's settings can be a JSON object in a variable."""
     monkeypatch.chdir(tmp_path)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from services.compactor import tables
 from services.compactor.generations import layouts_of
+from shared.common.errors import SchemaMismatch
 from shared.streams.aggregations import Count, CountDistinct, Mean
 from shared.streams.changelog_format import AggregationSchema, StoreSchema
 
@@ -24,6 +27,18 @@ STORE = StoreSchema(
         AggregationSchema.of("places", CountDistinct("place")),
     ),
 )
+
+
+class Foreign:
+    """A table of somebody else's, as far as it is looked at."""
+
+    columns = ("row", "n", "epoch")
+
+
+def test_a_table_of_somebody_elses_is_refused() -> None:
+    """By the columns that it lacks, not by what Spark says of a query that nobody has written."""
+    with pytest.raises(SchemaMismatch, match=r"has no column changelog_offset, commit, partition, .*the aggregator's"):
+        tables.progress_of(Foreign())  # type: ignore[arg-type]
 
 
 def test_a_store_is_a_struct_of_its_state_columns() -> None:
