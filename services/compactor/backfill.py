@@ -32,7 +32,7 @@ from services.compactor.fold import Fold, Plan, Say, Summary
 from services.compactor.kafka import READ_SCHEMA, TopicOffsets, topic_offsets
 from services.compactor.marks import read_marks, write_marks
 from services.compactor.origins import Origin, origin_of
-from services.compactor.replay import OUT_SQL, ReplayJob, nothing, replay
+from services.compactor.replay import COUNTED, OUT_SQL, ReplayJob, nothing, replay
 from services.compactor.runs import RUN, newest_note, standing
 from services.compactor.settings import BackfillSettings
 from shared.clients.producer import Producer, ProducerSettings
@@ -43,6 +43,7 @@ from shared.common.settings import KafkaSettings
 from shared.streams.changelog_format import decode_progress
 from shared.streams.lake_names import require_lake_names
 from shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings, TaskSettings
+from shared.streams.task_metrics import Totals
 from shared.streams.topics import prepare_topics
 from shared.streams.topology import Topology
 from shared.streams.topology_loading import load_topology
@@ -66,6 +67,7 @@ class Backfill(Fold):
         self.hand_over: Ends = {}
         self.written: dict[str, int] = {}
         """Records that the tasks had for each topic but the changelog, whether they were written there or not."""
+        self.counted = Totals(0, 0, 0, 0, 0)
         self.late_ends: Ends = {}
         """The late topics' ends once the tasks' late records were written there."""
 
@@ -119,9 +121,9 @@ class Backfill(Fold):
         entries = out.filter(F.col("topic").isNull()).drop("topic", "headers")
         begun = {row.partition for row in entries.select("partition").distinct().collect()}
         idle = [row for p in sorted(plan.offsets.latest.keys() - begun) for row in nothing(job, p)]
-        self.written = {
-            row.topic: row["count"] for row in out.filter("topic IS NOT NULL").groupBy("topic").count().collect()
-        }
+        by_topic = out.filter(F.col("topic") != COUNTED).groupBy("topic").count()
+        self.written = {row.topic: row["count"] for row in by_topic.collect()}
+        self._count(out.filter(F.col("topic") == COUNTED).select("value").collect())
         if wanted := [topic for topic in self.topology.output_topics() if self._is_written(topic)]:
             written = asyncio.run(
                 write_outputs(
@@ -162,9 +164,17 @@ class Backfill(Fold):
         return msgspec.json.encode(origin).decode()
 
     def more(self) -> dict[str, Any]:
-        """Where the aggregator goes on, the order that was taken, and what the tasks had for each topic."""
+        """Where the aggregator goes on, the order that was taken, what was read and what the tasks had for each topic.
+
+        Of the records that were `read`, `skipped` are those without a key or value that is needed, and those whose
+        error a handler passed over.
+        """
         told: dict[str, Any] = {"hand_over": self.hand_over}
-        return told if self.history is None else {**told, "order": self.history.order, "outputs": self.written}
+        if self.history is None:
+            return told
+        counts = {"read": self.counted.records, **self.counted._asdict()}
+        read = {name: counts[name] for name in ("read", "skipped", "late", "dead_letters")}
+        return {**told, "order": self.history.order, **read, "outputs": self.written}
 
     def after_merge(self, plan: Plan, summary: Summary) -> None:
         """Nothing of the history is needed any more."""
@@ -175,6 +185,14 @@ class Backfill(Fold):
         logs = (self.log(self.closed(store)) for store in self._known_stores({}))
         notes = (newest_note(standing(log)) for log in logs)
         return next((dict(note) for note in notes if note.get(RUN) == FIRST_RUN), None)
+
+    def _count(self, rows: Iterable[Row]) -> None:
+        """Add up what the tasks counted, and say it."""
+        totals = [msgspec.json.decode(bytes(row.value), type=Totals) for row in rows]
+        self.counted = Totals(*map(sum, zip(*totals, strict=True))) if totals else self.counted
+        read, _, late, dead, skipped = self.counted
+        reasons = "without a key or value, or with an error that a handler passed over"
+        self.say(f"{read} records read: {skipped} skipped ({reasons}), {dead} dead letters, {late} late")
 
     def _is_written(self, topic: str) -> bool:
         refused = {name for source in self.topology.sources() for name in (source.late, source.dead_letters)}

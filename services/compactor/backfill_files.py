@@ -3,11 +3,14 @@
 A line of JSON is the record's value as it stands. A column of CSV is numbers or booleans where JSON would write each of
 them as the file does, but for zeros and exponents (`1.10` is 1.1); one other value (`007`, `+5`, `TRUE`) makes it text.
 Times and dates are text always. As a record's time, and as what orders rows, columns have the types that Spark finds.
+What the names of Hive's folders say (`carrier=UA`) are columns too, beside those of the lines.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import msgspec
@@ -43,12 +46,14 @@ LISTING_OPTIONS = {"pathGlobFilter", "recursiveFileLookup", "modifiedBefore", "m
 PINNED = ("versionAsOf", "timestampAsOf")  # a Delta table is not read as it is now
 CHANGED_AT = "unix_micros(modificationTime) AS at"
 LINE, ROW, METADATA = "_penstock_line", "_penstock_row", "_metadata"
+FOLDERS_ARE_TYPED = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
 
 class FileRows(NamedTuple):
     """Rows with `_metadata`; the columns that the settings can name, and a row's value where they name none.
 
-    `found` are the types that Spark finds in a CSV file's columns, whatever they are in `columns`.
+    `prefix` leads to those that are no columns of `rows` themselves, as the `folders` are. `found` are the types that
+    Spark finds in a CSV file's columns, whatever they are in `columns`.
     """
 
     rows: DataFrame
@@ -57,10 +62,11 @@ class FileRows(NamedTuple):
     whole: SparkColumn
     found: StructType | None = None
     time_options: tuple[tuple[str, str], ...] = ()
+    folders: frozenset[str] = frozenset()
 
     def column(self, name: str) -> SparkColumn:
         """One of `columns`."""
-        return F.col(f"{self.prefix}{quoted(name)}")
+        return F.col(quoted(name) if name in self.folders else f"{self.prefix}{quoted(name)}")
 
     def typed(self, name: str) -> tuple[DataType, SparkColumn]:
         """A column as a time or an order is taken from it: text that Spark finds times or numbers in is these."""
@@ -109,15 +115,35 @@ def state_of(spark: SparkSession, settings: BackfillSettings) -> str:
     return f"{len(files)} files of {sum(size for _, size, _ in files)} bytes ({digest})"
 
 
+@contextmanager
+def _setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """Have one of Spark's settings another value meanwhile."""
+    before = spark.conf.get(name)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before)
+
+
 def _lines(spark: SparkSession, settings: BackfillSettings) -> FileRows:
-    """JSON: an object a line, unless the reader's options say that lines are something else."""
+    """JSON: an object a line, unless the reader's options say that lines are something else.
+
+    What folders say is text as it stands there: no line has it.
+    """
     options, files = settings.reader_options, settings.files
-    schema = spark.read.options(**options).json(files).schema
+    assert files is not None
     if options:
+        schema = spark.read.options(**options).json(files).schema
         return _whole_rows(spark.read.schema(schema).options(**options).json(files), schema, keep_nulls=False)
-    lines = spark.read.text(files).filter(F.trim("value") != "")
-    rows = lines.select(F.col("value").alias(LINE), F.from_json("value", schema).alias(ROW), METADATA)
-    return FileRows(rows, schema, f"{ROW}.", F.col(LINE).cast("binary"))
+    with _setting(spark, FOLDERS_ARE_TYPED, "false"):
+        lines = spark.read.format("text").schema(f"{LINE} string").load(files).filter(F.trim(LINE) != "")
+        schema = spark.read.json(files).schema
+    folders = [name for name in lines.columns if name != LINE]
+    in_lines = StructType([field for field in schema.fields if field.name not in folders])
+    parsed = F.from_json(LINE, in_lines).alias(ROW)
+    rows = lines.select(LINE, parsed, METADATA, *map(quoted, folders))
+    return FileRows(rows, schema, f"{ROW}.", F.col(LINE).cast("binary"), folders=frozenset(folders))
 
 
 def _table(spark: SparkSession, settings: BackfillSettings) -> FileRows:

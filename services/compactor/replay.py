@@ -3,7 +3,7 @@
 A task of Spark's has whole source partitions, each in order, and runs one StreamTask for each. What the task would
 have written to its changelog comes out as changelog records (`topic` null), so that what reads a changelog reads this
 too: a takeover of epoch 1, commits, progress records. Their offsets lie below zero, before the changelog's beginning.
-What it would have written to other topics comes out with the topic's name.
+What it would have written to other topics comes out with the topic's name. What it counted comes out last (COUNTED).
 
 The progress record that ends a partition says where the aggregator goes on. The clock stands still at the job's start:
 WALL_CLOCK schedules do not fire in history, STREAM_TIME ones fire as ever.
@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -32,6 +33,8 @@ FIRST_OFFSET = -(2**50)
 EPOCH = 1
 INSTANCE = "backfill"
 FAILED = "the backfill stopped"
+COUNTED = ""
+"""In place of a topic's name: the value is a partition's Totals, as JSON."""
 
 _HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 HEADERS_SQL = "headers array<struct<key: string, value: binary>>"
@@ -113,6 +116,11 @@ class PartitionReplay:
         self._task.close()
         return batch
 
+    def counted(self) -> pa.RecordBatch:
+        """What the task did, in one row (COUNTED)."""
+        totals = msgspec.json.encode(self._task.metrics.totals())
+        return self._batch([], [ProducerRecord(COUNTED, totals, None, (), self._partition, self._job.now_ms)])
+
     def _commit(self) -> pa.RecordBatch:
         commit = self._task.prepare_commit(self._job.now_ms)
         batch = self._batch(commit.changelog, commit.outputs)
@@ -154,13 +162,13 @@ def replay(job: ReplayJob) -> Callable[[Iterator[Any]], Iterator[Any]]:
                 partition = part.column("partition")[0].as_py()
                 if current is None or partition != at:
                     if current is not None:
-                        yield current.end()
+                        yield from (current.end(), current.counted())
                     current, at, rows = PartitionReplay(job, partition), partition, 0
                     yield current.begin()
                 yield from current.take(columns_of(part, rows))
                 rows += part.num_rows
             if current is not None:
-                yield current.end()
+                yield from (current.end(), current.counted())
         except PenstockError as e:
             raise ValueError(f"{FAILED}: {type(e).__name__}: {e}") from None
 

@@ -316,6 +316,8 @@ async def test_files_equal_having_streamed_them_in_their_order(
         wanted = streamed(history, topic_name, given, 2)
         assert_equal(in_lake(history), wanted)
         assert len(wanted[0]) == done.finals
+        counted = {name: history.more()[name] for name in ("read", "skipped", "dead_letters")}
+        assert counted == {"read": 151, "skipped": 0, "dead_letters": 1}
         (letter,) = await chain.read(f"{topic_name}-dlq")
         assert letter.partition == partition
         assert dict(letter.headers)["penstock.dlq.offset"] == b"%d" % place

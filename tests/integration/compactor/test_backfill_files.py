@@ -12,6 +12,8 @@ from deltalake import write_deltalake
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from services.compactor.backfill_files import file_rows, state_of
+from services.compactor.backfill_inputs import file_records
+from services.compactor.kafka import TopicOffsets
 from services.compactor.settings import BackfillSettings
 
 
@@ -39,6 +41,21 @@ def test_lines_that_the_readers_options_change_are_rows(spark: Any, tmp_path: Pa
     options = {"multiLine": "true"}
     found = records(spark, tmp_path / "f.json", text, format="json", key_column="who", reader_options=options)
     assert found == [("ann", '{"ms":1,"who":"ann"}'), ("bob", '{"ms":2,"who":"bob","x":5}')]
+
+
+def test_what_folders_say_is_a_column_of_json_lines(spark: Any, tmp_path: Path) -> None:
+    """As key it is the text that stands there, as time and order what it means; the line stays the value."""
+    for name in ("value=007", "value=8"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.json").write_text('{"x":1}\n{"x":2}\n')
+    given = {"files": str(tmp_path), "format": "json", "timestamp_column": "value", "order_column": "value"}
+    names = {"application": "visits", "lake": "lake", "topology": "t:t", "key_column": "value"}
+    settings = BackfillSettings.model_validate(names | given)
+    held = {"t": TopicOffsets("t", "id", {0: 0}, {0: 0})}
+    found, _ = file_records(spark, settings, ["t"], held)
+    assert [(row.key, row.timestamp_ms, row.value) for row in found.collect()] == [
+        (bytearray(key), at, bytearray(b'{"x":%d}' % x)) for key, at in ((b"007", 7), (b"8", 8)) for x in (1, 2)
+    ]
 
 
 def test_text_of_digits_stays_what_it_is(spark: Any, tmp_path: Path) -> None:

@@ -7,14 +7,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
-from services.compactor.replay import EPOCH, FAILED, FIRST_OFFSET, OUT, ReplayJob, cut, nothing, partitioned, replay
+from services.compactor.replay import (
+    COUNTED,
+    EPOCH,
+    FAILED,
+    FIRST_OFFSET,
+    OUT,
+    ReplayJob,
+    cut,
+    nothing,
+    partitioned,
+    replay,
+)
 from shared.clients.producer.partitioner import for_key
 from shared.streams.changelog_format import FINAL, PROGRESS, TAKEOVER, decode, decode_progress
 from shared.streams.changelog_reader import Change, ChangelogReader
 from shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
+from shared.streams.task_metrics import Totals
 from shared.streams.topology_loading import load_topology
 from shared.testing.topology_test_driver import TopologyTestDriver
 
@@ -102,6 +115,15 @@ def test_the_changelog_is_what_the_aggregator_would_have_written(job: ReplayJob)
         assert {(str(w.key).encode(), w.start) for w in driver.task.stores["s"].rows()} <= live.keys()
 
 
+def test_what_the_tasks_counted_comes_out_last(job: ReplayJob) -> None:
+    """Of each partition: what was read, and of that what had no key, came too late or is a dead letter."""
+    rows: list[Any] = [(0, 0, b"a", 2_000), (0, 1, None, 2_000), (0, 2, b"a", -1), (0, 3, b"a", 10), (1, 0, b"b", 5)]
+    found = [row for row in run(job, batch(rows)) if row["topic"] == COUNTED]
+    assert [row["partition"] for row in found] == [0, 1]
+    totals = [msgspec.json.decode(row["value"], type=Totals) for row in found]
+    assert totals == [Totals(records=4, closed=0, late=1, dead_letters=1, skipped=1), Totals(1, 0, 0, 0, 0)]
+
+
 def test_idle_time_is_not_moved_on(job: ReplayJob) -> None:
     """History closes what streaming it in one go closes, whatever `idle_advance_ms` is; a topic that was quiet between
     its records closed other windows, and the progress that is handed over says of no advance."""
@@ -125,7 +147,7 @@ def test_idle_time_is_not_moved_on(job: ReplayJob) -> None:
 
 def test_outputs_carry_their_topics(job: ReplayJob) -> None:
     """Late records and results come out with topic, timestamp and headers, and no changelog offset."""
-    found = [row for row in run(job, batch(given(0, 30))) if row["topic"] is not None]
+    found = [row for row in run(job, batch(given(0, 30))) if row["topic"]]
     assert {row["topic"] for row in found} == {"out", "in-late", "in-dlq"}
     late = next(row for row in found if row["topic"] == "in-late")
     assert {"key": "penstock.late.offset", "value": b"9"} in late["headers"]
