@@ -27,7 +27,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from services.compactor.backfill_files import METADATA, file_rows, state_of
+from services.compactor.backfill_files import METADATA, FileRows, file_rows, state_of
 from services.compactor.kafka import TopicOffsets, offsets_at, read_range, topic_offsets
 from services.compactor.replay import HEADERS_SQL, partitioned
 from services.compactor.settings import BackfillSettings, JobSettings, TimeUnit
@@ -40,8 +40,16 @@ RECORDS_SQL = (
     f"partition int, topic string, offset bigint, timestamp_ms bigint, key binary, value binary, {HEADERS_SQL}"
 )
 MS_OF = {"s": Decimal(1000), "ms": Decimal(1), "us": Decimal("0.001"), "ns": Decimal("0.000001")}
+NUMBER = r"^[-+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][-+]?[0-9]+)?$"
 _PLACES = re.compile(r"\d+:\d+(,\d+:\d+)*")
 Ends = dict[str, dict[int, int]]
+
+
+class Order(NamedTuple):
+    """A column that sorts rows, and in words what it takes the files' column for."""
+
+    column: SparkColumn
+    taken_as: str
 
 
 class History(NamedTuple):
@@ -146,7 +154,7 @@ def file_records(
     found = file_rows(spark, settings)
     metadata = F.col(METADATA)
     own = ("_path", "_block", "_row")
-    order = [] if settings.order_column is None else ["_order"]
+    ordered = None if settings.order_column is None else _order_of(found, settings, settings.order_column)
     kind, at = found.typed(settings.timestamp_column)
     at_ms = times(kind, at, settings.time_unit)
     if at_ms is None:
@@ -163,15 +171,52 @@ def file_records(
         metadata["file_path"].alias("_path"),
         metadata["file_block_start"].alias("_block"),
         F.monotonically_increasing_id().alias("_row"),
-        *([found.typed(settings.order_column)[1].alias("_order")] if settings.order_column is not None else []),
+        *([] if ordered is None else [ordered.column.alias("_order")]),
     )
     extra = ", _path string, _block bigint, _row bigint"
-    if order:
+    if ordered is not None:
         extra += f", _order {records.schema['_order'].dataType.simpleString()}"
     partitions = len(held[topic].latest)
     chosen = records.mapInArrow(partitioned(partitions), RECORDS_SQL + extra)
-    said = settings.order_column or "file order (path, then place in the file)"
-    return _in_order(chosen, partitions, *order, *own), said
+    if ordered is None:
+        return _in_order(chosen, partitions, *own), "file order (path, then place in the file)"
+    return _in_order(chosen, partitions, "_order", *own), f"{settings.order_column}, as {ordered.taken_as}"
+
+
+def _order_of(found: FileRows, settings: BackfillSettings, name: str) -> Order:
+    kind, column = found.typed(name)
+    if isinstance(kind, StringType):
+        return order_of_text(found.rows, column, settings.time_unit, is_time=name == settings.timestamp_column)
+    return Order(column, kind.simpleString())
+
+
+def order_of_text(rows: DataFrame, column: SparkColumn, unit: TimeUnit, *, is_time: bool = False) -> Order:
+    """What orders rows by a column of text: the numbers or the times that all of it is, else the text.
+
+    As in `times`: numbers among times count `unit`s. Text that `is_time` is always ordered by these, and begins with
+    what is none. Nothing, also as a blank text, comes first.
+    """
+    text = F.trim(column)
+    is_number = text.rlike(NUMBER)
+    at = F.try_to_timestamp(column)
+    kinds = (
+        F.when(F.coalesce(text, F.lit("")) == "", None)
+        .when(is_number, "numbers")
+        .when(at.isNotNull(), "times")
+        .otherwise("text")
+    )
+    there = {row.kind for row in rows.select(kinds.alias("kind")).distinct().collect()} - {None}
+    if there <= {"numbers"}:
+        # Doubles have every magnitude, decimals tell whole numbers apart that are one double.
+        number = F.struct(text.try_cast("double").alias("n"), text.try_cast("decimal(38,9)").alias("exact"))
+        return Order(number, "numbers")
+    if there == {"times"}:
+        return Order(at, "times")
+    if "text" in there and not is_time:
+        return Order(column, "text")
+    ms = times(StringType(), column, unit)
+    assert ms is not None
+    return Order(ms, f"times, numbers in {unit}")
 
 
 def _in_order(records: DataFrame, partitions: int, *order: str) -> DataFrame:

@@ -52,7 +52,8 @@ def test_what_folders_say_is_a_column_of_json_lines(spark: Any, tmp_path: Path) 
     names = {"application": "visits", "lake": "lake", "topology": "t:t", "key_column": "value"}
     settings = BackfillSettings.model_validate(names | given)
     held = {"t": TopicOffsets("t", "id", {0: 0}, {0: 0})}
-    found, _ = file_records(spark, settings, ["t"], held)
+    found, order = file_records(spark, settings, ["t"], held)
+    assert order == "value, as numbers"
     assert [(row.key, row.timestamp_ms, row.value) for row in found.collect()] == [
         (bytearray(key), at, bytearray(b'{"x":%d}' % x)) for key, at in ((b"007", 7), (b"8", 8)) for x in (1, 2)
     ]
