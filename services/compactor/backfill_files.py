@@ -75,7 +75,9 @@ class FileRows(NamedTuple):
         if found == kind:
             return kind, column
         if isinstance(found, TEMPORAL):
-            return found, F.from_csv(column, f"v {found.simpleString()}", dict(self.time_options))["v"]
+            # The reader's own parser, with no separator or quote that could be in a time (`Jan 31, 2013`).
+            options = {**dict(self.time_options), "sep": "\x01", "quote": ""}
+            return found, F.from_csv(column, f"v {found.simpleString()}", options)["v"]
         return found, column.try_cast(found)
 
     def as_bytes(self, name: str | None) -> SparkColumn:

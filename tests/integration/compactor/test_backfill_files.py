@@ -107,15 +107,15 @@ def test_text_that_looks_like_something_stays_as_it_is_written(spark: Any, tmp_p
 def test_times_and_orders_are_taken_from_text_as_spark_understands_it(spark: Any, tmp_path: Path) -> None:
     """In the reader's format, as before; what cannot be read as a time is none."""
     file = tmp_path / "f.csv"
-    file.write_text("at,nth\n31/01/2013 05:00,+9\n01/02/2013 05:00,10\n")
-    options = {"timestampFormat": "dd/MM/yyyy HH:mm"}
+    file.write_text('at,nth\n"Jan 31, 2013 05:00",+9\n"Feb 1, 2013 05:00",10\n')
+    options = {"timestampFormat": "MMM d, yyyy HH:mm"}
     given = {"files": str(file), "format": "csv", "timestamp_column": "at", "order_column": "nth"}
     names = {"application": "visits", "lake": "lake", "topology": "t:t"}
     found = file_rows(spark, BackfillSettings.model_validate(names | given | {"reader_options": options}))
     (_, at), (_, nth) = found.typed("at"), found.typed("nth")
     rows = found.rows.select(F.unix_millis(at).alias("ms"), nth.alias("nth"), found.whole.alias("value")).collect()
     assert [(row.ms, row.nth) for row in rows] == [(1359608400000, 9), (1359694800000, 10)]
-    assert rows[0].value == b'{"at":"31/01/2013 05:00","nth":"+9"}'
+    assert rows[0].value == b'{"at":"Jan 31, 2013 05:00","nth":"+9"}'
 
 
 def test_files_that_changed_are_told_apart(spark: Any, tmp_path: Path) -> None:
