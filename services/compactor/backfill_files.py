@@ -9,13 +9,15 @@ What the names of Hive's folders say (`carrier=UA`) are columns too, beside thos
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import msgspec
+from py4j.protocol import Py4JError
+from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import Column as SparkColumn
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 from pyspark.sql.types import (
     BinaryType,
@@ -37,7 +39,8 @@ from services.compactor.tables import quoted
 from shared.common.errors import ConfigError
 
 TEMPORAL = (DateType, TimestampType, TimestampNTZType)
-CSV_DEFAULTS = {"header": "true", "inferSchema": "true"}
+DEFAULTS = {"csv": {"header": "true", "inferSchema": "true"}, "parquet": {"mergeSchema": "true"}}
+UNMERGED = "CANNOT_MERGE_SCHEMAS"
 TIME_OPTIONS = {"dateFormat", "timestampFormat", "timestampNTZFormat", "locale", "timeZone"}
 """Of the reader's options those that say how a time is written."""
 JSON_NUMBER = r"^(NaN|-?(0|[1-9][0-9]*)([.][0-9]+)?([eE][-+]?[0-9]+)?)$"
@@ -110,9 +113,8 @@ def state_of(spark: SparkSession, settings: BackfillSettings) -> str:
     if settings.format == "delta":
         pinned = next((f"{name} {options[name]}" for name in PINNED if name in options), None)
         return pinned or f"version {tables.version(spark, settings.files)}"
-    listing = {name: value for name, value in options.items() if name in LISTING_OPTIONS}
-    found = spark.read.format("binaryFile").options(**listing).load(settings.files)
-    files = sorted((row.path, row.length, row.at) for row in found.selectExpr("path", "length", CHANGED_AT).collect())
+    found = _listed(spark, settings, options).selectExpr("path", "length", CHANGED_AT).collect()
+    files = sorted((row.path, row.length, row.at) for row in found)
     digest = hashlib.sha256(msgspec.json.encode(files)).hexdigest()[:DIGEST_CHARACTERS]
     return f"{len(files)} files of {sum(size for _, size, _ in files)} bytes ({digest})"
 
@@ -149,10 +151,16 @@ def _lines(spark: SparkSession, settings: BackfillSettings) -> FileRows:
 
 
 def _table(spark: SparkSession, settings: BackfillSettings) -> FileRows:
-    defaults = CSV_DEFAULTS if settings.format == "csv" else {}
-    options = defaults | settings.reader_options
+    options = DEFAULTS.get(settings.format, {}) | settings.reader_options
+    if settings.format == "csv" and options["header"].lower() == "true":
+        require_one_header(spark, settings, options)
     reader = spark.read.format(settings.format).options(**options)
-    rows = reader.load(settings.files)
+    try:
+        rows = reader.load(settings.files)
+    except (PySparkException, Py4JError) as e:
+        if UNMERGED not in str(e):
+            raise
+        raise ConfigError(f"{clash(spark, settings, options)}: write them with one type") from None
     found = _whole_rows(rows, rows.schema, keep_nulls=True)
     if settings.format == "csv" and options["inferSchema"].lower() == "true":
         written = as_written(spark, settings, options, rows.schema)
@@ -161,6 +169,47 @@ def _table(spark: SparkSession, settings: BackfillSettings) -> FileRows:
             of_times = tuple((name, value) for name, value in options.items() if name in TIME_OPTIONS)
             return found._replace(found=rows.schema, time_options=of_times)
     return found
+
+
+def _listed(spark: SparkSession, settings: BackfillSettings, options: Mapping[str, str]) -> DataFrame:
+    """The files themselves: path, length, modificationTime; what is in them is not read for these."""
+    listing = {name: value for name, value in options.items() if name in LISTING_OPTIONS}
+    return spark.read.format("binaryFile").options(**listing).load(settings.files)
+
+
+def require_one_header(spark: SparkSession, settings: BackfillSettings, options: dict[str, str]) -> None:
+    """ConfigError where the first lines of CSV files name other columns, or name them in another order."""
+    as_lines = {name: value for name, value in options.items() if name in {*LISTING_OPTIONS, "lineSep"}}
+    lines = spark.read.format("text").schema(f"{LINE} string").options(**as_lines).load(settings.files)
+    is_there = (F.trim(LINE) != "") & (F.col(METADATA)["file_block_start"] == 0)
+    if comment := options.get("comment"):
+        is_there &= ~F.startswith(LINE, F.lit(comment))
+    path = F.col(METADATA)["file_path"].alias("path")
+    placed = lines.filter(is_there).select(path, LINE, F.monotonically_increasing_id().alias("place"))
+    heads = placed.groupBy("path").agg(F.min_by(LINE, "place").alias("head"))
+    reader = spark.read.options(**options | {"inferSchema": "false"})
+    first: Row | None = None
+    for row in heads.groupBy("head").agg(F.min("path").alias("path")).orderBy("path").collect():
+        columns = reader.csv(spark.sparkContext.parallelize([row.head], 1)).columns
+        if first is None:
+            first, wanted = row, columns
+        elif columns != wanted:
+            raise ConfigError(
+                f"{first.path} has the columns {', '.join(wanted)} and {row.path} has {', '.join(columns)}: CSV files "
+                "are read by the places of their columns; write them with one header, or as JSON or Parquet"
+            )
+
+
+def clash(spark: SparkSession, settings: BackfillSettings, options: Mapping[str, str]) -> str:
+    """Which column of Parquet files has two types that cannot be one, and in which files."""
+    seen: dict[str, tuple[DataType, str]] = {}
+    for path in sorted(row.path for row in _listed(spark, settings, options).select("path").collect()):
+        for field in spark.read.parquet(path).schema.fields:
+            kind, before = seen.setdefault(field.name, (field.dataType, path))
+            if kind != field.dataType:
+                types = kind.simpleString(), field.dataType.simpleString()
+                return f"column {field.name} is {types[0]} in {before} and {types[1]} in {path}"
+    return f"the columns of {settings.files} have types that cannot be merged"
 
 
 def _whole_rows(rows: DataFrame, columns: StructType, *, keep_nulls: bool) -> FileRows:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet
+import pytest
 from deltalake import write_deltalake
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
@@ -15,6 +17,7 @@ from services.compactor.backfill_files import file_rows, state_of
 from services.compactor.backfill_inputs import file_records
 from services.compactor.kafka import TopicOffsets
 from services.compactor.settings import BackfillSettings
+from shared.common.errors import ConfigError
 
 
 def records(spark: Any, file: Path, text: str, **more: Any) -> list[tuple[str | None, str]]:
@@ -116,6 +119,32 @@ def test_times_and_orders_are_taken_from_text_as_spark_understands_it(spark: Any
     rows = found.rows.select(F.unix_millis(at).alias("ms"), nth.alias("nth"), found.whole.alias("value")).collect()
     assert [(row.ms, row.nth) for row in rows] == [(1359608400000, 9), (1359694800000, 10)]
     assert rows[0].value == b'{"at":"Jan 31, 2013 05:00","nth":"+9"}'
+
+
+def test_parquet_files_may_have_columns_of_their_own(spark: Any, tmp_path: Path) -> None:
+    """A column that a later file has is not dropped; two types that cannot be one are named with their files."""
+    pyarrow.parquet.write_table(pa.table({"who": ["ann"], "ms": [1]}), tmp_path / "a.parquet")
+    pyarrow.parquet.write_table(pa.table({"who": ["bob"], "ms": [2], "x": [7]}), tmp_path / "b.parquet")
+    names = {"application": "visits", "lake": "lake", "topology": "t:t", "timestamp_column": "ms"}
+    settings = BackfillSettings.model_validate(names | {"files": str(tmp_path)})
+    found = file_rows(spark, settings)
+    values = sorted(row.value.decode() for row in found.rows.select(found.whole.alias("value")).collect())
+    assert values == ['{"who":"ann","ms":1,"x":null}', '{"who":"bob","ms":2,"x":7}']
+    pyarrow.parquet.write_table(pa.table({"who": ["eve"], "ms": [3.5]}), tmp_path / "c.parquet")
+    with pytest.raises(ConfigError, match=r"column ms is bigint in \S*a.parquet and double in \S*c.parquet: write"):
+        file_rows(spark, settings)
+
+
+def test_csv_files_of_other_headers_are_refused(spark: Any, tmp_path: Path) -> None:
+    """By both names: a file is read by the places of its columns. Quotes and empty files are no other header."""
+    for name, text in (("a", "who,ms,x\nann,1,5\n"), ("b", '\n"who",ms,"x"\nbob,2,6\n'), ("c", "")):
+        (tmp_path / f"{name}.csv").write_text(text)
+    names = {"application": "visits", "lake": "lake", "topology": "t:t", "timestamp_column": "ms", "format": "csv"}
+    settings = BackfillSettings.model_validate(names | {"files": str(tmp_path)})
+    assert file_rows(spark, settings).rows.count() == 2
+    (tmp_path / "d.csv").write_text("who,x,ms\nann,5,1\n")
+    with pytest.raises(ConfigError, match=r"a.csv has the columns who, ms, x and \S*d.csv has who, x, ms: CSV files"):
+        file_rows(spark, settings)
 
 
 def test_files_that_changed_are_told_apart(spark: Any, tmp_path: Path) -> None:
