@@ -37,6 +37,7 @@ from shared.common.errors import (
     KafkaTimeout,
     OffsetOutOfRange,
     PenstockError,
+    UnknownTopicOrPartition,
 )
 from shared.common.key_range import KeyRange
 from shared.common.log import configure
@@ -247,10 +248,10 @@ def chosen(progress: Sequence[Progress], name: str | None) -> StoreSchema:
     """The store of that name, or the only one; ConfigError names those that there are."""
     stores = max((p.stores for p in progress), key=lambda of: sum(len(s.aggregations) for s in of), default=())
     found = [s for s in stores if name in (None, s.name)]
+    if not stores:
+        raise ConfigError("the application has no commit yet: there is nothing to show")
     if len(found) != 1:
-        raise ConfigError(
-            f"store: {name or 'unset'}: the application has {', '.join(s.name for s in stores) or 'none'}"
-        )
+        raise ConfigError(f"store: {name or 'unset'}: the application has {', '.join(s.name for s in stores)}")
     return found[0]
 
 
@@ -290,11 +291,18 @@ def main(arguments: list[str]) -> int:
         settings = SessionsSettings.load(given, program=PROGRAM)
         configure(settings.log, "sessions")
         pages = window_pages(settings.application, settings.store or "", settings.status, _narrowing(settings))
-        query = Query(settings, pages.place(settings.continuation))
+        # No request may take longer than the answer.
+        limit_ms = min(settings.kafka.request_timeout_ms, settings.kafka_timeout_ms)
+        quick = settings.kafka.model_copy(update={"request_timeout_ms": limit_ms})
+        query = Query(settings.model_copy(update={"kafka": quick}), pages.place(settings.continuation))
         store, found = asyncio.run(query.run())
     except (ConfigError, WrongContinuation) as e:
         print(str(e), file=sys.stderr)
         return 2
+    except UnknownTopicOrPartition as e:
+        said = "application must be the aggregator's, which makes the topic when it first starts"
+        print(f"{type(e).__name__}: {e}: {said}", file=sys.stderr)
+        return 1
     except PenstockError as e:
         print(f"{type(e).__name__}: {e}", file=sys.stderr)
         return 1

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from services.compactor.bodies import StoreLayout
 from shared.common.errors import SchemaMismatch
 from shared.streams.changelog_format import StoreSchema
-from shared.streams.changelog_reader import changed_aggregations
+from shared.streams.changelog_reader import AGGREGATIONS_STAY, STORES_STAY, changed_aggregations
 
 Stores = tuple[StoreSchema, ...]
 
@@ -35,8 +35,12 @@ def require_successor(earlier: Stores, later: Stores) -> None:
     for number, store in enumerate(earlier):
         if number >= len(later) or later[number].name != store.name:
             now = later[number].name if number < len(later) else "none"
-            raise SchemaMismatch(f"store {number} of the changelog was {store.name!r} and is {now!r} now")
+            raise SchemaMismatch(
+                f"store {number} of the changelog was {store.name!r} and is {now!r} now. {STORES_STAY}"
+            )
         if later[number].key != store.key:
             raise SchemaMismatch(f"store {store.name!r}: key was {store.key!r}, is now {later[number].key!r}")
         if changed := changed_aggregations(store, later[number]):
-            raise SchemaMismatch(f"store {store.name!r}: the aggregations changed: {', '.join(changed)}")
+            raise SchemaMismatch(
+                f"store {store.name!r}: the aggregations changed: {', '.join(changed)}. {AGGREGATIONS_STAY}"
+            )

@@ -11,6 +11,7 @@ back. Everything here blocks: call it by `asyncio.to_thread`. `storage_options` 
 # ruff: noqa: S608 - SQL is the only way in, and every name and text in it is quoted
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ READ_ERRORS = (DeltaError, OSError, ValueError, RuntimeError, pa.ArrowException)
 TEMPORAL = ("date", "timestamp", "timestamp_ntz")
 HISTORY_VERSIONS_MAX = 20  # how far back the newest MERGE is looked for; only upkeep can lie between
 REVISIONS_MORE = 8  # times as many rows are read where all of them were revisions of one window
+_FRAME = re.compile(r"0: \S+$")  # the first line of a stack of Rust's
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 
 
@@ -71,13 +73,13 @@ def table_uri(lake: str, application: str, *table: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """What deltalake says, without its colours, line breaks and the arrows before each cause.
+    """What deltalake says, without its colours, line breaks, the arrows before each cause and the stack behind it.
 
-    >>> one_line(OSError("Generic S3 error\\n  \\x1b[31m↳\\x1b[0m client error\\n"))
+    >>> one_line(OSError("Generic S3 error\\n  \\x1b[31m↳\\x1b[0m client error\\n   0: <unknown>\\n   1: main"))
     'Generic S3 error: client error'
     """
     lines = (line.strip() for line in _COLOUR.sub("", str(error)).splitlines())
-    text = " ".join(line for line in lines if line)
+    text = " ".join(itertools.takewhile(lambda line: not _FRAME.match(line), filter(None, lines)))
     return text.replace(" ↳ ", ": ")
 
 

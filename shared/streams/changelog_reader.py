@@ -184,6 +184,12 @@ STORES_STAY = (
 )
 
 
+AGGREGATIONS_STAY = (
+    "A window may get further aggregations; those that it has stay as they are (docs/changelog-format.md, Versions). "
+    "Run the topology as it was, or give this one an application_id of its own"
+)
+
+
 def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> None:
     """SchemaMismatch, naming the difference, where state that was written under `stored` cannot be read under `own`.
 
@@ -202,7 +208,9 @@ def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) 
                 is_renamed = what == "source" and old.source.endswith(REPARTITION_SUFFIX)
                 raise SchemaMismatch(f"{said}. If a key_by has no name: {RENAMED}" if is_renamed else said)
         if changed := changed_aggregations(old, new):
-            raise SchemaMismatch(f"store {old.name!r}: the aggregations changed: {', '.join(changed)}")
+            raise SchemaMismatch(
+                f"store {old.name!r}: the aggregations changed: {', '.join(changed)}. {AGGREGATIONS_STAY}"
+            )
 
 
 def _other_stores(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> str:

@@ -65,7 +65,7 @@ def test_the_store_is_the_only_one_or_named() -> None:
     assert chosen([PROGRESS], None) == chosen([PROGRESS], "s") == STORE
     with pytest.raises(ConfigError, match="store: t: the application has s"):
         chosen([PROGRESS], "t")
-    with pytest.raises(ConfigError, match="store: unset: the application has none"):
+    with pytest.raises(ConfigError, match="the application has no commit yet"):
         chosen([], None)
 
 
@@ -250,3 +250,16 @@ async def test_a_lake_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.C
             await admin.delete_records({TopicPartition("app-changelog", 0): 1})
         assert await asyncio.to_thread(main, wrong) == 1
         assert f"no snapshot covers them (lake: {tmp_path}/no/app has no tables)" in capsys.readouterr().err
+
+
+async def test_an_application_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its changelog's name and what makes it; a broker that does not answer is given up within the command's time."""
+    async with FakeCluster() as cluster:
+        flags = ["--application", "typo", "--kafka.bootstrap-servers", cluster.bootstrap_servers]
+        assert await asyncio.to_thread(main, flags) == 1
+        (said,) = capsys.readouterr().err.splitlines()
+        assert "typo-changelog" in said
+        assert said.endswith("application must be the aggregator's, which makes the topic when it first starts")
+    nobody = ["--application", "app", "--kafka.bootstrap-servers", "127.0.0.1:1", "--kafka-timeout-ms", "50"]
+    assert await asyncio.to_thread(main, nobody) == 1
+    assert "no broker reached within 50 ms" in capsys.readouterr().err
