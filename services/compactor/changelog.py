@@ -9,6 +9,7 @@ counted, said, and left out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -106,6 +107,13 @@ class Window(NamedTuple):
         return layouts_of(self.stores)
 
 
+class Counts(NamedTuple):
+    """How many entries there are by partition, and how many of closed windows by the store's number."""
+
+    by_partition: dict[int, int]
+    finals: dict[int, int]
+
+
 class Covered(NamedTuple):
     """What the tables know of a partition before the range: the epoch in force, and what its stores were."""
 
@@ -135,16 +143,16 @@ def read_window(
     that contradict each other.
     """
     everything = _parts(records)
-    foreign = is_foreign(skip)
+    foreign, wrong = is_foreign(skip), F.coalesce(_is_corrupt(), F.lit(True))
+    foreign_records, is_sound = _survey(topic, everything, foreign, wrong)
     parts = everything.filter(~foreign)
-    foreign_records = _say_foreign(topic, everything.filter(foreign))
-    wrong = F.coalesce(_is_corrupt(), F.lit(True))
-    corrupt = _corrupt_records(topic, parts.filter(wrong), skip_corrupt)
+    corrupt = () if is_sound else _corrupt_records(topic, parts.filter(wrong), skip_corrupt)
     if corrupt:
         parts = parts.filter(~wrong)
     valid = _valid_progress(parts, {p: c.epoch for p, c in covered.items()})
-    newest = _newest(topic, valid)
-    stores, generations, numbers = _generations(topic, valid, {p: c.stores for p, c in covered.items()})
+    said = _said(valid)
+    newest = _newest(topic, said)
+    stores, generations, numbers = _generations(topic, said, {p: c.stores for p, c in covered.items()})
     entries = (
         parts.filter(F.col("operation").isin(LIVE, DELETED, FINAL))
         .join(F.broadcast(_commits(spark, valid, numbers)), ["partition", "identity"])
@@ -195,12 +203,26 @@ def _is_beyond_time() -> SparkColumn:
     return (F.col("operation") == F.lit(FINAL)) & ((start > most) | (end > most))
 
 
+def counted(entries: DataFrame) -> Counts:
+    """The entries of a `Window`, counted."""
+    is_final = (F.col("operation") == F.lit(FINAL)).alias("is_final")
+    by_partition, finals = Counter[int](), Counter[int]()
+    for row in entries.groupBy("partition", "store", is_final).agg(F.count(F.lit(1)).alias("number")).collect():
+        by_partition[row.partition] += row.number
+        if row.is_final:
+            finals[row.store] += row.number
+    return Counts(dict(by_partition), dict(finals))
+
+
 def latest_per_window(entries: DataFrame) -> DataFrame:
-    """Of all entries, the last one of each (partition, store, key, start)."""
+    """Of all entries, the last one of each (partition, store, key, start); of one that takes a row out the head."""
     start = F.substring("value", ENVELOPE_BYTES + 1, START_BYTES).alias("start")
     # Numbers are hashed, grouped and sorted; whole entries, which a window function would sort by bytes, are only met.
     last = entries.groupBy("partition", "store", "key", start).agg(F.max("offset").alias("offset"))
-    return entries.join(last.select("partition", "offset"), ["partition", "offset"], "left_semi")
+    head = F.substring("value", 1, ENVELOPE_BYTES + START_BYTES)
+    needed = F.when(F.col("operation") == F.lit(LIVE), F.col("value")).otherwise(head)
+    found = entries.join(last.select("partition", "offset"), ["partition", "offset"], "left_semi")
+    return found.withColumn("value", needed)
 
 
 def _parts(records: DataFrame) -> DataFrame:
@@ -228,10 +250,15 @@ def is_foreign(skip: frozenset[tuple[int, int]]) -> SparkColumn:
     return ~F.coalesce(mark, F.lit(False)) | skipped
 
 
-def _say_foreign(topic: str, foreign: DataFrame) -> int:
-    """Warn of each partition's foreign records; their number."""
-    rows = foreign.groupBy("partition").agg(F.min("offset").alias("first"), F.count(F.lit(1)).alias("number")).collect()
-    for row in sorted(rows):
+def _survey(topic: str, records: DataFrame, foreign: SparkColumn, wrong: SparkColumn) -> tuple[int, bool]:
+    """Warn of each partition's foreign records; their number, and whether none of the others is corrupt."""
+    found = (
+        F.count_if(foreign).alias("number"),
+        F.min(F.when(foreign, F.col("offset"))).alias("first"),
+        F.coalesce(F.bool_or(~foreign & wrong), F.lit(False)).alias("is_wrong"),
+    )
+    rows = records.groupBy("partition").agg(*found).collect()
+    for row in sorted((row for row in rows if row.number), key=lambda row: int(row.partition)):
         log.warning(
             "records that are no changelog entries were passed over",
             topic=topic,
@@ -239,7 +266,7 @@ def _say_foreign(topic: str, foreign: DataFrame) -> int:
             first_offset=row.first,
             records=row.number,
         )
-    return sum(int(row.number) for row in rows)
+    return sum(int(row.number) for row in rows), not any(row.is_wrong for row in rows)
 
 
 def _is_corrupt() -> SparkColumn:
@@ -309,34 +336,41 @@ def _epoch_at_start(epochs: Mapping[int, int]) -> SparkColumn:
     return by_partition
 
 
-def _newest(topic: str, valid: DataFrame) -> dict[int, Newest]:
-    rows = valid.groupBy("partition").agg(F.max("offset").alias("offset"), F.max_by("value", "offset").alias("value"))
+def _said(valid: DataFrame) -> list[Row]:
+    """For each text that valid progress records of a partition have of the stores, the `first` and the `last` of them.
+
+    Of the last the whole `value`. There are as many texts as releases of the topology.
+    """
+    bounds = (F.min("offset").alias("first"), F.max("offset").alias("last"))
+    of = valid.groupBy("partition", _stores_text().alias("stores"))
+    return list(of.agg(*bounds, F.max_by("value", "offset").alias("value")).collect())
+
+
+def _newest(topic: str, said: list[Row]) -> dict[int, Newest]:
     newest = {}
-    for row in rows.collect():
+    for row in {row.partition: row for row in sorted(said, key=lambda r: (r.partition, r.last))}.values():
         entry = decode(bytes(row.value))
         try:
             progress = decode_progress(entry.body)
         except CorruptRecord as e:
-            raise _corrupt(topic, row.partition, row.offset, e) from None
-        newest[row.partition] = Newest(row.offset + 1, entry.epoch, entry.commit, entry.body, progress)
-    return dict(sorted(newest.items()))
+            raise _corrupt(topic, row.partition, row.last, e) from None
+        newest[row.partition] = Newest(row.last + 1, entry.epoch, entry.commit, entry.body, progress)
+    return newest
 
 
 def _generations(
-    topic: str, valid: DataFrame, covered: Mapping[int, Stores]
+    topic: str, said: list[Row], covered: Mapping[int, Stores]
 ) -> tuple[Stores, Generations, dict[str, int]]:
     """The newest stores, the layouts of each generation, and the generation of each text that says what stores are.
 
     `covered` has the stores of each partition before the range.
     """
-    place = F.struct("partition", "offset")
-    said = valid.groupBy("partition", _stores_text().alias("stores")).agg(F.min(place).alias("first"))
     before, decoded = dict(covered), dict[str, Stores]()
-    for row in sorted(said.collect(), key=lambda r: (r.first.partition, r.first.offset)):
+    for row in sorted(said, key=lambda r: (r.partition, r.first)):
         try:
             stores = decoded[row.stores] = msgspec.json.decode(row.stores, type=tuple[StoreSchema, ...])
         except msgspec.MsgspecError as e:
-            raise _corrupt(topic, row.first.partition, row.first.offset, f"a progress record: {e}") from None
+            raise _corrupt(topic, row.partition, row.first, f"a progress record: {e}") from None
         require_successor(before.get(row.partition, ()), stores)
         before[row.partition] = stores
     newest = newest_of([*covered.values(), *decoded.values()])

@@ -51,7 +51,7 @@ class Compaction(Fold):
         left is lost, and TablesDisagree where `closed` lacks what `state` covers.
         """
         settings = self.settings
-        covered = tables.progress_rows(self.spark, self.state)
+        covered, live_rows = tables.covered_rows(self.spark, self.state)
         offsets = changelog_offsets(self.spark, settings)
         start = {p: covered[p].changelog_offset if p in covered else 0 for p in offsets.earliest}
         covered_run = max((row.run for row in covered.values()), default=0)
@@ -74,7 +74,7 @@ class Compaction(Fold):
             ends = {p: int(adopted["to_offsets"].get(str(p), first)) for p, first in start.items()}
             cap = {p: min(ends[p], latest) for p, latest in offsets.latest.items()}
         end = bounded(start, cap, settings.run_records_max)
-        had = (next_.ahead, next_.appended, next_.corrected, next_.lost is not None)
+        had = (next_.ahead, next_.appended, next_.corrected, next_.lost is not None, live_rows)
         return Plan(next_.run, covered, offsets, start, end, adopted is not None, cap, *had)
 
     def _marks(self, offsets: TopicOffsets, covered: Mapping[int, Row]) -> Marks:

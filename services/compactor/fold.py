@@ -19,23 +19,23 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
 from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.base import PySparkException
-from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import advances, quarantine, tables, upkeep
-from services.compactor.bodies import ENVELOPE_BYTES, START_BYTES, TIME_MS_MAX, final_rows, live_rows
-from services.compactor.changelog import Newest, Window, known, latest_per_window, read_window
+from services.compactor import advances, delta_log, quarantine, tables, upkeep
+from services.compactor.bodies import TIME_MS_MAX, final_rows, live_rows
+from services.compactor.changelog import Counts, Newest, Window, counted, known, latest_per_window, read_window
 from services.compactor.failures import CompactionConflict, translated
 from services.compactor.kafka import TopicOffsets
 from services.compactor.runs import CLOSED, CORRECTED, RUN, Version, versions
 from services.compactor.settings import UpkeepSettings
-from shared.streams.changelog_format import FINAL, LIVE, Progress, decode_progress
+from shared.streams.changelog_format import FINAL, Progress, decode_progress
 from shared.streams.lake_names import IS_LIVE, STATE_HEAD, STATE_TAIL, require_lake_names
 
 Say = Callable[[str], object]
@@ -71,10 +71,12 @@ class Summary(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """Rows that the MERGE wrote and took out, those of windows alone."""
+    """Rows of windows that the MERGE wrote, `inserted` of them new, and took out; the version of `state` it made."""
 
     written: int
+    inserted: int
     deleted: int
+    version: int
 
 
 class Plan(NamedTuple):
@@ -83,6 +85,7 @@ class Plan(NamedTuple):
     `adopted` says that it goes on with the run that appended last. `ahead` are stores of whose closed windows
     more may be in the table than `state` covers; `appended` is by store the newest run that is in its table,
     `corrected` the newest run of corrections. A run that `accepts_loss` says so in `state`, whatever is new.
+    `live_rows` are in `state` before it.
     """
 
     run: int
@@ -96,6 +99,7 @@ class Plan(NamedTuple):
     appended: Mapping[str, int] = {}
     corrected: Mapping[str, int] = {}
     accepts_loss: bool = False
+    live_rows: int = 0
 
     def is_cut(self, partition: int) -> bool:
         """Whether the run ends before the partition does."""
@@ -194,12 +198,12 @@ class Fold(ABC):
     def _fold_window(self, plan: Plan, window: Window) -> Summary:
         entries = window.entries.persist()
         try:
-            numbers = {row.partition: row["count"] for row in entries.groupBy("partition").count().collect()}
-            newest = moved(self.covered(window.newest), plan, numbers)
+            counts = counted(entries)
+            newest = moved(self.covered(window.newest), plan, counts.by_partition)
             if not newest and plan.accepts_loss:
                 newest = {partition: Newest.of(row) for partition, row in plan.covered.items()}
             window = window._replace(entries=entries, newest=newest)
-            summary = self._write(plan, window, sum(numbers.values())) if newest else self._nothing_new(plan)
+            summary = self._write(plan, window, counts) if newest else self._nothing_new(plan)
         finally:
             entries.unpersist()
         left = sum(plan.offsets.latest[p] - to for p, to in summary.to_offsets.items() if plan.is_cut(p))
@@ -209,33 +213,34 @@ class Fold(ABC):
 
     def _nothing_new(self, plan: Plan) -> Summary:
         self.say("nothing new")
-        live, version = tables.live_rows(self.spark, self.state), tables.version(self.spark, self.state)
+        version = tables.version(self.spark, self.state)
         before = {p: int(plan.start[p]) for p in plan.start}
-        return Summary(plan.run - 1, len(before), 0, live, 0, 0, 0, before, before, version, 0.0)
+        return Summary(plan.run - 1, len(before), 0, plan.live_rows, 0, 0, 0, before, before, version, 0.0)
 
-    def _write(self, plan: Plan, window: Window, total: int) -> Summary:
+    def _write(self, plan: Plan, window: Window, counts: Counts) -> Summary:
         before = {p: int(plan.start[p]) for p in plan.start}
         require_lake_names(window.stores)
         tables.ensure_state(self.spark, self.state, window.layouts())
         after = before | {p: n.covered_offset for p, n in window.newest.items()}
+        total = sum(counts.by_partition.values())
         self.say(f"run {plan.run}: {total} entries in {len(window.newest)} partitions")
         quarantine.keep(self.spark, self.settings.tables, plan.offsets.topic, plan.run, window.corrupt)
         advances.keep(self.spark, self.settings.tables, window.advances)
-        finals = self._append_finals(plan, window, window.entries, after)
+        finals = self._append_finals(plan, window, counts, after)
         appended = {**plan.appended, **dict.fromkeys(finals, plan.run)}
         rows = self._merge(plan, window, window.entries, appended)
-        live, version = tables.live_rows(self.spark, self.state), tables.version(self.spark, self.state)
-        counts = (plan.run, len(before), total, live, rows.written, rows.deleted, sum(finals.values()))
-        return Summary(*counts, before, after, version, 0.0, adopted=plan.adopted)
+        live = plan.live_rows + rows.inserted - rows.deleted
+        done = (plan.run, len(before), total, live, rows.written, rows.deleted, sum(finals.values()))
+        return Summary(*done, before, after, rows.version, 0.0, adopted=plan.adopted)
 
-    def _append_finals(self, plan: Plan, window: Window, entries: DataFrame, after: dict[int, int]) -> dict[str, int]:
+    def _append_finals(self, plan: Plan, window: Window, counts: Counts, after: dict[int, int]) -> dict[str, int]:
         """Append each store's closed windows once; their number by store, of those that had any."""
         appended = {}
         topic = plan.offsets.topic
         said = json.dumps({RUN: plan.run, "job": self.job, **self.note(after)})
         for store, layout in zip(window.stores, window.layouts(), strict=True):
-            own = entries.filter((F.col("operation") == F.lit(FINAL)) & (F.col("store") == layout.number))
-            count = own.count()
+            own = window.entries.filter((F.col("operation") == F.lit(FINAL)) & (F.col("store") == layout.number))
+            count = counts.finals.get(layout.number, 0)
             if count and store.name in plan.ahead:  # all of the table is looked at: not for a run that closed nothing
                 self.say(f"closed/{store.name}: its rows are compared: its log does not say that `state` covers them")
                 there = tables.appended_before(self.spark, self.closed(store.name))
@@ -260,8 +265,7 @@ class Fold(ABC):
         It says by store the newest run that has `appended`.
         """
         layouts = window.layouts()
-        latest = latest_per_window(entries).withColumn("value", _needed())
-        rows = latest.mapInArrow(
+        rows = latest_per_window(entries).mapInArrow(
             live_rows(plan.offsets.topic, layouts, window.generations), tables.live_schema(layouts)
         )
         rows = tables.in_table_order(self.spark, self.state, rows, layouts)
@@ -296,12 +300,14 @@ class Fold(ABC):
             for name in conf:
                 self.spark.conf.unset(name)
             source.unpersist()
-        metrics = self._require_ours(self.state, plan)
+        done = self._require_ours(self.state, plan)
+        metrics = done.operationMetrics or {}
         inserted, updated, deleted = (
             int(metrics.get(f"numTargetRows{what}", 0)) for what in ("Inserted", "Updated", "Deleted")
         )
-        others = len(window.newest) * (1 if self.origin() is None else 2)  # rows of a partition that are no window
-        return Merged(inserted + updated - others, deleted)
+        each = 1 if self.origin() is None else 2  # rows of a partition that are no window
+        others, new = each * len(window.newest), each * len(window.newest.keys() - plan.covered)
+        return Merged(inserted + updated - others, inserted - new, deleted, done.version)
 
     def _progress(self, newest: Mapping[int, Newest], plan: Plan) -> DataFrame:
         rows = [
@@ -316,14 +322,14 @@ class Fold(ABC):
         )
         return self.spark.createDataFrame(rows, schema).withColumn(IS_LIVE, F.lit(True))
 
-    def _require_ours(self, path: str, plan: Plan) -> dict[str, str]:
-        """The metrics of this run's commit. CompactionConflict where another job made it."""
-        for row in tables.history(self.spark, path):
+    def _require_ours(self, path: str, plan: Plan) -> Row:
+        """The version that this run's commit is. CompactionConflict where another job made it."""
+        for row in islice(delta_log.commits(self.spark, path), tables.HISTORY_VERSIONS_MAX):
             if _run(row) == plan.run:
                 said = json.loads(row.userMetadata)
                 if said["job"] != self.job and not (plan.adopted and path != self.state):
                     raise CompactionConflict(f"another job has done run {plan.run} of {path}; this one stops")
-                return dict(row.operationMetrics or {})
+                return row
         raise CompactionConflict(f"{path} has moved on past run {plan.run}: another job is compacting; this one stops")
 
     def _look_after(self, summary: Summary) -> Summary:
@@ -365,12 +371,6 @@ class Fold(ABC):
         if expired:
             self.say(f"closed windows of {expired} days deleted: retention is {days} days")
         return expired
-
-
-def _needed() -> SparkColumn:
-    """Of an entry that takes a row out, its start alone; of one that writes it, all."""
-    head = F.substring("value", 1, ENVELOPE_BYTES + START_BYTES)
-    return F.when(F.col("operation") == F.lit(LIVE), F.col("value")).otherwise(head)
 
 
 def moved(newest: Mapping[int, Newest], plan: Plan, entries: Mapping[int, int]) -> dict[int, Newest]:

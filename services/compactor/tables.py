@@ -6,13 +6,15 @@ live and how far it goes change in one commit. Progress rows have the store "", 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
+from services.compactor import delta_log
 from services.compactor.bodies import TIME_MS_MAX, StoreLayout
 from shared.common.errors import SchemaMismatch
 from shared.streams.changelog_format import AggregationSchema, StoreSchema
@@ -20,6 +22,7 @@ from shared.streams.lake_names import CLOSED_COLUMNS, STATE_HEAD, STATE_TAIL
 
 SQL_TYPES = {"int64": "BIGINT", "float64": "DOUBLE", "binary": "BINARY"}
 HISTORY_VERSIONS_MAX = 100  # how far back a crashed run's append is looked for; only upkeep can lie between
+RESTORE = "RESTORE"  # as Delta's history calls it
 INDEXED_COLUMNS = 32  # whose bounds Delta keeps by itself
 
 
@@ -103,7 +106,7 @@ def snapshot(spark: SparkSession, path: str) -> DataFrame | None:
     """A table as it is now, however often it is read and whatever is written meanwhile; None where there is none."""
     if not exists(spark, path):
         return None
-    return spark.read.format("delta").option("versionAsOf", history(spark, path)[0].version).load(path)
+    return spark.read.format("delta").option("versionAsOf", delta_log.newest_version(spark, path)).load(path)
 
 
 def progress_rows(spark: SparkSession, path: str) -> dict[int, Row]:
@@ -113,29 +116,51 @@ def progress_rows(spark: SparkSession, path: str) -> dict[int, Row]:
 
 def progress_of(state: DataFrame) -> dict[int, Row]:
     """The progress row of each partition."""
-    columns = ("partition", "changelog_offset", "epoch", "commit", "progress", "topic_id", "run")
-    if missing := {"row", *columns} - set(state.columns):
+    return _by_partition(_others(state, "row = 'progress'"))
+
+
+def covered_rows(spark: SparkSession, path: str) -> tuple[dict[int, Row], int]:
+    """The progress row of each partition, and how many live windows `state` has: of all rows those that are another.
+
+    How many rows there are Delta's log says, and what it says of files decides which ones need not be read.
+    """
+    if not exists(spark, path):
+        return {}, 0
+    state = spark.table(delta(path))
+    others = _others(state, "row <> 'window'")
+    return _by_partition(row for row in others if row.row == "progress"), state.count() - len(others)
+
+
+def _others(state: DataFrame, where: str) -> list[Row]:
+    """Rows that are no window, of whom `where` holds. SchemaMismatch where the table is none of ours."""
+    columns = ("row", "partition", "changelog_offset", "epoch", "commit", "progress", "topic_id", "run")
+    if missing := set(columns) - set(state.columns):
         raise SchemaMismatch(
             f"the lake's table `state` has no column {', '.join(sorted(missing))}: it is none of Penstock's; lake and "
             "application must be the aggregator's"
         )
-    rows = state.filter("row = 'progress'").select(*columns).collect()
+    return list(state.filter(where).select(*columns).collect())
+
+
+def _by_partition(rows: Iterable[Row]) -> dict[int, Row]:
     return {row.partition: row for row in sorted(rows, key=lambda r: int(r.partition))}
 
 
 def history(spark: SparkSession, path: str) -> list[Row]:
-    """The newest versions of a table, newest first: version, operation, userMetadata, operationMetrics."""
+    """The newest versions of a table, newest first: version, operation, userMetadata, operationMetrics.
+
+    With one that went back to a time they have their timestamps as well, which only Delta's own history knows.
+    """
+    if delta_log.is_near(spark, path):
+        found = list(islice(delta_log.commits(spark, path), HISTORY_VERSIONS_MAX))
+        if all(row.operation != RESTORE or (row.operationParameters or {}).get("version") for row in found):
+            return found
     return list(spark.sql(f"DESCRIBE HISTORY {delta(path)} LIMIT {HISTORY_VERSIONS_MAX}").collect())
 
 
 def version(spark: SparkSession, path: str) -> int | None:
     """The newest version of a table, None where there is none."""
-    return int(history(spark, path)[0].version) if exists(spark, path) else None
-
-
-def live_rows(spark: SparkSession, path: str) -> int:
-    """How many live windows `state` has."""
-    return int(spark.table(delta(path)).filter("row = 'window'").count()) if exists(spark, path) else 0
+    return delta_log.newest_version(spark, path) if exists(spark, path) else None
 
 
 def appended_before(spark: SparkSession, path: str) -> dict[int, int]:

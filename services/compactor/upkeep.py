@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from pyspark.sql import SparkSession
 
-from services.compactor import tables
+from services.compactor import delta_log, tables
 from services.compactor.spark import jvm
 
 VACUUM_ENDED = "VACUUM END"  # as Delta's history calls it
@@ -39,6 +39,8 @@ def files_by_partition(spark: SparkSession, path: str) -> dict[str, int]:
 
 def optimize(spark: SparkSession, path: str, files_max: int) -> int:
     """Rewrite the partitions that have more than `files_max` files; how many those were."""
+    if delta_log.files(spark, path) <= files_max:
+        return 0
     crowded = [name for name, files in files_by_partition(spark, path).items() if files > files_max]
     if crowded:
         column = crowded[0].partition("=")[0]
