@@ -102,7 +102,7 @@ def run_audit(spark: SparkSession, settings: AuditSettings, say: Callable[[str],
         is_session = read.inputs.store.kind == "session"
         compared = compare(read.inputs) if is_session else compare_windows(read.inputs)
         report = summarize(compared, read, settings)
-    except (Py4JError, PySparkException) as e:
+    except (Py4JError, PySparkException, ConnectionError) as e:
         raise translated(e) from e
     finally:
         spark.catalog.clearCache()

@@ -35,6 +35,7 @@ _CONFLICTS = (
 )
 _DATA_LOSS = ("KafkaDataLoss", "data may have been lost", "OffsetOutOfRangeException", "Some data may have been lost")
 _OVERFLOW = "long overflow"
+_TASK_FAILED = "Job aborted due to stage failure"
 _NO_CONNECTOR = "No FileSystem for scheme"
 _UNUSABLE = ("DELTA_CANNOT_CREATE_LOG_PATH", "Mkdirs failed", "Permission denied", "AccessDenied", "No space left")
 _CORRUPT = re.compile(rf"{CORRUPT}: (.+)")
@@ -66,6 +67,8 @@ def translated(error: Exception) -> PenstockError:
         )
     if any(name in text for name in _UNUSABLE):
         return SparkFailed(f"the lake, or Spark's scratch folder, cannot be used: {last_cause(error)}")
-    if isinstance(error, Py4JNetworkError):
+    if isinstance(error, Py4JNetworkError | ConnectionError):
         return SparkFailed("Spark's JVM is gone: it was killed, or its memory was too little (spark.driver_memory)")
-    return SparkFailed(first_line(error))
+    said = last_cause(error)
+    # Of a task that failed the first text says where, and the last one why; of Python code that is a mere traceback.
+    return SparkFailed(said if _TASK_FAILED in text and not said.startswith("Traceback") else first_line(error))

@@ -130,7 +130,7 @@ class Fold(ABC):
             self.after_merge(plan, summary)
             summary = self._look_after(summary)
             self.conclude(summary)
-        except (Py4JError, PySparkException) as e:
+        except (Py4JError, PySparkException, ConnectionError) as e:
             raise translated(e) from e
         return summary._replace(seconds=round(time.monotonic() - started, 3))
 

@@ -14,7 +14,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -112,7 +112,8 @@ def spark_session(settings: SparkSettings, application: str, tables: str = "") -
         try:
             yield spark
         finally:
-            spark.stop()
+            with suppress(Py4JError, ConnectionError):  # of a JVM that is gone
+                spark.stop()
 
 
 @contextmanager
@@ -183,7 +184,7 @@ def first_line(error: BaseException) -> str:
 
 def causes(error: BaseException) -> list[str]:
     """What an error of Java's says and what its causes say, its own text first: a line each."""
-    cause, texts = getattr(error, "java_exception", None), list[str]()
+    cause, texts = getattr(error, "java_exception", None) or getattr(error, "_origin", None), list[str]()
     while cause is not None and len(texts) < CAUSES_MAX:
         texts.append(_line(str(cause.toString())))
         cause = cause.getCause()

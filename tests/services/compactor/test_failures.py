@@ -8,11 +8,25 @@ from py4j.protocol import Py4JNetworkError
 from services.compactor.failures import CompactionConflict, translated
 from services.compactor.spark import SparkFailed
 from shared.common.errors import ChangelogHole, ConfigError, CorruptRecord, PenstockError
+from tests.services.compactor.test_kafka import Raised
 
 
 def test_a_jvm_that_is_gone_is_said() -> None:
     """Whoever killed it: what Py4J says of a broken connection says nothing to anybody."""
-    assert "Spark's JVM is gone" in str(translated(Py4JNetworkError("Answer from Java side is empty")))
+    for error in (
+        Py4JNetworkError("Answer from Java side is empty"),
+        ConnectionRefusedError(111, "Connection refused"),
+    ):
+        assert "Spark's JVM is gone" in str(translated(error))
+
+
+def test_a_task_that_failed_says_why() -> None:
+    """The last cause, and not in which task of which stage; Python's own says more than the head of its traceback."""
+    aborted = "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times"
+    assert str(translated(Raised(aborted, "java.lang.RuntimeException: x is not a Parquet file"))) == (
+        "x is not a Parquet file"
+    )
+    assert "Job aborted" in str(translated(Raised(aborted, "a.b.PythonException: Traceback (most recent call last):")))
 
 
 @pytest.mark.parametrize(
