@@ -55,7 +55,8 @@ class Compaction(Fold):
         offsets = changelog_offsets(self.spark, settings)
         start = {p: covered[p].changelog_offset if p in covered else 0 for p in offsets.earliest}
         covered_run = max((row.run for row in covered.values()), default=0)
-        next_ = self._next(covered, covered_run)
+        closed = self._closed_logs(covered)
+        next_ = self._next(covered, covered_run, closed)
         put_back = runs.put_back(covered_run, next_)
         try:
             require_no_hole(offsets, covered, start)
@@ -63,6 +64,7 @@ class Compaction(Fold):
             raise e if put_back is None else ChangelogHole(f"{e}. {put_back}: {WAY_OUT}") from None
         cap, adopted = offsets.latest, next_.adopted
         require_no_backfill(adopted, offsets.latest, settings.tables, self._marks(offsets, covered))
+        runs.require_same_changelog(closed, offsets.topic_id, is_covered=bool(covered), folder=settings.tables)
         if put_back is not None:
             self.say(f"{put_back}; what the changelog has since then is folded into `state` once more")
         elif adopted is not None:
@@ -82,15 +84,23 @@ class Compaction(Fold):
         begun = {p for p, first in offsets.earliest.items() if p not in covered and first < offsets.latest[p]}
         return read_marks(self.spark, self.settings.kafka, offsets, begun) if begun else Marks()
 
-    def _next(self, covered: Mapping[int, Row], covered_run: int) -> runs.Next:
-        """The next run, by the tables' logs."""
+    def _closed_logs(self, covered: Mapping[int, Row]) -> dict[str, list[runs.Version]]:
+        """The versions of each store's table, of those that are there."""
         closed = {store: self.closed(store) for store in self._known_stores(covered)}
+        return {store: self.log(path) for store, path in closed.items() if tables.exists(self.spark, path)}
+
+    def _next(
+        self, covered: Mapping[int, Row], covered_run: int, closed: Mapping[str, list[runs.Version]]
+    ) -> runs.Next:
+        """The next run, by the tables' logs."""
+        forgotten = [store for store, log in closed.items() if not runs.newest(log)]
         return runs.next_run(
             {p: row.changelog_offset for p, row in covered.items()},
             covered_run,
             self.log(self.state),
-            {store: self.log(path) for store, path in closed.items() if tables.exists(self.spark, path)},
+            closed,
             accept_lost=self.settings.accept_lost_windows,
+            taken=max((self.appended_last(store) for store in forgotten), default=0),
         )
 
     def records(self, plan: Plan) -> DataFrame:

@@ -41,7 +41,7 @@ from services.compactor.kafka import read_range, topic_offsets
 from services.compactor.lives import IS_EARLIER, with_earlier
 from services.compactor.nearby import clustered, nearby, with_nearby_sessions
 from services.compactor.origins import origin_of
-from services.compactor.runs import CORRECTED, LATE_RUN, Version, newest, newest_note, next_late_run, standing, versions
+from services.compactor.runs import CORRECTED, LATE_RUN, Version, newest, newest_note, next_late_run, standing
 from services.compactor.settings import CompactSettings
 from services.compactor.spark import travelling
 from shared.common.errors import FatalError, UnknownTopicOrPartition
@@ -187,9 +187,7 @@ class Corrections:
         return _Range(run, store.late, offsets.topic_id, start, end), pending
 
     def _log(self, path: str) -> list[Version]:
-        if not tables.exists(self.spark, path):
-            return []
-        return versions(self.spark.sql(f"DESCRIBE HISTORY {tables.delta(path)}").collect())
+        return tables.log(self.spark, path, LATE_RUN)
 
     def _places(self, store: StoreSchema, sources: Mapping[int, int], own: Mapping[int, int]) -> late_states.Places:
         """Where the source ends: it is asked after the late topic was, so that every late record's is there."""

@@ -56,6 +56,12 @@ def commits(spark: SparkSession, path: str) -> Iterator[Row]:
         yield Row(version=version, **{name: json.loads(as_json(f)) for name, f in zip(_FIELDS, fields, strict=True)})
 
 
+def transaction(spark: SparkSession, path: str, name: str) -> int:
+    """The newest version that a table has of that transaction, -1 where it has none: no log forgets it."""
+    found = _snapshot(spark, path).transactions().get(name)
+    return int(found.get()) if found.isDefined() else -1
+
+
 def _log(spark: SparkSession, path: str) -> Any:
     java: Any = jvm(spark)
     return java.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)

@@ -33,7 +33,7 @@ from services.compactor.bodies import TIME_MS_MAX, final_rows, live_rows
 from services.compactor.changelog import Counts, Newest, Window, counted, known, latest_per_window, read_window
 from services.compactor.failures import CompactionConflict, translated
 from services.compactor.kafka import TopicOffsets
-from services.compactor.runs import CLOSED, CORRECTED, RUN, Version, versions
+from services.compactor.runs import CLOSED, CORRECTED, RUN, TOPIC_ID, Version, note_of
 from services.compactor.settings import UpkeepSettings
 from shared.streams.changelog_format import FINAL, Progress, decode_progress
 from shared.streams.lake_names import IS_LIVE, STATE_HEAD, STATE_TAIL, require_lake_names
@@ -176,7 +176,11 @@ class Fold(ABC):
 
     def log(self, path: str) -> list[Version]:
         """The versions of a table, newest first; none where there is no table."""
-        return versions(tables.history(self.spark, path)) if tables.exists(self.spark, path) else []
+        return tables.log(self.spark, path)
+
+    def appended_last(self, store: str) -> int:
+        """The newest run that Delta knows to have appended to a store's table, whatever its log still says."""
+        return delta_log.transaction(self.spark, self.closed(store), self._transaction(store))
 
     def _known_stores(self, covered: Mapping[int, Row]) -> list[str]:
         """Stores that may have a table: the folders, since a first run can crash before any progress row is there."""
@@ -237,7 +241,7 @@ class Fold(ABC):
         """Append each store's closed windows once; their number by store, of those that had any."""
         appended = {}
         topic = plan.offsets.topic
-        said = json.dumps({RUN: plan.run, "job": self.job, **self.note(after)})
+        said = json.dumps({RUN: plan.run, "job": self.job, TOPIC_ID: plan.offsets.topic_id, **self.note(after)})
         for store, layout in zip(window.stores, window.layouts(), strict=True):
             own = window.entries.filter((F.col("operation") == F.lit(FINAL)) & (F.col("store") == layout.number))
             count = counts.finals.get(layout.number, 0)
@@ -325,9 +329,8 @@ class Fold(ABC):
     def _require_ours(self, path: str, plan: Plan) -> Row:
         """The version that this run's commit is. CompactionConflict where another job made it."""
         for row in islice(delta_log.commits(self.spark, path), tables.HISTORY_VERSIONS_MAX):
-            if _run(row) == plan.run:
-                said = json.loads(row.userMetadata)
-                if said["job"] != self.job and not (plan.adopted and path != self.state):
+            if (said := note_of(row.userMetadata)).get(RUN) == plan.run:
+                if said.get("job") != self.job and not (plan.adopted and path != self.state):
                     raise CompactionConflict(f"another job has done run {plan.run} of {path}; this one stops")
                 return row
         raise CompactionConflict(f"{path} has moved on past run {plan.run}: another job is compacting; this one stops")
@@ -354,7 +357,8 @@ class Fold(ABC):
         every = self.settings.vacuum_every
         if every == 1 or not tables.exists(self.spark, self.state):
             return every == 1
-        return upkeep.is_vacuum_due(((v.operation, _run(v)) for v in tables.history(self.spark, self.state)), every)
+        done = tables.history(self.spark, self.state)
+        return upkeep.is_vacuum_due(((v.operation, note_of(v.userMetadata).get(RUN)) for v in done), every)
 
     def _expire(self) -> int:
         """Delete closed windows by the retention; how many days of how many stores those were."""
@@ -391,9 +395,3 @@ def moved(newest: Mapping[int, Newest], plan: Plan, entries: Mapping[int, int]) 
 
 def _lasting(progress: Progress) -> Progress:
     return msgspec.structs.replace(progress, grids_ms={}, wall_ms=0)
-
-
-def _run(version: Row) -> int | None:
-    """The number of the run that made a version of a table, None where another commit did."""
-    said = json.loads(version.userMetadata) if version.userMetadata else None
-    return said.get(RUN) if isinstance(said, dict) else None

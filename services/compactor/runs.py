@@ -21,7 +21,8 @@ RESTORE takes back what is in a table, never its log: with runs 1 to 3 and versi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from pyspark.sql import Row
@@ -31,6 +32,8 @@ from shared.common.errors import FatalError
 RUN, LATE_RUN = "penstock_run", "penstock_late_run"  # what a run and a run of corrections call their numbers in notes
 CLOSED = "closed"  # in a MERGE's note: by store the newest run that has appended to it
 CORRECTED = "corrected"  # in a note of `state`: by store the newest run of corrections that is in its table
+TOPIC_ID = "topic_id"  # in an append's note: the id of the changelog topic whose windows it appended
+OF_A_BACKFILL = "to_sources"  # in the note of a backfill's append: its windows are of no changelog
 _RESTORE = "RESTORE"
 _LOST_WAY_OUT = "Put back a newer one, or a `state` no newer than it; --accept-lost-windows goes on without them"
 
@@ -63,15 +66,19 @@ class Next(NamedTuple):
     lost: str | None = None
 
 
-def versions(history: Iterable[Row]) -> list[Version]:
-    """Delta's history as far as it matters here, newest first."""
+def versions(history: Iterable[Row], are_same: Callable[[int, int], bool] = lambda a, b: False) -> list[Version]:
+    """Delta's history as far as it matters here, newest first.
+
+    `are_same` says whether two versions have the same files: that is what tells to which version a RESTORE by time
+    went back, since whoever did it may have had another clock and another time zone.
+    """
     rows = [(int(row.version), row) for row in history]
     found = []
     for number, row in rows:
         restored = None
         if row.operation == _RESTORE:
-            restored = _restored(row.operationParameters, rows)
-        found.append(Version(number, _note(row.userMetadata), restored))
+            restored = _restored(row.operationParameters, number, rows, are_same)
+        found.append(Version(number, note_of(row.userMetadata), restored))
     return found
 
 
@@ -103,10 +110,12 @@ def next_run(
     closed: Mapping[str, Sequence[Version]],
     *,
     accept_lost: bool = False,
+    taken: int = 0,
 ) -> Next:
     """What to do next, with `covered` changelog offsets by partition that `state` has from `covered_run`.
 
     `state` and `closed`, by store, are the tables' versions, newest first; those of a table that is not there are none.
+    `taken` is the highest number that Delta knows of an append whose note its log has forgotten.
     Raises TablesDisagree where `closed` lacks what `state` covers, unless such a loss is accepted.
     """
     there = {store: standing(log) for store, log in closed.items()}
@@ -117,6 +126,7 @@ def next_run(
         raise TablesDisagree(f"{lost}. {_LOST_WAY_OUT}")
     last = max(covered_run, newest(state))
     known = max((newest(log) for log in closed.values()), default=0)
+    known = max(known, taken)
     ahead = frozenset(store for store, log in there.items() if _is_ahead(newest_note(log), covered))
     corrected = {store: run for store, log in there.items() if (run := newest(log, LATE_RUN))}
     if known <= last:
@@ -125,6 +135,27 @@ def next_run(
         if (note := newest_note(log)).get(RUN) == known:
             return Next(known, note, ahead, appended, corrected, lost)
     return Next(known + 1, None, ahead, appended, corrected, lost)
+
+
+def require_same_changelog(
+    closed: Mapping[str, Sequence[Version]], topic_id: str, *, is_covered: bool, folder: str
+) -> None:
+    """Raise TablesDisagree where closed windows are of another changelog than the one with this id.
+
+    A changelog that was made again counts its offsets anew: what is new would be taken for what is there. `is_covered`
+    says that `state` is there, and of this changelog; without it a table that does not say whose it is (an earlier
+    release's) is refused too, since all that this changelog closed can be appended once more.
+    """
+    for store, log in sorted(closed.items()):
+        note = newest_note(standing(log))
+        known = note.get(TOPIC_ID)
+        if OF_A_BACKFILL in note or known == topic_id or (known is None and is_covered):
+            continue
+        said = "does not say of which changelog it is" if known is None else f"is of another changelog (id {known})"
+        raise TablesDisagree(
+            f"closed/{store} {said}, and the changelog that is to be compacted has id {topic_id}: move {folder}/closed "
+            "to another place, or remove it, and what this changelog has closed is appended to a new one"
+        )
 
 
 def next_late_run(covered_run: int, log: Sequence[Version]) -> tuple[int, Mapping[str, Any] | None]:
@@ -186,7 +217,7 @@ def _lost_corrections(state: Sequence[Version], closed: Mapping[str, Sequence[Ve
     return None
 
 
-def _note(text: str | None) -> Mapping[str, Any]:
+def note_of(text: str | None) -> Mapping[str, Any]:
     """What a commit said of itself, as far as it is a note of ours."""
     try:
         said = json.loads(text or "null")
@@ -195,9 +226,31 @@ def _note(text: str | None) -> Mapping[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _restored(parameters: Mapping[str, str | None], rows: Sequence[tuple[int, Row]]) -> int:
-    """The version that a RESTORE named, by its number or a time."""
+def _restored(
+    parameters: Mapping[str, str | None],
+    restore: int,
+    rows: Sequence[tuple[int, Row]],
+    are_same: Callable[[int, int], bool],
+) -> int:
+    """The version that a RESTORE named, by its number or a time: of the latter the nearest one with the same files."""
     if (number := parameters.get("version")) not in (None, ""):
         return int(str(number))
-    at = str(parameters.get("timestamp"))
-    return max((n for n, row in rows if str(row.timestamp) <= at), default=0)
+    at_ms = _instant_ms(parameters)
+    nearest = max((n for n, row in rows if n < restore and _committed_ms(row) <= at_ms), default=0)
+    before = sorted((n for n, _ in rows if n < restore), key=lambda n: (abs(n - nearest), n))
+    return next((n for n in before if are_same(n, restore)), nearest)
+
+
+def _instant_ms(parameters: Mapping[str, str | None]) -> float:
+    """The time that a RESTORE named: as deltalake says it (`datetime`, ms), or Spark (`timestamp`, local time)."""
+    text = str(parameters.get("datetime") or parameters.get("timestamp"))
+    if text.lstrip("-").isdigit():
+        return int(text)
+    try:
+        return datetime.fromisoformat(text).timestamp() * 1000
+    except ValueError:
+        return -1  # as if all were lost: the files, or else the operator, know better
+
+
+def _committed_ms(row: Row) -> float:
+    return float(row.timestamp.timestamp()) * 1000

@@ -6,22 +6,26 @@ live and how far it goes change in one commit. Progress rows have the store "", 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
+from py4j.protocol import Py4JError
+from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from services.compactor import delta_log
 from services.compactor.bodies import TIME_MS_MAX, StoreLayout
+from services.compactor.runs import RUN, Version, standing, versions
 from shared.common.errors import SchemaMismatch
 from shared.streams.changelog_format import AggregationSchema, StoreSchema
 from shared.streams.lake_names import CLOSED_COLUMNS, STATE_HEAD, STATE_TAIL
 
 SQL_TYPES = {"int64": "BIGINT", "float64": "DOUBLE", "binary": "BINARY"}
-HISTORY_VERSIONS_MAX = 100  # how far back a crashed run's append is looked for; only upkeep can lie between
+HISTORY_VERSIONS_MAX = 100  # looked at first for a run; where there are only others' and upkeep's, all are
 RESTORE = "RESTORE"  # as Delta's history calls it
 INDEXED_COLUMNS = 32  # whose bounds Delta keeps by itself
 
@@ -146,16 +150,40 @@ def _by_partition(rows: Iterable[Row]) -> dict[int, Row]:
     return {row.partition: row for row in sorted(rows, key=lambda r: int(r.partition))}
 
 
-def history(spark: SparkSession, path: str) -> list[Row]:
+def history(spark: SparkSession, path: str, limit: int | None = HISTORY_VERSIONS_MAX) -> list[Row]:
     """The newest versions of a table, newest first: version, operation, userMetadata, operationMetrics.
 
-    With one that went back to a time they have their timestamps as well, which only Delta's own history knows.
+    Without a limit all that its log still has. With one that went back to a time they have their timestamps as well,
+    which only Delta's own history knows.
     """
     if delta_log.is_near(spark, path):
-        found = list(islice(delta_log.commits(spark, path), HISTORY_VERSIONS_MAX))
+        found = list(islice(delta_log.commits(spark, path), limit))
         if all(row.operation != RESTORE or (row.operationParameters or {}).get("version") for row in found):
             return found
-    return list(spark.sql(f"DESCRIBE HISTORY {delta(path)} LIMIT {HISTORY_VERSIONS_MAX}").collect())
+    limited = "" if limit is None else f" LIMIT {limit}"
+    return list(spark.sql(f"DESCRIBE HISTORY {delta(path)}{limited}").collect())
+
+
+def log(spark: SparkSession, path: str, name: str = RUN) -> list[Version]:
+    """A table's versions, newest first, as far back as to the newest run of that name; none where there is no table."""
+    if not exists(spark, path):
+        return []
+
+    @functools.cache
+    def files(number: int) -> frozenset[str] | None:
+        frame = spark.read.format("delta").option("versionAsOf", number)
+        try:
+            return frozenset(frame.load(path).inputFiles())
+        except (PySparkException, Py4JError):  # its part of the log is gone
+            return None
+
+    def are_same(one: int, other: int) -> bool:
+        return files(one) is not None and files(one) == files(other)
+
+    found = versions(history(spark, path), are_same)
+    if len(found) < HISTORY_VERSIONS_MAX or any(name in version.note for version in standing(found)):
+        return found
+    return versions(history(spark, path, None), are_same)
 
 
 def version(spark: SparkSession, path: str) -> int | None:

@@ -227,7 +227,8 @@ class Restoring:
             raise ChangelogHole(
                 f"the snapshot was made from topic {self.at.topic} with id {snapshot.topic_id}, but its id is "
                 f"{self.topic_id}: it was deleted and created again. To start afresh, remove the application's tables "
-                "from the lake."
+                f"({lake.table_uri(table, application)}) from the lake: `state`, and `closed` too, or move that to "
+                "another place, since nothing is appended to windows of another changelog"
             )
         progress, report, local = decode_progress(snapshot.progress), self.report, self.task.local
         restore_progress(self.task, progress)

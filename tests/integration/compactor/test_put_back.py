@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
-from services.compactor import tables
+from services.compactor import delta_log, tables
 from services.compactor.compact import Compaction
 from services.compactor.runs import TablesDisagree
 from services.compactor.settings import CompactSettings
@@ -96,6 +99,55 @@ def test_an_earlier_copy_of_state_catches_up(tables_of: Callable[[], Lake]) -> N
     assert of.compact().run == 4
     assert compared not in of.said
     of.require_whole()
+
+
+def test_appends_that_lie_far_back_in_the_log(tables_of: Callable[[], Lake], spark: Any) -> None:
+    """An earlier `state` catches up however much upkeep of `closed` came since; Delta itself knows the last number.
+    What others say of their commits is nobody's business."""
+    of = tables_of()
+    of.copy("state", "backup")
+    of.compact()
+    first = of.version("closed/banks") + 1
+    for version in range(first, first + tables.HISTORY_VERSIONS_MAX):
+        upkeep = {"timestamp": 0, "operation": "VACUUM END", "operationParameters": {}, "userMetadata": "by alice"}
+        (of.folder / "closed/banks/_delta_log" / f"{version:020}.json").write_text(json.dumps({"commitInfo": upkeep}))
+    of.put_back("backup", "state")
+    done = of.compact()
+    assert (done.run, done.adopted) == (2, True)
+    closed = str(of.folder / "closed/banks")
+    assert delta_log.transaction(spark, closed, f"penstock-compact-{of.simulation.name}-banks") == 2
+    assert delta_log.transaction(spark, closed, "another's") == -1
+    spark.conf.set("spark.databricks.delta.commitInfo.userMetadata", "rolled back by bob")
+    spark.sql(f"ALTER TABLE {tables.delta(str(of.folder / 'state'))} SET TBLPROPERTIES ('team' = 'visits')")
+    spark.conf.unset("spark.databricks.delta.commitInfo.userMetadata")
+    of.compact(retention_hours=168, vacuum_every=20)
+    of.require_whole()
+
+
+def test_a_closed_that_deltalake_took_back_by_time_is_refused(tables_of: Callable[[], Lake]) -> None:
+    """It says the time in words of its own; what is missing since then is known by the files that are left."""
+    of = tables_of()
+    at = datetime.now(UTC)
+    of.compact()
+    DeltaTable(str(of.folder / "closed/banks")).restore(at)
+    with pytest.raises(TablesDisagree, match="`state` is of run 2, but closed/banks is of run 1, and run 2 appended"):
+        of.compact()
+
+
+def test_closed_windows_of_another_changelog_are_refused(
+    tables_of: Callable[[], Lake], new_simulation: Callable[[str, int], Any], topics: Any
+) -> None:
+    """Kept beside a changelog that was made again, they would hide windows of it; moved away, all of it is folded."""
+    of = tables_of()
+    again = new_simulation(f"{of.simulation.name}-again", 1)
+    again.feed(60, 9)
+    topics.write(again)
+    shutil.rmtree(of.folder / "state")
+    of.settings = of.settings.model_copy(update={"changelog": f"{again.name}-changelog"})
+    with pytest.raises(TablesDisagree, match=r"closed/banks is of another changelog .*: move .*/closed to"):
+        of.compact()
+    shutil.move(of.folder / "closed", of.root / "kept")
+    assert of.compact().finals == len(closed_in_tasks(again))
 
 
 @pytest.mark.soak

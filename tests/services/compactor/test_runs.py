@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from contextlib import nullcontext
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,12 +15,15 @@ from services.compactor.runs import (
     CLOSED,
     CORRECTED,
     LATE_RUN,
+    OF_A_BACKFILL,
     RUN,
+    TOPIC_ID,
     TablesDisagree,
     Version,
     next_late_run,
     next_run,
     put_back,
+    require_same_changelog,
 )
 
 COVERED = {0: 30}
@@ -68,6 +72,38 @@ def test_an_earlier_copy_of_state_goes_on_with_the_newest_append() -> None:
     assert found == runs.Next(3, append(3), frozenset("s"), {"s": 3})
     assert put_back(1, found) == "`state` is of run 1, and closed/s is of run 3: an earlier `state` was put back"
     assert put_back(0, next_run({}, 0, [], {"s": APPENDS})) == "`state` is gone, and closed/s is of run 3"
+
+
+def test_an_append_that_the_log_has_forgotten() -> None:
+    """Delta takes its number no more: the next run has the one after it, and compares what is there."""
+    upkeep = [Version(number, {}) for number in range(203, 103, -1)]
+    found = next_run({0: 10}, 1, STATE[-2:], {"s": upkeep}, taken=3)
+    assert found == runs.Next(4, None, frozenset("s"), {"s": 0})
+    assert next_run(COVERED, 3, STATE, {"s": upkeep}, taken=3).run == 4
+
+
+def of_changelog(topic_id: str | None, **more: Any) -> list[Version]:
+    return log(append(1) | ({} if topic_id is None else {TOPIC_ID: topic_id}) | more)
+
+
+@pytest.mark.parametrize(
+    ("closed", "is_covered", "refused"),
+    [
+        (of_changelog("new"), False, ""),
+        (of_changelog("old"), False, r"closed/s is of another changelog \(id old\).* has id new: move /lake/a/closed"),
+        (of_changelog("old"), True, "closed/s is of another changelog"),
+        (of_changelog(None), True, ""),
+        (of_changelog(None), False, "closed/s does not say of which changelog it is.* move /lake/a/closed"),
+        (log({}), False, "closed/s does not say"),
+        (of_changelog("old", **{OF_A_BACKFILL: {}}), False, ""),
+        (of_changelog("old") + of_changelog("new"), False, "of another"),
+    ],
+)
+def test_windows_of_another_changelog_are_refused(closed: list[Version], is_covered: bool, refused: str) -> None:
+    """By the newest append; one that does not say whose it is counts as this one's where `state` is this one's.
+    Windows of a backfill are of no changelog."""
+    with pytest.raises(TablesDisagree, match=refused) if refused else nullcontext():
+        require_same_changelog({"s": closed}, "new", is_covered=is_covered, folder="/lake/a")
 
 
 def test_a_restored_state_has_a_number_that_its_log_does_not_know() -> None:
@@ -136,16 +172,17 @@ def test_corrections_have_numbers_of_their_own() -> None:
     assert next_late_run(1, [Version(3, {}, 1), *late]) == (3, None)
 
 
+def row(version: int, text: str | None = None, restored: dict[str, str | None] | None = None) -> Row:
+    """A row of Delta's history; times come as pyspark has them, local and without their zone."""
+    operation, at = "WRITE" if restored is None else "RESTORE", datetime(2026, 1, 1, 12, version)
+    more = {"operation": operation, "operationParameters": restored or {}, "timestamp": at}
+    return Row(version=version, userMetadata=text, **more)
+
+
 def test_what_delta_says_of_a_table() -> None:
     """Notes that are not ours are none; a RESTORE names its version, or a time."""
-
-    def row(version: int, text: str | None = None, restored: dict[str, str | None] | None = None) -> Row:
-        operation, at = "WRITE" if restored is None else "RESTORE", datetime(2026, 1, 1, 12, version)
-        more = {"operation": operation, "operationParameters": restored or {}, "timestamp": at}
-        return Row(version=version, userMetadata=text, **more)
-
     history = [
-        row(4, None, {"version": None, "timestamp": "2026-01-01 12:01:30"}),
+        row(4, None, {"version": None, "timestamp": "2026-01-01 12:01:30.0"}),
         row(3, None, {"version": "0", "timestamp": None}),
         row(2, "somebody's own"),
         row(1, "[1]"),
@@ -158,3 +195,16 @@ def test_what_delta_says_of_a_table() -> None:
         Version(1, {}),
         Version(0, {RUN: 7}),
     ]
+
+
+def test_a_restore_by_time_is_known_by_its_files() -> None:
+    """deltalake says the instant in ms, Spark the local time of where it ran; the files tell what it went back to."""
+    at = datetime(2026, 1, 1, 12, 1, 30)
+    utc = at.astimezone(UTC).isoformat()
+    for said in ({"datetime": str(int(at.timestamp() * 1000))}, {"datetime": utc}, {"timestamp": utc}):
+        history = [row(3, None, {"version": None, **said}), row(2), row(1), row(0)]
+        assert runs.versions(history)[0].restored == 1
+        assert runs.versions(history, lambda a, b: {a, b} == {0, 3})[0].restored == 0
+    elsewhere = [row(3, None, {"timestamp": "2026-01-01 03:01:30.0"}), row(2), row(1), row(0)]
+    assert runs.versions(elsewhere, lambda a, b: {a, b} == {2, 3})[0].restored == 2
+    assert runs.versions([row(1, None, {"timestamp": "?"}), row(0)])[0].restored == 0
