@@ -48,7 +48,7 @@ class CompactionState(TypedDict, total=False):
     started_at_ms: int
     seconds: float | None
     status: str
-    """running, done or failed."""
+    """running; done; failed; lost: another job was first; stopped: partition 0 went to another instance."""
     rows: int | None
     """Rows that the run wrote: live windows merged and deleted, closed ones appended."""
     progress: str

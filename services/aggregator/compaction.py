@@ -3,7 +3,8 @@
 The asyncio process never holds a JVM: a job is `penstock compact …`, started here, with its last line of output as
 its result. One at a time; a request that comes while one runs is not queued, the next grid point asks again, but a job
 that left records is followed by the next at once. A failed job is tried again with back-off and never harms the
-aggregator; one that was stopped for its time is given half as many records, so that no backlog is too large. Where
+aggregator; one that was stopped for its time while it read is given half as many records, so that no backlog is too
+large, and after each that counts twice as many again, up to the setting. Where
 partition 0 goes to another instance, a job that runs is stopped: the next owner starts its own. That compaction is off,
 fails or falls behind is said by metrics, by `/health` (which stays 200: a restart would mend nothing) and by one line
 in the log at start-up.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import sys
 from collections import deque
@@ -47,6 +49,8 @@ JVM_SAYS = ("WARNING: ", "Setting default log level", "To adjust logging level")
 HISTORY_MAX = 20  # runs kept for REST and the dashboard
 BEHIND_INTERVALS = 3  # without a compaction that succeeded for so many intervals, the lake is behind
 
+READING = "reading "
+"""How the line begins by which a job says that Spark runs and the changelog is being read."""
 WRITTEN = ("merged_rows", "deleted_rows", "finals")
 """What a job says of the rows that it wrote."""
 OK = 0
@@ -77,6 +81,8 @@ def command(settings: AggregatorSettings) -> list[str]:
         flags += ["--vacuum-every", str(compaction.vacuum_every)]
     if compaction.closed_retention_days is not None:
         flags += ["--closed-retention-days", str(compaction.closed_retention_days)]
+    chosen = (("skip-corrupt", compaction.skip_corrupt), ("with-late", compaction.with_late))
+    flags += [f"--{name}" for name, is_on in chosen if is_on]
     flags.append("--delete-covered" if compaction.delete_covered else "--no-delete-covered")
     return [sys.executable, "-m", "services.cli", "compact", *flags]
 
@@ -123,6 +129,7 @@ class CompactionSupervisor:
         self.enabled = settings.compaction.enabled and settings.streams.lake is not None
         self._failures_in_a_row = 0
         self._run_records_max = settings.compaction.run_records_max
+        self._has_read = False
         self._last_success_ms: int | None = None
         self._runs = counter(registry, "compaction_runs", "Compactions started.", "outcome")
         for outcome in ("done", "lost", "failed"):  # so that a rate is there before the first of its kind
@@ -135,7 +142,16 @@ class CompactionSupervisor:
             registry, "compaction_last_rows", "Rows the last successful compaction merged, deleted or appended."
         )
         self._entries = gauge(registry, "compaction_last_entries", "Changelog entries the last compaction read.")
-        self._at = gauge(registry, "compaction_last_success_seconds", "When the last one succeeded, epoch seconds.")
+        at = gauge(
+            registry, "compaction_last_success_seconds", "When the last one succeeded, epoch seconds; NaN: not known."
+        )
+        at.set_function(self._last_success_seconds)
+
+    def _last_success_seconds(self) -> float:
+        """When the newest run counted, as this process knows it or, after a restart, the lake."""
+        measured = self._backlog.last if self._backlog is not None else None
+        newest_ms = max(self._last_success_ms or 0, (measured.snapshot_ms if measured is not None else None) or 0)
+        return newest_ms / 1000 if newest_ms else math.nan
 
     def why_off(self) -> str:
         """Why no compaction is ever started, empty where they are."""
@@ -221,6 +237,7 @@ class CompactionSupervisor:
         state = CompactionState(started_at_ms=started_ms, seconds=None, status="running", rows=None, detail="")
         self._history.appendleft(state)
         log.info("compaction started")
+        self._has_read = False
         status: int | None = None
         out = err = b""
         try:
@@ -235,7 +252,8 @@ class CompactionSupervisor:
                 err = b"the job could not be started: " + err
         except TimeoutError:
             await self._stop_job()
-            self._run_records_max = max(1, self._run_records_max // 2)
+            if self._has_read:  # where Spark took that long to start, fewer would not help
+                self._run_records_max = max(1, self._run_records_max // 2)
             err = f"stopped after {self._settings.compaction.timeout_ms} ms".encode()
         except OSError as e:
             err = f"the job could not be started: {e}".encode()
@@ -260,40 +278,48 @@ class CompactionSupervisor:
 
     def _progressed(self, line: str) -> None:
         """Show how far the job is, as it says it."""
+        self._has_read |= line.startswith(READING)
         # A line of its log, which is JSON, is in its log.
         if self._job is not None and line and not line.startswith(("{", *JVM_SAYS)):
             self._history[0]["progress"] = line[:LINE_CHARACTERS_MAX]
             log.info("compaction", progress=line[:LINE_CHARACTERS_MAX])
 
     def _note(self, state: CompactionState, status: int | None, out: bytes, err: bytes) -> None:
+        result = _last_json(out)
+        lines = err.decode(errors="replace").splitlines()[-OUTPUT_LINES_MAX:]
+        if status == OK or result:
+            self._count(state, result)
         if status == OK:
-            result = _last_json(out)
-            self._failures_in_a_row, self._last_success_ms = 0, self._clock.now_ms()
-            state |= {"status": "done", "rows": sum(result.get(name, 0) for name in WRITTEN)}
-            self._runs.labels(outcome="done").inc()
-            self._seconds.set(state["seconds"] or 0)
-            self._rows.set(state["rows"] or 0)
-            self._entries.set(result.get("entries", 0))
-            self._at.set(self._clock.now_ms() / 1000)
+            self._end(state, "done", "", "done")
             log.info("compaction done", **result)
             if result.get("records_left"):
                 self._ask_again()
+        elif status == LOST_TO_ANOTHER and result:
+            self._end(state, "done", lines[-1] if lines else "", "done")
+            log.info("compaction done; what came after it was lost to another job", **result)
         elif status == LOST_TO_ANOTHER:
-            self._failures_in_a_row = 0
-            state |= {"status": "done", "rows": 0, "detail": "another job was first"}
-            self._runs.labels(outcome="lost").inc()
+            self._end(state, "lost", "another job was first", "lost")
             log.info("compaction: another job was first")
         elif status == GIVEN_UP:
-            self._failures_in_a_row = 0
-            state |= {"status": "done", "rows": 0, "detail": "stopped: partition 0 went to another instance"}
-            self._runs.labels(outcome="lost").inc()
+            self._end(state, "stopped", "partition 0 went to another instance", "lost")
             log.info("compaction stopped: partition 0 went to another instance")
         else:
-            self._failures_in_a_row += 1
-            lines = err.decode(errors="replace").splitlines()[-OUTPUT_LINES_MAX:]
-            state |= {"status": "failed", "detail": lines[-1] if lines else f"exit status {status}"}
-            self._runs.labels(outcome="failed").inc()
-            log.error("compaction failed", status=status, output="\n".join(lines))
+            self._end(state, "failed", lines[-1] if lines else f"exit status {status}", "failed")
+            log.error("compaction failed", status=status, output="\n".join(lines), result=result)
+
+    def _count(self, state: CompactionState, result: dict[str, Any]) -> None:
+        """Take over what a run did that is in the lake, whatever failed after it."""
+        self._last_success_ms = self._clock.now_ms()
+        self._run_records_max = min(self._settings.compaction.run_records_max, 2 * self._run_records_max)
+        state["rows"] = sum(result.get(name, 0) for name in WRITTEN)
+        self._seconds.set(state["seconds"] or 0)
+        self._rows.set(state["rows"] or 0)
+        self._entries.set(result.get("entries", 0))
+
+    def _end(self, state: CompactionState, status: str, detail: str, outcome: str) -> None:
+        state |= {"status": status, "detail": detail}
+        self._failures_in_a_row = self._failures_in_a_row + 1 if outcome == "failed" else 0
+        self._runs.labels(outcome=outcome).inc()
         self._failing.set(self._failures_in_a_row)
 
     def _ask_again(self) -> None:

@@ -13,7 +13,7 @@ from shared.common.key_range import KeyRange
 from shared.common.points_in_time import time_ms
 from shared.common.settings import CommandSettings, HttpSettings, KafkaSettings, PositiveMs, Section
 from shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX
-from shared.streams.settings import RETENTION_HOURS_MIN, SPARK_MASTER, StreamsSettings
+from shared.streams.settings import RETENTION_DAYS_MAX, RETENTION_HOURS_MIN, SPARK_MASTER, StreamsSettings
 
 WORKERS_MAX = 64
 """Processes on one machine: each has a Python of its own and connections to every broker."""
@@ -32,7 +32,7 @@ class CompactionSettings(Section):
     run_records_max: Annotated[int, Field(gt=0)] = Field(
         10_000_000,
         description="changelog records that one job reads, the next one at once after it; after a job that was "
-        "stopped by its timeout half as many",
+        "stopped by its timeout while it read half as many, after each that counts twice as many again",
     )
     spark_master: str = Field(
         "local[*]", pattern=SPARK_MASTER, description="local[N], spark://host:port, yarn, k8s://…"
@@ -42,6 +42,10 @@ class CompactionSettings(Section):
     delete_covered: bool = Field(
         True, description="delete changelog records that the snapshot before the current one covers"
     )
+    skip_corrupt: bool = Field(
+        False, description="leave out corrupt changelog records, and keep them in the table `quarantine`"
+    )
+    with_late: bool = Field(False, description="merge late records into closed windows, as rows with a higher revision")
     optimize_files_max: Annotated[int, Field(ge=0)] = Field(
         20, description="rewrite a table's partition into one file once it has more files than this; 0: never"
     )
@@ -50,7 +54,7 @@ class CompactionSettings(Section):
         description="remove files that no table version younger than this needs; unset: never. A restore or a reader "
         "that takes longer finds its version gone",
     )
-    closed_retention_days: Annotated[int, Field(ge=1)] | None = Field(
+    closed_retention_days: Annotated[int, Field(ge=1, le=RETENTION_DAYS_MAX)] | None = Field(
         None, description="delete closed windows that end so many days before the newest event; unset: never"
     )
     vacuum_every: Annotated[int, Field(ge=1)] = Field(

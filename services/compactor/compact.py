@@ -106,6 +106,7 @@ class Compaction(Fold):
     def records(self, plan: Plan) -> DataFrame:
         """The changelog records of the run (READ_SCHEMA)."""
         topic, kafka = plan.offsets.topic, self.settings.kafka
+        self.say(f"reading {sum(plan.end[p] - first for p, first in plan.start.items())} changelog records")
         return read_range(self.spark, kafka, topic, plan.start, plan.end, split_records=SPLIT_RECORDS)
 
     def window(self, plan: Plan, records: DataFrame) -> Window:

@@ -11,7 +11,7 @@ from shared.common.errors import ConfigError
 from shared.common.points_in_time import time_ms
 from shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
 from shared.common.topic_names import changelog_topic
-from shared.streams.settings import RETENTION_HOURS_MIN, SPARK_MASTER, TaskSettings
+from shared.streams.settings import RETENTION_DAYS_MAX, RETENTION_HOURS_MIN, SPARK_MASTER, TaskSettings
 from shared.streams.topology_loading import NAME_PATTERN
 
 DELTA_NAME = r"^[^\s,;{}()=/\\]+$"  # what a folder and a Delta column can both be called
@@ -69,7 +69,7 @@ class UpkeepSettings(JobSettings):
         None,
         description="remove files that no version younger than this needs from the tables; default: never",
     )
-    closed_retention_days: Annotated[int, Field(ge=1)] | None = Field(
+    closed_retention_days: Annotated[int, Field(ge=1, le=RETENTION_DAYS_MAX)] | None = Field(
         None, description="delete closed windows that end so many days before the newest event; default: never"
     )
     vacuum_every: Annotated[int, Field(ge=1)] = Field(

@@ -21,6 +21,7 @@ NOT_INITIALIZED = "schedule() may be called in a processor's init() or later, no
 class TaskSchedules:
     """`restored` are the next due times of named schedules as of the last commit, until they are scheduled again.
 
+    A wall-clock schedule is due within an interval whatever was restored: clocks differ, and are set right.
     `has_new_grid` says that a named schedule began a grid that no commit holds yet.
     """
 
@@ -65,7 +66,7 @@ class TaskSchedules:
             self.has_new_grid |= restored is None
         is_stream_time = type_ is PunctuationType.STREAM_TIME
         if restored is not None:
-            due = restored
+            due = restored if is_stream_time else _within(restored, now_ms, ms, start_ms or 0)
         elif start_ms is not None:
             due = start_ms
         else:
@@ -81,6 +82,18 @@ class TaskSchedules:
     def grids_ms(self) -> dict[str, int]:
         """The next due time of each named schedule."""
         return self.restored | self.stream_time.grids_ms() | self.wall_clock.grids_ms()
+
+
+def _within(due_ms: int, now_ms: int, interval_ms: int, start_ms: int) -> int:
+    """A wall-clock grid's next point, no further ahead than an interval, or than where the grid is to start.
+
+    Another instance's clock, or this one's before it was set right, may have been ahead.
+
+    >>> _within(due_ms=3_670, now_ms=0, interval_ms=300, start_ms=0)
+    70
+    """
+    ahead_ms = due_ms - max(now_ms + interval_ms, start_ms)
+    return due_ms - max(0, -(-ahead_ms // interval_ms)) * interval_ms
 
 
 def _start_ms(start: Start) -> int | None:

@@ -26,6 +26,7 @@ HANGING = """
 import os, pathlib, signal, sys, time
 if {deaf}:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("reading 9 changelog records", file=sys.stderr, flush=True)
 pathlib.Path({pid!r}).write_text(str(os.getpid()))
 time.sleep(600)
 """
@@ -138,7 +139,8 @@ async def test_losing_to_another_job_is_no_failure() -> None:
         supervisor.ask(0)
         await until(lambda: jobs.runs("lost") == 1)
         await asyncio.sleep(0.3)
-        assert (jobs.started, jobs.statuses()) == (1, [("done", "another job was first")])
+        assert (jobs.started, jobs.statuses()) == (1, [("lost", "another job was first")])
+        assert supervisor.health().facts["last_success_at_ms"] is None
 
 
 async def test_a_failed_job_is_tried_again() -> None:
@@ -183,7 +185,7 @@ async def test_who_loses_partition_0_stops_its_job(tmp_path: Path) -> None:
         job = int(pid.read_text())
         ours = False
         await until(lambda: jobs.runs("lost") == 1)
-        assert jobs.statuses() == [("done", "stopped: partition 0 went to another instance")]
+        assert jobs.statuses() == [("stopped", "partition 0 went to another instance")]
         assert jobs.runs("failed") == 0
         with pytest.raises(ProcessLookupError):
             os.kill(job, 0)
@@ -245,6 +247,30 @@ async def test_a_job_that_takes_too_long(tmp_path: Path, deaf: bool, monkeypatch
         assert not lives(int(pid.read_text()))
         await until(lambda: jobs.runs("done") == 1)
         assert jobs.records_max == [100, 50]
+
+
+async def test_a_job_reads_as_much_again_after_one_that_counts() -> None:
+    """Half of it after one that was stopped while it read, not where Spark had not even started; twice of it after each
+    that counts, up to the setting."""
+    slow_start = "import time; time.sleep(600)"
+    slow = f"import sys; print('reading 9 changelog records', file=sys.stderr, flush=True); {slow_start}"
+    jobs = Jobs(slow_start, slow, DONE, timeout_ms=2_000, retry_backoff_ms=10, run_records_max=100)
+    async with supervised(jobs) as supervisor:
+        for done in (1, 2, 3):
+            supervisor.ask(0)
+            await until(lambda done=done: jobs.runs("done") == done)  # type: ignore[misc]
+        assert jobs.records_max == [100, 100, 50, 100, 100]
+
+
+async def test_what_counts_is_told_though_something_failed_after_it() -> None:
+    """The run's rows and its time are known; that its upkeep failed is a failure, and is tried again."""
+    jobs = Jobs(f"{DONE}; import sys; print('no DELETE', file=sys.stderr); sys.exit(1)", DONE, retry_backoff_ms=10)
+    async with supervised(jobs) as supervisor:
+        supervisor.ask(0)
+        await until(lambda: jobs.runs("done") == 1)
+        (_, first) = supervisor.describe()
+        assert (first["status"], first["detail"], first["rows"]) == ("failed", "no DELETE", 8)
+        assert jobs.runs("failed") == 1
 
 
 async def test_shutdown_stops_the_job(tmp_path: Path) -> None:

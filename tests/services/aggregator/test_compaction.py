@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -39,6 +41,7 @@ def test_the_job_understands_its_command_line() -> None:
         "--compaction.vacuum-every=5",
         "--compaction.run-records-max=1234",
         "--compaction.closed-retention-days=90",
+        "--compaction.with-late",
         '--streams.lake-options={"aws_endpoint_url": "http://s3", "timeout": "5s"}',
         "--kafka.bootstrap-servers=broker:1",
         **SECRETS,
@@ -54,6 +57,8 @@ def test_the_job_understands_its_command_line() -> None:
     assert not job.delete_covered
     assert (job.optimize_files_max, job.retention_hours, job.vacuum_every) == (7, 30, 5)
     assert job.closed_retention_days == 90
+    assert (job.skip_corrupt, job.with_late) == (False, True)
+    assert "--skip-corrupt" in command(settings("--compaction.skip-corrupt"))
     assert (job.run_records_max, job.runs_max) == (1234, 1)
     assert environment(given)["AWS_ENDPOINT_URL"] == "http://s3"
     assert "TIMEOUT" not in environment(given)
@@ -175,7 +180,10 @@ def test_health_tells_the_state() -> None:
     manual_clock.advance(BEHIND_INTERVALS * given.compaction.interval_ms + 1)
     assert supervisor.health().facts["state"] == "behind"
     assert supervisor.health().ok
+    assert math.isnan(registry.get_sample_value("penstock_compaction_last_success_seconds") or 0)
     watch.note(Backlog(70, manual_clock.now_ms() - 5_000))
+    newest = registry.get_sample_value("penstock_compaction_last_success_seconds")
+    assert newest == (manual_clock.now_ms() - 5_000) / 1000  # by the lake: this process has seen none
     assert supervisor.health().facts["state"] == "waiting"
     assert registry.get_sample_value("penstock_compaction_changelog_records") == 70
     assert registry.get_sample_value("penstock_compaction_snapshot_age_seconds") == 5

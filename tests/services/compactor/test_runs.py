@@ -83,7 +83,7 @@ def test_an_append_that_the_log_has_forgotten() -> None:
 
 
 def of_changelog(topic_id: str | None, **more: Any) -> list[Version]:
-    return log(append(1) | ({} if topic_id is None else {TOPIC_ID: topic_id}) | more)
+    return log(dict(append(1)) | ({} if topic_id is None else {TOPIC_ID: topic_id}) | more)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,25 @@ def test_cancelled_schedules_are_forgotten() -> None:
     assert not any(schedule.cancelled for schedule in kept)
 
 
+def test_a_clock_that_was_ahead_stops_no_wall_clock_schedule() -> None:
+    """What was restored lies two days ahead: it is due on its grid within an interval. A start that is told stays."""
+    now, interval, day = 1_800_000_000_000, 300_000, 86_400_000
+    wall = {"node": None, "callback": lambda _: None, "type_": PunctuationType.WALL_CLOCK_TIME}
+
+    def due(schedules: TaskSchedules, now_ms: int, start: int | None) -> Schedule:
+        return schedules.schedule(interval, now_ms=now_ms, start=start, name="compaction", **wall)  # type: ignore[arg-type]
+
+    ahead, schedules = TaskSchedules(), TaskSchedules()
+    was = due(ahead, now + 2 * day + 7, None).due_ms
+    schedules.restored = ahead.grids_ms()
+    now_due = due(schedules, now, None).due_ms
+    assert now < now_due <= now + interval
+    assert (was - now_due) % interval == 0
+    planned = TaskSchedules()
+    planned.restored = ahead.grids_ms()
+    assert due(planned, now, was).due_ms == was
+
+
 def test_many_that_live_are_all_called() -> None:
     """Looking for what was cancelled loses none of the others, and keeps their order."""
     schedules, called = TaskSchedules(), []
