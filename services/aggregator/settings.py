@@ -10,6 +10,7 @@ from pydantic import Base64Bytes, Field, field_validator
 from api.settings import GuardedSettings
 from shared.common.errors import ConfigError
 from shared.common.key_range import KeyRange
+from shared.common.lake_place import require_place
 from shared.common.points_in_time import time_ms
 from shared.common.settings import CommandSettings, HttpSettings, KafkaSettings, PositiveMs, Section
 from shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX
@@ -116,6 +117,11 @@ class SessionsSettings(CommandSettings):
     )
     json_line: bool = Field(False, description="print one JSON object a window; --json is the same")
     kafka_timeout_ms: PositiveMs = Field(30_000, description="how long reading the changelog's tail may take")
+
+    @field_validator("lake")
+    @classmethod
+    def _is_place(cls, lake: str | None) -> str | None:
+        return require_place(lake)
 
     @field_validator("from_", "to")
     @classmethod

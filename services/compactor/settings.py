@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from shared.common.errors import ConfigError
+from shared.common.lake_place import lake_root, require_place
 from shared.common.points_in_time import time_ms
 from shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
 from shared.common.topic_names import changelog_topic
@@ -45,6 +45,11 @@ class JobSettings(CommandSettings):
         60_000, description="how long Kafka may take to answer about topics and offsets"
     )
 
+    @field_validator("lake")
+    @classmethod
+    def _is_place(cls, lake: str) -> str | None:
+        return require_place(lake)
+
     @property
     def changelog_topic(self) -> str:
         return self.changelog or changelog_topic(self.application)
@@ -52,11 +57,11 @@ class JobSettings(CommandSettings):
     @property
     def tables(self) -> str:
         """The folder of this application's tables as Spark calls it: absolute on a local disk, `s3a` for S3."""
-        root = self.lake if "://" in self.lake else str(Path(self.lake).expanduser().resolve())
+        root = lake_root(self.lake)
         scheme, there, rest = root.partition("://")
         # Hadoop's client for S3 goes by another scheme than everybody else's.
         root = f"s3a://{rest}" if there and scheme.lower() == "s3" else root
-        return f"{root.rstrip('/')}/{self.application}"
+        return f"{root}/{self.application}"
 
 
 class UpkeepSettings(JobSettings):

@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -23,8 +22,9 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.schema import PrimitiveType, StructType
 
 from shared.common.continuation import WindowPlace
-from shared.common.errors import ConfigError, FatalError, RetriableError
+from shared.common.errors import FatalError, RetriableError
 from shared.common.key_range import KeyRange, raw_key
+from shared.common.lake_place import lake_root
 
 PROGRESS_COLUMNS = ("partition", "changelog_offset", "epoch", "commit", "progress", "topic_id")
 WINDOW_KEY = ("key", "start_ms", "end_ms")
@@ -64,12 +64,8 @@ class Snapshot(NamedTuple):
 
 
 def table_uri(lake: str, application: str, *table: str) -> str:
-    """Where a table of an application is: a URI as it is, a folder as an absolute path. ConfigError for no path."""
-    try:
-        root = lake if "://" in lake else str(Path(lake).expanduser().resolve())
-    except (ValueError, RuntimeError) as e:  # a null byte; a home folder that is nobody's
-        raise ConfigError(f"lake {lake!r}: {e}") from None
-    return "/".join((root.rstrip("/"), application, *table))
+    """Where a table of an application is: a folder as an absolute path, or a URI. ConfigError for no place."""
+    return "/".join((lake_root(lake), application, *table))
 
 
 def one_line(error: BaseException) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
+from shared.common.lake_place import require_place
 from shared.common.log import get_logger
 from shared.common.settings import PositiveMs, Section
 from shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX, changelog_topic, instances_topic
@@ -160,6 +161,11 @@ class StreamsSettings(Section, TaskSettings):
         None, min_length=1, description="URI or path of the Delta tables that compaction keeps; unset: none"
     )
     lake_options: dict[str, str] = Field({}, description="object store options for the lake, as deltalake takes them")
+
+    @field_validator("lake")
+    @classmethod
+    def _is_place(cls, lake: str | None) -> str | None:
+        return require_place(lake)
 
     @model_validator(mode="after")
     def _heartbeats_fit(self) -> Self:

@@ -25,6 +25,15 @@ def test_where_spark_may_run(master: str) -> None:
         CompactSettings.load([*NEEDED, "--spark.master", f"x{master}"], environ={})
 
 
+def test_days_that_there_never_were_are_refused() -> None:
+    """A retention that would reach behind the calendar is refused by its name, before anything is written."""
+    assert (
+        CompactSettings.load([*NEEDED, "--closed-retention-days=100000"], environ={}).closed_retention_days == 100_000
+    )
+    with pytest.raises(ConfigError, match=r"closed_retention_days: "):
+        CompactSettings.load([*NEEDED, "--closed-retention-days=999999"], environ={})
+
+
 def test_flags_variables_and_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The changelog's name comes from the application's; Spark's settings can be a JSON object in a variable."""
     monkeypatch.chdir(tmp_path)
