@@ -101,6 +101,7 @@ def test_an_earlier_copy_of_state_catches_up(tables_of: Callable[[], Lake]) -> N
     of.require_whole()
 
 
+@pytest.mark.soak
 def test_appends_that_lie_far_back_in_the_log(tables_of: Callable[[], Lake], spark: Any) -> None:
     """An earlier `state` catches up however much upkeep of `closed` came since; Delta itself knows the last number.
     What others say of their commits is nobody's business."""
