@@ -32,6 +32,7 @@ EDGES = {
     "shared/common/lake.py": "reads Delta tables",
     "shared/common/lake_append.py": "appends to Delta tables",
     "shared/common/lake_files.py": "lists and removes the files of Delta tables",
+    "shared/common/lake_place.py": "asks the disk what a folder is by its absolute path",
     "shared/common/settings.py": "reads the environment and the settings file",
     "shared/clients/connection/": "the sockets: the one importer of aiokafka",
     "shared/clients/admin/admin.py": "the public admin client: what it offers is awaited",

@@ -1,4 +1,4 @@
-"""Where a lake is, in the one form that everything that reads or writes it goes by.
+"""Where a lake is, in the one form that everything that reads or writes it goes by (an edge).
 
 Spark takes a URI's escapes (`with%20space`) for the folder's own name, deltalake takes them for what they stand for. So
 a `file:` URI becomes the path that it means, and a `%` that is left, in a path or another URI, is refused.
