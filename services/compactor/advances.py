@@ -74,7 +74,7 @@ def keep(spark: SparkSession, folder: str, new: DataFrame | None) -> None:
         return
     path = path_of(folder)
     if not tables.exists(spark, path):
-        spark.sql(f"CREATE TABLE IF NOT EXISTS {tables.delta(path)} ({_SCHEMA}) USING DELTA PARTITIONED BY (partition)")
+        tables.create(spark, path, _SCHEMA, "partition")
     new.createOrReplaceTempView(_NEW)
     same = " AND ".join(f"t.{name} = s.{name}" for name in _PLACE)
     spark.sql(

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from services.compactor import advances, runs, tables
@@ -31,6 +29,10 @@ WAY_OUT = (
     "put back one whose covered offsets the changelog still has (that before the newest it has, by RESTORE for "
     "instance), or begin anew (`penstock streams reset`, then `penstock backfill`)"
 )
+NO_TABLES = (
+    "there are no tables at {}, and the changelog was compacted before: into another lake (is it --lake, or "
+    "streams.lake, as the aggregator has it?), or its tables are lost (put a copy back)"
+)
 SPLIT_RECORDS = 50_000  # of a partition for each further task that reads it: below it the task costs more than it saves
 
 
@@ -42,7 +44,6 @@ class Compaction(Fold):
     def __init__(self, spark: SparkSession, settings: CompactSettings, say: Say) -> None:
         super().__init__(spark, settings, say)
         self.corrected: Corrected | None = None
-        self.uncorrected: Exception | None = None
 
     def plan(self) -> Plan:
         """Where to read; raises ChangelogHole where the changelog does not go on where the tables end.
@@ -61,6 +62,8 @@ class Compaction(Fold):
         try:
             require_no_hole(offsets, covered, start)
         except ChangelogHole as e:
+            if not covered and put_back is None:
+                raise ChangelogHole(f"{NO_TABLES.format(settings.tables)}: {e}") from None
             raise e if put_back is None else ChangelogHole(f"{e}. {put_back}: {WAY_OUT}") from None
         cap, adopted = offsets.latest, next_.adopted
         require_no_backfill(adopted, offsets.latest, settings.tables, self._marks(offsets, covered))
@@ -138,21 +141,15 @@ class Compaction(Fold):
         return {} if self.corrected is None else self.corrected._asdict()
 
     def after_merge(self, plan: Plan, summary: Summary) -> None:
-        """What is done once the run counts. What late records end in is kept for the end: see `conclude`."""
+        """What is done once the run counts: none of it waits for another, nor the upkeep for any of it."""
+        attempt = self.after.attempt
         if self.settings.with_late and not summary.records_left:
-            try:
-                self.corrected = Corrections(self.spark, self.settings, self.say, self.job).run()
-            except (PenstockError, Py4JJavaError, PySparkException) as e:
-                self.uncorrected = e
+            corrections = Corrections(self.spark, self.settings, self.say, self.job)
+            self.corrected = attempt("the correction by late records", corrections.run, None)
         if summary.to_offsets != summary.from_offsets:
             if self.settings.delete_covered:
-                self._delete_covered(plan)
-            self._forget_advances(plan)
-
-    def conclude(self, summary: Summary) -> None:
-        """Raise what the late records ended in: neither deletion nor upkeep waits for them."""
-        if self.uncorrected is not None:
-            raise self.uncorrected
+                attempt("the deletion from the changelog", lambda: self._delete_covered(plan), None)
+            attempt("upkeep of advances", lambda: self._forget_advances(plan), None, is_upkeep=True)
 
     def _forget_advances(self, plan: Plan) -> None:
         """Keep no more advances than the source topics have records; a topic that cannot be asked keeps them all."""

@@ -29,7 +29,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from services.compactor import advances, delta_log, quarantine, tables, upkeep
-from services.compactor.bodies import TIME_MS_MAX, final_rows, live_rows
+from services.compactor.aftercare import Aftercare
+from services.compactor.bodies import final_rows, live_rows
 from services.compactor.changelog import Counts, Newest, Window, counted, known, latest_per_window, read_window
 from services.compactor.failures import CompactionConflict, translated
 from services.compactor.kafka import TopicOffsets
@@ -47,7 +48,8 @@ class Summary(NamedTuple):
     """What a run did. Offsets are by changelog partition: `to_offsets` are the covered ones now.
 
     It wrote `merged_rows` live windows, took `deleted_rows` out and appended `finals`; `live_rows` are there now.
-    `records_left` of the changelog were there when it began, and are the next run's.
+    `records_left` of the changelog were there when it began, and are the next run's. `failed` says what did not come
+    about after the run, which counts all the same.
     """
 
     run: int
@@ -68,6 +70,7 @@ class Summary(NamedTuple):
     optimized_partitions: int = 0
     vacuumed: bool = False
     expired_days: int = 0
+    failed: tuple[str, ...] = ()
 
 
 class Merged(NamedTuple):
@@ -112,27 +115,30 @@ class Fold(ABC):
     def __init__(self, spark: SparkSession, settings: UpkeepSettings, say: Say) -> None:
         self.spark, self.settings, self.say = spark, settings, say
         self.job = uuid.uuid4().hex
+        self.after = Aftercare(spark, settings, say)
         self.state = f"{settings.tables}/state"
 
     def closed(self, store: str) -> str:
         """Where a store's closed windows are."""
         return f"{self.settings.tables}/closed/{store}"
 
-    def run(self) -> Summary:
-        """Compact once.
+    def run(self, told: Callable[[Summary], object] = lambda summary: None) -> Summary:
+        """Compact once; `told` is called with what the run did as soon as it counts and all that comes after was tried.
 
         Raises CorruptRecord, ChangelogHole, SchemaMismatch (nothing was changed), CompactionConflict (another job did
-        the same run), or an error of Kafka's or Spark's.
+        the same run), or an error of Kafka's or Spark's. After `told` was called: what failed behind the run.
         """
         started = time.monotonic()
         try:
             plan, summary = self._fold(self.plan())
-            self.after_merge(plan, summary)
-            summary = self._look_after(summary)
-            self.conclude(summary)
         except (Py4JError, PySparkException, ConnectionError) as e:
             raise translated(e) from e
-        return summary._replace(seconds=round(time.monotonic() - started, 3))
+        self.after.attempt("what follows the run", lambda: self.after_merge(plan, summary), None)
+        summary = self._look_after(summary)._replace(failed=self.after.told())
+        summary = summary._replace(seconds=round(time.monotonic() - started, 3))
+        told(summary)
+        self.after.require_done()
+        return summary
 
     @abstractmethod
     def plan(self) -> Plan:
@@ -152,10 +158,6 @@ class Fold(ABC):
 
     def after_merge(self, plan: Plan, summary: Summary) -> None:
         """What is done once the run counts."""
-        return
-
-    def conclude(self, summary: Summary) -> None:
-        """What is done last, with the upkeep behind it: it may raise."""
         return
 
     def more(self) -> dict[str, Any]:
@@ -337,44 +339,9 @@ class Fold(ABC):
 
     def _look_after(self, summary: Summary) -> Summary:
         """OPTIMIZE and VACUUM, each where its policy says so."""
-        settings = self.settings
-        optimized, vacuumed = 0, settings.retention_hours is not None and self._is_vacuum_due()
-        expired = self._expire()
-        closed = (self.closed(s) for s in self._known_stores({}))
-        # The state's history says when a VACUUM was the last time: it comes last, when all others are done.
-        for path in (*closed, advances.path_of(settings.tables), self.state):
-            if not tables.exists(self.spark, path):
-                continue
-            if settings.optimize_files_max:
-                optimized += upkeep.optimize(self.spark, path, settings.optimize_files_max)
-            if vacuumed and settings.retention_hours is not None:
-                upkeep.vacuum(self.spark, path, settings.retention_hours)
-        if optimized:
-            self.say(f"optimized {optimized} partitions")
-        return summary._replace(optimized_partitions=optimized, vacuumed=vacuumed, expired_days=expired)
-
-    def _is_vacuum_due(self) -> bool:
-        every = self.settings.vacuum_every
-        if every == 1 or not tables.exists(self.spark, self.state):
-            return every == 1
-        done = tables.history(self.spark, self.state)
-        return upkeep.is_vacuum_due(((v.operation, note_of(v.userMetadata).get(RUN)) for v in done), every)
-
-    def _expire(self) -> int:
-        """Delete closed windows by the retention; how many days of how many stores those were."""
-        days = self.settings.closed_retention_days
-        if days is None:
-            return 0
-        rows = tables.progress_rows(self.spark, self.state).values()
-        times = (decode_progress(row.progress.encode()).stream_time_ms for row in rows)
-        newest_ms = max((time_ms for time_ms in times if time_ms <= TIME_MS_MAX), default=-1)
-        expired = 0
-        for store in self._known_stores({}) if newest_ms >= 0 else ():
-            if tables.exists(self.spark, self.closed(store)):
-                expired += len(upkeep.expire(self.spark, self.closed(store), newest_ms, days))
-        if expired:
-            self.say(f"closed windows of {expired} days deleted: retention is {days} days")
-        return expired
+        stores = self.after.attempt("upkeep", lambda: self._known_stores({}), list[str]())
+        others = (advances.path_of(self.settings.tables),)
+        return summary._replace(**self.after.look_after(self.state, {s: self.closed(s) for s in stores}, others))
 
 
 def moved(newest: Mapping[int, Newest], plan: Plan, entries: Mapping[int, int]) -> dict[int, Newest]:

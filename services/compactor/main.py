@@ -2,7 +2,8 @@
 
 Progress goes to standard error, the result to standard output (of `compact` a line a run). Exit statuses of `compact`
 and `backfill`: 0 done (also when there was nothing new), 1 refused or failed, 2 wrong settings, 3 another job compacted
-at the same time and won.
+at the same time and won. A run whose line of output is there counts, whatever the status: then something after it
+(late records, deletion, upkeep) was not done.
 Of `audit`: 0 no differences, 1 differences, 2 wrong settings, 3 it could not be carried out (also where nodes before
 the window make Spark's sessions say nothing about the stream's: the message names them).
 """
@@ -22,7 +23,7 @@ from shared.common.log import configure
 from shared.common.log_store import unarbitrated
 
 if TYPE_CHECKING:
-    from services.compactor.fold import Fold
+    from services.compactor.fold import Fold, Summary
 
 DONE, FAILED, WRONG_SETTINGS, CONFLICT = 0, 1, 2, 3
 AUDIT_OK, AUDIT_DIFFERENCES, AUDIT_FAILED = 0, 1, 3
@@ -58,24 +59,29 @@ def _fold(name: str, settings: UpkeepSettings, make: Callable[[Any], Fold], runs
     from services.compactor.failures import CompactionConflict
     from services.compactor.spark import spark_session
 
+    counts = ""
+
+    def told(summary: Summary) -> None:
+        nonlocal counts
+        print(json.dumps({**summary._asdict(), **job.more(), "spark_start_seconds": start_seconds}), flush=True)
+        counts = f"run {summary.run} counts, but not all that comes after it was done: "
+
     try:
         started = time.monotonic()
         with spark_session(settings.spark, f"penstock {name} {settings.application}", settings.tables) as spark:
             start_seconds = round(time.monotonic() - started, 3)
             for run in itertools.count(1):
-                job = make(spark)
-                summary = job.run()
-                said = {**summary._asdict(), **job.more(), "spark_start_seconds": start_seconds}
-                print(json.dumps(said), flush=True)
+                job, counts = make(spark), ""
+                summary = job.run(told)
                 if not summary.records_left or run == runs_max:
                     break
                 _say(f"{summary.records_left} records are left")
     except CompactionConflict as e:
-        return _say(str(e), CONFLICT)
+        return _say(f"{counts}{e}", CONFLICT)
     except ConfigError as e:
-        return _say(str(e), WRONG_SETTINGS)
+        return _say(f"{counts}{e}", WRONG_SETTINGS)
     except PenstockError as e:
-        return _say(f"{type(e).__name__}: {e}", FAILED)
+        return _say(f"{counts}{type(e).__name__}: {e}", FAILED)
     return DONE
 
 

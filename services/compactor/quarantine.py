@@ -25,7 +25,7 @@ def keep(spark: SparkSession, folder: str, topic: str, run: int, corrupt: Sequen
         return
     path = f"{folder}/quarantine"
     if not tables.exists(spark, path):
-        spark.sql(f"CREATE TABLE IF NOT EXISTS {tables.delta(path)} ({SCHEMA}) USING DELTA")
+        tables.create(spark, path, SCHEMA)
     rows = [(topic, *record, run) for record in corrupt]
     spark.createDataFrame(rows, SCHEMA).coalesce(1).createOrReplaceTempView(_NEW)
     same = " AND ".join(f"t.{name} <=> s.{name}" for name in _RECORD)

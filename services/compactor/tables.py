@@ -58,16 +58,22 @@ def struct_type(layout: StoreLayout) -> str:
     return f"STRUCT<{', '.join(f'{quoted(name)}: {SQL_TYPES[type_]}' for name, type_ in layout.columns)}>"
 
 
+def create(spark: SparkSession, path: str, schema: str, partition: str | None = None, **properties: str) -> None:
+    """Make a table without rows, where there is none but perhaps an empty folder for its log.
+
+    SQL's CREATE TABLE takes such a folder, which a crash or a removed lake leaves, for a table. Of two jobs that make
+    one at once, the second has a conflict or appends nothing.
+    """
+    writer = spark.createDataFrame([], schema).write.format("delta").mode("append").options(**properties)
+    (writer if partition is None else writer.partitionBy(partition)).save(path)
+
+
 def ensure_state(spark: SparkSession, path: str, layouts: tuple[StoreLayout, ...]) -> None:
     """Create `state`, or give it columns for new stores and aggregations. SchemaMismatch where a type has changed."""
     columns = [*STATE_HEAD, *((layout.name, struct_type(layout)) for layout in layouts), *STATE_TAIL]
     if not exists(spark, path):
         listed = ", ".join(f"{quoted(name)} {type_}" for name, type_ in columns)
-        properties = "'delta.enableDeletionVectors' = 'true'"
-        spark.sql(
-            f"CREATE TABLE IF NOT EXISTS {delta(path)} ({listed}) USING DELTA PARTITIONED BY (partition) "
-            f"TBLPROPERTIES ({properties})"
-        )
+        create(spark, path, listed, "partition", **{"delta.enableDeletionVectors": "true"})
         return
     present = {f.name: f.dataType for f in spark.table(delta(path)).schema.fields}
     for layout in layouts:

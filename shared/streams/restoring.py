@@ -170,7 +170,7 @@ class Restoring:
         first = (await consumer.beginning_offsets([self.at]))[self.at]
         end = (await consumer.end_offsets([self.at]))[self.at]
         try:
-            return checked_start(self.at, covered, first, end)
+            return checked_start(self.at, covered, first, end, self._settings.lake)
         except ChangelogHole as e:
             newest = await self._newest_snapshot()
             if (None if newest is None else newest[1].covered_offset) == covered:
@@ -253,12 +253,16 @@ class Restoring:
             return (await admin.describe_topics([self.at.topic]))[self.at.topic].topic_id
 
 
-def checked_start(at: TopicPartition, covered: int | None, first: int, end: int) -> int:
-    """Where to read from, of a log from `first` to `end` and a snapshot up to `covered`; ChangelogHole between them."""
+def checked_start(at: TopicPartition, covered: int | None, first: int, end: int, lake: str | None = None) -> int:
+    """Where to read from, of a log from `first` to `end` and a snapshot up to `covered` in that lake.
+
+    Raises ChangelogHole between them.
+    """
     if covered is None:
         if first > 0:
             raise ChangelogHole(
-                f"{at}: offsets 0 to {first - 1} were deleted, and there is no snapshot that covers them"
+                f"{at}: offsets 0 to {first - 1} were deleted, and there is no snapshot that covers them "
+                f"(streams.lake is {lake or 'not set'}: is it the one that compactions write to?)"
             )
         return first
     if first > covered:

@@ -6,12 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from services.compactor import delta_log, tables
 
 
-def test_the_log_says_what_delta_says(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_says_what_delta_says(spark: Any, tmp_path: Path) -> None:
     """Versions newest first with operation, parameters, metrics and note, as far back as asked for and as the log goes.
 
     One that went back to a time is asked of Delta, which alone knows which version that was.
@@ -36,9 +34,7 @@ def test_the_log_says_what_delta_says(spark: Any, tmp_path: Path, monkeypatch: p
     assert (found[-1].userMetadata, found[-1].operationMetrics["numOutputRows"]) == ('{"n": 0}', "3")
     assert (delta_log.newest_version(spark, path), delta_log.files(spark, path)) == (2, 1)
     assert delta_log.is_near(spark, path)
-    with monkeypatch.context() as short:
-        short.setattr(tables, "HISTORY_VERSIONS_MAX", 2)
-        assert [row.version for row in tables.history(spark, path)] == [2, 1]
+    assert [row.version for row in tables.history(spark, path, 2)] == [2, 1]
     commit(3, "RESTORE", version=None, timestamp="2026-11-22 18:00:00")
     assert [row.timestamp is not None for row in tables.history(spark, path)] == [True] * 4
     reading = delta_log.commits(spark, path)

@@ -101,6 +101,25 @@ def test_an_earlier_copy_of_state_catches_up(tables_of: Callable[[], Lake]) -> N
     of.require_whole()
 
 
+def test_folders_without_a_log_are_no_tables(
+    spark: Any, kafka: EmbeddedKafka, topics: Any, simulate: Callable[..., Any], tmp_path: Path
+) -> None:
+    """What a crash between folder and first commit leaves, or an object store's marker for a folder, stops no run."""
+    simulation = simulate()
+    broker = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    settings = CompactSettings(application=simulation.name, lake=str(tmp_path), kafka=broker)
+    of = Lake(spark, simulation, topics, settings)
+    for table in ("state", "closed/banks", "quarantine", "advances"):
+        (of.folder / table / "_delta_log").mkdir(parents=True)
+    of.compact()
+    of.require_whole()
+    tables.create(spark, str(of.folder / "quarantine"), "topic STRING")
+    shown = spark.sql(f"SHOW TBLPROPERTIES {tables.delta(str(of.folder / 'state'))}").collect()
+    assert ("delta.enableDeletionVectors", "true") in [(row.key, row.value) for row in shown]
+    assert tables.exists(spark, str(of.folder / "quarantine"))
+    assert not tables.exists(spark, str(of.folder / "advances"))
+
+
 @pytest.mark.soak
 def test_appends_that_lie_far_back_in_the_log(tables_of: Callable[[], Lake], spark: Any) -> None:
     """An earlier `state` catches up however much upkeep of `closed` came since; Delta itself knows the last number.
