@@ -86,8 +86,18 @@ class Report(msgspec.Struct, frozen=True):
         return self.start_ms is not None or self.end_ms is not None
 
     @property
+    def differs(self) -> bool:
+        return any(check.differences for check in self.checks)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there was no window to compare, on either side, and nothing else differed."""
+        return not self.differs and not (self.sessions_closed or self.sessions_open or self.batch_sessions)
+
+    @property
     def ok(self) -> bool:
-        return not any(check.differences for check in self.checks)
+        """Whether windows were compared, and nothing differed."""
+        return not self.differs and not self.is_empty
 
 
 def run_audit(spark: SparkSession, settings: AuditSettings, say: Callable[[str], Any]) -> Report:

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 from services.compactor.audit_part import ACCEPTED, KEY, LATE, Edges, Part, cut_sessions
 from services.compactor.measures import FIELDS, TEXTS, Measure, contradictions, field_types, measures, text_types
 from services.compactor.sessions import replay
+from services.compactor.settings import SAMPLE_PARTS
 from shared.streams.changelog_format import StoreSchema
 
 DEAD, NULL_KEY = "dead", "null key"
@@ -38,7 +39,6 @@ OF_WINDOWS = {
     "published": "the results topic holds every closed window once, with its results",
 }
 """The checks of windows that do not merge."""
-SAMPLE_PARTS = 1_000_000  # into so many the keys are divided, of which a sample takes its share
 
 
 class Inputs(NamedTuple):

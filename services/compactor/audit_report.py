@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from services.compactor.audit import Report
-from shared.common.tables import console_for
+from shared.common.tables import console_for, plain
+
+NOTHING = "nothing was compared"
 
 
 def as_object(report: Report) -> dict[str, Any]:
@@ -24,7 +26,7 @@ def as_object(report: Report) -> dict[str, Any]:
         more |= {"late_left_out": report.late_left_out, "edge_sessions": report.edges.stream}
         more |= {"edge_batch_sessions": report.edges.batch}
     more |= {"differences": differences, "not_compared": report.not_compared, "seconds": report.seconds}
-    return {"audit_ok": report.ok, **numbers, **more}
+    return {"audit_ok": report.ok, "nothing_compared": report.is_empty, **numbers, **more}
 
 
 def print_report(report: Report, *, as_json: bool, console: Console | None = None) -> None:
@@ -47,10 +49,12 @@ def print_report(report: Report, *, as_json: bool, console: Console | None = Non
     if report.sample < 1:
         console.print(f"a sample: {report.sample:.4%} of the keys")
     console.print(_checks(report))
-    if not report.ok:
+    if report.differs:
         console.print(_differences(report))
     for reason in report.not_compared:
-        console.print(f"not compared: {reason}", markup=False)
+        console.print(plain(f"not compared: {reason}"))
+    if report.is_empty:
+        console.print(f"{NOTHING}: neither the stream nor Spark has a window among what was asked for")
     if as_json:
         print(json.dumps(as_object(report)), flush=True)
 
@@ -65,7 +69,8 @@ def _part(report: Report, what: str) -> str:
 
 
 def _checks(report: Report) -> Table:
-    table = Table(title=f"Audit in {report.seconds:.1f} s: {'no differences' if report.ok else 'DIFFERENCES'}")
+    outcome = "DIFFERENCES" if report.differs else NOTHING if report.is_empty else "no differences"
+    table = Table(title=f"Audit in {report.seconds:.1f} s: {outcome}")
     table.add_column("check")
     table.add_column("what must hold")
     table.add_column("differences", justify="right")
@@ -84,9 +89,5 @@ def _differences(report: Report) -> Table:
     for check in report.checks:
         for row in check.shown:
             places = ("" if row[name] is None else str(row[name]) for name in ("partition", "key", "at_ms"))
-            table.add_row(check.name, *map(_escaped, places), _escaped(row["detail"]))
+            table.add_row(check.name, *map(plain, places), plain(row["detail"]))
     return table
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", r"\[")

@@ -76,9 +76,15 @@ def compare_windows(inputs: Inputs) -> Compared:
     ]
     if inputs.published is not None and inputs.results is not None:
         found.append(published(inputs.published, inputs.results, inputs.once))
-    left_out = 0 if members.left_out is None else members.left_out.count()
-    not_compared = [f"the windows of {left_out} keys with records below the close time"] if left_out else []
+    not_compared = [] if members.left_out is None else _left_out(members.left_out, keyed)
     return Compared(all_differences(found), labelled, expected, stream, not_compared, edges)
+
+
+def _left_out(keys: DataFrame, keyed: DataFrame) -> list[str]:
+    """How many of the keys are left out, in words; none where none are."""
+    count = keys.count()
+    every = "all " if count and count == keyed.select(*KEY).distinct().count() else ""
+    return [f"the windows of {every}{count} keys with records below the close time"] if count else []
 
 
 def fixed(keyed: DataFrame, store: StoreSchema) -> Members:

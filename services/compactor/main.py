@@ -5,7 +5,8 @@ and `backfill`: 0 done (also when there was nothing new), 1 refused or failed, 2
 at the same time and won. A run whose line of output is there counts, whatever the status: then something after it
 (late records, deletion, upkeep) was not done.
 Of `audit`: 0 no differences, 1 differences, 2 wrong settings, 3 it could not be carried out (also where nodes before
-the window make Spark's sessions say nothing about the stream's: the message names them).
+the window make Spark's sessions say nothing about the stream's: the message names them), or there was no window to
+compare.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from shared.common.log import configure
 from shared.common.log_store import unarbitrated
 
 if TYPE_CHECKING:
+    from services.compactor.audit import Report
     from services.compactor.fold import Fold, Summary
 
 DONE, FAILED, WRONG_SETTINGS, CONFLICT = 0, 1, 2, 3
@@ -106,7 +108,14 @@ def audit_main(arguments: list[str]) -> int:
     except PenstockError as e:
         return _say(f"{type(e).__name__}: {e}", AUDIT_FAILED)
     print_report(report, as_json=settings.json_line)
-    return AUDIT_OK if report.ok else AUDIT_DIFFERENCES
+    return status_of(report)
+
+
+def status_of(report: Report) -> int:
+    """The exit status of an audit that was carried out."""
+    if report.differs:
+        return AUDIT_DIFFERENCES
+    return AUDIT_FAILED if report.is_empty else AUDIT_OK
 
 
 def _say(text: str, status: int = DONE) -> int:

@@ -19,6 +19,7 @@ PLACE = r"^(earliest|latest|\d+:\d+(,\d+:\d+)*|\d+|\d{4}-\d\d-\d\d.*)$"
 TimeUnit = Literal["s", "ms", "us", "ns"]
 PLACES = "earliest, latest, partition:offset (comma-separated), a time as ISO 8601 (UTC) or as ms since the epoch"
 
+SAMPLE_PARTS = 1_000_000  # into so many the keys are divided, of which a sample takes its share
 RUN_RECORDS_MAX = 10_000_000  # minutes of work for two cores, and a few GB of Spark's scratch space
 
 
@@ -171,7 +172,7 @@ class AuditSettings(JobSettings):
         None, description="the source must hold exactly so many records"
     )
     allow_unprocessed: bool = Field(False, description="records that no commit covers yet are no difference")
-    sample: Annotated[float, Field(gt=0, le=1)] = Field(
+    sample: Annotated[float, Field(ge=1 / SAMPLE_PARTS, le=1)] = Field(
         1.0, description="share of the keys that are compared; all records are read, since they move time"
     )
     differences_max: Annotated[int, Field(ge=0)] = Field(20, description="how many differences of each kind are listed")

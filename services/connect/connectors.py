@@ -20,6 +20,7 @@ from rich.table import Table
 
 from services.connect.settings import read_properties
 from shared.common.errors import ConfigError, PenstockError
+from shared.common.tables import plain
 
 DEFAULT_URL = "http://127.0.0.1:8083"
 URL_VARIABLE = "PENSTOCK_CONNECT_URL"
@@ -48,13 +49,18 @@ def list_(url: Url = None, json: Json = False) -> None:
     if json:
         _print(found)
         return
+    Console().print(table_of(found))
+
+
+def table_of(found: dict[str, Any]) -> Table:
+    """Connectors by name, with the last lines of the first failure; each text as it is."""
     table = Table("connector", "type", "state", "tasks", "worker", "failure")
     for name in sorted(found):
         status = found[name].get("status", {})
         tasks = status.get("tasks", [])
         running = sum(task["state"] == "RUNNING" for task in tasks)
         traces = [part["trace"] for part in (status.get("connector", {}), *tasks) if part.get("trace")]
-        table.add_row(
+        row = (
             name,
             status.get("type", "unknown"),
             status.get("connector", {}).get("state", "UNASSIGNED"),
@@ -62,7 +68,8 @@ def list_(url: Url = None, json: Json = False) -> None:
             status.get("connector", {}).get("worker_id", ""),
             "\n".join(traces[0].strip().splitlines()[-TRACE_LINES:]) if traces else "",
         )
-    Console().print(table)
+        table.add_row(*(plain(text, lines=True) for text in row))
+    return table
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 WIDTH_MIN = 100  # narrower than this, texts would wrap into towers
 _UNLIMITED = 10_000
@@ -22,3 +23,15 @@ def console_for(*tables: Table) -> Console:
     terminal, paper = Console(), Console(width=_UNLIMITED)
     needed = max([WIDTH_MIN, *(paper.measure(table).minimum for table in tables)])
     return terminal if terminal.width >= needed else Console(width=needed)
+
+
+def plain(text: str, *, lines: bool = False) -> Text:
+    r"""A text of somebody else's as it is: nothing in it is markup, and what is not printable can be seen.
+
+    With `lines` its line breaks are kept.
+
+    >>> plain("a\\[/b]").plain, plain("\x1b[31mred").plain, plain("one\ntwo", lines=True).plain
+    ('a\\[/b]', '\\x1b[31mred', 'one\ntwo')
+    """
+    shown = (c if c.isprintable() or (lines and c == "\n") else c.encode("unicode_escape").decode() for c in text)
+    return Text("".join(shown))

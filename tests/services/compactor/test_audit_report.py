@@ -12,6 +12,7 @@ from rich.console import Console
 from services.compactor.audit import CheckResult, Report
 from services.compactor.audit_part import Edges
 from services.compactor.audit_report import as_object, print_report
+from services.compactor.main import AUDIT_DIFFERENCES, AUDIT_FAILED, AUDIT_OK, status_of
 
 
 def report(differences: int) -> Report:
@@ -57,3 +58,31 @@ def test_a_part_says_what_its_edges_cut(capsys: pytest.CaptureFixture[str]) -> N
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (told["start_ms"], told["end_ms"], told["edge_sessions"], told["edge_batch_sessions"]) == (100, None, 4, 3)
     assert "start_ms" not in as_object(report(0))
+
+
+def test_nothing_compared_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a window on either side the report says so, unless something else differs."""
+    none = {"sessions_closed": 0, "sessions_open": 0, "batch_sessions": 0, "split_sessions": 0}
+    empty = msgspec.structs.replace(report(0), **none)
+    assert (empty.is_empty, empty.differs, empty.ok) == (True, False, False)
+    assert [status_of(one) for one in (report(0), report(1), empty)] == [AUDIT_OK, AUDIT_DIFFERENCES, AUDIT_FAILED]
+    text = io.StringIO()
+    print_report(empty, as_json=True, console=Console(file=text, width=120))
+    assert text.getvalue().count("nothing was compared") == 2
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (told["audit_ok"], told["nothing_compared"]) == (False, True)
+    for name in ("sessions_closed", "sessions_open", "batch_sessions"):
+        assert msgspec.structs.replace(empty, **{name: 1}).ok
+    assert not msgspec.structs.replace(report(2), **none).is_empty
+
+
+def test_keys_are_shown_as_they_are() -> None:
+    """Nothing in a key or a difference is markup, and no character in it commands the terminal."""
+    keys = ("[bold]a", "a\\[/b]", "b\\", "x\\[link=http://example.org]y", "\x1b[31mred", "\ud800")
+    shown = [{"partition": 0, "key": key, "at_ms": 5, "detail": f"lost {key}"} for key in keys]
+    text = io.StringIO()
+    found = msgspec.structs.replace(report(1), checks=[CheckResult("windows", "none", 5, shown)])
+    print_report(found, as_json=False, console=Console(file=text, width=200))
+    for key in (*keys[:4], "\\x1b[31mred", "\\ud800"):
+        assert text.getvalue().count(key) >= 2
+    assert "\x1b" not in text.getvalue()

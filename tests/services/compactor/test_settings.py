@@ -109,3 +109,11 @@ def test_java_client_properties(tmp_path: Path) -> None:
     assert got["sasl.jaas.config"].endswith('ScramLoginModule required username="ann" password="se\\"cret";')
     assert (got["ssl.truststore.location"], got["ssl.keystore.key"]) == (str(tmp_path / "ca"), "-- key --")
     assert client_properties(KafkaSettings(bootstrap_servers="b:1"))["security.protocol"] == "PLAINTEXT"
+
+
+def test_a_sample_of_no_key_is_refused() -> None:
+    """A share that rounds to nothing would compare nothing; the least one is taken."""
+    for share in ("1e-7", "0"):
+        with pytest.raises(ConfigError, match="sample"):
+            AuditSettings.load([*NEEDED, "--sample", share])
+    assert AuditSettings.load([*NEEDED, "--sample", "0.000001"]).sample == 1e-6
