@@ -93,7 +93,7 @@ def merged(
     partition: int,
     store: StoreSchema,
     live: Sequence[dict[str, Any]],
-    changes: Sequence[Told],
+    changes: Iterable[Told],
     reach: tuple[int, int],
 ) -> list[Found]:
     """As `merge`, of the store's windows of many keys, each with its key."""

@@ -10,17 +10,16 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from services.aggregator.found_windows import Found, Told, closed_of_lake, each_once, merged, place_of, shown, told
+from services.aggregator.found_windows import Found, closed_of_lake, each_once, merged, place_of, shown
+from services.aggregator.kept_changes import Changes
 from services.aggregator.key_search import key_text
 from services.aggregator.pages import window_pages
 from services.aggregator.questions import Question
@@ -39,11 +38,10 @@ from shared.common.errors import (
     PenstockError,
     UnknownTopicOrPartition,
 )
-from shared.common.key_range import KeyRange
 from shared.common.log import configure
-from shared.common.points_in_time import time_ms
+from shared.common.points_in_time import time_ms, utc_text
 from shared.common.records import TopicPartition
-from shared.common.tables import console_for
+from shared.common.tables import console_for, plain
 from shared.common.topic_names import changelog_topic
 from shared.streams.changelog_format import (
     Progress,
@@ -52,11 +50,9 @@ from shared.streams.changelog_format import (
     parse_places,
     way_out,
 )
-from shared.streams.changelog_reader import Change, ChangelogReader, CorruptEntry
+from shared.streams.changelog_reader import ChangelogReader, CorruptEntry
 
 POLL_MS = 500
-CHANGES_MAX = 200_000
-"""Of one partition's tail, of the keys that are asked for: they are kept until the answer is made."""
 REVISIONS_EXPECTED = 2
 COLUMN_WIDTH_MAX = 40  # of a key, and of an aggregation's result
 PROGRAM = "penstock sessions"
@@ -72,9 +68,9 @@ class TailTooLong(Exception):
 
 
 class Tail(NamedTuple):
-    """What a partition's changelog says past the snapshot: the key's confirmed changes, and the newest progress."""
+    """What a partition's changelog says past the snapshot: the keys' confirmed changes, and the newest progress."""
 
-    changes: list[Told]
+    changes: Changes
     progress: Progress | None
 
 
@@ -181,11 +177,12 @@ class Query:
             isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none", max_poll_records=None
         )
         skipped = parse_places(self._settings.skip_changelog_records)
+        reach = (time_ms(self._settings.from_), time_ms(self._settings.to))
         tails, readers = dict[int, Tail](), dict[int, ChangelogReader]()
         for p in partitions:
-            changes: list[Told] = []
+            changes = Changes(self._settings.keys, reach, self._settings.store)
             readers[p] = ChangelogReader(
-                _keeper(changes, self._settings.keys),
+                changes.keep,
                 epoch=covered[p].epoch if p in covered else 0,
                 skip=frozenset(offset for own, offset in skipped if own == p),
             )
@@ -232,18 +229,6 @@ def feed(reader: ChangelogReader, at: TopicPartition, offset: int, key: bytes | 
         raise CorruptRecord(f"{at} at offset {e.offset}: {e.reason}. {way_out(at.partition, e.offset)}") from e
 
 
-def _keeper(changes: list[Told], keys: KeyRange) -> Callable[[Change], None]:
-    def keep(change: Change) -> None:
-        if keys.has(change.key):
-            if len(changes) == CHANGES_MAX:
-                raise ConfigError(
-                    f"a partition's changelog has over {CHANGES_MAX} changes of these keys: ask for fewer"
-                )
-            changes.append(told(change))
-
-    return keep
-
-
 def chosen(progress: Sequence[Progress], name: str | None) -> StoreSchema:
     """The store of that name, or the only one; ConfigError names those that there are."""
     stores = max((p.stores for p in progress), key=lambda of: sum(len(s.aggregations) for s in of), default=())
@@ -265,11 +250,10 @@ def show(store: StoreSchema, found: Sequence[Found], console: Console | None = N
     for name in names:
         table.add_column(name, overflow="fold", max_width=COLUMN_WIDTH_MAX)
     for one in found:
-        utc = (datetime.fromtimestamp(ms / 1000, UTC).replace(tzinfo=None) for ms in one[1:3])
-        times = (time.isoformat(timespec="milliseconds") for time in utc)
+        times = map(utc_text, one[1:3])
         values = (json.dumps(one.results.get(name)) for name in names)
         row = (key_text(one.key), *times, one.status, str(one.revision), *values)
-        table.add_row(*(Text(text) for text in row))
+        table.add_row(*map(plain, row))
     (console or console_for(table)).print(table)
 
 

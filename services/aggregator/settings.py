@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Base64Bytes, Field, field_validator
+from pydantic import Base64Bytes, Field, field_validator, model_validator
 
 from api.settings import GuardedSettings
 from shared.common.errors import ConfigError
-from shared.common.key_range import KeyRange
+from shared.common.key_range import KeyRange, raw_key
 from shared.common.lake_place import require_place
-from shared.common.points_in_time import time_ms
+from shared.common.points_in_time import TIME_MS_MAX, time_ms
 from shared.common.settings import CommandSettings, HttpSettings, KafkaSettings, PositiveMs, Section
 from shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX
 from shared.streams.settings import RETENTION_DAYS_MAX, RETENTION_HOURS_MIN, SPARK_MASTER, StreamsSettings
@@ -109,7 +109,9 @@ class SessionsSettings(CommandSettings):
     from_: str = Field(
         "1970-01-01", alias="from", description="windows that end before it are left out: ISO 8601 (UTC), or ms"
     )
-    to: str = Field("9999-12-31", description="windows that begin after it are left out: ISO 8601 (UTC), or ms")
+    to: str = Field(
+        str(TIME_MS_MAX), description="windows that begin after it are left out: ISO 8601 (UTC), or ms; default: none"
+    )
     skip_changelog_records: str = Field(
         "",
         pattern=r"^(\d+:\d+(,\d+:\d+)*)?$",
@@ -131,6 +133,23 @@ class SessionsSettings(CommandSettings):
         except ConfigError as e:
             raise ValueError(str(e)) from None
         return text
+
+    @field_validator("key", "key_from", "key_to")
+    @classmethod
+    def _is_text(cls, text: str | None) -> str | None:
+        try:
+            (text or "").encode()
+        except UnicodeEncodeError:
+            raise ValueError("is no UTF-8: give such a key by --key-base64") from None
+        return text
+
+    @model_validator(mode="after")
+    def _has_span(self) -> Self:
+        if time_ms(self.from_) > time_ms(self.to):
+            raise ValueError(f"from={self.from_} must not be after to={self.to}")
+        if self.key_from is not None and self.key_to is not None and raw_key(self.key_from) > raw_key(self.key_to):
+            raise ValueError(f"key_from={self.key_from!r} must not be after key_to={self.key_to!r}")
+        return self
 
     @property
     def timeout_name(self) -> str:

@@ -17,10 +17,11 @@ from api.problem import ErrorKind, Problem
 from api.stores import FoundWindows, Status
 from services.aggregator.closed_pages import ClosedPages, Limits
 from services.aggregator.closed_scan import Wanted
+from services.aggregator.kept_changes import CHANGES_MAX
 from services.aggregator.own_loop import in_own_loop
 from services.aggregator.pages import closed_pages, window_pages
 from services.aggregator.questions import Asked
-from services.aggregator.sessions import CHANGES_MAX, Query, TailTooLong
+from services.aggregator.sessions import Query, TailTooLong
 from services.aggregator.settings import AggregatorSettings
 from shared.common.continuation import ChangelogPlace
 from shared.common.errors import ConfigError

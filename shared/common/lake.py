@@ -30,6 +30,8 @@ PROGRESS_COLUMNS = ("partition", "changelog_offset", "epoch", "commit", "progres
 WINDOW_KEY = ("key", "start_ms", "end_ms")
 READ_ERRORS = (DeltaError, OSError, ValueError, RuntimeError, pa.ArrowException)
 """What deltalake raises: its own class, or whatever stands in Python for an error of Arrow, JSON or the storage."""
+DATED_MS_MAX = 8_000_000_000_000_000
+"""More than 250,000 years, which the query engine's calendar just has: a day from there on, or before, is no date."""
 TEMPORAL = ("date", "timestamp", "timestamp_ntz")
 HISTORY_VERSIONS_MAX = 20  # how far back the newest MERGE is looked for; only upkeep can lie between
 REVISIONS_MORE = 8  # times as many rows are read where all of them were revisions of one window
@@ -191,6 +193,7 @@ def find_closed_of(
     fields = _fields(table)
     # The window's end is on its day, or on a later one than `reach` begins, or than the window before it.
     first_ms = reach[0] if after is None else max(reach[0], after.start_ms)
+    first_ms = min(max(first_ms, -DATED_MS_MAX), DATED_MS_MAX)
     wanted = f"{_within(*keys)} AND {_touches(reach)}{_after(after, _type(fields['key']) == 'string')}"
     where = f"day >= to_timestamp_millis({first_ms})::date AND {wanted}"
     columns = ", ".join(_name(name) for name, field in fields.items() if _type(field) not in TEMPORAL)

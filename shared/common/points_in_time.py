@@ -6,19 +6,47 @@
 Traceback (most recent call last):
     ...
 shared.common.errors.ConfigError: 'yesterday' is no time: write ISO 8601, such as 2013-01-31T05:00 (UTC), or ms...
+>>> time_ms("99999999999999999999")  # doctest: +ELLIPSIS
+Traceback (most recent call last):
+    ...
+shared.common.errors.ConfigError: '99999999999999999999' is no time: more ms than Kafka has room for (from -922337203...
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from shared.common.errors import ConfigError
 
+EPOCH = datetime(1970, 1, 1)
+TIME_MS_MIN, TIME_MS_MAX = -(2**63), 2**63 - 1
+DIGITS_MAX = 40  # of a number; Python refuses to read very long ones
+SHOWN_MAX = 40  # characters of it in an error
+
+
+def utc_text(ms: int) -> str:
+    """A time as `time_ms` takes it: ISO 8601 in UTC, or ms where Python's calendar does not have it.
+
+    >>> utc_text(1_500), utc_text(10**15), time_ms(utc_text(-1))
+    ('1970-01-01T00:00:01.500', '1000000000000000', -1)
+    """
+    try:
+        return (EPOCH + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds")
+    except OverflowError:
+        return str(ms)
+
 
 def time_ms(text: str) -> int:
-    """Ms since the epoch, of a number or of ISO 8601 (UTC where it does not say otherwise); ConfigError for neither."""
+    """Ms since the epoch, of a number or of ISO 8601 (UTC where it does not say otherwise); ConfigError for neither.
+
+    It fits into 64 bits.
+    """
     if text.removeprefix("-").isdecimal():
-        return int(text)
+        ms = int(text) if len(text) <= DIGITS_MAX else TIME_MS_MAX + 1
+        if not TIME_MS_MIN <= ms <= TIME_MS_MAX:
+            said = f"more ms than Kafka has room for (from {TIME_MS_MIN} to {TIME_MS_MAX})"
+            raise ConfigError(f"{text[:SHOWN_MAX]!r} is no time: {said}")
+        return ms
     try:
         time = datetime.fromisoformat(text)
     except ValueError:

@@ -79,6 +79,23 @@ def test_a_wrong_time_names_its_setting(capsys: pytest.CaptureFixture[str]) -> N
         assert "'yesterday' is no time: write ISO 8601, such as 2013-01-31T05:00 (UTC), or ms since the epoch" in said
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--key", "\udcff"], "give such a key by --key-base64"),
+        (["--key-from", "\udcff"], "give such a key by --key-base64"),
+        (["--to", "99999999999999999999"], "more ms than Kafka has room for"),
+        (["--from", "9" * 9_999], "more ms than Kafka has room for"),
+        (["--from", "2026-01-02", "--to", "2026-01-01"], "from=2026-01-02 must not be after to=2026-01-01"),
+        (["--key-from", "z", "--key-to", "a"], "key_from='z' must not be after key_to='a'"),
+    ],
+)
+def test_what_can_have_no_answer_is_refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 2, in one line, before anything is asked."""
+    assert main(["--application", "app", *flags]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_what_is_shown() -> None:
     """A row a window, with its bounds in UTC and its results."""
     console = Console(file=io.StringIO(), width=160)
@@ -87,6 +104,16 @@ def test_what_is_shown() -> None:
     assert "s: 1 windows" in said
     assert "1970-01-01T00:00:01.500" in said
     assert "4.0" in said
+
+
+def test_times_beyond_the_calendar_are_shown_as_ms() -> None:
+    """A window after the year 9999 has its bounds as `--from` takes them; no key commands the terminal."""
+    console = Console(file=io.StringIO(), width=160)
+    show(STORE, [Found(0, -1, 10**15, "open", 0, {"n": 4.0}, "\x1b[31m[/b]")], console)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    for text in ("1969-12-31T23:59:59.999", "1000000000000000", "\\x1b[31m[/b]"):
+        assert text in said
+    assert "\x1b" not in said
 
 
 @pytest.mark.parametrize("columns", [20, 80, 200])
@@ -230,6 +257,17 @@ async def test_the_command_says_how_to_go_on(tmp_path: Path, capsys: pytest.Capt
         assert count == sum(map(len, there.values()))
         assert await asyncio.to_thread(main, [*flags, *more, "--status", "open"]) == 2
         assert "is of another question" in capsys.readouterr().err
+
+
+async def test_times_that_no_calendar_has_are_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From lake and changelog: after all windows there is none, and before all of them they are all."""
+    async with FakeCluster() as cluster:
+        there = await fill(cluster, tmp_path)
+        flags = ["--application", "app", "--lake", str(tmp_path), "--json"]
+        flags += ["--kafka.bootstrap-servers", cluster.bootstrap_servers]
+        for start, number in (("9999999999999999", 0), (str(-(2**63)), sum(map(len, there.values())))):
+            assert await asyncio.to_thread(main, [*flags, f"--from={start}"]) == 0
+            assert len(capsys.readouterr().out.splitlines()) == number
 
 
 async def test_a_lake_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

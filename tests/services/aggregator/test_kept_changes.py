@@ -1,0 +1,62 @@
+"""What is remembered of a changelog's tail for a question about windows."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.aggregator import kept_changes
+from services.aggregator.kept_changes import Changes
+from shared.common.errors import ConfigError
+from shared.common.key_range import KeyRange
+from shared.streams.aggregations import Count
+from shared.streams.changelog_format import DELETED, FINAL, LIVE, AggregationSchema, StateCodec, StoreSchema
+from shared.streams.changelog_reader import Change
+
+STORE = StoreSchema(
+    *("s", "session", "string", 10, 5, "on_close", "in", None, None, None),
+    (AggregationSchema.of("n", Count()),),
+)
+ONE = StateCodec(STORE.state_columns()).pack([1])
+
+
+def change(operation: bytes, start: int, end: int = 0, key: bytes = b"k", store: str = "s") -> Change:
+    return Change(operation, store, key, start, end, b"" if operation == DELETED else ONE, STORE)
+
+
+def kept(*changes: Change, reach: tuple[int, int] = (100, 200), keys: KeyRange | None = None) -> list[tuple[str, int]]:
+    """The kind and end of what is kept of the changes."""
+    own = Changes(keys or KeyRange.of(), reach, "s")
+    for one in changes:
+        own.keep(one)
+    names = {LIVE: "live", FINAL: "final", DELETED: "deleted"}
+    return [(names[told.operation], told.end) for told in own]
+
+
+def test_of_each_window_the_newest_change_is_kept() -> None:
+    """However often it grew; one that was closed is no longer open, and one start can be closed with several ends."""
+    assert kept(*(change(LIVE, 90, 90 + i) for i in range(50))) == [("live", 139)]
+    assert kept(change(LIVE, 90, 120), change(FINAL, 90, 120)) == [("final", 120)]
+    closed_twice = (change(FINAL, 90, 120), change(LIVE, 90, 130), change(FINAL, 90, 140), change(LIVE, 90, 150))
+    assert kept(*closed_twice) == [("final", 120), ("final", 140), ("live", 150)]
+    assert kept(change(LIVE, 90, 120), change(DELETED, 90)) == [("deleted", 0)]
+    assert kept(change(LIVE, 90, 120), change(LIVE, 90, 120, b"other")) == [("live", 120)] * 2
+
+
+def test_what_is_not_asked_for_is_not_kept() -> None:
+    """Windows that end before the times or begin after them, other keys, and other stores."""
+    assert kept(change(LIVE, 90, 99), change(FINAL, 90, 99), change(LIVE, 201, 250), change(DELETED, 201)) == []
+    assert kept(change(LIVE, 200, 250), change(FINAL, 90, 100)) == [("live", 250), ("final", 100)]
+    assert kept(change(LIVE, 100, 110, store="t")) == []
+    assert kept(change(LIVE, 100, 110), change(LIVE, 100, 120, b"j"), keys=KeyRange.of("k")) == [("live", 110)]
+
+
+def test_a_busy_key_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the changes are limited but the windows, and where there are too many a shorter time has fewer."""
+    monkeypatch.setattr(kept_changes, "CHANGES_MAX", 3)
+    grown = [change(LIVE, start, start + i) for start in (100, 120, 140) for i in range(9)]
+    assert len(kept(*grown)) == 3
+    old = [change(FINAL, start, start + 5) for start in range(90)]
+    assert len(kept(*old, *grown)) == 3
+    with pytest.raises(ConfigError, match="over 3 windows of these keys and times: ask for fewer keys or for a short"):
+        kept(*grown, change(LIVE, 160, 170))
+    assert len(kept(*grown, change(LIVE, 160, 170), reach=(100, 150))) == 3
