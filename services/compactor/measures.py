@@ -50,9 +50,22 @@ def unchecked(store: StoreSchema) -> list[str]:
 
 
 def field_types(store: StoreSchema) -> str:
-    """The source values' number fields that are needed, as a SQL schema for from_json; empty where none is."""
-    wanted = {a.field: a.state[0][1] for a in store.aggregations if a.field and a.verbatim and a.function in _NUMBERS}
-    return ", ".join(f"{quoted(name)} {SQL_TYPES[type_]}" for name, type_ in wanted.items())
+    """The source values' number fields that are needed, as a SQL schema for from_json; empty where none is.
+
+    As texts, so that a boolean is there too (see `number_of`).
+    """
+    wanted = dict.fromkeys(a.field for a in store.aggregations if a.field and a.verbatim and a.function in _NUMBERS)
+    return ", ".join(f"{quoted(name)} STRING" for name in wanted)
+
+
+def number_of(field: str, type_: str) -> SparkColumn:
+    """A record's value of that field as the engine adds it: a boolean is 1 or 0.
+
+    A text that reads like one, or like a number, makes a dead letter and is none of the records here.
+    """
+    text = F.col(f"{FIELDS}.{quoted(field)}")
+    flag = F.when(text == "true", 1).when(text == "false", 0)
+    return F.coalesce(flag.cast(SQL_TYPES[type_]), text.try_cast(SQL_TYPES[type_]))
 
 
 def text_types(store: StoreSchema) -> str:
@@ -90,7 +103,7 @@ def _of(aggregation: AggregationSchema, name: str) -> list[Measure]:
     if aggregation.function not in _NUMBERS:
         return []
     column, type_ = aggregation.state[0]
-    value = F.col(f"{FIELDS}.{quoted(aggregation.field)}")
+    value = number_of(aggregation.field, type_)
     own = F.when(state("n") > 0, state(column))
     function = {"sum": F.sum, "mean": F.sum, "min": F.min, "max": F.max}[aggregation.function]
     number = Measure(name, f"{label} ({column})", function(value), own, function, is_float=type_ == "float64")
