@@ -33,7 +33,14 @@ from services.compactor.kafka import (
 )
 from services.compactor.lives import IS_EARLIER, LIFE, with_earlier
 from services.compactor.measures import TEXTS, holds_other_than_text, text_types, unchecked
-from services.compactor.origins import NotAuditable, Origin, first_offsets, origin_of
+from services.compactor.origins import (
+    NotAuditable,
+    Origin,
+    first_offsets,
+    origin_of,
+    require_written,
+    unwritten_below,
+)
 from services.compactor.settings import AuditSettings
 from shared.clients.consumer.dead_letters import NODE
 from shared.common.errors import ConfigError
@@ -114,6 +121,10 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
     span = read_span(spark, settings, stream, source, committed)
     not_compared += span.taken_for_granted
     everything = read_range(spark, settings.kafka, store.source, span.start, span.end).persist()
+    gone, below = unwritten_below(stream.origin, store, span.first)
+    if gone:
+        taken = everything.filter(F.col("offset") < tables.by_partition(below))
+        require_written(gone, taken.agg(F.max("timestamp_ms").alias("ms")).collect()[0].ms)
     is_covered = F.col("offset") < tables.by_partition(committed)
     records = everything.filter(is_covered)
     left = everything.filter(~is_covered).groupBy("partition").count().collect()

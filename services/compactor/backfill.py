@@ -14,9 +14,8 @@ its MERGE has ended: asked for again, it finds nothing to do but its upkeep.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +26,26 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 from services.compactor import tables
 from services.compactor.asked import SOURCE, asked, require_same, require_same_source
 from services.compactor.backfill_inputs import Ends, History, read_history
+from services.compactor.backfill_outputs import not_there, write_outputs
 from services.compactor.changelog import Newest
 from services.compactor.fold import Fold, Plan, Say, Summary
-from services.compactor.kafka import READ_SCHEMA, TopicOffsets, topic_offsets
+from services.compactor.kafka import READ_SCHEMA, TopicOffsets, read_range, topic_offsets
 from services.compactor.marks import read_marks, write_marks
 from services.compactor.origins import Origin, origin_of
 from services.compactor.replay import COUNTED, OUT_SQL, ReplayJob, nothing, replay
 from services.compactor.runs import RUN, newest_note, standing
 from services.compactor.settings import BackfillSettings
-from shared.clients.producer import Producer, ProducerSettings
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import ConfigError
-from shared.common.records import ProducerRecord
-from shared.common.settings import KafkaSettings
 from shared.streams.changelog_format import decode_progress
 from shared.streams.lake_names import require_lake_names
-from shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings, TaskSettings
+from shared.streams.settings import StreamsSettings, TaskSettings
 from shared.streams.task_metrics import Totals
 from shared.streams.topics import prepare_topics
 from shared.streams.topology import Topology
 from shared.streams.topology_loading import load_topology
 
 FIRST_RUN = 1
-OUTPUTS_AT_ONCE = 10_000  # records written to topics at a time, held in the driver
 
 
 class Backfill(Fold):
@@ -66,10 +62,14 @@ class Backfill(Fold):
         self.history: History | None = None
         self.hand_over: Ends = {}
         self.written: dict[str, int] = {}
-        """Records that the tasks had for each topic but the changelog, whether they were written there or not."""
+        """Records that the tasks had for each topic but the changelog, of those that are written."""
+        self.left_out: dict[str, int] = {}
+        """The same of those that are not, as `outputs` has it."""
         self.counted = Totals(0, 0, 0, 0, 0)
         self.late_ends: Ends = {}
         """The late topics' ends once the tasks' late records were written there."""
+        self._outputs_from: Ends = {}
+        self._out: DataFrame | None = None
 
     def plan(self) -> Plan:
         """Make the topics that are missing; ConfigError where the application has state already."""
@@ -97,6 +97,8 @@ class Backfill(Fold):
             self.say("a backfill was begun and not ended: this one goes on up to where that meant to go")
         topics = self.topology.source_topics()
         self.history = read_history(self.spark, settings, topics, self.now_ms, adopted, starts)
+        began = None if pending is None else _ends(pending.get("outputs_from"))
+        self._outputs_from = self._output_ends() if pending is None else began or {}
         if pending is not None:
             require_same_source(pending["asked"].get(SOURCE), self.history.source, settings.tables)
         self.hand_over = self.history.ends
@@ -122,24 +124,30 @@ class Backfill(Fold):
         begun = {row.partition for row in entries.select("partition").distinct().collect()}
         idle = [row for p in sorted(plan.offsets.latest.keys() - begun) for row in nothing(job, p)]
         by_topic = out.filter(F.col("topic") != COUNTED).groupBy("topic").count()
-        self.written = {row.topic: row["count"] for row in by_topic.collect()}
+        had = {row.topic: row["count"] for row in by_topic.collect()}
+        self.written = {topic: n for topic, n in had.items() if self._is_written(topic)}
+        self.left_out = {topic: n for topic, n in had.items() if topic not in self.written}
         self._count(out.filter(F.col("topic") == COUNTED).select("value").collect())
-        if wanted := [topic for topic in self.topology.output_topics() if self._is_written(topic)]:
-            written = asyncio.run(
-                write_outputs(
-                    self.settings.kafka,
-                    self.settings.max_request_size,
-                    out.filter(F.col("topic").isin(wanted)).toLocalIterator(),
-                )
-            )
-            self.say(f"{written} records written to {', '.join(wanted)}")
-        late = {source.late for source in self.topology.sources() if source.late in wanted}
-        held = (topic_offsets(self.spark, self.settings.kafka, t, self.settings.kafka_timeout_ms) for t in sorted(late))
-        self.late_ends = {offsets.topic: offsets.latest for offsets in held}
+        self._out = out
         if not idle:
             return entries
         more = self.spark.createDataFrame([row[:5] for row in idle], READ_SCHEMA)
         return entries.unionByName(more)
+
+    def before_merge(self, plan: Plan) -> None:
+        """What was for other topics than the changelog is written there, unless a run that crashed has done so."""
+        assert self._out is not None
+        kafka, timeout_ms = self.settings.kafka, self.settings.kafka_timeout_ms
+        wanted = self._wanted()
+        if not wanted:
+            return
+        out = self._out.filter(F.col("topic").isin(wanted))
+        if (there := self._outputs_there(plan)) is not None:
+            out = not_there(out, there, self._refused())
+        written = asyncio.run(write_outputs(kafka, self.settings.max_request_size, out.toLocalIterator()))
+        self.say(f"{written} records written to {', '.join(wanted)}")
+        late = sorted({source.late for source in self.topology.sources() if source.late in wanted})
+        self.late_ends = {t: topic_offsets(self.spark, kafka, t, timeout_ms).latest for t in late}
 
     def covered(self, newest: Mapping[int, Newest]) -> dict[int, Newest]:
         """The tables cover the sources, and nothing of the changelog."""
@@ -152,6 +160,7 @@ class Backfill(Fold):
             **super().note(after),
             "from_sources": self.history.starts,
             "to_sources": self.history.ends,
+            "outputs_from": self._outputs_from,
             "now_ms": self.now_ms,
             "asked": asked(self.settings, self.topology) | {SOURCE: self.history.source},
         }
@@ -160,7 +169,9 @@ class Backfill(Fold):
         """Where history began, for who audits it or corrects it."""
         assert self.history is not None
         words = asked(self.settings, self.topology)
-        origin = Origin(self.settings.files is not None, self.history.starts, self.late_ends, words)
+        unwritten = {topic: n for topic, n in self.left_out.items() if topic in self._refused()}
+        starts, ends = self.history.starts, self.history.ends
+        origin = Origin(self.settings.files is not None, starts, self.late_ends, words, ends, unwritten)
         return msgspec.json.encode(origin).decode()
 
     def more(self) -> dict[str, Any]:
@@ -174,7 +185,8 @@ class Backfill(Fold):
             return told
         counts = {"read": self.counted.records, **self.counted._asdict()}
         read = {name: counts[name] for name in ("read", "skipped", "late", "dead_letters")}
-        return {**told, "order": self.history.order, **read, "outputs": self.written}
+        outputs = {"outputs": self.written, "outputs_left_out": self.left_out}
+        return {**told, "order": self.history.order, **read, **outputs}
 
     def after_merge(self, plan: Plan, summary: Summary) -> None:
         """Nothing of the history is needed any more."""
@@ -194,9 +206,42 @@ class Backfill(Fold):
         reasons = "without a key or value, or with an error that a handler passed over"
         self.say(f"{read} records read: {skipped} skipped ({reasons}), {dead} dead letters, {late} late")
 
+    def _refused(self) -> list[str]:
+        """The topics of late records and dead letters."""
+        names = {name for source in self.topology.sources() for name in (source.late, source.dead_letters)}
+        return sorted(name for name in names if name is not None)
+
     def _is_written(self, topic: str) -> bool:
-        refused = {name for source in self.topology.sources() for name in (source.late, source.dead_letters)}
-        return self.settings.outputs == "all" or (self.settings.outputs == "refused" and topic in refused)
+        outputs = self.settings.outputs
+        return outputs == "all" or (outputs == "refused" and topic in self._refused())
+
+    def _wanted(self) -> list[str]:
+        return [topic for topic in self.topology.output_topics() if self._is_written(topic)]
+
+    def _output_ends(self) -> Ends:
+        held = (
+            topic_offsets(self.spark, self.settings.kafka, t, self.settings.kafka_timeout_ms) for t in self._wanted()
+        )
+        return {offsets.topic: offsets.latest for offsets in held}
+
+    def _outputs_there(self, plan: Plan) -> DataFrame | None:
+        """What the topics have got since a backfill that crashed began to write; None where there was none.
+
+        Where that one left no append, its late records and dead letters are still known by the changelog's id.
+        """
+        if not any(plan.offsets.latest.values()):
+            return None
+        found: DataFrame | None = None
+        for topic in self._wanted():
+            start = self._outputs_from.get(topic) if plan.adopted else None
+            if start is None and topic not in self._refused():
+                continue
+            offsets = topic_offsets(self.spark, self.settings.kafka, topic, self.settings.kafka_timeout_ms)
+            first = {p: max(earliest, (start or {}).get(p, 0)) for p, earliest in offsets.earliest.items()}
+            rows = read_range(self.spark, self.settings.kafka, topic, first, offsets.latest, headers=True)
+            rows = rows.withColumn("topic", F.lit(topic))
+            found = rows if found is None else found.unionByName(rows)
+        return found
 
     def _job(self, history: History, changelog_id: str) -> ReplayJob:
         settings = self.settings
@@ -260,31 +305,6 @@ def require_whole_partitions(topology: Topology) -> None:
             f"topology: a backfill runs each partition by itself, and this topology needs {', '.join(beyond)} as well: "
             "a topic that it writes itself, or a global table"
         )
-
-
-async def write_outputs(kafka: KafkaSettings, max_request_size: int, rows: Iterable[Row]) -> int:
-    """Write rows (OUT) to their topics, in their order; how many. Raises what the first one failed with."""
-    settings = ProducerSettings(max_request_size=max_request_size + REFUSAL_BYTES_MAX)
-    written = 0
-    async with Producer(kafka, settings) as producer:
-        for some in _batches(rows):
-            for result in await (await producer.send_many([_record(row) for row in some])):
-                if isinstance(result, BaseException):
-                    raise result
-            written += len(some)
-    return written
-
-
-def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    rest = iter(rows)
-    while some := list(itertools.islice(rest, OUTPUTS_AT_ONCE)):
-        yield some
-
-
-def _record(row: Row) -> ProducerRecord:
-    headers = tuple((h.key, None if h.value is None else bytes(h.value)) for h in row.headers)
-    key, value = (None if part is None else bytes(part) for part in (row.key, row.value))
-    return ProducerRecord(row.topic, value, key, headers, row.partition, row.timestamp_ms)
 
 
 def _ends(said: Any) -> Ends | None:

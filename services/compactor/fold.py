@@ -156,6 +156,10 @@ class Fold(ABC):
         """A plan that reads further, where this one's ranges end before what they would have to cover."""
         return None
 
+    def before_merge(self, plan: Plan) -> None:
+        """What must be there before the run counts; a run that crashed behind its appends is gone on with from here."""
+        return
+
     def after_merge(self, plan: Plan, summary: Summary) -> None:
         """What is done once the run counts."""
         return
@@ -213,14 +217,12 @@ class Fold(ABC):
         finally:
             entries.unpersist()
         left = sum(plan.offsets.latest[p] - to for p, to in summary.to_offsets.items() if plan.is_cut(p))
-        return summary._replace(
-            records_left=left, foreign_records=window.foreign_records, quarantined=len(window.corrupt)
-        )
+        foreign, corrupt = window.foreign_records, len(window.corrupt)
+        return summary._replace(records_left=left, foreign_records=foreign, quarantined=corrupt)
 
     def _nothing_new(self, plan: Plan) -> Summary:
         self.say("nothing new")
-        version = tables.version(self.spark, self.state)
-        before = {p: int(plan.start[p]) for p in plan.start}
+        version, before = tables.version(self.spark, self.state), {p: int(plan.start[p]) for p in plan.start}
         return Summary(plan.run - 1, len(before), 0, plan.live_rows, 0, 0, 0, before, before, version, 0.0)
 
     def _write(self, plan: Plan, window: Window, counts: Counts) -> Summary:
@@ -234,6 +236,7 @@ class Fold(ABC):
         advances.keep(self.spark, self.settings.tables, window.advances)
         finals = self._append_finals(plan, window, counts, after)
         appended = {**plan.appended, **dict.fromkeys(finals, plan.run)}
+        self.before_merge(plan)
         rows = self._merge(plan, window, window.entries, appended)
         live = plan.live_rows + rows.inserted - rows.deleted
         done = (plan.run, len(before), total, live, rows.written, rows.deleted, sum(finals.values()))

@@ -12,6 +12,7 @@ import msgspec
 from pyspark.sql import DataFrame
 
 from shared.common.errors import FatalError
+from shared.streams.changelog_format import StoreSchema
 
 Offsets = dict[str, dict[int, int]]
 """By topic and partition."""
@@ -25,13 +26,16 @@ class Origin(msgspec.Struct, frozen=True):
     """What a backfill took: the first offsets of its sources, none where it took files.
 
     Below the offsets `late` a late topic has what the backfill wrote there itself: the tables cover that. `asked` is
-    what it was asked for (see `asked`); earlier releases did not say.
+    what it was asked for (see `asked`), `ends` are the offsets at which it handed over, and `unwritten` how many late
+    records and dead letters it had for each topic and was not to write; earlier releases did not say.
     """
 
     from_files: bool
     starts: Offsets = {}
     late: Offsets = {}
     asked: dict[str, str] = {}
+    ends: Offsets = {}
+    unwritten: dict[str, int] = {}
 
 
 def origin_of(state: DataFrame | None) -> Origin | None:
@@ -61,3 +65,34 @@ def first_offsets(
             "it began (earliest, or partition:offset); --start audits what lies from a time on"
         )
     return starts
+
+
+def unwritten_below(
+    origin: Origin | None, store: StoreSchema, first: Mapping[int, int]
+) -> tuple[dict[str, int], dict[int, int]]:
+    """What a backfill refused and did not write, by topic, and up to where that may be among records from `first` on.
+
+    Both are empty where nothing of that is read.
+    """
+    gone = (
+        {} if origin is None else {t: n for t, n in origin.unwritten.items() if t in (store.late, store.dead_letters)}
+    )
+    ends = {} if origin is None else origin.ends.get(store.source or "", {})
+    below = {p: end for p, end in sorted(ends.items()) if first.get(p, end) < end}
+    return (gone, below) if gone and below else ({}, {})
+
+
+def require_written(gone: Mapping[str, int], newest_ms: int | None) -> None:
+    """Raise NotAuditable where a backfill left out what it refused (see `unwritten_below`).
+
+    `newest_ms` is the highest time of the records that it took.
+    """
+    if not gone:
+        return
+    which = ", ".join(f"{topic}: {n}" for topic, n in sorted(gone.items()))
+    # A partition is read from its first record of the ms before the part's.
+    beyond = "" if newest_ms is None else f" --start {newest_ms + 2} audits what came after what the backfill took."
+    raise NotAuditable(
+        f"the backfill that began the application wrote no late records and no dead letters (--outputs none), and had "
+        f"some ({which}): which records its windows hold is not known. Nothing was compared.{beyond}"
+    )

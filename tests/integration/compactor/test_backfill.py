@@ -99,9 +99,9 @@ def compact(job: Backfill) -> None:
     Compaction(job.spark, settings, print).run()
 
 
-def audit(job: Backfill) -> Report:
+def audit(job: Backfill, **more: Any) -> Report:
     given = job.settings
-    settings = AuditSettings(application=given.application, lake=given.lake, kafka=given.kafka)
+    settings = AuditSettings(application=given.application, lake=given.lake, kafka=given.kafka, **more)
     return run_audit(job.spark, settings, print)
 
 
@@ -399,15 +399,28 @@ class Crashing(Backfill):
         raise KeyboardInterrupt
 
 
+class Torn(Backfill):
+    """Ends with some of what is for other topics written, and some not."""
+
+    def before_merge(self, plan: Any) -> None:
+        assert self._out is not None
+        every = self._out.filter("topic IS NOT NULL").collect()
+        self._out = self.spark.createDataFrame(every[::3], self._out.schema)
+        super().before_merge(plan)
+        raise KeyboardInterrupt
+
+
 @pytest.mark.soak
-async def test_a_backfill_after_a_crash_appends_nothing_twice(
+async def test_a_backfill_after_a_crash_writes_nothing_twice(
     kafka: EmbeddedKafka, topic_name: str, job: Callable[..., Backfill]
 ) -> None:
-    """It goes on up to the ends of the one that crashed, whatever came to the topic since."""
+    """It goes on up to the ends of the one that crashed, whatever came to the topic since, and writes to tables and
+    topics what they have not got yet, so that an audit finds all in its place."""
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(200)
-        with pytest.raises(KeyboardInterrupt):
-            await asyncio.to_thread(job(topic_name, topic_name, Crashing, outputs="none").run)
+        for kind in (Torn, Crashing):
+            with pytest.raises(KeyboardInterrupt):
+                await asyncio.to_thread(job(topic_name, topic_name, kind, outputs="all").run)
         with pytest.raises(ChangelogHole, match="If the backfill has not ended, run it again as it was"):
             await stream(worker_of(job(topic_name, topic_name)), chain)
         with pytest.raises(UnfinishedBackfill, match="run `penstock backfill` again"):
@@ -417,12 +430,46 @@ async def test_a_backfill_after_a_crash_appends_nothing_twice(
         with pytest.raises(UnfinishedBackfill, match="start was earliest and is 0:40,1:40"):
             await asyncio.to_thread(job(topic_name, topic_name, start="0:40,1:40").run)
         await chain.send(50)
-        history = job(topic_name, topic_name, outputs="none")
+        history = job(topic_name, topic_name, outputs="all")
         done = await asyncio.to_thread(history.run)
         assert done.adopted
         assert history.more()["hand_over"] == {topic_name: {0: 100, 1: 100}}
         keys = rows(Path(history.settings.tables) / "closed" / "s", "partition, key, start_ms, end_ms")
         assert len(keys) == len({tuple(row.values()) for row in keys}) == done.finals
+        late, published = [await chain.read(f"{topic_name}-{what}") for what in ("late", "out")]
+        assert len(late) == history.written[f"{topic_name}-late"] > 3
+        assert len(published) == history.written[f"{topic_name}-out"] == done.finals
+        report = await asyncio.to_thread(audit, history, allow_unprocessed=True)
+        assert report.ok, report
+        assert report.late == len(late)
+
+
+@pytest.mark.soak
+async def test_an_audit_does_not_guess_what_a_backfill_left_out(
+    kafka: EmbeddedKafka, topic_name: str, job: Callable[..., Backfill]
+) -> None:
+    """Without its late records in a topic it is refused by name, with the time from which on an audit is whole."""
+    async with chain_of(kafka, topic_name) as chain:
+        await chain.send(200)
+        history = job(topic_name, topic_name, outputs="none")
+        await asyncio.to_thread(history.run)
+        assert history.more()["outputs"] == {}
+        late = history.more()["outputs_left_out"][f"{topic_name}-late"]
+        assert await chain.read(f"{topic_name}-late") == []
+        newest = max(at for _, _, at, _ in chain.sent)
+        said = rf"\(--outputs none\), and had some \({topic_name}-late: {late}\).* --start {newest + 2} audits"
+        with pytest.raises(NotAuditable, match=said):
+            await asyncio.to_thread(audit, history)
+        records = [
+            ProducerRecord(topic_name, b'{"id": 1}', b"k", (), p, newest + at) for p in (0, 1) for at in (200, 900)
+        ]
+        async with Producer(chain.kafka) as producer:
+            assert not [r for r in await (await producer.send_many(records)) if isinstance(r, BaseException)]
+        chain.sent += [(p, b"k", newest, 1) for p in (0, 0, 1, 1)]
+        await stream(worker_of(history), chain)
+        report = await asyncio.to_thread(audit, history, start=str(newest + 2))
+        assert report.ok, report
+        assert report.sessions_closed + report.sessions_open > 0
 
 
 @pytest.mark.soak

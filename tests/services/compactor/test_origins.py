@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.compactor.origins import NotAuditable, Origin, first_offsets
+from services.compactor.origins import NotAuditable, Origin, first_offsets, require_written, unwritten_below
+from shared.streams.changelog_format import StoreSchema
 
 
 @pytest.mark.parametrize(
@@ -37,3 +38,34 @@ def test_a_beginning_that_is_not_there_is_refused(origin: Origin | None, said: s
     """What a stream took and nobody can read any more would make differences of sound windows."""
     with pytest.raises(NotAuditable, match=said):
         first_offsets(origin, "in", {0: 7, 1: 2}, {0: 9, 1: 9})
+
+
+STORE = StoreSchema("s", "session", "string", 10, 5, "on_close", "in", "out", "in-late", "in-dlq", ())
+UNWRITTEN = Origin(False, ends={"in": {0: 5, 1: 0, 2: 7}}, unwritten={"in-late": 48, "other-dlq": 2})
+
+
+@pytest.mark.parametrize(
+    ("origin", "first", "found"),
+    [
+        (None, {0: 0}, ({}, {})),
+        (Origin(False), {0: 0}, ({}, {})),
+        (UNWRITTEN, {0: 0, 1: 0, 2: 0}, ({"in-late": 48}, {0: 5, 2: 7})),
+        (UNWRITTEN, {0: 5, 1: 0, 2: 0}, ({"in-late": 48}, {2: 7})),
+        (UNWRITTEN, {0: 5, 1: 0, 2: 9}, ({}, {})),
+        (Origin(False, ends={"in": {0: 5}}, unwritten={"other-dlq": 2}), {0: 0}, ({}, {})),
+    ],
+)
+def test_what_a_backfill_did_not_write_stands_below_its_hand_over(
+    origin: Origin | None, first: dict[int, int], found: tuple[dict[str, int], dict[int, int]]
+) -> None:
+    """It is the audited store's if one of its topics is named, and of no matter to an audit that begins behind it."""
+    assert unwritten_below(origin, STORE, first) == found
+
+
+def test_records_that_are_in_no_topic_are_not_guessed() -> None:
+    """The refusal has topic and number, and the time from which on an audit is whole, where there is one."""
+    require_written({}, 5)
+    with pytest.raises(NotAuditable, match=r"\(--outputs none\), and had some \(in-late: 48\).* --start 7 audits"):
+        require_written({"in-late": 48}, 5)
+    with pytest.raises(NotAuditable, match=r"Nothing was compared.$"):
+        require_written({"in-late": 48}, None)
