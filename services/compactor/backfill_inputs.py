@@ -8,7 +8,6 @@ latter. A file's row goes to the partition that a producer would have chosen for
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import NamedTuple
@@ -30,7 +29,7 @@ from pyspark.sql.types import (
 from services.compactor.backfill_files import METADATA, FileRows, file_rows, state_of
 from services.compactor.kafka import TopicOffsets, offsets_at, read_range, topic_offsets
 from services.compactor.replay import HEADERS_SQL, partitioned
-from services.compactor.settings import BackfillSettings, JobSettings, TimeUnit
+from services.compactor.settings import NO_TIME, BackfillSettings, JobSettings, TimeUnit
 from shared.common.errors import ConfigError
 from shared.common.points_in_time import time_ms
 from shared.streams.changelog_format import parse_places
@@ -41,7 +40,6 @@ RECORDS_SQL = (
 )
 MS_OF = {"s": Decimal(1000), "ms": Decimal(1), "us": Decimal("0.001"), "ns": Decimal("0.000001")}
 NUMBER = r"^[-+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][-+]?[0-9]+)?$"
-_PLACES = re.compile(r"\d+:\d+(,\d+:\d+)*")
 Ends = dict[str, dict[int, int]]
 
 
@@ -92,6 +90,7 @@ def read_history(
     starts = adopted_starts or {t: place(spark, settings, offsets, settings.start) for t, offsets in held.items()}
     for topic, offsets in held.items():
         require_held(offsets, starts[topic])
+        require_in_order(topic, starts[topic], ends[topic])
     frames = [
         read_range(spark, settings.kafka, topic, starts[topic], ends[topic], headers=True)
         .withColumn("topic", F.lit(topic))
@@ -123,7 +122,7 @@ def place(spark: SparkSession, settings: JobSettings, offsets: TopicOffsets, tex
         return dict(offsets.earliest)
     if text == "latest":
         return dict(offsets.latest)
-    if not _PLACES.fullmatch(text):
+    if not NO_TIME.fullmatch(text):
         at = offsets_at(spark, settings.kafka, offsets, time_ms(text), settings.kafka_timeout_ms)
         return {p: at.get(p, end) for p, end in offsets.latest.items()}
     given = dict(parse_places(text))
@@ -132,6 +131,18 @@ def place(spark: SparkSession, settings: JobSettings, offsets: TopicOffsets, tex
         raise ConfigError(f"{offsets.topic}: {text}: {said} (partitions {wrong})")
     require_held(offsets, given)
     return given
+
+
+def require_in_order(topic: str, starts: Mapping[int, int], ends: Mapping[int, int]) -> None:
+    """Raise ConfigError for partitions that would end before they begin.
+
+    >>> require_in_order("visits", {0: 150, 1: 9}, {0: 20, 1: 9})
+    Traceback (most recent call last):
+        ...
+    shared.common.errors.ConfigError: start is after end: visits-0 from offset 150 to 20
+    """
+    if wrong := [f"{topic}-{p} from offset {starts[p]} to {end}" for p, end in sorted(ends.items()) if starts[p] > end]:
+        raise ConfigError(f"start is after end: {', '.join(wrong)}")
 
 
 def require_held(offsets: TopicOffsets, given: Mapping[int, int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -16,6 +17,7 @@ from shared.streams.topology_loading import NAME_PATTERN
 
 DELTA_NAME = r"^[^\s,;{}()=/\\]+$"  # what a folder and a Delta column can both be called
 PLACE = r"^(earliest|latest|\d+:\d+(,\d+:\d+)*|\d+|\d{4}-\d\d-\d\d.*)$"
+NO_TIME = re.compile(r"earliest|latest|\d+:\d+(,\d+:\d+)*")
 TimeUnit = Literal["s", "ms", "us", "ns"]
 PLACES = "earliest, latest, partition:offset (comma-separated), a time as ISO 8601 (UTC) or as ms since the epoch"
 
@@ -140,6 +142,13 @@ class BackfillSettings(UpkeepSettings, TaskSettings):
     commit_records: Annotated[int, Field(gt=0)] = Field(
         100_000, description="source records between two commits of a task, which bound its memory"
     )
+
+    @model_validator(mode="after")
+    def _range(self) -> Self:
+        start, end = ((text if NO_TIME.fullmatch(text) else time_ms(text)) for text in (self.start, self.end))
+        if isinstance(start, int) and isinstance(end, int) and start >= end:
+            raise ValueError(f"end={self.end} must be after start={self.start}")
+        return self
 
 
 class AuditSettings(JobSettings):

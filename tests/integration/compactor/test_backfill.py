@@ -553,5 +553,7 @@ async def test_what_a_backfill_refuses(kafka: EmbeddedKafka, topic_name: str, jo
             await asyncio.to_thread(failing.run)
         with pytest.raises(ConfigError, match=f"{topic_name}-0: offset 9; the topic holds 0 to 5"):
             await asyncio.to_thread(job(topic_name, topic_name, start="0:9").run)
+        with pytest.raises(ConfigError, match=f"start is after end: {topic_name}-0 from offset 4 to 2"):
+            await asyncio.to_thread(job(topic_name, topic_name, start="0:4", end="0:2").run)
         with pytest.raises(ConfigError, match="order_column: a Delta table's files have no order"):
             await asyncio.to_thread(job(topic_name, topic_name, files="x", format="delta").run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from services.compactor.backfill_inputs import require_in_order
 from services.compactor.settings import BackfillSettings, time_ms
 from shared.common.errors import ConfigError
 
@@ -35,3 +36,18 @@ def test_a_place_that_is_none_is_refused_by_name() -> None:
     """A wrong place ends the command before Spark starts."""
     with pytest.raises(ConfigError, match="start"):
         BackfillSettings.load([*NEEDED, "--start", "yesterday"], environ={})
+
+
+@pytest.mark.parametrize(("start", "end"), [("2013-01-02", "2013-01-01"), ("7", "7"), ("2013-01-01", "1356998399999")])
+def test_times_that_end_before_they_begin_are_refused(start: str, end: str) -> None:
+    """However each is written, and before Spark starts."""
+    with pytest.raises(ConfigError, match=f"end={end} must be after start={start}"):
+        BackfillSettings.load([*NEEDED, "--start", start, "--end", end], environ={})
+    assert BackfillSettings.load([*NEEDED, "--start", end, "--end", "2014-01-01"], environ={}).start == end
+
+
+def test_offsets_that_end_before_they_begin_are_refused() -> None:
+    """By partition; one from which nothing is taken is none of them."""
+    with pytest.raises(ConfigError, match="start is after end: t-0 from offset 150 to 20, t-2 from offset 5 to 4"):
+        require_in_order("t", {0: 150, 1: 9, 2: 5}, {0: 20, 1: 9, 2: 4})
+    require_in_order("t", {0: 0, 1: 9}, {0: 20, 1: 9})
