@@ -24,6 +24,7 @@ from services.compactor.changelog import Covered, Window, known, latest_per_wind
 from services.compactor.compact import require_no_hole
 from services.compactor.generations import layouts_of, newest_of
 from services.compactor.kafka import (
+    KAFKA_SOURCE_MS_MAX,
     TopicOffsets,
     changelog_offsets,
     offsets_at,
@@ -49,7 +50,6 @@ from shared.streams.changelog_format import FINAL, Progress, StoreSchema, decode
 
 SESSION = ("partition", "key", "start_ms", "end_ms", "state")
 OPERATORS_OWN = "latest"  # kept beside a window's aggregations, and no result
-KAFKA_SOURCE_MS_MAX = (2**63 - 1) // 1_000  # it makes microseconds of a record's timestamp, whatever is selected
 _JSON_TYPES = {"int64": "BIGINT", "float64": "DOUBLE"}
 
 

@@ -27,7 +27,8 @@ from pyspark.sql.types import (
 )
 
 from services.compactor.backfill_files import METADATA, FileRows, file_rows, state_of
-from services.compactor.kafka import TopicOffsets, offsets_at, read_range, topic_offsets
+from services.compactor.far_times import read_source
+from services.compactor.kafka import TopicOffsets, offsets_at, topic_offsets
 from services.compactor.replay import HEADERS_SQL, partitioned
 from services.compactor.settings import NO_TIME, BackfillSettings, JobSettings, TimeUnit
 from shared.common.errors import ConfigError
@@ -92,7 +93,7 @@ def read_history(
         require_held(offsets, starts[topic])
         require_in_order(topic, starts[topic], ends[topic])
     frames = [
-        read_range(spark, settings.kafka, topic, starts[topic], ends[topic], headers=True)
+        read_source(spark, settings, held[topic], starts[topic], ends[topic])
         .withColumn("topic", F.lit(topic))
         .select(*COLUMNS)
         for topic in topics

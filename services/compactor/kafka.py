@@ -39,6 +39,7 @@ _ERRORS: tuple[tuple[str, type[PenstockError]], ...] = (
 
 
 SETTLE_POLL_SECONDS = 0.05
+KAFKA_SOURCE_MS_MAX = (2**63 - 1) // 1_000  # Spark's makes microseconds of a record's timestamp, whatever is selected
 
 
 class Undecided(RetriableError):

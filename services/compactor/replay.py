@@ -89,7 +89,7 @@ class PartitionReplay:
         self._task.source_ids, self._task.changelog_id = dict(job.source_ids), job.changelog_id
         self._task.initialize(job.now_ms)
         self._next = FIRST_OFFSET
-        self._since_commit = 0
+        self._since_commit = self._read = 0
 
     def begin(self) -> pa.RecordBatch:
         """The takeover record, as which every owner begins."""
@@ -99,6 +99,7 @@ class PartitionReplay:
     def take(self, columns: Columns) -> Iterator[pa.RecordBatch]:
         """Process records, and commit wherever so many have gone by."""
         at = 0
+        self._read += len(columns)
         while at < len(columns):
             room = self._job.commit_records - self._since_commit
             part = columns[at : at + room]
@@ -117,8 +118,8 @@ class PartitionReplay:
         return batch
 
     def counted(self) -> pa.RecordBatch:
-        """What the task did, in one row (COUNTED)."""
-        totals = msgspec.json.encode(self._task.metrics.totals())
+        """What the task did, in one row (COUNTED); its records are all, also those refused before it took them."""
+        totals = msgspec.json.encode(self._task.metrics.totals()._replace(records=self._read))
         return self._batch([], [ProducerRecord(COUNTED, totals, None, (), self._partition, self._job.now_ms)])
 
     def _commit(self) -> pa.RecordBatch:

@@ -12,9 +12,10 @@ import msgspec
 import pytest
 
 from services.compactor.audit import Report, run_audit
-from services.compactor.audit_inputs import KAFKA_SOURCE_MS_MAX, NotAuditable, held_by
+from services.compactor.audit_inputs import NotAuditable, held_by
 from services.compactor.audit_report import as_object, print_report
 from services.compactor.compact import Compaction
+from services.compactor.kafka import KAFKA_SOURCE_MS_MAX
 from services.compactor.settings import AuditSettings, CompactSettings
 from services.local.kafka import EmbeddedKafka
 from shared.common.records import ProducerRecord

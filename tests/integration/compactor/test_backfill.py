@@ -27,7 +27,7 @@ from services.compactor.failures import BackfillFailed
 from services.compactor.origins import NotAuditable
 from services.compactor.settings import AuditSettings, BackfillSettings, CompactSettings
 from services.local.kafka import EmbeddedKafka
-from shared.clients.producer import Producer
+from shared.clients.producer import Producer, ProducerSettings
 from shared.clients.producer.partitioner import for_key
 from shared.common.errors import ChangelogHole, ConfigError
 from shared.common.records import ProducerRecord
@@ -345,6 +345,30 @@ async def test_history_lies_between_places(kafka: EmbeddedKafka, topic_name: str
             ({"start": str(max(times) + 1)}, range(0)),
         ):
             assert await asyncio.to_thread(lambda places=places: offsets(**places)) == list(wanted)
+
+
+async def test_a_record_of_nanoseconds_is_a_dead_letter(
+    kafka: EmbeddedKafka, topic_name: str, job: Callable[..., Backfill]
+) -> None:
+    """Spark's source stops at it; history is read as streaming reads it, up to its end, markers of transactions too."""
+    far = 1_700_000_000_000_000_000
+    async with chain_of(kafka, topic_name) as chain:
+        times = [(0, 1_000), (0, far), (0, 1_100), (1, 1_000)]
+        records = [ProducerRecord(topic_name, b'{"id":1}', b"k", (("h", b"1"),), p, at) for p, at in times]
+        async with Producer(chain.kafka, ProducerSettings(transactional_id=topic_name)) as producer:
+            await producer.init_transactions()
+            async with producer.transaction():
+                assert not [r for r in await (await producer.send_many(records)) if isinstance(r, BaseException)]
+        history = job(topic_name, topic_name)
+        await asyncio.to_thread(history.run)
+        told = history.more()
+        assert (told["read"], told["dead_letters"]) == (4, 1)
+        assert told["hand_over"] == {topic_name: {0: 4, 1: 2}}
+        (letter,) = await chain.read(f"{topic_name}-dlq")
+        assert dict(letter.headers)["penstock.dlq.offset"] == b"1"
+        state = rows(Path(history.settings.tables) / "state", "row, start_ms, end_ms")
+        live = [(row["start_ms"], row["end_ms"]) for row in state if row["row"] == "window"]
+        assert live == [(1_000, 1_000), (1_000, 1_100)]
 
 
 async def test_several_topics_are_taken_by_the_times_that_each_has_reached(

@@ -118,10 +118,11 @@ def test_the_changelog_is_what_the_aggregator_would_have_written(job: ReplayJob)
 def test_what_the_tasks_counted_comes_out_last(job: ReplayJob) -> None:
     """Of each partition: what was read, and of that what had no key, came too late or is a dead letter."""
     rows: list[Any] = [(0, 0, b"a", 2_000), (0, 1, None, 2_000), (0, 2, b"a", -1), (0, 3, b"a", 10), (1, 0, b"b", 5)]
+    rows[4:4] = [(0, 4, b"a", 2**60)]
     found = [row for row in run(job, batch(rows)) if row["topic"] == COUNTED]
     assert [row["partition"] for row in found] == [0, 1]
     totals = [msgspec.json.decode(row["value"], type=Totals) for row in found]
-    assert totals == [Totals(records=4, closed=0, late=1, dead_letters=1, skipped=1), Totals(1, 0, 0, 0, 0)]
+    assert totals == [Totals(records=5, closed=0, late=1, dead_letters=2, skipped=1), Totals(1, 0, 0, 0, 0)]
 
 
 def test_idle_time_is_not_moved_on(job: ReplayJob) -> None:
