@@ -94,7 +94,6 @@ class FileRows(NamedTuple):
 
 def file_rows(spark: SparkSession, settings: BackfillSettings) -> FileRows:
     """The files of the settings; ConfigError where they do not have a column that is named."""
-    assert settings.files is not None
     found = _lines(spark, settings) if settings.format == "json" else _table(spark, settings)
     named = (settings.key_column, settings.timestamp_column, settings.value_column, settings.order_column)
     if missing := [name for name in named if name is not None and name not in found.columns.fieldNames()]:
@@ -108,11 +107,10 @@ def state_of(spark: SparkSession, settings: BackfillSettings) -> str:
 
     A Delta table is its version.
     """
-    assert settings.files is not None
     options = settings.reader_options
     if settings.format == "delta":
         pinned = next((f"{name} {options[name]}" for name in PINNED if name in options), None)
-        return pinned or f"version {tables.version(spark, settings.files)}"
+        return pinned or f"version {tables.version(spark, settings.files_read)}"
     found = _listed(spark, settings, options).selectExpr("path", "length", CHANGED_AT).collect()
     files = sorted((row.path, row.length, row.at) for row in found)
     digest = hashlib.sha256(msgspec.json.encode(files)).hexdigest()[:DIGEST_CHARACTERS]
@@ -135,8 +133,7 @@ def _lines(spark: SparkSession, settings: BackfillSettings) -> FileRows:
 
     What folders say is text as it stands there: no line has it.
     """
-    options, files = settings.reader_options, settings.files
-    assert files is not None
+    options, files = settings.reader_options, settings.files_read
     if options:
         schema = spark.read.options(**options).json(files).schema
         return _whole_rows(spark.read.schema(schema).options(**options).json(files), schema, keep_nulls=False)
@@ -156,7 +153,7 @@ def _table(spark: SparkSession, settings: BackfillSettings) -> FileRows:
         require_one_header(spark, settings, options)
     reader = spark.read.format(settings.format).options(**options)
     try:
-        rows = reader.load(settings.files)
+        rows = reader.load(settings.files_read)
     except (PySparkException, Py4JError) as e:
         if UNMERGED not in str(e):
             raise
@@ -165,7 +162,7 @@ def _table(spark: SparkSession, settings: BackfillSettings) -> FileRows:
     if settings.format == "csv" and options["inferSchema"].lower() == "true":
         written = as_written(spark, settings, options, rows.schema)
         if written != rows.schema:
-            found = _whole_rows(reader.schema(written).load(settings.files), written, keep_nulls=True)
+            found = _whole_rows(reader.schema(written).load(settings.files_read), written, keep_nulls=True)
             of_times = tuple((name, value) for name, value in options.items() if name in TIME_OPTIONS)
             return found._replace(found=rows.schema, time_options=of_times)
     return found
@@ -174,13 +171,13 @@ def _table(spark: SparkSession, settings: BackfillSettings) -> FileRows:
 def _listed(spark: SparkSession, settings: BackfillSettings, options: Mapping[str, str]) -> DataFrame:
     """The files themselves: path, length, modificationTime; what is in them is not read for these."""
     listing = {name: value for name, value in options.items() if name in LISTING_OPTIONS}
-    return spark.read.format("binaryFile").options(**listing).load(settings.files)
+    return spark.read.format("binaryFile").options(**listing).load(settings.files_read)
 
 
 def require_one_header(spark: SparkSession, settings: BackfillSettings, options: dict[str, str]) -> None:
     """ConfigError where the first lines of CSV files name other columns, or name them in another order."""
     as_lines = {name: value for name, value in options.items() if name in {*LISTING_OPTIONS, "lineSep"}}
-    lines = spark.read.format("text").schema(f"{LINE} string").options(**as_lines).load(settings.files)
+    lines = spark.read.format("text").schema(f"{LINE} string").options(**as_lines).load(settings.files_read)
     is_there = (F.trim(LINE) != "") & (F.col(METADATA)["file_block_start"] == 0)
     if comment := options.get("comment"):
         is_there &= ~F.startswith(LINE, F.lit(comment))
@@ -226,7 +223,7 @@ def as_written(
     text = {field.name for field in inferred.fields if isinstance(field.dataType, TEMPORAL)}
     watched = [f for f in inferred.fields if f.name not in text and not isinstance(f.dataType, StringType)]
     if watched:
-        texts = spark.read.format("csv").options(**options | {"inferSchema": "false"}).load(settings.files)
+        texts = spark.read.format("csv").options(**options | {"inferSchema": "false"}).load(settings.files_read)
         differs = (_differs(field, exactly=field.name == settings.key_column) for field in watched)
         found = texts.agg(*(F.max(one) for one in differs)).first()
         assert found is not None

@@ -70,7 +70,7 @@ def _fold(name: str, settings: UpkeepSettings, make: Callable[[Any], Fold], runs
 
     try:
         started = time.monotonic()
-        with spark_session(settings.spark, f"penstock {name} {settings.application}", settings.tables) as spark:
+        with spark_session(settings.spark, f"penstock {name} {settings.application}", *settings.places) as spark:
             start_seconds = round(time.monotonic() - started, 3)
             for run in itertools.count(1):
                 job, counts = make(spark), ""
@@ -101,7 +101,7 @@ def audit_main(arguments: list[str]) -> int:
     from services.compactor.spark import spark_session
 
     try:
-        with spark_session(settings.spark, f"penstock audit {settings.application}", settings.tables) as spark:
+        with spark_session(settings.spark, f"penstock audit {settings.application}", *settings.places) as spark:
             report = run_audit(spark, settings, _say)
     except ConfigError as e:
         return _say(str(e), WRONG_SETTINGS)

@@ -1,6 +1,6 @@
-"""What Spark needs for a lake on S3: Hadoop's connector, and the usual AWS_ variables in Hadoop's words.
+"""What Spark needs for a lake or files on S3: Hadoop's connector, and the usual AWS_ variables in Hadoop's words.
 
-The connector brings Amazon's whole SDK, half a gigabyte, so it is fetched only when a lake is on S3. Credentials need
+The connector brings Amazon's whole SDK, half a gigabyte, so it is fetched only where one is there. Credentials need
 no word here: Spark itself hands AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN of the driver on, and
 without them Hadoop asks the machine's role.
 """
@@ -21,9 +21,9 @@ S3_JARS = JarSet(
 )
 
 
-def is_s3(tables: str) -> bool:
-    """Whether these tables, as Spark calls their folder, are on S3."""
-    return tables.startswith(SCHEME)
+def is_s3(place: str) -> bool:
+    """Whether this folder, as Spark calls it, is on S3."""
+    return place.startswith(SCHEME)
 
 
 def configuration(environ: Mapping[str, str]) -> dict[str, str]:

@@ -25,6 +25,16 @@ SAMPLE_PARTS = 1_000_000  # into so many the keys are divided, of which a sample
 RUN_RECORDS_MAX = 10_000_000  # minutes of work for two cores, and a few GB of Spark's scratch space
 
 
+def hadoop_uri(place: str) -> str:
+    """A folder, file or pattern as Hadoop calls it: its client for S3 goes by another scheme than everybody else's.
+
+    >>> hadoop_uri("S3://bucket/x"), hadoop_uri("gs://bucket/x"), hadoop_uri("x")
+    ('s3a://bucket/x', 'gs://bucket/x', 'x')
+    """
+    scheme, there, rest = place.partition("://")
+    return f"s3a://{rest}" if there and scheme.lower() in ("s3", "s3a") else place
+
+
 class SparkSettings(Section):
     """Where Spark runs, and with what."""
 
@@ -60,11 +70,12 @@ class JobSettings(CommandSettings):
     @property
     def tables(self) -> str:
         """The folder of this application's tables as Spark calls it: absolute on a local disk, `s3a` for S3."""
-        root = lake_root(self.lake)
-        scheme, there, rest = root.partition("://")
-        # Hadoop's client for S3 goes by another scheme than everybody else's.
-        root = f"s3a://{rest}" if there and scheme.lower() == "s3" else root
-        return f"{root}/{self.application}"
+        return f"{hadoop_uri(lake_root(self.lake))}/{self.application}"
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """What Spark reads and writes beside Kafka, as it calls it."""
+        return (self.tables,)
 
 
 class UpkeepSettings(JobSettings):
@@ -142,6 +153,16 @@ class BackfillSettings(UpkeepSettings, TaskSettings):
     commit_records: Annotated[int, Field(gt=0)] = Field(
         100_000, description="source records between two commits of a task, which bound its memory"
     )
+
+    @property
+    def files_read(self) -> str:
+        """`files` as Spark calls them."""
+        assert self.files is not None
+        return hadoop_uri(self.files)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        return (self.tables,) if self.files is None else (self.tables, self.files_read)
 
     @model_validator(mode="after")
     def _range(self) -> Self:

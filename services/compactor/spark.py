@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -86,8 +86,8 @@ def connector_jars(wanted: JarSet = SPARK_JARS) -> list[Path]:
 
 
 @contextmanager
-def spark_session(settings: SparkSettings, application: str, tables: str = "") -> Iterator[SparkSession]:
-    """A Spark session for one job, stopped at the end; `tables` is where its tables are.
+def spark_session(settings: SparkSettings, application: str, *places: str) -> Iterator[SparkSession]:
+    """A Spark session for one job, stopped at the end; `places` are where its tables and files are.
 
     Raises ConfigError (no Java, no jars) or SparkFailed.
     """
@@ -101,7 +101,7 @@ def spark_session(settings: SparkSettings, application: str, tables: str = "") -
         cloudpickle.register_pickle_by_value(module)
     with tempfile.TemporaryDirectory(prefix="penstock-spark-", ignore_cleanup_errors=True) as work:
         builder = SparkSession.builder.appName(application).master(settings.master)
-        for name, value in configuration(settings, work, tables, java).items():
+        for name, value in configuration(settings, work, places, java).items():
             builder = builder.config(name, value)
         try:
             spark = builder.getOrCreate()
@@ -129,9 +129,11 @@ def travelling(*modules: ModuleType) -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def configuration(settings: SparkSettings, work: str, tables: str = "", java: Java | None = None) -> dict[str, str]:
+def configuration(
+    settings: SparkSettings, work: str, places: Iterable[str] = (), java: Java | None = None
+) -> dict[str, str]:
     """Spark's configuration for a job that may write its scratch files to the folder `work`."""
-    on_s3 = s3.is_s3(tables)
+    on_s3 = any(map(s3.is_s3, places))
     jars = connector_jars() + (connector_jars(s3.S3_JARS) if on_s3 else [])
     given = dict(settings.conf)
     conf = {

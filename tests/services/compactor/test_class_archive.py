@@ -41,7 +41,7 @@ def test_a_local_job_uses_the_archive_that_is_there(java: Java) -> None:
 
     def options(master: str) -> str:
         given = {spark.JAVA_OPTIONS: "-Xss4m"}
-        return spark.configuration(SparkSettings(master=master, conf=given), "scratch", "", java)[spark.JAVA_OPTIONS]
+        return spark.configuration(SparkSettings(master=master, conf=given), "scratch", (), java)[spark.JAVA_OPTIONS]
 
     assert "-XX:SharedArchiveFile" not in options("local[2]")
     archive.touch()

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from services.compactor import spark
+from services.compactor import s3, spark
 from services.compactor.main import WRONG_SETTINGS, compact_main
-from services.compactor.settings import SparkSettings
+from services.compactor.settings import BackfillSettings, SparkSettings
 from shared.common import java
 
 
 def test_given_settings_win_and_java_options_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a user passes overrides ours; Java options come after ours, so that they win."""
+    """What a user passes overrides ours; Java options come after ours, so that they win.
+
+    The connector for S3 is there as soon as one of the job's places is on it."""
     jars = tmp_path / "penstock" / spark.SPARK_JARS.folder
     jars.mkdir(parents=True)
     (jars / "a.jar").touch()
@@ -31,6 +33,12 @@ def test_given_settings_win_and_java_options_add_up(tmp_path: Path, monkeypatch:
     assert "spark.driver.host" not in cluster
     assert cluster["spark.jars"] == str(jars / "a.jar")
     assert spark.CLASS_PATH not in cluster
+    s3_jars = tmp_path / "penstock" / s3.S3_JARS.folder
+    s3_jars.mkdir()
+    (s3_jars / "b.jar").touch()
+    flags = ["--application", "a", "--lake", "lake", "--topology", "m:f", "--files", "S3://bucket/*.json"]
+    with_files = spark.configuration(SparkSettings(), "scratch", BackfillSettings.load(flags, environ={}).places)
+    assert with_files["spark.jars"] == f"{jars / 'a.jar'},{s3_jars / 'b.jar'}"
     own = spark.configuration(SparkSettings(conf={spark.CLASS_PATH: "mine.jar"}), "scratch")
     assert (own[spark.CLASS_PATH], own["spark.jars"]) == ("mine.jar", str(jars / "a.jar"))
     assert spark.LOCAL_JAVA_OPTIONS not in cluster[spark.JAVA_OPTIONS]
