@@ -17,14 +17,16 @@ import msgspec
 from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import Column as SparkColumn
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 from pyspark.sql.types import (
     BinaryType,
+    BooleanType,
     DataType,
     DateType,
     DecimalType,
     FractionalType,
+    NumericType,
     StringType,
     StructField,
     StructType,
@@ -35,11 +37,20 @@ from pyspark.sql.types import (
 from services.compactor import tables
 from services.compactor.asked import DIGEST_CHARACTERS
 from services.compactor.settings import BackfillSettings
+from services.compactor.spark import jvm
 from services.compactor.tables import quoted
 from shared.common.errors import ConfigError
 
 TEMPORAL = (DateType, TimestampType, TimestampNTZType)
 DEFAULTS = {"csv": {"header": "true", "inferSchema": "true"}, "parquet": {"mergeSchema": "true"}}
+PLAIN = (NumericType, BooleanType)
+MICROSECONDS = {
+    "timestampFormat": f"yyyy-MM-dd'T'HH:mm:ss[.SSSSSS][{3 * 'X'}]",  # the zone: Z, or hours and minutes
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS]",
+}
+"""Times in the JSON of a row: Spark's own format cuts them to ms."""
+NANOSECONDS_ARE_NUMBERS = "spark.sql.legacy.parquet.nanosAsLong"
+NANOSECONDS = "TIMESTAMP(NANOS"
 UNMERGED = "CANNOT_MERGE_SCHEMAS"
 TIME_OPTIONS = {"dateFormat", "timestampFormat", "timestampNTZFormat", "locale", "timeZone"}
 """Of the reader's options those that say how a time is written."""
@@ -66,6 +77,8 @@ class FileRows(NamedTuple):
     found: StructType | None = None
     time_options: tuple[tuple[str, str], ...] = ()
     folders: frozenset[str] = frozenset()
+    written: Mapping[str, SparkColumn] = {}
+    """Of columns that are not text: what stands in the file, as a record's key or value."""
 
     def column(self, name: str) -> SparkColumn:
         """One of `columns`."""
@@ -87,7 +100,7 @@ class FileRows(NamedTuple):
         """A column as a record's key or value: bytes as they are, anything else as its text; null without a name."""
         if name is None:
             return F.lit(None).cast("binary")
-        column = self.column(name)
+        column = self.written.get(name, self.column(name))
         is_bytes = isinstance(self.columns[name].dataType, BinaryType)
         return column if is_bytes else column.cast("string").cast("binary")
 
@@ -134,9 +147,12 @@ def _lines(spark: SparkSession, settings: BackfillSettings) -> FileRows:
     What folders say is text as it stands there: no line has it.
     """
     options, files = settings.reader_options, settings.files_read
+    named = {settings.key_column, settings.value_column}
     if options:
         schema = spark.read.options(**options).json(files).schema
-        return _whole_rows(spark.read.schema(schema).options(**options).json(files), schema, keep_nulls=False)
+        is_exact = {f.name for f in schema.fields if f.name in named and isinstance(f.dataType, PLAIN)}
+        read = StructType([StructField(f.name, StringType()) if f.name in is_exact else f for f in schema.fields])
+        return _whole_rows(spark.read.schema(read).options(**options).json(files), read, schema, keep_nulls=False)
     with _setting(spark, FOLDERS_ARE_TYPED, "false"):
         lines = spark.read.format("text").schema(f"{LINE} string").load(files).filter(F.trim(LINE) != "")
         schema = spark.read.json(files).schema
@@ -144,7 +160,10 @@ def _lines(spark: SparkSession, settings: BackfillSettings) -> FileRows:
     in_lines = StructType([field for field in schema.fields if field.name not in folders])
     parsed = F.from_json(LINE, in_lines).alias(ROW)
     rows = lines.select(LINE, parsed, METADATA, *map(quoted, folders))
-    return FileRows(rows, schema, f"{ROW}.", F.col(LINE).cast("binary"), folders=frozenset(folders))
+    texts = [StructField(f.name, StringType()) for f in in_lines if f.name in named and f.dataType != StringType()]
+    # Beside one fraction Spark takes whole numbers for fractions (`5.0`), which a producer would not have sent.
+    written = {field.name: F.from_json(LINE, StructType([field]))[field.name] for field in texts}
+    return FileRows(rows, schema, f"{ROW}.", F.col(LINE).cast("binary"), folders=frozenset(folders), written=written)
 
 
 def _table(spark: SparkSession, settings: BackfillSettings) -> FileRows:
@@ -152,13 +171,8 @@ def _table(spark: SparkSession, settings: BackfillSettings) -> FileRows:
     if settings.format == "csv" and options["header"].lower() == "true":
         require_one_header(spark, settings, options)
     reader = spark.read.format(settings.format).options(**options)
-    try:
-        rows = reader.load(settings.files_read)
-    except (PySparkException, Py4JError) as e:
-        if UNMERGED not in str(e):
-            raise
-        raise ConfigError(f"{clash(spark, settings, options)}: write them with one type") from None
-    found = _whole_rows(rows, rows.schema, keep_nulls=True)
+    rows = _load(spark, settings, reader, options)
+    found = _whole_rows(rows, StructType([f for f in rows.schema if f.name != METADATA]), keep_nulls=True)
     if settings.format == "csv" and options["inferSchema"].lower() == "true":
         written = as_written(spark, settings, options, rows.schema)
         if written != rows.schema:
@@ -166,6 +180,57 @@ def _table(spark: SparkSession, settings: BackfillSettings) -> FileRows:
             of_times = tuple((name, value) for name, value in options.items() if name in TIME_OPTIONS)
             return found._replace(found=rows.schema, time_options=of_times)
     return found
+
+
+def _load(
+    spark: SparkSession, settings: BackfillSettings, reader: DataFrameReader, options: dict[str, str]
+) -> DataFrame:
+    """The rows; Parquet's columns of nanoseconds, which Spark does not take for times, as microseconds."""
+    try:
+        with _setting(spark, NANOSECONDS_ARE_NUMBERS, "false"):
+            return reader.load(settings.files_read)
+    except (PySparkException, Py4JError) as e:
+        if UNMERGED not in str(e) and NANOSECONDS not in str(e):
+            raise
+    spark.conf.set(NANOSECONDS_ARE_NUMBERS, "true")  # for as long as the rows are read: it is looked at then
+    try:
+        rows = reader.load(settings.files_read)
+    except (PySparkException, Py4JError) as e:
+        if UNMERGED not in str(e):
+            raise
+        raise ConfigError(f"{clash(spark, settings, options)}: write them with one type") from None
+    of_nanoseconds = nanoseconds(spark, settings, options)
+    columns = [_microseconds(name, of_nanoseconds.get(name)).alias(name) for name in rows.columns]
+    return rows.select(*columns, METADATA)
+
+
+def _microseconds(name: str, kind: str | None) -> SparkColumn:
+    column = quoted(name)
+    if kind is None:
+        return F.col(column)
+    return F.timestamp_micros(F.expr(f"({column} - pmod({column}, 1000L)) div 1000")).cast(kind)
+
+
+def nanoseconds(spark: SparkSession, settings: BackfillSettings, options: Mapping[str, str]) -> dict[str, str]:
+    """Which columns of Parquet files are times in nanoseconds, and Spark's type for such a time.
+
+    ConfigError where one is not in all files that have it, or lies within another column.
+    """
+    way_out = "write them in microseconds (pandas: coerce_timestamps='us')"
+    java, conf = jvm(spark), spark._jsparkSession.sessionState().newHadoopConf()
+    seen: dict[str, tuple[str | None, str]] = {}
+    for path in sorted(row.path for row in _listed(spark, settings, options).select("path").collect()):
+        footer = java.org.apache.parquet.hadoop.ParquetFileReader.readFooter(conf, java.org.apache.hadoop.fs.Path(path))
+        for field in footer.getFileMetaData().getSchema().getFields():
+            name, is_of_them = str(field.getName()), NANOSECONDS in str(field.toString())
+            if is_of_them and not field.isPrimitive():
+                raise ConfigError(f"column {name} in {path} has times in nanoseconds within it: {way_out}")
+            is_utc = is_of_them and field.getLogicalTypeAnnotation().isAdjustedToUTC()
+            kind = ("timestamp" if is_utc else "timestamp_ntz") if is_of_them else None
+            before, where = seen.setdefault(name, (kind, path))
+            if before != kind:
+                raise ConfigError(f"column {name} has other times in {path} than in {where}, in nanoseconds: {way_out}")
+    return {name: kind for name, (kind, _) in seen.items() if kind is not None}
 
 
 def _listed(spark: SparkSession, settings: BackfillSettings, options: Mapping[str, str]) -> DataFrame:
@@ -209,11 +274,17 @@ def clash(spark: SparkSession, settings: BackfillSettings, options: Mapping[str,
     return f"the columns of {settings.files} have types that cannot be merged"
 
 
-def _whole_rows(rows: DataFrame, columns: StructType, *, keep_nulls: bool) -> FileRows:
-    """A row's value is the JSON of its fields; those of JSON have nulls for what is missing, which are left out."""
-    fields = F.struct(*(F.col(quoted(name)) for name in columns.fieldNames()))
-    options = {"ignoreNullFields": str(not keep_nulls).lower()}
-    return FileRows(rows, columns, "", F.to_json(fields, options).cast("binary"))
+def _whole_rows(rows: DataFrame, columns: StructType, found: StructType | None = None, *, keep_nulls: bool) -> FileRows:
+    """A row's value is the JSON of its fields; those of JSON have nulls for what is missing, which are left out.
+
+    Columns that were `found` to be of another type than they are read as have that one there.
+    """
+    fields = [
+        F.col(quoted(a.name)) if a.dataType == b.dataType else F.col(quoted(a.name)).try_cast(b.dataType).alias(a.name)
+        for a, b in zip(columns, found or columns, strict=True)
+    ]
+    options = {"ignoreNullFields": str(not keep_nulls).lower(), **MICROSECONDS}
+    return FileRows(rows, columns, "", F.to_json(F.struct(*fields), options).cast("binary"), found)
 
 
 def as_written(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,20 @@ def test_lines_that_the_readers_options_change_are_rows(spark: Any, tmp_path: Pa
     options = {"multiLine": "true"}
     found = records(spark, tmp_path / "f.json", text, format="json", key_column="who", reader_options=options)
     assert found == [("ann", '{"ms":1,"who":"ann"}'), ("bob", '{"ms":2,"who":"bob","x":5}')]
+
+
+def test_a_key_of_json_is_what_stands_there(spark: Any, tmp_path: Path) -> None:
+    """Whole numbers beside a fraction are no fractions, in the value neither; an object is its JSON."""
+    keys = ["5", "5.5", "12345678901", "true"]
+    lines = [f'{{"who":{key},"ms":{i}}}' for i, key in enumerate(keys[:3])]
+    found = records(spark, tmp_path / "f.json", "\n".join(lines), format="json", key_column="who")
+    assert found == list(zip(keys[:3], lines, strict=True))
+    options = {"multiLine": "true"}
+    text = f"[{','.join(lines)}]"
+    found = records(spark, tmp_path / "g.json", text, format="json", key_column="who", reader_options=options)
+    assert [(key, json.loads(value)["who"]) for key, value in found] == [("5", 5), ("5.5", 5.5), (keys[2], 12345678901)]
+    deep = '{"who":{"a":[1,"x"]},"ms":1}'
+    assert records(spark, tmp_path / "h.json", deep, format="json", key_column="who") == [('{"a":[1,"x"]}', deep)]
 
 
 def test_what_folders_say_is_a_column_of_json_lines(spark: Any, tmp_path: Path) -> None:
@@ -132,6 +147,27 @@ def test_parquet_files_may_have_columns_of_their_own(spark: Any, tmp_path: Path)
     assert values == ['{"who":"ann","ms":1,"x":null}', '{"who":"bob","ms":2,"x":7}']
     pyarrow.parquet.write_table(pa.table({"who": ["eve"], "ms": [3.5]}), tmp_path / "c.parquet")
     with pytest.raises(ConfigError, match=r"column ms is bigint in \S*a.parquet and double in \S*c.parquet: write"):
+        file_rows(spark, settings)
+
+
+def test_times_of_parquet_keep_their_microseconds(spark: Any, tmp_path: Path) -> None:
+    """In nanoseconds too, as pandas writes them, before and after 1970; within a struct those are refused by name."""
+    at = datetime(1969, 12, 31, 23, 59, 59, 123456)
+    columns: dict[str, Any] = {"who": ["ann"]}
+    for unit in ("us", "ns"):
+        columns |= {unit: pa.array([at], pa.timestamp(unit)), f"{unit}z": pa.array([at], pa.timestamp(unit, "UTC"))}
+    pyarrow.parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    names = {"application": "visits", "lake": "lake", "topology": "t:t", "timestamp_column": "ns"}
+    settings = BackfillSettings.model_validate(names | {"files": str(tmp_path), "order_column": "nsz"})
+    found, order = file_records(spark, settings, ["t"], {"t": TopicOffsets("t", "id", {0: 0}, {0: 0})})
+    assert order == "nsz, as timestamp"
+    (row,) = found.collect()
+    text = "1969-12-31T23:59:59.123456"
+    assert json.loads(row.value) == {"who": "ann", "us": text, "usz": f"{text}Z", "ns": text, "nsz": f"{text}Z"}
+    assert row.timestamp_ms == -877
+    deep = pa.array([{"at": at}], pa.struct([("at", pa.timestamp("ns"))]))
+    pyarrow.parquet.write_table(pa.table({"deep": deep}), tmp_path / "b.parquet")
+    with pytest.raises(ConfigError, match=r"column deep in \S*b.parquet has times in nanoseconds within it: write"):
         file_rows(spark, settings)
 
 
