@@ -57,8 +57,8 @@ def translated(error: Exception) -> PenstockError:
     if _OVERFLOW in text:
         return SparkFailed(
             "a record's timestamp is beyond what Spark's Kafka source can read (nanoseconds sent as milliseconds?): "
-            "kafka-get-offsets.sh --topic <topic> --time 9223372036854776 says where the first is; --start and --end "
-            f"of a backfill can pass it by ({first_line(error)})"
+            "kafka-get-offsets.sh --topic <topic> --time 9223372036854776 says where the first is "
+            f"({first_line(error)})"
         )
     if _NO_CONNECTOR in text:
         return ConfigError(
