@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from examples import lake_duckdb
 from examples.lake_duckdb import main
 
 
@@ -32,3 +35,21 @@ def test_busiest_days_and_longest_windows(tmp_path: Path, capsys: pytest.Capture
         "open: y, 89 ms",
         "open: x, 50 ms",
     ]
+
+
+def test_before_a_window_was_closed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is not there yet is said; keys that are no text are shown by their bytes."""
+    with pytest.raises(SystemExit, match="there is no such table: nothing was compacted yet"):
+        main(str(tmp_path), "s")
+    state = {"row": ["window"], "store": ["s"], "partition": [0], "key": [b"\xff\x00"], "start_ms": [0], "end_ms": [50]}
+    write_deltalake(str(tmp_path / "state"), pa.table(state))
+    main(str(tmp_path), "s")
+    assert capsys.readouterr().out.splitlines() == ["no window of s was closed yet", "open: \\xff\x00, 50 ms"]
+
+
+def test_without_arguments_it_says_what_it_needs() -> None:
+    """A usage line, and no traceback."""
+    command = [sys.executable, lake_duckdb.__file__]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 2
+    assert run.stderr.startswith("usage: lake_duckdb.py [-h] LAKE/APPLICATION STORE")
