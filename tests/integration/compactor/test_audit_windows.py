@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from services.compactor.audit import Report, run_audit
+from services.compactor.audit_checks import Inputs
 from services.compactor.audit_report import as_object, print_report
+from services.compactor.audit_windows import compare_windows
 from services.compactor.compact import Compaction
 from services.compactor.settings import AuditSettings, CompactSettings
 from services.local.kafka import EmbeddedKafka
@@ -101,3 +103,50 @@ async def test_windows_are_what_spark_makes_of_the_source(
             assert part.ok
             assert 0 < part.records < 200
             assert part.unaccounted == 0
+
+
+COUNTED = log.AggregationSchema.of("n", Count()), log.AggregationSchema.of("sum", Sum("id"))
+AT = (10, 120, 130, 260, 90, 400, 20)
+"""Times of records: the fifth comes when [0, 100) is closed, the last when all that it lies in is."""
+
+
+def compared(spark: Any, kind: str, advance_ms: int, *, without: int | None) -> list[tuple[str, int]]:
+    """The differences (check, time) of windows of 100 ms and no grace, of which one start may be missing."""
+    store = log.StoreSchema(
+        *("s", kind, "string", 0, 0, "on_close", "in", None, "late", "dlq"), COUNTED, size_ms=100, advance_ms=advance_ms
+    )
+    windows: dict[int, list[int]] = {}
+    for offset, at in enumerate(AT):
+        close = max(AT[: offset + 1])
+        for start in range(0, at + 1, advance_ms):
+            if start <= at < start + 100 and start + 100 > close:
+                windows.setdefault(start, []).append(offset)
+    late = [offset for offset in range(len(AT)) if not any(offset in of for of in windows.values())]
+    assert late
+    if without is not None:
+        del windows[without]
+    rows = [(0, b"k", start, start + 100, (len(of), float(sum(of)), len(of))) for start, of in windows.items()]
+    records = [(0, offset, at, b"k", b'{"id":%d}' % offset) for offset, at in enumerate(AT)]
+    state = "struct<n_n: bigint, sum_sum: double, sum_n: bigint>"
+    columns = f"partition int, key binary, start_ms bigint, end_ms bigint, state {state}"
+    places = "partition int, offset bigint"
+    inputs = Inputs(
+        spark.createDataFrame(records, "partition int, offset bigint, timestamp_ms bigint, key binary, value binary"),
+        spark.createDataFrame([(0, offset) for offset in late], places),
+        spark.createDataFrame([], places),
+        spark.createDataFrame(rows, columns),
+        spark.createDataFrame([], columns),
+        None,
+        None,
+        store,
+        once=True,
+    )
+    found = compare_windows(inputs).differences.select("check", "at_ms").collect()
+    return [(row["check"], row.at_ms) for row in found]
+
+
+@pytest.mark.parametrize(("kind", "advance_ms", "missing"), [("tumbling", 100, 100), ("hopping", 50, 50)])
+def test_a_window_that_is_missing_is_found(spark: Any, kind: str, advance_ms: int, missing: int) -> None:
+    """Where all are there nothing differs, and of late records none; the one that is not is named by its start."""
+    assert compared(spark, kind, advance_ms, without=None) == []
+    assert compared(spark, kind, advance_ms, without=missing) == [("windows", missing)]
