@@ -14,7 +14,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,6 +26,8 @@ from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
 from services.compactor import bodies, class_archive, s3, sessions
+from services.compactor.properties import handed_over
+from services.compactor.scratch import scratch_folder
 from services.compactor.settings import SparkSettings
 from shared.common.errors import ConfigError, FatalError
 from shared.common.ivy import JarSet, announcement, cache_root, fetch_jars
@@ -99,12 +101,17 @@ def spark_session(settings: SparkSettings, application: str, *places: str) -> It
     # What runs in workers travels with the job, so that a cluster's workers need numpy and pyarrow alone.
     for module in (bodies, sessions):
         cloudpickle.register_pickle_by_value(module)
-    with tempfile.TemporaryDirectory(prefix="penstock-spark-", ignore_cleanup_errors=True) as work:
+    with scratch_folder() as work:
+        conf = configuration(settings, work, places, java)
         builder = SparkSession.builder.appName(application).master(settings.master)
-        for name, value in configuration(settings, work, places, java).items():
-            builder = builder.config(name, value)
+        # What was given may hold secrets, which a JVM that is yet to be started would have on its command line.
+        is_started = SparkContext._gateway is not None
+        hidden = {} if is_started else {n: conf[n] for n in settings.conf if n != JAVA_OPTIONS}
+        for name, value in conf.items():
+            builder = builder if name in hidden else builder.config(name, value)
         try:
-            spark = builder.getOrCreate()
+            with handed_over(hidden, work) if hidden else nullcontext():
+                spark = builder.getOrCreate()
         except (PySparkException, Py4JError, RuntimeError, OSError) as e:
             said = last_cause(e)
             said = "its master does not answer, or takes no application" if _STOPPED in said else said

@@ -22,6 +22,7 @@ from shared.streams import changelog_format as log
 from shared.streams.aggregations import Aggregate, Count, CountDistinct, Max, Mean, Min, Sum
 
 GAP_MS, GRACE_MS = 100, 50
+SECRET_NAME, SECRET = "penstock.test.secret.key", "a=b:c#d\\ü"  # which Spark is given, and shows to nobody
 AGGREGATIONS = {
     "count": Count(),
     "total": Sum("delay"),
@@ -294,6 +295,6 @@ def topics(kafka: EmbeddedKafka) -> Topics:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
     """The one Spark session of the run. Compiling code costs more than it saves on a few hundred rows."""
-    conf = {"spark.sql.codegen.wholeStage": "false"}
+    conf = {"spark.sql.codegen.wholeStage": "false", f"spark.hadoop.{SECRET_NAME}": SECRET}
     with spark_session(SparkSettings(master="local[2]", shuffle_partitions=1, conf=conf), "tests") as session:
         yield session

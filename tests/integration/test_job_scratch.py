@@ -1,0 +1,40 @@
+"""A job that is stopped or killed, and its scratch folder; the job is a small script in place of Spark's."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.compactor.scratch import sweep
+
+JOB = """
+import sys, time
+from pathlib import Path
+from services.compactor.scratch import scratch_folder
+with scratch_folder(Path(sys.argv[1])) as work:
+    (Path(work) / "blockmgr").mkdir()
+    print("there", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_what_a_job_that_was_stopped_leaves_the_next_one_removes(tmp_path: Path, how: int) -> None:
+    """Its folder is in use until it ends, however it ends, and then it is nobody's."""
+    job = subprocess.Popen([sys.executable, "-c", JOB, str(tmp_path)], stdout=subprocess.PIPE)
+    try:
+        assert job.stdout is not None
+        assert job.stdout.readline() == b"there\n"
+        assert sweep(tmp_path) == []
+        job.send_signal(how)
+        assert job.wait(30) == -how
+    finally:
+        job.kill()
+        job.wait()
+    assert len(list(tmp_path.iterdir())) == 1
+    assert len(sweep(tmp_path)) == 1
+    assert list(tmp_path.iterdir()) == []
