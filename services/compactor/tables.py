@@ -186,7 +186,7 @@ def log(spark: SparkSession, path: str, name: str = RUN) -> list[Version]:
     def are_same(one: int, other: int) -> bool:
         return files(one) is not None and files(one) == files(other)
 
-    found = versions(history(spark, path), are_same)
+    found = versions(history(spark, path, HISTORY_VERSIONS_MAX), are_same)
     if len(found) < HISTORY_VERSIONS_MAX or any(name in version.note for version in standing(found)):
         return found
     return versions(history(spark, path, None), are_same)
