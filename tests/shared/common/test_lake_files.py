@@ -66,7 +66,7 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lake", "said"),
     [
-        ("file://host/lake", "'host' stands for a machine"),
+        ("file://host/lake", "a file: URI names an absolute path of this machine"),
         ("foo://lake", "^lake 'foo://lake/app': Unknown scheme: foo"),
     ],
 )

@@ -11,7 +11,7 @@ from penstock import Consumer, ConsumerRecord, ConsumerSettings, KafkaSettings, 
 from penstock.testing import FakeCluster
 from services.consumer.handlers import load_handler
 from services.consumer.settings import ConsumerServiceSettings
-from shared.clients.consumer.dead_letters import CUT, HEADERS
+from shared.clients.consumer.dead_letters import CHANGELOG_ID, CUT, HEADERS
 from tests.documents import DOCS, block, names_of
 
 DOCUMENT = DOCS / "consumer.md"
@@ -53,7 +53,7 @@ def test_what_it_names_is_there() -> None:
     settings = set(re.findall(r"`([a-z]+_[a-z_]+)`", TEXT)) - others
     assert len(settings) > 10
     assert [name for name in settings if name not in own and name not in client] == []
-    assert set(re.findall(r"penstock\.dlq\.\w+", TEXT)) == {*HEADERS, CUT}
+    assert set(re.findall(r"penstock\.dlq\.\w+", TEXT)) == {*HEADERS, CHANGELOG_ID, CUT}
     for field, names in (
         (client["commit_strategy"], "none auto sync async"),
         (own["ordering"], "key partition unordered"),
