@@ -82,7 +82,7 @@ class Backfill(Fold):
         if streams.changelog_topic != settings.changelog_topic:
             raise ConfigError(f"changelog: the aggregator's is {streams.changelog_topic}")
         asyncio.run(prepare_topics(settings.kafka, streams, self.topology, SYSTEM_CLOCK))
-        offsets = topic_offsets(self.spark, settings.kafka, settings.changelog_topic, settings.kafka_timeout_ms)
+        offsets = self._offsets(settings.changelog_topic)
         covered, live_rows = tables.covered_rows(self.spark, self.state)
         if self._has_ended(covered, offsets):
             return self._nothing_left(covered, offsets)._replace(live_rows=live_rows)
@@ -137,17 +137,16 @@ class Backfill(Fold):
     def before_merge(self, plan: Plan) -> None:
         """What was for other topics than the changelog is written there, unless a run that crashed has done so."""
         assert self._out is not None
-        kafka, timeout_ms = self.settings.kafka, self.settings.kafka_timeout_ms
-        wanted = self._wanted()
+        settings, wanted = self.settings, self._wanted()
         if not wanted:
             return
         out = self._out.filter(F.col("topic").isin(wanted))
         if (there := self._outputs_there(plan)) is not None:
             out = not_there(out, there, self._refused())
-        written = asyncio.run(write_outputs(kafka, self.settings.max_request_size, out.toLocalIterator()))
+        written = asyncio.run(write_outputs(settings.kafka, settings.max_request_size, out.toLocalIterator()))
         self.say(f"{written} records written to {', '.join(wanted)}")
         late = sorted({source.late for source in self.topology.sources() if source.late in wanted})
-        self.late_ends = {t: topic_offsets(self.spark, kafka, t, timeout_ms).latest for t in late}
+        self.late_ends = {topic: self._offsets(topic).latest for topic in late}
 
     def covered(self, newest: Mapping[int, Newest]) -> dict[int, Newest]:
         """The tables cover the sources, and nothing of the changelog."""
@@ -192,9 +191,12 @@ class Backfill(Fold):
         """Nothing of the history is needed any more."""
         self.spark.catalog.clearCache()
 
+    def _offsets(self, topic: str) -> TopicOffsets:
+        return topic_offsets(self.spark, self.settings.kafka, topic, self.settings.kafka_timeout_ms)
+
     def _pending(self) -> dict[str, Any] | None:
         """What the appends of a crashed run said of it, None where there was none."""
-        logs = (self.log(self.closed(store)) for store in self._known_stores({}))
+        logs = (tables.log(self.spark, self.closed(store)) for store in self._known_stores({}))
         notes = (newest_note(standing(log)) for log in logs)
         return next((dict(note) for note in notes if note.get(RUN) == FIRST_RUN), None)
 
@@ -219,10 +221,7 @@ class Backfill(Fold):
         return [topic for topic in self.topology.output_topics() if self._is_written(topic)]
 
     def _output_ends(self) -> Ends:
-        held = (
-            topic_offsets(self.spark, self.settings.kafka, t, self.settings.kafka_timeout_ms) for t in self._wanted()
-        )
-        return {offsets.topic: offsets.latest for offsets in held}
+        return {topic: self._offsets(topic).latest for topic in self._wanted()}
 
     def _outputs_there(self, plan: Plan) -> DataFrame | None:
         """What the topics have got since a backfill that crashed began to write; None where there was none.
@@ -236,7 +235,7 @@ class Backfill(Fold):
             start = self._outputs_from.get(topic) if plan.adopted else None
             if start is None and topic not in self._refused():
                 continue
-            offsets = topic_offsets(self.spark, self.settings.kafka, topic, self.settings.kafka_timeout_ms)
+            offsets = self._offsets(topic)
             first = {p: max(earliest, (start or {}).get(p, 0)) for p, earliest in offsets.earliest.items()}
             rows = read_range(self.spark, self.settings.kafka, topic, first, offsets.latest, headers=True)
             rows = rows.withColumn("topic", F.lit(topic))

@@ -54,9 +54,9 @@ async def write_outputs(kafka: KafkaSettings, max_request_size: int, rows: Itera
     written = 0
     async with Producer(kafka, settings) as producer:
         for some in _batches(rows):
-            for result in await (await producer.send_many([_record(row) for row in some])):
-                if isinstance(result, BaseException):
-                    raise result
+            sent = await producer.send_many([_record(row) for row in some])
+            if (error := await sent.first_error()) is not None:
+                raise error
             written += len(some)
     return written
 

@@ -89,8 +89,8 @@ class Compaction(Fold):
 
     def _closed_logs(self, covered: Mapping[int, Row]) -> dict[str, list[runs.Version]]:
         """The versions of each store's table, of those that are there."""
-        closed = {store: self.closed(store) for store in self._known_stores(covered)}
-        return {store: self.log(path) for store, path in closed.items() if tables.exists(self.spark, path)}
+        logs = {store: tables.log(self.spark, self.closed(store)) for store in self._known_stores(covered)}
+        return {store: log for store, log in logs.items() if log}
 
     def _next(
         self, covered: Mapping[int, Row], covered_run: int, closed: Mapping[str, list[runs.Version]]
@@ -100,7 +100,7 @@ class Compaction(Fold):
         return runs.next_run(
             {p: row.changelog_offset for p, row in covered.items()},
             covered_run,
-            self.log(self.state),
+            tables.log(self.spark, self.state),
             closed,
             accept_lost=self.settings.accept_lost_windows,
             taken=max((self.appended_last(store) for store in forgotten), default=0),

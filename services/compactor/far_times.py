@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from services.compactor.kafka import KAFKA_SOURCE_MS_MAX, TopicOffsets, offsets_at, read_range
+from services.compactor.kafka import KAFKA_SOURCE_MS_MAX, READ_SCHEMA, TopicOffsets, offsets_at, read_range
 from services.compactor.replay import FAILED, HEADERS_SQL, OUT
 from services.compactor.settings import BackfillSettings
 from shared.clients.consumer import Consumer, ConsumerSettings
@@ -24,7 +24,7 @@ from shared.common.settings import KafkaSettings
 
 POLL_MS = 1_000
 RECORDS_MAX = 50_000  # of a poll, and so of an Arrow batch
-RECORDS_SQL = f"partition int, offset bigint, timestamp_ms bigint, key binary, value binary, {HEADERS_SQL}"
+RECORDS_SQL = f"{READ_SCHEMA}, {HEADERS_SQL}"
 RECORDS = pa.schema([OUT.field(n) for n in ("partition", "offset", "timestamp_ms", "key", "value", "headers")])
 
 

@@ -34,13 +34,14 @@ from services.compactor.bodies import final_rows, live_rows
 from services.compactor.changelog import Counts, Newest, Window, counted, known, latest_per_window, read_window
 from services.compactor.failures import CompactionConflict, translated
 from services.compactor.kafka import TopicOffsets
-from services.compactor.runs import CLOSED, CORRECTED, RUN, TOPIC_ID, Version, note_of
+from services.compactor.runs import CLOSED, CORRECTED, RUN, TOPIC_ID, note_of
 from services.compactor.settings import UpkeepSettings
 from shared.streams.changelog_format import FINAL, Progress, decode_progress
 from shared.streams.lake_names import IS_LIVE, STATE_HEAD, STATE_TAIL, require_lake_names
 
 Say = Callable[[str], object]
 IDLE_RECORDS_MAX = 1_000  # of an idle partition's tail: what a restore reads beyond the snapshot for nothing
+BROADCAST_BYTES_MAX = 64 * 1024 * 1024  # of what is merged: beyond it, rows of `state` travel to it
 MERGE_KEY = ("partition", "row", "store", "key", "start_ms")
 
 
@@ -180,10 +181,6 @@ class Fold(ABC):
         """What an append says of its run, for the one that goes on after a crash."""
         return {"to_offsets": after}
 
-    def log(self, path: str) -> list[Version]:
-        """The versions of a table, newest first; none where there is no table."""
-        return tables.log(self.spark, path)
-
     def appended_last(self, store: str) -> int:
         """The newest run that Delta knows to have appended to a store's table, whatever its log still says."""
         return delta_log.transaction(self.spark, self.closed(store), self._transaction(store))
@@ -281,7 +278,7 @@ class Fold(ABC):
         rows = rows.withColumns({name: F.lit(None).cast("string") for name in ("progress", "topic_id")})
         progress = self._progress(window.newest, plan)
         source = rows.withColumn("run", F.lit(plan.run)).unionByName(progress, allowMissingColumns=True).persist()
-        source.createOrReplaceTempView("penstock_changes")
+        self._broadcast_if_small(source).createOrReplaceTempView("penstock_changes")
         columns = [name for name, _ in STATE_HEAD] + [layout.name for layout in layouts]
         columns += [name for name, _ in STATE_TAIL]
         names = [tables.quoted(name) for name in columns]
@@ -317,6 +314,12 @@ class Fold(ABC):
         each = 1 if self.origin() is None else 2  # rows of a partition that are no window
         others, new = each * len(window.newest), each * len(window.newest.keys() - plan.covered)
         return Merged(inserted + updated - others, inserted - new, deleted, done.version)
+
+    def _broadcast_if_small(self, source: DataFrame) -> DataFrame:
+        """`source`, computed, which the joins of a MERGE take to where the rows of `state` are if it is small."""
+        source.count()
+        took = int(source._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
+        return F.broadcast(source) if took <= BROADCAST_BYTES_MAX else source
 
     def _progress(self, newest: Mapping[int, Newest], plan: Plan) -> DataFrame:
         rows = [

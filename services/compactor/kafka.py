@@ -114,11 +114,11 @@ def topic_offsets(spark: SparkSession, kafka: KafkaSettings, topic: str, timeout
 
 
 def changelog_offsets(
-    spark: SparkSession, settings: JobSettings, ask: Callable[..., TopicOffsets] | None = None
+    spark: SparkSession, settings: JobSettings, ask: Callable[..., TopicOffsets] = topic_offsets
 ) -> TopicOffsets:
     """What an application's changelog holds; `ask` is `topic_offsets`, or another way to ask. Errors as that."""
     try:
-        return (ask or topic_offsets)(spark, settings.kafka, settings.changelog_topic, settings.kafka_timeout_ms)
+        return ask(spark, settings.kafka, settings.changelog_topic, settings.kafka_timeout_ms)
     except UnknownTopicOrPartition as e:
         raise UnknownTopicOrPartition(
             f"{e}: application (or changelog) must be the aggregator's, which makes the topic when it first starts"

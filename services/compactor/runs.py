@@ -34,7 +34,7 @@ CLOSED = "closed"  # in a MERGE's note: by store the newest run that has appende
 CORRECTED = "corrected"  # in a note of `state`: by store the newest run of corrections that is in its table
 TOPIC_ID = "topic_id"  # in an append's note: the id of the changelog topic whose windows it appended
 OF_A_BACKFILL = "to_sources"  # in the note of a backfill's append: its windows are of no changelog
-_RESTORE = "RESTORE"
+RESTORE = "RESTORE"  # as Delta's history calls it
 _LOST_WAY_OUT = "Put back a newer one, or a `state` no newer than it; --accept-lost-windows goes on without them"
 
 
@@ -76,7 +76,7 @@ def versions(history: Iterable[Row], are_same: Callable[[int, int], bool] = lamb
     found = []
     for number, row in rows:
         restored = None
-        if row.operation == _RESTORE:
+        if row.operation == RESTORE:
             restored = _restored(row.operationParameters, number, rows, are_same)
         found.append(Version(number, note_of(row.userMetadata), restored))
     return found

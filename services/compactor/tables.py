@@ -19,14 +19,13 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 
 from services.compactor import delta_log
 from services.compactor.bodies import TIME_MS_MAX, StoreLayout
-from services.compactor.runs import RUN, Version, standing, versions
+from services.compactor.runs import RESTORE, RUN, Version, standing, versions
 from shared.common.errors import SchemaMismatch
 from shared.streams.changelog_format import AggregationSchema, StoreSchema
 from shared.streams.lake_names import CLOSED_COLUMNS, STATE_HEAD, STATE_TAIL
 
 SQL_TYPES = {"int64": "BIGINT", "float64": "DOUBLE", "binary": "BINARY"}
 HISTORY_VERSIONS_MAX = 100  # looked at first for a run; where there are only others' and upkeep's, all are
-RESTORE = "RESTORE"  # as Delta's history calls it
 INDEXED_COLUMNS = 32  # whose bounds Delta keeps by itself
 
 
