@@ -16,10 +16,17 @@ from api.problem import ErrorKind, Problem, json_response
 from api.state import Local, WholeView
 from shared.common.continuation import WrongContinuation
 from shared.common.errors import ConfigError
+from shared.common.points_in_time import TIME_MS_MAX, TIME_MS_MIN
 
 NOT_READABLE = ErrorKind(404, "STORE_NOT_READABLE", "This store cannot be read here")
 ROWS_DEFAULT, ROWS_MAX = 1_000, 10_000
 RowsMax = Annotated[int, Query(ge=1, le=ROWS_MAX)]
+FromMs = Annotated[
+    int | None, Query(ge=TIME_MS_MIN, le=TIME_MS_MAX, description="only windows that end at this time or later")
+]
+ToMs = Annotated[
+    int | None, Query(ge=TIME_MS_MIN, le=TIME_MS_MAX, description="only windows that begin at this time or earlier")
+]
 Status = Literal["open", "closed", "all"]
 
 
@@ -58,8 +65,8 @@ def stores_router(view: StoresView, whole: WholeView | None = None) -> APIRouter
     async def read(
         store: str,
         keys: Annotated[Keys, Depends(asked_keys)],
-        from_ms: Annotated[int | None, Query(description="only windows that end at this time or later")] = None,
-        to_ms: Annotated[int | None, Query(description="only windows that begin at this time or earlier")] = None,
+        from_ms: FromMs = None,
+        to_ms: ToMs = None,
         rows_max: RowsMax = ROWS_DEFAULT,
         continuation: Continuation = None,
         local: Local = False,
@@ -84,8 +91,8 @@ def stores_router(view: StoresView, whole: WholeView | None = None) -> APIRouter
     async def windows(
         store: str,
         keys: Annotated[Keys, Depends(asked_keys)],
-        from_ms: Annotated[int | None, Query(description="only windows that end at this time or later")] = None,
-        to_ms: Annotated[int | None, Query(description="only windows that begin at this time or earlier")] = None,
+        from_ms: FromMs = None,
+        to_ms: ToMs = None,
         status: Annotated[Status, Query(description="only these")] = "all",
         rows_max: RowsMax = ROWS_DEFAULT,
         continuation: Continuation = None,

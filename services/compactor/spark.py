@@ -26,6 +26,7 @@ from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
 from services.compactor import bodies, class_archive, s3, sessions
+from services.compactor.masters import silence
 from services.compactor.properties import handed_over
 from services.compactor.scratch import scratch_folder
 from services.compactor.settings import SparkSettings
@@ -94,6 +95,8 @@ def spark_session(settings: SparkSettings, application: str, *places: str) -> It
 
     Raises ConfigError (no Java, no jars) or SparkFailed.
     """
+    if (said := silence(settings.master)) is not None:
+        raise SparkFailed(f"Spark at {settings.master} did not start (spark.master): no master answers: {said}")
     java = find_java()
     use_java(java)
     logging.getLogger("py4j").setLevel(logging.WARNING)

@@ -18,7 +18,7 @@ log = get_logger(__name__)
 
 RETENTION_HOURS_MIN = 24
 """For how long versions of the lake's tables stay readable: longer than any job, restore or question takes."""
-SPARK_MASTER = r"^(local(-cluster)?(\[.+\])?|spark://.+|yarn|k8s://.+)$"
+SPARK_MASTER = r"^(local(-cluster)?(\[.+\])?|spark://[^,]+:\d+(,[^,]+:\d+)*|yarn|k8s://.+)$"
 """Where Spark runs: its own launcher prints a stack trace at anything else."""
 RETENTION_DAYS_MAX = 100_000
 """Of closed windows: nearly three centuries, so that the day before which they go is one that there was."""

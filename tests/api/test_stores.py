@@ -62,8 +62,12 @@ async def test_what_cannot_be_read_is_said() -> None:
     answer = await get("/v1/streams/stores/x")
     assert (answer.status_code, answer.json()["error_code"]) == (404, "STORE_NOT_READABLE")
     assert "no task that runs here has a store 'x'" in answer.json()["detail"]
-    for wrong in ("from_ms=soon", "rows_max=0", "rows_max=10001"):
-        assert 400 <= (await get(f"/v1/streams/stores/s?{wrong}")).status_code < 500
+    for wrong in ("from_ms=soon", f"from_ms={-(2**63) - 1}", f"to_ms={2**63}", "rows_max=0", "rows_max=10001"):
+        for path in ("s", "s/windows"):
+            refused = await get(f"/v1/streams/stores/{path}?{wrong}")
+            assert refused.status_code == 400
+            assert wrong.partition("=")[0] in refused.text
+    assert (await get(f"/v1/streams/stores/s?from_ms={-(2**63)}&to_ms={2**63 - 1}")).status_code == 200
 
 
 async def test_all_instances_are_asked_unless_it_is_one_of_them() -> None:

@@ -49,6 +49,22 @@ def measured(topic, name):
     return builder.build()
 
 
+def counted(group, name):
+    group.aggregate("s", n=Count(), sum=Sum("x")).on_close().to(f"{name}-out")
+
+
+def tumbling(topic, name):
+    builder = StreamsBuilder()
+    counted(builder.stream(topic).group_by_key().tumbling_window(100, 50), name)
+    return builder.build()
+
+
+def hopping(topic, name):
+    builder = StreamsBuilder()
+    counted(builder.stream(topic).group_by_key().hopping_window(120, 40, 50), name)
+    return builder.build()
+
+
 def build(topic, name):
     builder = StreamsBuilder()
     keyed = builder.stream(topic, late=f"{name}-late", dead_letters=f"{name}-dlq").group_by_key()
@@ -323,6 +339,22 @@ async def test_files_equal_having_streamed_them_in_their_order(
         assert dict(letter.headers)["penstock.dlq.offset"] == b"%d" % place
         described = await stream(worker_of(history), chain)
         assert {p: task["records"] for p, task in described.items()} == {0: 6, 1: 0}
+
+
+@pytest.mark.parametrize("windows", ["hopping", pytest.param("tumbling", marks=pytest.mark.soak)])
+async def test_time_windows_equal_having_streamed_them(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, job: Callable[..., Backfill], windows: str
+) -> None:
+    """Windows of one size, closed and live ones, from rows of which some come too late for them."""
+    given = history_of(150)
+    pa.parquet.write_table(pa.Table.from_pylist(given), tmp_path / "rows.parquet")
+    async with chain_of(kafka, topic_name):
+        common = {"files": str(tmp_path / "rows.parquet"), "key_column": "who", "timestamp_column": "at"}
+        history = job(topic_name, topic_name, build=windows, order_column="nth", **common)
+        done = await asyncio.to_thread(history.run)
+        wanted = streamed(history, topic_name, given, 2)
+        assert_equal(in_lake(history), wanted)
+        assert len(wanted[0]) == done.finals
 
 
 async def test_history_lies_between_places(kafka: EmbeddedKafka, topic_name: str, job: Callable[..., Backfill]) -> None:

@@ -25,6 +25,13 @@ def test_where_spark_may_run(master: str) -> None:
         CompactSettings.load([*NEEDED, "--spark.master", f"x{master}"], environ={})
 
 
+@pytest.mark.parametrize("master", ["spark://a", "spark://a:7077,b", "spark://", "local[]"])
+def test_a_standalone_master_has_a_port(master: str) -> None:
+    """An address without one would be looked for in vain."""
+    with pytest.raises(ConfigError, match=r"spark\.master: "):
+        CompactSettings.load([*NEEDED, "--spark.master", master], environ={})
+
+
 def test_days_that_there_never_were_are_refused() -> None:
     """A retention that would reach behind the calendar is refused by its name, before anything is written."""
     assert (
