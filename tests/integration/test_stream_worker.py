@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -198,6 +198,16 @@ async def running(worker: StreamWorker) -> AsyncIterator[asyncio.Task[None]]:
                 await loop
         finally:
             await worker.shutdown()
+
+
+async def or_its_error(loop: asyncio.Task[None], coming: Coroutine[Any, Any, None]) -> None:
+    """Wait for what is to come about, or raise at once what ended the loop before."""
+    waiting = asyncio.create_task(coming)
+    try:
+        await asyncio.wait([waiting, loop], return_when=asyncio.FIRST_COMPLETED)
+        await (waiting if waiting.done() else loop)
+    finally:
+        waiting.cancel()
 
 
 @asynccontextmanager

@@ -35,7 +35,7 @@ from shared.streams.latest import Latest
 from shared.streams.stream_worker import StreamWorker
 from shared.streams.topology_loading import load_topology
 from shared.testing.topology_test_driver import TopologyTestDriver
-from tests.integration.test_stream_worker import Chain, chain_of, kafka_of, running, settings_of
+from tests.integration.test_stream_worker import Chain, chain_of, kafka_of, or_its_error, running, settings_of
 
 TOPOLOGY = """
 from shared.streams.aggregations import Count, CountDistinct, Mean, Sum
@@ -139,8 +139,8 @@ def state_of(job: Backfill) -> tuple[list[Any], list[Any]]:
 
 async def stream(worker: StreamWorker, chain: Chain) -> dict[int, dict[str, Any]]:
     """Have a worker take the topic to its end; what it says of its tasks."""
-    async with running(worker):
-        await chain.wait_processed(worker)
+    async with running(worker) as loop:
+        await or_its_error(loop, chain.wait_processed(worker))
         return {task["partition"]: task for task in worker.describe()["tasks"]}
 
 
