@@ -60,6 +60,7 @@ LISTING_OPTIONS = {"pathGlobFilter", "recursiveFileLookup", "modifiedBefore", "m
 PINNED = ("versionAsOf", "timestampAsOf")  # a Delta table is not read as it is now
 CHANGED_AT = "unix_micros(modificationTime) AS at"
 LINE, ROW, METADATA = "_penstock_line", "_penstock_row", "_metadata"
+SHOWN_MAX = 200  # characters of a line
 FOLDERS_ARE_TYPED = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
 
@@ -172,6 +173,8 @@ def _table(spark: SparkSession, settings: BackfillSettings) -> FileRows:
         require_one_header(spark, settings, options)
     reader = spark.read.format(settings.format).options(**options)
     rows = _load(spark, settings, reader, options)
+    if settings.format == "csv" and "mode" not in map(str.lower, settings.reader_options):
+        require_all_fields(spark, settings, options, rows.schema)
     found = _whole_rows(rows, StructType([f for f in rows.schema if f.name != METADATA]), keep_nulls=True)
     if settings.format == "csv" and options["inferSchema"].lower() == "true":
         written = as_written(spark, settings, options, rows.schema)
@@ -260,6 +263,24 @@ def require_one_header(spark: SparkSession, settings: BackfillSettings, options:
                 f"{first.path} has the columns {', '.join(wanted)} and {row.path} has {', '.join(columns)}: CSV files "
                 "are read by the places of their columns; write them with one header, or as JSON or Parquet"
             )
+
+
+def require_all_fields(
+    spark: SparkSession, settings: BackfillSettings, options: Mapping[str, str], columns: StructType
+) -> None:
+    """ConfigError where a line of CSV has more fields than there are columns, which Spark would drop, or fewer."""
+    texts = [StructField(field.name, StringType()) for field in columns if field.name != METADATA]
+    asked = {**options, "columnNameOfCorruptRecord": LINE, "mode": "PERMISSIVE"}
+    reader = spark.read.format("csv").options(**asked).schema(StructType([*texts, StructField(LINE, StringType())]))
+    rows = reader.load(settings.files_read)
+    # All columns are asked for: of fewer, Spark does not look at how many there are.
+    wrong = rows.filter(F.col(LINE).isNotNull()).select("*", F.col(METADATA)["file_path"].alias("path")).first()
+    if wrong is not None:
+        raise ConfigError(
+            f"{wrong.path} has a line with more or fewer fields than there are columns: {wrong[LINE][:SHOWN_MAX]!r}; "
+            "quote a text that has a comma in it, or have Spark cut and fill such lines (reader option "
+            "mode=PERMISSIVE) or leave them out (mode=DROPMALFORMED)"
+        )
 
 
 def clash(spark: SparkSession, settings: BackfillSettings, options: Mapping[str, str]) -> str:

@@ -183,6 +183,28 @@ def test_csv_files_of_other_headers_are_refused(spark: Any, tmp_path: Path) -> N
         file_rows(spark, settings)
 
 
+@pytest.mark.parametrize("header", ["true", "false"])
+def test_csv_lines_of_another_width_are_refused(spark: Any, tmp_path: Path, header: str) -> None:
+    """Spark would cut `x, y` at its comma, and leave out the rest of a wider file without headers: not unasked."""
+    (tmp_path / "day=1").mkdir()
+    (tmp_path / "day=1" / "a.csv").write_text('who,ms,x\nann,1,"x, y"\n')
+    key, at = ("who", "ms") if header == "true" else ("_c0", "_c1")
+    names = {"application": "visits", "lake": "lake", "topology": "t:t", "format": "csv", "files": str(tmp_path)}
+
+    def read(**options: str) -> list[dict[str, Any]]:
+        named = {**names, "timestamp_column": at, "reader_options": {"header": header} | options}
+        found = file_rows(spark, BackfillSettings.model_validate(named))
+        return [json.loads(row.value) for row in found.rows.select(found.whole.alias("value")).collect()]
+
+    assert [[row[key], str(row[at]), *list(row.values())[2:]] for row in read()][-1] == ["ann", "1", "x, y", 1]
+    for wrong in ("bob,2,x, y", "bob,2"):
+        (tmp_path / "day=1" / "b.csv").write_text(f"who,ms,x\n{wrong}\n")
+        with pytest.raises(ConfigError, match=rf"b\.csv has a line with .*: '{wrong}'; quote a text"):
+            read()
+        assert ["bob", "2"] in [[row[key], str(row[at])] for row in read(mode="PERMISSIVE")]
+        assert "bob" not in str(read(Mode="DROPMALFORMED"))
+
+
 def test_files_that_changed_are_told_apart(spark: Any, tmp_path: Path) -> None:
     """By name, size and time, of a folder, a file or a pattern; a Delta table by its version, if that is not named."""
     for name in ("a", "b"):
