@@ -61,29 +61,35 @@ LOST_TO_ANOTHER = 3
 
 
 def command(settings: AggregatorSettings) -> list[str]:
-    """The job's command line; secrets go through the environment, see `environment`."""
+    """The job's command line; secrets go through the environment, see `environment`.
+
+    The job reads the same file of settings, where what `penstock compact` is to do by hand may stand: all that the
+    aggregator decides is given, also where it is off.
+    """
     streams, compaction = settings.streams, settings.compaction
     assert streams.lake is not None
-    arguments = {
+    given = {
         "application": streams.application_id,
         "changelog": streams.changelog_topic,
         "lake": streams.lake,
         "spark.master": compaction.spark_master,
         "spark.driver-memory": compaction.spark_memory,
+        "skip-changelog-records": streams.skip_changelog_records,
+        "run-records-max": compaction.run_records_max,
+        "runs-max": 1,
+        "optimize-files-max": compaction.optimize_files_max,
+        "retention-hours": compaction.retention_hours,
+        "vacuum-every": compaction.vacuum_every,
+        "closed-retention-days": compaction.closed_retention_days,
     }
-    flags = [part for name, value in arguments.items() for part in (f"--{name}", value)]
-    if streams.skip_changelog_records:
-        flags += ["--skip-changelog-records", streams.skip_changelog_records]
-    flags += ["--run-records-max", str(compaction.run_records_max), "--runs-max", "1"]
-    flags += ["--optimize-files-max", str(compaction.optimize_files_max)]
-    if compaction.retention_hours is not None:
-        flags += ["--retention-hours", str(compaction.retention_hours)]
-        flags += ["--vacuum-every", str(compaction.vacuum_every)]
-    if compaction.closed_retention_days is not None:
-        flags += ["--closed-retention-days", str(compaction.closed_retention_days)]
-    chosen = (("skip-corrupt", compaction.skip_corrupt), ("with-late", compaction.with_late))
-    flags += [f"--{name}" for name, is_on in chosen if is_on]
-    flags.append("--delete-covered" if compaction.delete_covered else "--no-delete-covered")
+    chosen = {
+        "skip-corrupt": compaction.skip_corrupt,
+        "with-late": compaction.with_late,
+        "delete-covered": compaction.delete_covered,
+        "accept-lost-windows": False,
+    }
+    flags = [part for name, value in given.items() for part in (f"--{name}", str(value))]
+    flags += [f"--{name}" if is_on else f"--no-{name}" for name, is_on in chosen.items()]
     return [sys.executable, "-m", "services.cli", "compact", *flags]
 
 

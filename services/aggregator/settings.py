@@ -9,6 +9,7 @@ from pydantic import Base64Bytes, Field, field_validator, model_validator
 
 from api.settings import GuardedSettings
 from shared.common.errors import ConfigError
+from shared.common.java_login import require_java_login
 from shared.common.key_range import KeyRange, raw_key
 from shared.common.lake_place import require_place
 from shared.common.points_in_time import TIME_MS_MAX, time_ms
@@ -188,3 +189,12 @@ class AggregatorSettings(GuardedSettings):
     streams: StreamsSettings = StreamsSettings()
     compaction: CompactionSettings = CompactionSettings()
     queries: QueriesSettings = QueriesSettings()
+
+    @model_validator(mode="after")
+    def _can_compact(self) -> Self:
+        if self.streams.lake is not None and self.compaction.enabled:
+            try:
+                require_java_login(self.kafka)
+            except ValueError as e:
+                raise ValueError(f"kafka.{e}; without compactions: compaction.enabled=false") from None
+        return self

@@ -67,7 +67,8 @@ def client_properties(kafka: KafkaSettings) -> dict[str, str]:
         properties["client.id"] = kafka.client_id
     if kafka.sasl_mechanism is not None and kafka.sasl_password is not None:
         kind = "plain.Plain" if kafka.sasl_mechanism == "PLAIN" else "scram.Scram"
-        user, password = (json.dumps(v) for v in (kafka.sasl_username, kafka.sasl_password.get_secret_value()))
+        names = (kafka.sasl_username, kafka.sasl_password.get_secret_value())
+        user, password = (json.dumps(name, ensure_ascii=False) for name in names)  # JAAS knows no \u
         properties["sasl.mechanism"] = kafka.sasl_mechanism
         properties["sasl.jaas.config"] = (
             f"org.apache.kafka.common.security.{kind}LoginModule required username={user} password={password};"
@@ -275,7 +276,7 @@ def _put_long(spark: SparkSession, map_: Any, key: Any, number: int) -> None:
     put = next(m for m in map_.getClass().getMethods() if m.getName() == "put")
     arguments = spark.sparkContext._gateway.new_array(java.java.lang.Object, 2)
     arguments[0] = key
-    boxed = java.java.util.stream.LongStream.range(number, number + 1).boxed().toArray()
+    boxed = java.java.util.stream.LongStream.rangeClosed(number, number).boxed().toArray()
     java.java.lang.System.arraycopy(boxed, 0, arguments, 1, 1)
     put.invoke(map_, arguments)
 

@@ -29,6 +29,6 @@ def silence(master: str, timeout_s: float = CONNECT_TIMEOUT_S) -> str | None:
         try:
             with socket.create_connection((host, port), timeout_s):
                 return None
-        except OSError as e:
-            said.append(f"{host}:{port}: {e.strerror or e}")
+        except (OSError, OverflowError, UnicodeError) as e:  # the latter two: a port or a name that there cannot be
+            said.append(f"{host}:{port}: {getattr(e, 'strerror', None) or e}")
     return "; ".join(said) or None

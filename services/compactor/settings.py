@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from shared.common.errors import ConfigError
+from shared.common.java_login import require_java_login
 from shared.common.lake_place import lake_root, require_place
 from shared.common.points_in_time import time_ms
 from shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
@@ -40,10 +41,23 @@ class SparkSettings(Section):
 
     master: str = Field("local[*]", pattern=SPARK_MASTER, description="local[N], spark://host:port, yarn, k8s://…")
     driver_memory: str = Field(
-        "1g", pattern=r"^\d+[kmgKMG]$", description="the driver's heap, and with local[…] all of Spark's"
+        "1g", pattern=r"^\d+[mgMG]$", description="the driver's heap, and with local[…] all of Spark's"
     )
     shuffle_partitions: Annotated[int, Field(ge=1)] = 4
     conf: dict[str, str] = Field(default={}, description="passed on as it is, such as spark.hadoop.fs.s3a.endpoint=…")
+
+
+def require_place_or_time(text: str) -> str:
+    """`text`, where it is one of PLACES; ValueError for a day that there is not."""
+    if not NO_TIME.fullmatch(text):
+        try:
+            time_ms(text)
+        except ConfigError as e:
+            raise ValueError(str(e)) from None
+    return text
+
+
+Place = Annotated[str, Field(pattern=PLACE), AfterValidator(require_place_or_time)]
 
 
 class JobSettings(CommandSettings):
@@ -62,6 +76,11 @@ class JobSettings(CommandSettings):
     @classmethod
     def _is_place(cls, lake: str) -> str | None:
         return require_place(lake)
+
+    @field_validator("kafka")
+    @classmethod
+    def _java_has_it(cls, kafka: KafkaSettings) -> KafkaSettings:
+        return require_java_login(kafka)
 
     @property
     def changelog_topic(self) -> str:
@@ -129,8 +148,8 @@ class BackfillSettings(UpkeepSettings, TaskSettings):
         description="module:function that returns a shared.streams Topology: the aggregator's own"
     )
     topology_options: dict[str, str] = Field({}, description="keyword arguments for that function")
-    start: str = Field("earliest", pattern=PLACE, description=f"first record of each source topic: {PLACES}")
-    end: str = Field("latest", pattern=PLACE, description=f"where to stop, and the aggregator goes on: {PLACES}")
+    start: Place = Field("earliest", description=f"first record of each source topic: {PLACES}")
+    end: Place = Field("latest", description=f"where to stop, and the aggregator goes on: {PLACES}")
     files: str | None = Field(None, min_length=1, description="read this folder, file or pattern, not the topics")
     format: Literal["parquet", "delta", "json", "csv"] = Field("parquet", description="of `files`")
     reader_options: dict[str, str] = Field({}, description="of Spark's reader of `files`, such as header=false")
@@ -144,8 +163,8 @@ class BackfillSettings(UpkeepSettings, TaskSettings):
     order_column: str | None = Field(
         None, description="of `files`: rows are taken in this order; default: file order (not with delta)"
     )
-    hand_over: str = Field(
-        "earliest", pattern=PLACE, description=f"with `files`: where in the topics the aggregator goes on: {PLACES}"
+    hand_over: Place = Field(
+        "earliest", description=f"with `files`: where in the topics the aggregator goes on: {PLACES}"
     )
     outputs: Literal["none", "refused", "all"] = Field(
         "refused", description="what is written to its topic: late records and dead letters, results too, or nothing"
@@ -186,9 +205,8 @@ class AuditSettings(JobSettings):
         None, description="compare what lies from this event time on: ISO 8601 (UTC) or ms since the epoch"
     )
     end: str | None = Field(None, description="compare what lies before this event time; as start")
-    began_at: str | None = Field(
+    began_at: Place | None = Field(
         None,
-        pattern=PLACE,
         description=f"the first source record that the application took, where it is not what the lake says: {PLACES}",
     )
     results: str | None = Field(None, description="topic of closed windows, where it is not what the changelog says")

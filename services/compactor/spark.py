@@ -66,7 +66,11 @@ ROW_GROUP_BYTES = 16 * 1024 * 1024  # of a table's files, as they are written
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 CLASS_PATH = "spark.driver.extraClassPath"
 CAUSES_MAX = 20  # of one error: some chains are rings
-_STOPPED = "stopped SparkContext"  # what Spark says once it has given up
+_MEANINGS = {
+    "stopped SparkContext": "its master does not answer, or takes no application",
+    "JAVA_GATEWAY_EXITED": "Java ended at once, see what it said before (spark.driver_memory, spark.conf?)",
+}
+"""Of what is said once Spark, or its launcher, has given up."""
 _CLASS_NAMES = re.compile(r"^(?:(?:[\w$]+\.)+[\w$]+(?:: |$))+")
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 
@@ -118,7 +122,7 @@ def spark_session(settings: SparkSettings, application: str, *places: str) -> It
                 spark = builder.getOrCreate()
         except (PySparkException, Py4JError, RuntimeError, OSError) as e:
             said = last_cause(e)
-            said = "its master does not answer, or takes no application" if _STOPPED in said else said
+            said = next((meaning for sign, meaning in _MEANINGS.items() if sign in said), said)
             raise SparkFailed(f"Spark at {settings.master} did not start (spark.master): {said}") from e
         try:
             yield spark

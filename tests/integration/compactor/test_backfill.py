@@ -377,6 +377,7 @@ async def test_history_lies_between_places(kafka: EmbeddedKafka, topic_name: str
             ({"start": "130"}, range(first, 60)),
             ({"end": "1970-01-01T00:00:00.130Z"}, range(first)),
             ({"start": str(max(times) + 1)}, range(0)),
+            ({"end": str(2**63 - 1)}, range(60)),
         ):
             assert await asyncio.to_thread(lambda places=places: offsets(**places)) == list(wanted)
 

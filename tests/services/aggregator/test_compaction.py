@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -64,6 +65,22 @@ def test_the_job_understands_its_command_line() -> None:
     assert "TIMEOUT" not in environment(given)
     assert job.kafka == given.kafka
     assert job.log == given.log
+
+
+def test_the_job_does_as_the_aggregator_says_whatever_else_is_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stands there for `penstock compact` by hand, such as a loss that is accepted once, is not the job's."""
+    monkeypatch.chdir(tmp_path)
+    by_hand = "with_late = true\nskip_corrupt = true\naccept_lost_windows = true\nskip_changelog_records = '0:1'\n"
+    by_hand += "retention_hours = 24\nclosed_retention_days = 1\nvacuum_every = 9\nruns_max = 3\n"
+    (tmp_path / "penstock.toml").write_text(f"{by_hand}[streams]\nlake = 'lake'\n[compaction]\nvacuum_every = 2\n")
+    given = AggregatorSettings.load(["--topology", "a:b", "--no-compaction.delete-covered"], environ={})
+    given = given.model_copy(update={"compaction": given.compaction.model_copy(update={"retention_hours": None})})
+    job = CompactSettings.load(command(given)[4:], environ=environment(given))
+    assert (job.with_late, job.skip_corrupt, job.accept_lost_windows, job.delete_covered) == (False,) * 4
+    assert (job.skip_changelog_records, job.retention_hours, job.closed_retention_days) == ("", None, None)
+    assert (job.vacuum_every, job.runs_max) == (2, 1)
 
 
 def test_no_secret_in_the_command_line() -> None:

@@ -41,3 +41,13 @@ def test_a_wrong_value_is_refused_by_name(flags: list[str], said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load(*flags)
     assert said in str(raised.value)
+
+
+def test_an_aggregator_that_cannot_compact_says_so_at_its_start() -> None:
+    """Its jobs have no tokens that a function of Python's gives; without a lake or compactions there are no jobs."""
+    tokens = ("--kafka.security-protocol=SASL_SSL", "--kafka.sasl-mechanism=OAUTHBEARER")
+    tokens += ("--kafka.sasl-oauth-token-provider=tokens:give",)
+    assert load(TOPOLOGY, *tokens).streams.lake is None
+    assert not load(TOPOLOGY, *tokens, "--streams.lake=lake", "--no-compaction.enabled").compaction.enabled
+    with pytest.raises(ConfigError, match=r"kafka\.sasl_mechanism=OAUTHBEARER .* compaction\.enabled=false"):
+        load(TOPOLOGY, *tokens, "--streams.lake=lake")

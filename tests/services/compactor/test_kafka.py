@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from services.compactor.kafka import _translated
+from services.compactor.kafka import _translated, client_properties
 from services.compactor.spark import causes, last_cause
 from shared.common.errors import AuthenticationFailed, BrokerNotAvailable, PenstockError, UnknownTopicOrPartition
 from shared.common.settings import KafkaSettings
@@ -74,3 +74,12 @@ def test_the_last_cause_that_says_anything() -> None:
     assert last_cause(Raised("a.b.C: why\n at x", "a.b.D")) == "why"
     assert last_cause(Raised("a.b.D")) == "a.b.D"
     assert causes(RuntimeError("\n one\ntwo")) == ["one"]
+
+
+def test_names_and_passwords_are_javas_as_they_are() -> None:
+    """JAAS reads quotes and backslashes as JSON does, but knows no escapes of other characters."""
+    secured = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN"}
+    kafka = KafkaSettings.model_validate({**secured, "sasl_username": "jürgen", "sasl_password": 'pä"ss\\€'})
+    assert client_properties(kafka)["sasl.jaas.config"].endswith(
+        'PlainLoginModule required username="jürgen" password="pä\\"ss\\\\€";'
+    )

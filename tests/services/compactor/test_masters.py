@@ -27,6 +27,8 @@ def test_one_that_answers_is_enough() -> None:
         master = f"spark://127.0.0.1:{ports[1]},127.0.0.1:{ports[1]}"
     refused = f"127.0.0.1:{ports[1]}: Connection refused"
     assert silence(master) == f"{refused}; {refused}"
+    assert "a..b:7077: " in (silence("spark://a..b:7077") or "")
+    assert "a:99999: " in (silence("spark://a:99999") or "")
     expected = rf"{master} did not start \(spark\.master\): no master answers: {refused}"
     with pytest.raises(SparkFailed, match=expected), spark_session(SparkSettings(master=master), "test"):
         raise AssertionError("there is no Spark")

@@ -8,7 +8,7 @@ import pytest
 
 from services.compactor.kafka import client_properties
 from services.compactor.main import WRONG_SETTINGS, audit_main, compact_main
-from services.compactor.settings import AuditSettings, CompactSettings
+from services.compactor.settings import AuditSettings, BackfillSettings, CompactSettings
 from shared.common.errors import ConfigError
 from shared.common.settings import KafkaSettings
 
@@ -124,3 +124,29 @@ def test_a_sample_of_no_key_is_refused() -> None:
         with pytest.raises(ConfigError, match="sample"):
             AuditSettings.load([*NEEDED, "--sample", share])
     assert AuditSettings.load([*NEEDED, "--sample", "0.000001"]).sample == 1e-6
+
+
+TOKENS = ("--kafka.security-protocol=SASL_SSL", "--kafka.sasl-mechanism=OAUTHBEARER")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--start=2026-02-30",), "start: .*'2026-02-30' is no time"),
+        (("--end=2026-02-30",), "end: .*'2026-02-30' is no time"),
+        (("--hand-over=2026-02-30",), "hand_over: .*'2026-02-30' is no time"),
+        ((*TOKENS, "--kafka.sasl-oauth-token-provider=tokens:give"), "kafka: .*OAUTHBEARER is nothing that jobs"),
+    ],
+)
+def test_what_a_backfill_cannot_begin_with_is_named(flags: tuple[str, ...], said: str) -> None:
+    """A day that there is not, by its setting; a login that Spark's client does not have."""
+    assert BackfillSettings.load([*NEEDED, "--topology=a:b", "--start=0:1,1:2"], environ={}).start == "0:1,1:2"
+    with pytest.raises(ConfigError, match=said):
+        BackfillSettings.load([*NEEDED, "--topology=a:b", *flags], environ={})
+
+
+def test_where_an_application_began_is_a_day_that_there_was() -> None:
+    """Before any JVM starts."""
+    assert AuditSettings.load([*NEEDED, "--began-at=2026-02-28"], environ={}).began_at == "2026-02-28"
+    with pytest.raises(ConfigError, match=r"began_at: .*'2026-02-30' is no time"):
+        AuditSettings.load([*NEEDED, "--began-at=2026-02-30"], environ={})
