@@ -16,8 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from services.compactor import advances, tables
-from services.compactor.audit_checks import Inputs, parsed, sampled
+from services.compactor.audit_checks import Inputs, parsed
 from services.compactor.audit_part import TAIL_RECORDS, Part, settled_ms
+from services.compactor.audit_results import published_and_wanted, why_not
 from services.compactor.backfill_inputs import place
 from services.compactor.bodies import StoreLayout, final_rows, live_rows
 from services.compactor.changelog import Covered, Window, known, latest_per_window, read_window
@@ -49,8 +50,6 @@ from shared.common.points_in_time import time_ms
 from shared.streams.changelog_format import FINAL, Progress, StoreSchema, decode_progress, parse_places
 
 SESSION = ("partition", "key", "start_ms", "end_ms", "state")
-OPERATORS_OWN = "latest"  # kept beside a window's aggregations, and no result
-_JSON_TYPES = {"int64": "BIGINT", "float64": "DOUBLE"}
 
 
 class Read(NamedTuple):
@@ -66,7 +65,7 @@ class Read(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """What lake and changelog say together: progress by partition, and the audited store's windows.
+    """What lake and changelog say together: progress by partition, all stores, and the audited one's windows.
 
     `closed` has the changelog's offsets as well: below zero are windows that a backfill closed. What was closed
     `later` is read from the changelog anew, None where that has not gone on. `advances` are those of
@@ -75,6 +74,7 @@ class Stream(NamedTuple):
 
     progress: dict[int, Progress]
     store: StoreSchema
+    stores: tuple[StoreSchema, ...]
     closed: DataFrame
     live: DataFrame
     later: Callable[[], DataFrame | None]
@@ -258,7 +258,7 @@ def read_stream(spark: SparkSession, settings: AuditSettings) -> Stream:
         records = read_range(spark, settings.kafka, now.topic, ends, now.latest).persist()
         return _finals(read_window(spark, now.topic, records, since, skip), now.topic, layout)
 
-    return Stream(progress, store, closed, live, later, offsets.topic_id, moved, origin_of(state))
+    return Stream(progress, store, stores, closed, live, later, offsets.topic_id, moved, origin_of(state))
 
 
 def coordinates(records: DataFrame, prefix: str, source: str, ours: dict[str, str], life: str) -> DataFrame:
@@ -368,29 +368,12 @@ def held_by(
 def _results(
     spark: SparkSession, settings: AuditSettings, stream: Stream, not_compared: list[str], part: Part | None
 ) -> tuple[DataFrame | None, DataFrame | None]:
-    store = stream.store
-    if store.results is None or store.emit != "on_close":
-        none = "no topic has them in the form that the engine gives them"
-        why = none if store.results is None else "the topic has updates, not closed sessions"
+    if (why := why_not(stream.store, stream.stores)) is not None:
         not_compared.append(f"published results: {why}")
         return None, None
-    typed = [a for a in store.aggregations if a.result in _JSON_TYPES and a.function != OPERATORS_OWN]
-    columns = "".join(f", {tables.quoted(a.name)} {_JSON_TYPES[a.result]}" for a in typed)
-    value = F.from_json(F.col("value").cast("string"), f"key STRING, start BIGINT, end BIGINT{columns}")
-    names = [tables.quoted(a.name) for a in typed]
-    given = _topic(spark, settings, store.results).select(value.alias("v"))
-    given = given.select(
-        "v.key", F.col("v.start").alias("start_ms"), F.col("v.end").alias("end_ms"), *(f"v.{n}" for n in names)
+    topic = _topic(spark, settings, stream.store.results)
+    given, wanted, left_out = published_and_wanted(
+        topic, stream.store, stream.closed, stream.later, part, settings.sample
     )
-    key = F.col("key").cast("string") if store.key == "string" else F.base64("key")
-    results = [r for r, a in zip(tables.results(store), store.aggregations, strict=True) if a in typed]
-    closed = stream.closed.withColumn("sure", F.col("changelog_offset") >= 0)
-    if not closed.filter(~F.col("sure")).isEmpty():
-        not_compared.append("whether windows that a backfill closed were published: it does that on demand alone")
-    if (since := stream.later()) is not None:
-        closed = closed.unionByName(since.withColumn("sure", F.lit(False)))
-    wanted = closed.select(key.alias("key"), "start_ms", "end_ms", "sure", *results)
-    if part is not None:
-        given, wanted = given.filter(part.holds()), wanted.filter(part.holds())
-    raw = F.col("key").cast("binary") if store.key == "string" else F.unbase64("key")
-    return sampled(given, settings.sample, raw), sampled(wanted, settings.sample, raw)
+    not_compared += left_out
+    return given, wanted

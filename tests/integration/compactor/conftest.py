@@ -76,6 +76,7 @@ class Task:
     dead: list[Sent] = field(default_factory=list)
     results: list[Sent] = field(default_factory=list)
     changelog: list[Entry] = field(default_factory=list)
+    others: tuple[log.StoreSchema, ...] = ()
 
     def __post_init__(self) -> None:
         takeover = log.Takeover(self.name, "test", 0)
@@ -145,7 +146,7 @@ class Task:
                 self.time,
                 {"banks": self.time},
                 {},
-                (self.store,),
+                (self.store, *self.others),
                 0,
             )
             self.changelog.append((None, log.encode_progress(self.epoch, self.commit_number, done)))

@@ -122,6 +122,29 @@ def test_nodes_before_the_window_are_refused_by_name(simulate: Any, topics: Any,
         audit(simulation)
 
 
+def test_results_of_others_are_no_differences(simulate: Any, topics: Any, jobs: Any) -> None:
+    """What is no window is counted as another node's; a topic that two stores write to is not compared, by name."""
+    _, audit = jobs
+    simulation = simulate(1)
+    (task,) = simulation.tasks
+    simulation.feed(40, seed=7)
+    task.results += [(b"a", value, 0, []) for value in (b'{"flights": 3}', b"mine")]
+    topics.write(simulation)
+    report = audit(simulation)
+    assert report.ok, report.checks
+    assert f"2 records of {simulation.name}-results that are no window: another node's" in report.not_compared
+    assert "published" in {check.name for check in report.checks}
+
+    task.others = (msgspec.structs.replace(task.store, name="days", kind="tumbling", gap_ms=0, size_ms=200),)
+    task.results.append((b"a", b'{"key": "a", "start": 0, "end": 200, "count": 3}', 200, []))
+    task.commit()
+    topics.write(simulation)
+    report = audit(simulation, store="banks")
+    assert report.ok, report.checks
+    why = f"{simulation.name}-results has those of days too, and a result does not say which store it is of"
+    assert f"published results: {why}" in report.not_compared
+
+
 async def test_times_that_spark_cannot_read_are_refused_by_place(
     kafka: EmbeddedKafka, spark: Any, topic_name: str, tmp_path: Path
 ) -> None:
