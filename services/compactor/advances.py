@@ -105,10 +105,7 @@ def spent(rows: DataFrame, first: Mapping[int, int]) -> DataFrame:
 
     Columns of _PLACE, `from_ms` of the first of them, and `is_last`; none of partitions with no more than SPENT_MAX.
     """
-    limit = F.lit(-1).cast("bigint")
-    for partition, offset in first.items():
-        limit = F.when(F.col("partition") == partition, F.lit(offset)).otherwise(limit)
-    before = rows.filter(F.col("position") <= limit)
+    before = rows.filter(F.col("position") <= tables.by_partition(first, other=-1))
     of = before.groupBy("partition").agg(
         F.max("position").alias("last"), F.min("from_ms").alias("from_ms"), F.count(F.lit(1)).alias("rows")
     )

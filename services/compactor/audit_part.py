@@ -23,6 +23,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
+from services.compactor import tables
 from services.compactor.bodies import TIME_MS_MAX
 from shared.streams.changelog_format import StoreSchema
 
@@ -47,10 +48,7 @@ class Part(NamedTuple):
     def high(self) -> SparkColumn:
         """The time at which the part ends, in a row's partition."""
         end = TIME_MS_MAX if self.end_ms is None else self.end_ms
-        settled = F.lit(end)
-        for partition, time_ms in self.settled_ms.items():
-            settled = F.when(F.col("partition") == partition, F.lit(time_ms)).otherwise(settled)
-        return F.least(F.lit(end), settled)
+        return F.least(F.lit(end), tables.by_partition(self.settled_ms, other=None))
 
     def overlaps(self) -> SparkColumn:
         """Whether a window has to do with the part at all."""

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import advances
+from services.compactor import advances, tables
 from services.compactor.bodies import (
     ENVELOPE_BYTES,
     START_BYTES,
@@ -244,9 +244,8 @@ def is_foreign(skip: frozenset[tuple[int, int]]) -> SparkColumn:
     version, operation = F.substring("value", 1, 1), F.substring("value", 2, 1)
     mark = (version >= F.lit(b"\x01")) & (version <= F.lit(bytes([VERSIONS_MAX])))
     mark &= (operation >= F.lit(b"A")) & (operation <= F.lit(b"Z"))
-    skipped = F.lit(False)
-    for partition, offset in sorted(skip):
-        skipped |= (F.col("partition") == partition) & (F.col("offset") == offset)
+    named = [f"{partition}:{offset}" for partition, offset in sorted(skip)]
+    skipped = F.concat_ws(":", "partition", "offset").isin(named) if named else F.lit(False)
     return ~F.coalesce(mark, F.lit(False)) | skipped
 
 
@@ -329,11 +328,8 @@ def _valid_progress(parts: DataFrame, epochs: Mapping[int, int]) -> DataFrame:
 
 
 def _epoch_at_start(epochs: Mapping[int, int]) -> SparkColumn:
-    by_partition = F.lit(None).cast("binary")
-    for partition, epoch in epochs.items():
-        known = F.lit(epoch.to_bytes(_EPOCH_BYTES, "big"))
-        by_partition = F.when(F.col("partition") == partition, known).otherwise(by_partition)
-    return by_partition
+    """The epoch's bytes, as entries have them; null of a partition that is not known yet."""
+    return F.unhex(F.lpad(F.hex(tables.by_partition(epochs, other=None)), 2 * _EPOCH_BYTES, "0"))
 
 
 def _said(valid: DataFrame) -> list[Row]:

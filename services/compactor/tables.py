@@ -7,6 +7,7 @@ live and how far it goes change in one commit. Progress rows have the store "", 
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
@@ -39,12 +40,15 @@ def delta(path: str) -> str:
     return f"delta.{quoted(path)}"
 
 
-def by_partition(numbers: Mapping[int, int], column: str = "partition") -> SparkColumn:
-    """The number of the partition that a column names, 0 where it has none."""
-    chosen = F.lit(0)
-    for partition, number in numbers.items():
-        chosen = F.when(F.col(column) == partition, F.lit(number)).otherwise(chosen)
-    return chosen
+def by_partition(numbers: Mapping[int, int], column: str = "partition", other: int | None = 0) -> SparkColumn:
+    """The number of the partition that a column names, `other` where it has none.
+
+    One literal, however many partitions there are: a CASE of thousands is more than Spark can plan, and in a map each
+    row would search. Kafka counts partitions from 0, so the array has few gaps.
+    """
+    places = [numbers.get(partition) for partition in range(max(numbers, default=-1) + 1)]
+    found = F.get(F.from_json(F.lit(json.dumps(places)), "array<bigint>"), F.col(column))
+    return F.coalesce(found, F.lit(other).cast("bigint"))
 
 
 def exists(spark: SparkSession, path: str) -> bool:

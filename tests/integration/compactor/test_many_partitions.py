@@ -1,0 +1,70 @@
+"""What goes by partition is planned and computed for thousands of them as for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
+
+from services.compactor import advances, tables
+from services.compactor.audit_part import Part
+from services.compactor.changelog import Covered, is_foreign, read_window
+from services.compactor.kafka import READ_SCHEMA
+from shared.streams import changelog_format as log
+
+PARTITIONS = 2_000
+LAST = PARTITIONS - 1
+PLACE = "partition int, offset bigint"
+
+
+def test_each_partition_goes_on_with_its_own_epoch(spark: Any, new_simulation: Callable[[str, int], Any]) -> None:
+    """What a former owner still wrote counts nothing, in any of thousands of partitions that tables cover already."""
+    (task,) = new_simulation("many", 1).tasks
+    task.commit()
+    done = log.decode_progress(log.decode(task.changelog[-1][1]).body)
+    epochs = {p: 1 + p * p for p in range(PARTITIONS)}
+    records = []
+    for partition in (0, 15, 16, 300, LAST, PARTITIONS):
+        in_force = epochs.get(partition, 1)
+        for offset, epoch in enumerate((in_force, in_force - 1)):
+            records.append((partition, offset, 0, None, log.encode_progress(epoch, 1, done)))
+    takeover = log.encode_takeover(1, log.Takeover("many", "test", 0))
+    records.append((PARTITIONS, -1, 0, None, takeover))  # this one is new: a record of its own says which epoch it has
+    covered = {p: Covered(epoch, (task.store,)) for p, epoch in epochs.items()}
+    window = read_window(spark, "many", spark.createDataFrame(records, READ_SCHEMA), covered)
+    found = {p: (newest.epoch, newest.covered_offset) for p, newest in window.newest.items()}
+    assert found == {
+        0: (1, 1),
+        15: (226, 1),
+        16: (257, 1),
+        300: (90_001, 1),
+        LAST: (LAST**2 + 1, 1),
+        PARTITIONS: (1, 1),
+    }
+
+
+def test_each_partition_has_its_own_number(spark: Any) -> None:
+    """One that has none has another one, before, between and after those that have."""
+    rows = [(p, offset) for p in (0, 3, LAST, PARTITIONS) for offset in (-1, 9, 2**40)]
+    frame = spark.createDataFrame(rows, PLACE)
+    numbers = {p: 10 if p != LAST else 2**40 for p in range(1, PARTITIONS) if p != 3}
+    below = frame.filter(F.col("offset") < tables.by_partition(numbers))
+    assert sorted(map(tuple, below.collect())) == [(0, -1), (3, -1), (LAST, -1), (LAST, 9), (PARTITIONS, -1)]
+    assert frame.filter(F.col("offset") < tables.by_partition({}, other=10)).count() == 2 * 4
+
+
+def test_parts_advances_and_places_of_thousands_of_partitions(spark: Any) -> None:
+    """An audit's part ends where a partition was read to, advances go by the source's first offset, places by name."""
+    settled = {p: p for p in range(PARTITIONS)}
+    frame = spark.createDataFrame([(p, 5) for p in (2, LAST, PARTITIONS)], PLACE)
+    ends = frame.select("partition", Part(None, 1_000, settled).high().alias("ms")).collect()
+    assert sorted(map(tuple, ends)) == [(2, 2), (LAST, 1_000), (PARTITIONS, 1_000)]
+    rows = F.explode(F.expr(f"sequence(0L, {advances.SPENT_MAX}L)")).alias("position")
+    times = [F.lit(0).cast("bigint").alias(name) for name in ("time_ms", "from_ms", "total_ms")]
+    told = frame.select("partition", F.lit("s").alias("store"), rows, *times)
+    spent = advances.spent(told, {p: advances.SPENT_MAX if p == LAST else 5 for p in range(PARTITIONS)})
+    assert {row.partition for row in spent.collect()} == {LAST}
+    values = frame.withColumn("value", F.lit(b"\x01L"))
+    skip = frozenset((p, 5) for p in range(1, PARTITIONS) if p != 2)
+    assert {row.partition for row in values.filter(is_foreign(skip)).collect()} == {LAST}
