@@ -15,25 +15,23 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import advances, tables
+from services.compactor import advances, audit_rules, tables
 from services.compactor.audit_checks import Inputs, parsed
 from services.compactor.audit_part import TAIL_RECORDS, Part, settled_ms
 from services.compactor.audit_results import published_and_wanted, why_not
+from services.compactor.audit_topics import coordinates, held_by, whole_topic
 from services.compactor.backfill_inputs import place
 from services.compactor.bodies import StoreLayout, final_rows, live_rows
 from services.compactor.changelog import Covered, Window, known, latest_per_window, read_window
 from services.compactor.compact import require_no_hole
 from services.compactor.generations import layouts_of, newest_of
 from services.compactor.kafka import (
-    KAFKA_SOURCE_MS_MAX,
     TopicOffsets,
     changelog_offsets,
     offsets_at,
     read_range,
     settled_offsets,
-    topic_offsets,
 )
-from services.compactor.lives import IS_EARLIER, LIFE, with_earlier
 from services.compactor.measures import TEXTS, holds_other_than_text, text_types, unchecked
 from services.compactor.origins import (
     NotAuditable,
@@ -67,6 +65,8 @@ class Read(NamedTuple):
 class Stream(NamedTuple):
     """What lake and changelog say together: progress by partition, all stores, and the audited one's windows.
 
+    `history` is what they were before, as far as `changelog` still has it.
+
     `closed` has the changelog's offsets as well: below zero are windows that a backfill closed. What was closed
     `later` is read from the changelog anew, None where that has not gone on. `advances` are those of
     the store's time (see `advances`), None where it moved with records alone.
@@ -78,7 +78,8 @@ class Stream(NamedTuple):
     closed: DataFrame
     live: DataFrame
     later: Callable[[], DataFrame | None]
-    changelog_id: str
+    changelog: TopicOffsets
+    history: audit_rules.History
     advances: DataFrame | None = None
     origin: Origin | None = None
 
@@ -106,20 +107,23 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
     not_compared: list[str] = []
     shape = f"gap {store.gap_ms} ms" if store.kind == "session" else f"{store.kind}, {store.size_ms} ms"
     say(f"store {store.name}: {shape}, grace {store.grace_ms} ms, source {store.source}")
-    once = all(p.guarantee == "exactly_once" for p in stream.progress.values())
     ours = {"store": store.name, "application": settings.application}
-    late = coordinates(_topic(spark, settings, store.late), "penstock.late", store.source, ours, stream.changelog_id)
+    late = coordinates(
+        whole_topic(spark, settings, store.late), "penstock.late", store.source, ours, stream.changelog.topic_id
+    )
     # What a node refused behind a store is no source record: that one was counted.
     is_of_output = F.coalesce(F.exists("headers", lambda h: h["key"] == NODE), F.lit(False))
-    dead_letters = _topic(spark, settings, store.dead_letters).filter(~is_of_output)
+    dead_letters = whole_topic(spark, settings, store.dead_letters).filter(~is_of_output)
     ours = {"group": settings.application}
-    dead = coordinates(dead_letters, "penstock.dlq", store.source, ours, stream.changelog_id)
+    dead = coordinates(dead_letters, "penstock.dlq", store.source, ours, stream.changelog.topic_id)
     source = held_by(spark, settings, store.source)
     committed = {
         p: stream.progress[p].sources.get(store.source, 0) if p in stream.progress else 0 for p in source.latest
     }
     span = read_span(spark, settings, stream, source, committed)
     not_compared += span.taken_for_granted
+    compared = require_one_rule(spark, settings, stream, span, committed, not_compared)
+    once = all(era.guarantee == "exactly_once" for era in compared)
     everything = read_range(spark, settings.kafka, store.source, span.start, span.end).persist()
     gone, below = unwritten_below(stream.origin, store, span.first)
     if gone:
@@ -141,7 +145,7 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
         early = {p: ms for p, ms in part.settled_ms.items() if part.end_ms is not None and ms < part.end_ms}
         not_compared += [f"partition {p} from {ms} ms on: no record read settles more" for p, ms in early.items()]
         stream = stream._replace(closed=stream.closed.filter(part.overlaps()), live=stream.live.filter(part.overlaps()))
-    given, wanted = _results(spark, settings, stream, not_compared, part)
+    given, wanted = _results(spark, settings, stream, not_compared, part, compared)
     store = _texts_alone(records, store)
     if names := unchecked(store):
         not_compared.append(f"{', '.join(names)}: states that Spark cannot make anew from the records")
@@ -185,6 +189,34 @@ def read_span(
     start = {p: min(max(earliest, first[p]), end[p]) for p, earliest in source.earliest.items()}
     part = None if start_ms is None and end_ms is None else Part(start_ms, end_ms, {})
     return Span(first, start, end, part, said)
+
+
+def require_one_rule(
+    spark: SparkSession,
+    settings: AuditSettings,
+    stream: Stream,
+    span: Span,
+    committed: dict[int, int],
+    not_compared: list[str],
+) -> list[audit_rules.Era]:
+    """Who took the records that are compared. NotAuditable where a rule that they are judged by was another then."""
+    store, topic = stream.store, stream.store.source
+    found = audit_rules.eras(stream.history, stream.progress, store)
+    compared = audit_rules.between(found, span.start, span.end)
+    what, since = audit_rules.changed(compared, store, settings.named)
+    if what:
+
+        def newest_ms(start: dict[int, int], end: dict[int, int]) -> int | None:
+            start = {p: min(at, end[p]) for p, at in start.items()}
+            row = read_range(spark, settings.kafka, topic, start, end).agg(F.max("timestamp_ms").alias("ms")).first()
+            return None if row is None else row.ms
+
+        before = newest_ms({p: span.start[p] for p in since}, since)
+        raise audit_rules.refusal(store, what, since, before, newest_ms(span.start | since, committed))
+    if unknown := audit_rules.unknown_before(stream.history, stream.progress, stream.changelog, topic, span.start):
+        where = audit_rules.named(unknown)
+        not_compared.append(f"whether gap, grace or topics changed before {where}: the changelog of then is deleted")
+    return compared
 
 
 def require_auditable(store: StoreSchema) -> None:
@@ -244,6 +276,7 @@ def read_stream(spark: SparkSession, settings: AuditSettings) -> Stream:
         raise ConfigError(f"{offsets.topic} has no commit yet: there is nothing to audit")
     stores = newest_of(p.stores for p in progress.values())
     store = _chosen(stores, settings)
+    history = audit_rules.history(spark, settings.kafka, offsets, skip, covered)
     layout = layouts_of(stores)[[s.name for s in stores].index(store.name)]
     live = _live(state, window, offsets, layout)
     closed = _closed(spark, settings, window, offsets, layout, start)
@@ -258,30 +291,7 @@ def read_stream(spark: SparkSession, settings: AuditSettings) -> Stream:
         records = read_range(spark, settings.kafka, now.topic, ends, now.latest).persist()
         return _finals(read_window(spark, now.topic, records, since, skip), now.topic, layout)
 
-    return Stream(progress, store, stores, closed, live, later, offsets.topic_id, moved, origin_of(state))
-
-
-def coordinates(records: DataFrame, prefix: str, source: str, ours: dict[str, str], life: str) -> DataFrame:
-    """Source partition and offset that records carry in their headers; null where they carry none that can be read.
-
-    Records from another topic than `source`, or of which a header in `ours` names somebody else, are left out: several
-    stores and applications share a late topic, several groups a dead-letter topic. So are those of a life of the
-    application before `life` (see `lives`).
-    """
-
-    def header(name: str) -> Any:
-        found = F.filter("headers", lambda h: h["key"] == f"{prefix}.{name}")
-        return F.try_element_at(found, F.lit(-1))["value"].cast("string")
-
-    said = {"topic": source, **ours}
-    read = [header(name).alias(f"_{name}") for name in ("partition", "offset", "changelog_id", *said)]
-    named = records.select(F.col("partition").alias("at_partition"), F.col("offset").alias("at_offset"), *read)
-    for name, own in said.items():
-        named = named.filter(F.col(f"_{name}").isNull() | (F.col(f"_{name}") == own))
-    named = with_earlier(named.withColumnRenamed("_changelog_id", LIFE), life, "at_partition", "at_offset")
-    return named.filter(~F.col(IS_EARLIER)).select(
-        F.col("_partition").try_cast("INT").alias("partition"), F.col("_offset").try_cast("BIGINT").alias("offset")
-    )
+    return Stream(progress, store, stores, closed, live, later, offsets, history, moved, origin_of(state))
 
 
 def _chosen(stores: tuple[StoreSchema, ...], settings: AuditSettings) -> StoreSchema:
@@ -291,9 +301,7 @@ def _chosen(stores: tuple[StoreSchema, ...], settings: AuditSettings) -> StoreSc
     found = [s for s in stores if settings.store in (None, s.name)]
     if not found:
         raise ConfigError(f"store: there is no {settings.store!r}; the application has {names} (--store)")
-    names_of_settings = ("source", "results", "late", "dead_letters", "gap_ms", "grace_ms")
-    given = {name: getattr(settings, name) for name in names_of_settings if getattr(settings, name) is not None}
-    return msgspec.structs.replace(found[0], **given)
+    return msgspec.structs.replace(found[0], **settings.named)
 
 
 def _live(state: DataFrame | None, window: Window, offsets: TopicOffsets, layout: StoreLayout) -> DataFrame:
@@ -344,34 +352,21 @@ def _finals(window: Window, topic: str, layout: StoreLayout) -> DataFrame:
     return rows.select(*SESSION, "changelog_offset")
 
 
-def _topic(spark: SparkSession, settings: AuditSettings, topic: str | None) -> DataFrame:
-    if topic is None:
-        return read_range(spark, settings.kafka, "", {}, {}, headers=True)
-    offsets = held_by(spark, settings, topic, settled_offsets)
-    return read_range(spark, settings.kafka, topic, offsets.earliest, offsets.latest, headers=True)
-
-
-def held_by(
-    spark: SparkSession, settings: AuditSettings, topic: str, ask: Callable[..., TopicOffsets] = topic_offsets
-) -> TopicOffsets:
-    """What a topic holds. NotAuditable where a record's time is beyond what Spark's Kafka source can read."""
-    held = ask(spark, settings.kafka, topic, settings.kafka_timeout_ms)
-    beyond = offsets_at(spark, settings.kafka, held, KAFKA_SOURCE_MS_MAX + 1, settings.kafka_timeout_ms)
-    if places := ", ".join(f"{topic}-{partition} at offset {offset}" for partition, offset in sorted(beyond.items())):
-        raise NotAuditable(
-            f"{places}: the first record whose timestamp Spark's Kafka source cannot read, since it lies after the "
-            "year 294246: were nanoseconds sent as milliseconds? Nothing was compared"
-        )
-    return held
-
-
 def _results(
-    spark: SparkSession, settings: AuditSettings, stream: Stream, not_compared: list[str], part: Part | None
+    spark: SparkSession,
+    settings: AuditSettings,
+    stream: Stream,
+    not_compared: list[str],
+    part: Part | None,
+    compared: list[audit_rules.Era],
 ) -> tuple[DataFrame | None, DataFrame | None]:
-    if (why := why_not(stream.store, stream.stores)) is not None:
+    why = why_not(stream.store, stream.stores)
+    if why is None and audit_rules.published_otherwise(compared, stream.store, settings.named):
+        why = "they went to another topic before, or at other moments"
+    if why is not None:
         not_compared.append(f"published results: {why}")
         return None, None
-    topic = _topic(spark, settings, stream.store.results)
+    topic = whole_topic(spark, settings, stream.store.results)
     given, wanted, left_out = published_and_wanted(
         topic, stream.store, stream.closed, stream.later, part, settings.sample
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -225,6 +225,12 @@ class AuditSettings(JobSettings):
     )
     differences_max: Annotated[int, Field(ge=0)] = Field(20, description="how many differences of each kind are listed")
     json_line: bool = Field(False, description="print one JSON object as the last line; --json is the same")
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """What is not to be taken from the changelog, as fields of the store's schema."""
+        names = ("source", "results", "late", "dead_letters", "gap_ms", "grace_ms")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @field_validator("start", "end")
     @classmethod

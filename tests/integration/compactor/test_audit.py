@@ -12,10 +12,11 @@ import msgspec
 import pytest
 
 from services.compactor.audit import Report, run_audit
-from services.compactor.audit_inputs import NotAuditable, held_by
 from services.compactor.audit_report import as_object, print_report
+from services.compactor.audit_topics import held_by
 from services.compactor.compact import Compaction
 from services.compactor.kafka import KAFKA_SOURCE_MS_MAX
+from services.compactor.origins import NotAuditable
 from services.compactor.settings import AuditSettings, CompactSettings
 from services.local.kafka import EmbeddedKafka
 from shared.common.records import ProducerRecord
@@ -143,6 +144,36 @@ def test_results_of_others_are_no_differences(simulate: Any, topics: Any, jobs: 
     assert report.ok, report.checks
     why = f"{simulation.name}-results has those of days too, and a result does not say which store it is of"
     assert f"published results: {why}" in report.not_compared
+
+
+def test_what_was_made_by_another_rule_is_refused_and_the_rest_audited(simulate: Any, topics: Any, jobs: Any) -> None:
+    """A grace that changed is named, with where and from when on an audit is whole; so is what nobody can know."""
+    compact, audit = jobs
+    simulation = simulate()
+    new = simulation.tasks[0].store
+    for task in simulation.tasks:
+        task.store = msgspec.structs.replace(new, grace_ms=500)
+    simulation.feed(60, seed=8)
+    topics.write(simulation)
+    compact(simulation)
+    since = ", ".join(f"{simulation.name}-{task.partition} offset {task.offset}" for task in simulation.tasks)
+    for task in simulation.tasks:
+        task.store = new
+    simulation.feed(100, seed=9)
+    topics.write(simulation)
+    covered = compact(simulation).to_offsets
+    with pytest.raises(NotAuditable, match=f"grace was 500 ms and is 50 ms from {since} on") as refused:
+        audit(simulation)
+    start = str(refused.value).split("--start ")[1].split()[0]
+    report = audit(simulation, start=start)
+    assert report.ok, report.checks
+    assert 0 < report.sessions_closed < sum(len(task.closed) for task in simulation.tasks)
+    assert not any("the changelog of then" in said for said in report.not_compared)
+
+    topics.delete_before(f"{simulation.name}-changelog", covered)
+    places = ", ".join(f"{simulation.name}-{task.partition} offset {task.offset}" for task in simulation.tasks)
+    said = f"whether gap, grace or topics changed before {places}: the changelog of then is deleted"
+    assert said in audit(simulation).not_compared
 
 
 async def test_times_that_spark_cannot_read_are_refused_by_place(

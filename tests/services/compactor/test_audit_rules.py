@@ -1,0 +1,82 @@
+"""Which records an audit finds to be taken by another rule than the newest."""
+
+from __future__ import annotations
+
+import msgspec
+
+from services.compactor.audit_rules import (
+    Era,
+    between,
+    changed,
+    eras,
+    published_otherwise,
+    refusal,
+    unknown_before,
+)
+from services.compactor.kafka import TopicOffsets
+from shared.streams.changelog_format import Progress, StoreSchema
+
+NEW = StoreSchema("s", "session", "string", 100, 50, "on_close", "in", "out", "late", "dlq", ())
+OLD = msgspec.structs.replace(NEW, grace_ms=500, late=None)
+
+
+def progress(taken: int, *stores: StoreSchema) -> Progress:
+    return Progress("app", "exactly_once", {"in": taken}, 0, {}, {}, stores, 0)
+
+
+def test_an_era_is_what_commits_of_one_rule_took() -> None:
+    """Each begins where the one before ended; one that took nothing is none, and one may have had no such store."""
+    said = {0: [progress(0, OLD), progress(10, OLD), progress(20, NEW)], 1: [progress(5)]}
+    newest = {0: progress(30, NEW), 1: progress(9, NEW), 2: progress(4, NEW)}
+    found = eras(said, newest, NEW)
+    assert [(e.partition, e.start, e.end, e.store) for e in found] == [
+        (0, 0, 10, OLD),
+        (0, 10, 20, NEW),
+        (0, 20, 30, NEW),
+        (1, 0, 5, None),
+        (1, 5, 9, NEW),
+        (2, 0, 4, NEW),
+    ]
+    what, since = changed(found, NEW, ())
+    assert what == [
+        "grace was 500 ms and is 50 ms",
+        "late topic was none and is late",
+        "store 's' was not there",
+    ]
+    assert since == {0: 10, 1: 5}
+    assert changed(between(found, {0: 10, 1: 5, 2: 0}, {0: 30, 1: 9, 2: 4}), NEW, ()) == ([], {})
+    assert changed(between(found, {0: 9, 1: 5, 2: 0}, {0: 30, 1: 9, 2: 4}), NEW, ())[1] == {0: 10}
+
+
+def test_what_the_user_names_is_not_looked_for() -> None:
+    """With its rule given, what came before a change is audited by it."""
+    found = [Era(0, 0, 10, OLD, "exactly_once")]
+    assert changed(found, NEW, {"grace_ms": 500})[0] == ["late topic was none and is late"]
+    assert changed(found, NEW, {"grace_ms", "late"}) == ([], {})
+
+
+def test_results_that_went_elsewhere_are_seen() -> None:
+    """Another topic or other moments; a topic that is named is the user's."""
+    for more in ({"results": "old"}, {"emit": "on_update"}):
+        found = [Era(0, 0, 10, msgspec.structs.replace(NEW, **more), "exactly_once")]
+        assert published_otherwise(found, NEW, ())
+        assert published_otherwise(found, NEW, ("results",)) == ("emit" in more)
+    assert not published_otherwise([Era(0, 0, 10, OLD, "exactly_once"), Era(0, 0, 1, None, "")], NEW, ())
+
+
+def test_where_the_changelog_is_deleted_nobody_knows() -> None:
+    """Before the first commit that is known, where that took records that are compared."""
+    said, newest = {0: [progress(7, NEW)]}, {p: progress(9, NEW) for p in range(3)}
+    changelog = TopicOffsets("changelog", "id", {0: 3, 1: 0, 2: 4}, {})
+    assert unknown_before(said, newest, changelog, "in", {}) == ["in-0 offset 7", "in-2 offset 9"]
+    assert unknown_before(said, newest, changelog, "in", {0: 7, 2: 8}) == ["in-2 offset 9"]
+
+
+def test_the_refusal_has_the_way_out() -> None:
+    """A start behind all that came before the change, and whether there is something yet."""
+    said = str(refusal(NEW, ["grace was 1 ms and is 2 ms"], {0: 5}, 1_000, 2_000))
+    assert "grace was 1 ms and is 2 ms from in-0 offset 5 on" in said
+    assert said.endswith("Nothing was compared. --start 1002 audits what came after it")
+    for newest in (None, 1_001):
+        said = str(refusal(NEW, [], {0: 5}, 1_000, newest))
+        assert said.endswith("Once there are records of 1002 ms and later, --start 1002 audits what came after it")
