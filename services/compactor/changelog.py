@@ -17,10 +17,9 @@ import msgspec
 from msgspec import UNSET
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import advances, tables
+from services.compactor import advances
 from services.compactor.bodies import (
     ENVELOPE_BYTES,
     START_BYTES,
@@ -32,6 +31,7 @@ from services.compactor.bodies import (
     bad_rows,
     beyond_time,
 )
+from services.compactor.epochs import Corrupt, require_takeovers, valid_progress, with_epochs
 from services.compactor.generations import Stores, layouts_of, newest_of, require_successor
 from shared.common.errors import CorruptRecord
 from shared.common.log import get_logger
@@ -43,7 +43,6 @@ from shared.streams.changelog_format import (
     OPERATIONS,
     PROGRESS,
     START_END,
-    TAKEOVER,
     VERSIONS_MAX,
     Progress,
     StoreSchema,
@@ -55,7 +54,6 @@ from shared.streams.changelog_format import (
 log = get_logger(__name__)
 
 _FIXED_BYTES = {LIVE: START_END_BYTES, FINAL: START_END_CLOSED_BYTES, DELETED: START_BYTES}
-_EPOCH_BYTES = 4
 CORRUPT_RECORDS_MAX = 10_000  # left out in one run: they are held in the driver, and so many are no accident
 
 
@@ -73,16 +71,6 @@ class Newest(NamedTuple):
         """What a progress row of the tables says."""
         body = row.progress.encode()
         return cls(row.changelog_offset, row.epoch, row.commit, body, decode_progress(body))
-
-
-class Corrupt(NamedTuple):
-    """A record that claims to be an entry and cannot be read."""
-
-    partition: int
-    offset: int
-    key: bytes | None
-    value: bytes | None
-    reason: str
 
 
 class Window(NamedTuple):
@@ -138,9 +126,9 @@ def read_window(
     """Apply the rule to `records` (READ_SCHEMA; best cached, as it is read several times).
 
     `covered` has no entry for a partition of which nothing was covered yet; `skip` are (partition, offset) to leave out
-    as if they were foreign. Raises CorruptRecord with the place of the first record that cannot be read (with
-    `skip_corrupt` such records are left out and given back), and SchemaMismatch where commits were written with stores
-    that contradict each other.
+    as if they were foreign. Raises CorruptRecord with the place of the first record that cannot be read, and
+    SchemaMismatch where commits were written with stores that contradict each other. With `skip_corrupt` such records
+    are left out and given back, those past the newest commits too; but none on which an epoch hangs (see `epochs`).
     """
     everything = _parts(records)
     foreign, wrong = is_foreign(skip), F.coalesce(_is_corrupt(), F.lit(True))
@@ -149,7 +137,10 @@ def read_window(
     corrupt = () if is_sound else _corrupt_records(topic, parts.filter(wrong), skip_corrupt)
     if corrupt:
         parts = parts.filter(~wrong)
-    valid = _valid_progress(parts, {p: c.epoch for p, c in covered.items()})
+    controls = with_epochs(parts, {p: c.epoch for p, c in covered.items()})
+    if corrupt or skip:
+        require_takeovers(topic, controls, corrupt)
+    valid = valid_progress(controls)
     said = _said(valid)
     newest = _newest(topic, said)
     stores, generations, numbers = _generations(topic, said, {p: c.stores for p, c in covered.items()})
@@ -160,8 +151,6 @@ def read_window(
         .withColumn("store", F.conv(F.hex("store"), 16, 10).cast("int"))
         .drop("progress_offset")
     )
-    # What lies past the newest progress record is not covered: the next run meets it again.
-    corrupt = tuple(c for c in corrupt if c.partition in newest and c.offset < newest[c.partition].covered_offset)
     moved = any(one.progress.idle is not UNSET for one in newest.values())
     told = advances.said(valid, stores) if moved else None
     window = Window(entries, newest, stores, generations, foreign_records, corrupt, told)
@@ -315,21 +304,6 @@ def _as_corrupt(row: Row, reason: str) -> Corrupt:
 
 def _corrupt(topic: str, partition: int, offset: int, reason: object) -> CorruptRecord:
     return CorruptRecord(f"{topic}-{partition} at offset {offset}: {reason}. {way_out(partition, offset)}")
-
-
-def _valid_progress(parts: DataFrame, epochs: Mapping[int, int]) -> DataFrame:
-    """Progress records whose epoch is in force where they stand."""
-    epoch = F.substring("identity", 1, _EPOCH_BYTES)
-    so_far = SparkWindow.partitionBy("partition").orderBy("offset").rowsBetween(SparkWindow.unboundedPreceding, 0)
-    taken = F.max(F.when(F.col("operation") == F.lit(TAKEOVER), epoch)).over(so_far)
-    in_force = F.greatest(taken, _epoch_at_start(epochs))
-    controls = parts.filter(F.col("operation").isin(PROGRESS, TAKEOVER)).withColumn("_in_force", in_force)
-    return controls.filter((F.col("operation") == F.lit(PROGRESS)) & (epoch == F.col("_in_force"))).drop("_in_force")
-
-
-def _epoch_at_start(epochs: Mapping[int, int]) -> SparkColumn:
-    """The epoch's bytes, as entries have them; null of a partition that is not known yet."""
-    return F.unhex(F.lpad(F.hex(tables.by_partition(epochs, other=None)), 2 * _EPOCH_BYTES, "0"))
 
 
 def _said(valid: DataFrame) -> list[Row]:

@@ -210,6 +210,7 @@ class Fold(ABC):
             if not newest and plan.accepts_loss:
                 newest = {partition: Newest.of(row) for partition, row in plan.covered.items()}
             window = window._replace(entries=entries, newest=newest)
+            quarantine.keep(self.spark, self.settings.tables, plan.offsets.topic, plan.run, window.corrupt)
             summary = self._write(plan, window, counts) if newest else self._nothing_new(plan)
         finally:
             entries.unpersist()
@@ -229,7 +230,6 @@ class Fold(ABC):
         after = before | {p: n.covered_offset for p, n in window.newest.items()}
         total = sum(counts.by_partition.values())
         self.say(f"run {plan.run}: {total} entries in {len(window.newest)} partitions")
-        quarantine.keep(self.spark, self.settings.tables, plan.offsets.topic, plan.run, window.corrupt)
         advances.keep(self.spark, self.settings.tables, window.advances)
         finals = self._append_finals(plan, window, counts, after)
         appended = {**plan.appended, **dict.fromkeys(finals, plan.run)}

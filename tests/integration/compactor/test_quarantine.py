@@ -12,13 +12,15 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from services.compactor import quarantine
-from services.compactor.changelog import Corrupt
 from services.compactor.compact import Compaction
+from services.compactor.epochs import Corrupt
+from services.compactor.fold import Summary
 from services.compactor.settings import CompactSettings
 from services.compactor.spark import ARROW_BATCH_BYTES
 from services.local.kafka import EmbeddedKafka
 from shared.common.errors import CorruptRecord
 from shared.common.settings import KafkaSettings
+from shared.streams import changelog_format as log
 from shared.streams.aggregations import Count
 from shared.streams.changelog_format import FINAL, decode
 from shared.streams.dsl import StreamsBuilder
@@ -35,6 +37,44 @@ def test_a_run_that_is_begun_again_keeps_what_it_meets_then(spark: Any, tmp_path
     quarantine.keep(spark, str(tmp_path), "log", 4, [five._replace(value=b"of the topic made again")])
     kept = spark.read.format("delta").load(str(tmp_path / "quarantine")).select("offset", "run").collect()
     assert sorted(tuple(row) for row in kept) == [(5, 3), (5, 4), (8, 3)]
+
+
+def test_corrupt_records_of_a_partition_without_new_commits(
+    spark: Any, topics: Any, kafka: EmbeddedKafka, simulate: Any, topic_name: str, tmp_path: Path
+) -> None:
+    """They are kept and said by each run, though it covers nothing new; a takeover among them stops it by its place,
+    until it is named."""
+    simulation = simulate(1)
+    (task,) = simulation.tasks
+    asyncio.run(topics.create(topic_name, 1))
+    common: dict[str, Any] = {"kafka": KafkaSettings(bootstrap_servers=kafka.bootstrap_servers), "lake": str(tmp_path)}
+    said: list[Any] = []
+
+    def compact(**more: Any) -> Summary:
+        settings = CompactSettings(application=topic_name, skip_corrupt=True, **common, **more)
+        return Compaction(spark, settings, said.append).run()
+
+    simulation.feed(60, seed=1)
+    unknown = len(task.changelog)
+    task.changelog.append((b"k", b"\x01X" + bytes(20)))
+    topics.send_changelog(topic_name, task.changelog)
+    place = f"{topic_name}-changelog-0 at offset {unknown}: unknown changelog operation"
+    for run in (1, 1):
+        done = compact()
+        assert (done.run, done.quarantined, done.to_offsets) == (run, 1, {0: unknown})
+    assert sum(place in text for text in said) == 2
+    task.epoch += 1
+    damaged = len(task.changelog)
+    task.changelog.append((None, b"\x03" + log.encode_takeover(task.epoch, log.Takeover(topic_name, "test", 0))[1:]))
+    simulation.feed(60, seed=2)
+    topics.send_changelog(topic_name, task.changelog)
+    refused = rf"-changelog-0 at offset {damaged}: changelog format version 3.*skip_changelog_records=\"0:{damaged}\""
+    with pytest.raises(CorruptRecord, match=refused):
+        compact()
+    passed_over = compact(skip_changelog_records=f"0:{damaged},0:{unknown}")
+    assert (passed_over.run, passed_over.quarantined, passed_over.to_offsets) == (1, 0, {0: unknown})
+    (kept,) = spark.read.format("delta").load(str(tmp_path / topic_name / "quarantine")).collect()
+    assert (kept.offset, kept.run) == (unknown, 1)
 
 
 @pytest.mark.soak

@@ -1,0 +1,69 @@
+"""Commits that lack their takeover record."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from services.compactor.changelog import Covered, Window, read_window
+from services.compactor.kafka import READ_SCHEMA
+from shared.common.errors import CorruptRecord
+from shared.streams import changelog_format as log
+
+Case = tuple[tuple[bytes, ...], tuple[int, ...]]
+
+
+@pytest.fixture
+def read(spark: Any, new_simulation: Callable[[str, int], Any]) -> Callable[..., Window]:
+    """Reads a partition for each case, where epoch 1 is known: a commit of it, values, and commits of other epochs."""
+
+    def read(*cases: Case, named: int | None = None) -> Window:
+        (task,) = new_simulation("log", 1).tasks
+        task.commit()
+        done = log.decode_progress(log.decode(task.changelog[-1][1]).body)
+        rows = []
+        for partition, (values, epochs) in enumerate(cases):
+            everything = [log.encode_progress(1, 1, done), *values, *(log.encode_progress(e, 1, done) for e in epochs)]
+            rows += [(partition, offset, 0, None, value) for offset, value in enumerate(everything)]
+        covered = {p: Covered(1, (task.store,)) for p in range(len(cases))}
+        skip = frozenset((p, named) for p in covered if named is not None)
+        return read_window(spark, "log", spark.createDataFrame(rows, READ_SCHEMA), covered, skip, skip_corrupt=True)
+
+    return read
+
+
+TAKEOVER = log.encode_takeover(2, log.Takeover("log", "test", 0))
+LATER = log.encode_takeover(3, log.Takeover("log", "test", 0))
+OF_ANOTHER_VERSION, OF_NO_OPERATION = b"\x03" + TAKEOVER[1:], TAKEOVER[:1] + b"X" + TAKEOVER[2:]
+
+
+@pytest.mark.parametrize(
+    ("value", "epochs", "why"),
+    [
+        (OF_ANOTHER_VERSION, (1,), "it is a takeover record"),
+        (OF_NO_OPERATION, (2, 2), "commits of epoch 2 follow (offset 2 is the first), and no takeover record of it"),
+    ],
+)
+def test_a_damaged_takeover_is_not_left_out(
+    read: Callable[..., Window], value: bytes, epochs: tuple[int, ...], why: str
+) -> None:
+    """Whether it still says that it is one, before any commit hangs on it, or commits that follow say so."""
+    with pytest.raises(CorruptRecord, match=rf"^log-0 at offset 1: .*{re.escape(why)}"):
+        read(((value,), epochs))
+
+
+def test_corrupt_records_on_which_no_epoch_hangs_are_left_out(read: Callable[..., Window]) -> None:
+    """Behind a sound takeover, in an epoch that goes on, and past the newest commit."""
+    window = read(((TAKEOVER, OF_NO_OPERATION), (2,)), ((OF_NO_OPERATION,), (1,)), ((OF_NO_OPERATION,), ()))
+    assert {p: newest.covered_offset for p, newest in window.newest.items()} == {0: 4, 1: 3, 2: 1}
+    assert [(c.partition, c.offset) for c in window.corrupt] == [(0, 2), (1, 1), (2, 1)]
+
+
+def test_a_takeover_that_is_named_takes_its_epoch_with_it(read: Callable[..., Window]) -> None:
+    """Nothing of it counts, up to the next takeover."""
+    window = read(((OF_ANOTHER_VERSION,), (2,)), ((OF_ANOTHER_VERSION, LATER), (2, 3)), named=1)
+    assert {p: (newest.epoch, newest.covered_offset) for p, newest in window.newest.items()} == {0: (1, 1), 1: (3, 5)}
+    assert window.corrupt == ()
