@@ -32,7 +32,7 @@ from services.compactor.bodies import (
     beyond_time,
 )
 from services.compactor.epochs import Corrupt, require_takeovers, valid_progress, with_epochs
-from services.compactor.generations import Stores, layouts_of, newest_of, require_successor
+from services.compactor.generations import Stores, late_topics_left, layouts_of, newest_of, require_successor
 from shared.common.errors import CorruptRecord
 from shared.common.log import get_logger
 from shared.streams.changelog_format import (
@@ -79,7 +79,7 @@ class Window(NamedTuple):
     `entries` has the columns that `bodies` names, and `generation`; `newest` has no entry for a partition without a
     valid progress record; `stores` are those of the progress record that knows most, `generations` the layouts that
     the entries were written in. `foreign_records` and `corrupt` were left out. `advances` are those of the range
-    (see `advances`), None where time was never moved on.
+    (see `advances`), None where time was never moved on; `late_left` are stores' late topics that they have no more.
     """
 
     entries: DataFrame
@@ -89,6 +89,7 @@ class Window(NamedTuple):
     foreign_records: int = 0
     corrupt: tuple[Corrupt, ...] = ()
     advances: DataFrame | None = None
+    late_left: frozenset[tuple[str, str]] = frozenset()
 
     def layouts(self) -> tuple[StoreLayout, ...]:
         """The newest layouts, which the tables have."""
@@ -143,7 +144,7 @@ def read_window(
     valid = valid_progress(controls)
     said = _said(valid)
     newest = _newest(topic, said)
-    stores, generations, numbers = _generations(topic, said, {p: c.stores for p, c in covered.items()})
+    stores, generations, numbers, left = _generations(topic, said, {p: c.stores for p, c in covered.items()})
     entries = (
         parts.filter(F.col("operation").isin(LIVE, DELETED, FINAL))
         .join(F.broadcast(_commits(spark, valid, numbers)), ["partition", "identity"])
@@ -153,7 +154,7 @@ def read_window(
     )
     moved = any(one.progress.idle is not UNSET for one in newest.values())
     told = advances.said(valid, stores) if moved else None
-    window = Window(entries, newest, stores, generations, foreign_records, corrupt, told)
+    window = Window(entries, newest, stores, generations, foreign_records, corrupt, told, left)
     return _without_beyond_time(topic, _without_bad_bodies(topic, window)) if skip_corrupt and generations else window
 
 
@@ -330,12 +331,11 @@ def _newest(topic: str, said: list[Row]) -> dict[int, Newest]:
 
 def _generations(
     topic: str, said: list[Row], covered: Mapping[int, Stores]
-) -> tuple[Stores, Generations, dict[str, int]]:
-    """The newest stores, the layouts of each generation, and the generation of each text that says what stores are.
-
-    `covered` has the stores of each partition before the range.
+) -> tuple[Stores, Generations, dict[str, int], frozenset[tuple[str, str]]]:
+    """The newest stores, the layouts of each generation, the generation of each text that says what stores are, and
+    the late topics left. `covered` has the stores of each partition before the range.
     """
-    before, decoded = dict(covered), dict[str, Stores]()
+    before, decoded, commits = dict(covered), dict[str, Stores](), []
     for row in sorted(said, key=lambda r: (r.partition, r.first)):
         try:
             stores = decoded[row.stores] = msgspec.json.decode(row.stores, type=tuple[StoreSchema, ...])
@@ -343,12 +343,14 @@ def _generations(
             raise _corrupt(topic, row.partition, row.first, f"a progress record: {e}") from None
         require_successor(before.get(row.partition, ()), stores)
         before[row.partition] = stores
+        commits += [(row.first, row.partition, stores), (row.last, row.partition, stores)]
     newest = newest_of([*covered.values(), *decoded.values()])
     for stores in before.values():
         require_successor(stores, newest)
     layouts = list(dict.fromkeys(layouts_of(stores) for stores in decoded.values()))
     numbers = {text: layouts.index(layouts_of(stores)) for text, stores in decoded.items()}
-    return newest, tuple(layouts), numbers
+    left = late_topics_left([(p, s) for _, p, s in sorted(commits, key=lambda c: c[:2])], covered)
+    return newest, tuple(layouts), numbers, left
 
 
 def _stores_text() -> SparkColumn:

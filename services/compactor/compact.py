@@ -20,6 +20,7 @@ from services.compactor.corrections import Corrected, Corrections
 from services.compactor.fold import Fold, Plan, Say, Summary
 from services.compactor.generations import newest_of
 from services.compactor.kafka import TopicOffsets, changelog_offsets, delete_records, read_range, topic_offsets
+from services.compactor.late_coverage import LateCoverage
 from services.compactor.marks import Marks, read_marks
 from services.compactor.settings import CompactSettings
 from shared.common.errors import ChangelogHole, PenstockError
@@ -44,6 +45,7 @@ class Compaction(Fold):
     def __init__(self, spark: SparkSession, settings: CompactSettings, say: Say) -> None:
         super().__init__(spark, settings, say)
         self.corrected: Corrected | None = None
+        self.late_left: frozenset[tuple[str, str]] = frozenset()
 
     def plan(self) -> Plan:
         """Where to read; raises ChangelogHole where the changelog does not go on where the tables end.
@@ -122,7 +124,18 @@ class Compaction(Fold):
         for record in window.corrupt:
             place = f"{plan.offsets.topic}-{record.partition} at offset {record.offset}"
             self.say(f"corrupt, kept in {settings.tables}/quarantine: {place}: {record.reason}")
+        self.late_left = window.late_left
         return window
+
+    def before_merge(self, plan: Plan) -> None:
+        """Keep what late topics the stores had before the run: `--with-late` reads those to their ends."""
+        settings = self.settings
+        for store, topic in sorted(self.late_left):
+            coverage = LateCoverage(self.spark, self.state, store, self.say)
+            try:
+                coverage.remember(topic, settings.kafka, settings.kafka_timeout_ms)
+            except PenstockError as e:
+                self.say(f"{store}: its earlier late topic {topic} cannot be kept for --with-late: {e}")
 
     def wider(self, plan: Plan, newest: Mapping[int, Newest]) -> Plan | None:
         """Twice as much of each partition whose range ends before the commit does that is next; None where none does.

@@ -16,13 +16,12 @@ A late record counts once the tables cover its source record, by the offset that
 may have closed its window in what no run has read yet. In each partition of the late topic a run ends before the first
 that is not covered; it and what comes after it are the next run's.
 
-What is covered of the late topic are rows of `state` (row 'late', by store and partition of the late topic). A store's
-corrections are one append, then the covered offsets one MERGE. The append carries the number of the run, as Delta's
-transaction version, and where the run ends; one that crashed in between is adopted by the next, which has the same
-number.
+What is covered are rows of `state` by store and late topic (see `late_coverage`). A late topic that the application had
+before is read to its end, ahead of the one that it has now. A topic's corrections are one append, then the covered
+offsets one MERGE. The append carries the number of the run, as Delta's transaction version, its topic, and where the
+run ends; one that crashed in between is adopted by the next, which has the same number.
 """
 
-# ruff: noqa: S608 - SQL is the only way in, and every name and text in it is quoted
 from __future__ import annotations
 
 import json
@@ -37,7 +36,8 @@ from services.compactor import late_states, tables
 from services.compactor.bodies import StoreLayout
 from services.compactor.failures import CompactionConflict
 from services.compactor.generations import layouts_of, newest_of
-from services.compactor.kafka import read_range, topic_offsets
+from services.compactor.kafka import TopicOffsets, read_range, topic_offsets
+from services.compactor.late_coverage import Covered, LateCoverage
 from services.compactor.lives import IS_EARLIER, with_earlier
 from services.compactor.nearby import clustered, nearby, with_nearby_sessions
 from services.compactor.origins import origin_of
@@ -51,10 +51,7 @@ from shared.streams.changelog_format import StoreSchema, decode_progress
 REFUSED_SAID_MAX = 10  # late records left out that are named one by one
 _NOTE = "spark.databricks.delta.commitInfo.userMetadata"
 _GROUP = ("partition", "key", "cluster")
-_LATE_ROW = (
-    "row string, partition int, store string, key binary, start_ms bigint, changelog_offset bigint, "
-    "topic_id string, run bigint"
-)
+_LATE_TOPIC, _LATE_TOPIC_ID = "late_topic", "late_topic_id"  # in an append's note: which topic's corrections it has
 
 
 class NotCorrectable(FatalError):
@@ -106,29 +103,47 @@ class Corrections:
                 "late records of an application with at_least_once may stand in their topic twice, or be of work that "
                 "was done again: --with-late needs exactly_once"
             )
-        stores, refused, done = newest_of(p.stores for p in progress.values()), [], Corrected()
+        newest_first = sorted(progress.values(), key=lambda p: p.wall_ms, reverse=True)
+        stores, refused, done = newest_of(p.stores for p in newest_first), [], Corrected()
         self.life = next((row.topic_id for row in rows.values() if row.topic_id), None)
         for store, layout in zip(stores, layouts_of(stores), strict=True):
-            if store.late is None:
+            if store.late is None and not self._coverage(store).known():
                 continue
             if reason := late_states.uncorrectable(store):
                 refused.append(f"store {store.name!r}: {reason}")
                 continue
             sources = {partition: p.sources.get(store.source, 0) for partition, p in progress.items()}
-            done = Corrected(*map(sum, zip(done, self._correct(store, layout, sources), strict=True)))
+            done = added(done, self._correct(store, layout, sources))
         if refused:
             raise NotCorrectable(f"late records cannot be made corrections. {'; '.join(refused)}")
         return done
 
     def _correct(self, store: StoreSchema, layout: StoreLayout, sources: Mapping[int, int]) -> Corrected:
         """Correct one store; `sources` are the offsets before which the tables cover its source, by partition."""
-        path = f"{self.settings.tables}/closed/{store.name}"
-        read, pending = self._range(store, self._log(path))
-        if pending is not None:
-            ends = pending["to_offsets"]
-            self.say(f"{store.name}: corrections {read.run} were begun and not ended: they count now")
-            self._cover(store, read._replace(end={p: ends.get(str(p), read.start[p]) for p in read.end}))
-            return self._correct(store, layout, sources)
+        coverage, settings, done = self._coverage(store), self.settings, Corrected()
+        self._adopt(store, coverage.known())
+        known = coverage.known()
+        run = max((one.run for one in known), default=0)
+        topics = coverage.to_read(known, store.late, settings.kafka, settings.kafka_timeout_ms)
+        for topic, covered in topics:
+            read = self._range(store, topic, covered, run)
+            is_last = topic is topics[-1][0]  # whose turn also joins sessions that no new late record came near
+            if read.end == covered and not is_last:
+                continue
+            taken, is_new = self._correct_topic(store, layout, sources, read, covered)
+            run, done = read.run if is_new else run, added(done, taken)
+        return done
+
+    def _correct_topic(
+        self,
+        store: StoreSchema,
+        layout: StoreLayout,
+        sources: Mapping[int, int],
+        read: _Range,
+        covered: Mapping[int, int],
+    ) -> tuple[Corrected, bool]:
+        """Correct one store by one of its late topics; whether the tables say anything new of it then."""
+        path = self._path(store)
         origin = origin_of(self.spark.table(tables.delta(self.state)))
         own = {} if origin is None else origin.late.get(read.topic, {})
         everything = self._late(store, layout, read, self._places(store, sources, own))
@@ -157,34 +172,50 @@ class Corrections:
             taken = Corrected(good.count(), refused.count(), counts.new, counts.all - counts.new, waiting, earlier)
             if taken.corrected_windows:
                 self._append(store, rows, path, read)
-            if taken.corrected_windows or read.start != read.end:
+            if is_new := bool(taken.corrected_windows) or read.end != covered:
                 self._cover(store, read)
         finally:
             rows.unpersist()
             everything.unpersist()
-        self.say(f"{store.name}: {taken.late_records} late records, {taken.corrected_windows} windows corrected")
-        return taken
+        counted = f"{taken.late_records} late records, {taken.corrected_windows} windows corrected"
+        self.say(f"{store.name}: {read.topic}: {counted}")
+        return taken, is_new
 
     # --- where to read ---
 
-    def _range(self, store: StoreSchema, log: list[Version]) -> tuple[_Range, Mapping[str, Any] | None]:
-        """What to read, and what an append said of itself that is not covered yet; None where there is none."""
-        assert store.late is not None
-        offsets = topic_offsets(self.spark, self.settings.kafka, store.late, self.settings.kafka_timeout_ms)
-        own = (F.col("row") == "late") & (F.col("store") == store.name)
-        covered = {r.partition: r for r in self.spark.table(tables.delta(self.state)).filter(own).collect()}
-        start = dict(offsets.earliest)
-        for partition, row in covered.items():
-            if row.topic_id != offsets.topic_id:
-                self.say(f"{store.late} was deleted and made again: it is read from its beginning")
-                break
-            if (first := offsets.earliest.get(partition, 0)) > row.changelog_offset:
-                gone = f"offsets {row.changelog_offset} to {first - 1}"
-                self.say(f"{store.late}-{partition}: {gone} are gone, and what was in them is corrected by nobody")
-            start[partition] = max(first, row.changelog_offset)
-        run, pending = next_late_run(max((row.run for row in covered.values()), default=0), log)
-        end = {p: max(offsets.latest[p], start[p]) for p in start}
-        return _Range(run, store.late, offsets.topic_id, start, end), pending
+    def _adopt(self, store: StoreSchema, known: list[Covered]) -> None:
+        """Cover what an append has that a run made which ended before it said so."""
+        run, pending = next_late_run(max((one.run for one in known), default=0), self._log(self._path(store)))
+        if pending is None:
+            return
+        topic, topic_id = pending.get(_LATE_TOPIC), pending.get(_LATE_TOPIC_ID)
+        if topic is None or topic_id is None:  # an earlier release's append: it knew the topic of now alone
+            if store.late is None:
+                topic, topic_id = known[-1].topic or "", known[-1].topic_id
+            else:
+                now = topic_offsets(self.spark, self.settings.kafka, store.late, self.settings.kafka_timeout_ms)
+                topic, topic_id = now.topic, now.topic_id
+        self.say(f"{store.name}: corrections {run} were begun and not ended: they count now")
+        ends = {int(partition): int(end) for partition, end in pending["to_offsets"].items()}
+        self._cover(store, _Range(run, topic, topic_id, ends, ends))
+
+    def _range(self, store: StoreSchema, topic: TopicOffsets, covered: Mapping[int, int], run: int) -> _Range:
+        """What to read of a topic; `run` is the newest run of the store's corrections that is covered."""
+        start = dict(topic.earliest)
+        for partition, offset in covered.items():
+            if (first := topic.earliest.get(partition, 0)) > offset:
+                gone = f"offsets {offset} to {first - 1}"
+                self.say(f"{topic.topic}-{partition}: {gone} are gone, and what was in them is corrected by nobody")
+            start[partition] = max(first, offset)
+        next_run, _ = next_late_run(run, self._log(self._path(store)))
+        end = {p: max(topic.latest[p], start[p]) for p in start}
+        return _Range(next_run, topic.topic, topic.topic_id, start, end)
+
+    def _coverage(self, store: StoreSchema) -> LateCoverage:
+        return LateCoverage(self.spark, self.state, store.name, self.say)
+
+    def _path(self, store: StoreSchema) -> str:
+        return f"{self.settings.tables}/closed/{store.name}"
 
     def _log(self, path: str) -> list[Version]:
         return tables.log(self.spark, path, LATE_RUN)
@@ -291,6 +322,7 @@ class Corrections:
 
     def _append(self, store: StoreSchema, rows: DataFrame, path: str, read: _Range) -> None:
         said = {LATE_RUN: read.run, "job": self.job, "to_offsets": read.end}
+        said |= {_LATE_TOPIC: read.topic, _LATE_TOPIC_ID: read.topic_id}
         transaction = f"penstock-late-{self.settings.application}-{store.name}"
         tables.append_closed(rows, store, path, (transaction, read.run), json.dumps(said))
         notes = [version.note for version in self._log(path) if version.note.get(LATE_RUN) == read.run]
@@ -299,27 +331,23 @@ class Corrections:
 
     def _cover(self, store: StoreSchema, read: _Range) -> None:
         """Say how far the late topic is covered, unless another job has covered more by now."""
-        rows = [("late", p, store.name, b"", 0, end, read.topic_id, read.run) for p, end in read.end.items()]
-        self.spark.createDataFrame(rows, _LATE_ROW).createOrReplaceTempView("penstock_late")
-        columns = _LATE_ROW.replace(",", "").split()[::2]
         said = json.dumps({LATE_RUN: read.run, "job": self.job, CORRECTED: self._corrected(store)})
         self.spark.conf.set(_NOTE, said)
-        same = " AND ".join(f"t.{name} = s.{name}" for name in ("row", "partition", "store"))
         try:
-            self.spark.sql(
-                f"MERGE INTO {tables.delta(self.state)} t USING penstock_late s ON t.row = 'late' AND {same} "
-                "WHEN MATCHED AND (t.run < s.run OR t.topic_id <> s.topic_id) "
-                f"THEN UPDATE SET {', '.join(f't.{n} = s.{n}' for n in columns)} "
-                f"WHEN NOT MATCHED THEN INSERT ({', '.join(columns)}) VALUES ({', '.join(f's.{n}' for n in columns)})"
-            )
+            self._coverage(store).cover(read.topic, read.topic_id, read.end, read.run)
         finally:
             self.spark.conf.unset(_NOTE)
 
     def _corrected(self, store: StoreSchema) -> dict[str, int]:
         """By store the newest run of corrections that is in its table, as this run knows it then."""
         known: dict[str, int] = newest_note(standing(self._log(self.state)), CORRECTED).get(CORRECTED, {})
-        found = newest(standing(self._log(f"{self.settings.tables}/closed/{store.name}")), LATE_RUN)
+        found = newest(standing(self._log(self._path(store))), LATE_RUN)
         return {**known, store.name: found} if found else known
+
+
+def added(one: Corrected, other: Corrected) -> Corrected:
+    """Both numbers of everything together."""
+    return Corrected(*map(sum, zip(one, other, strict=True)))
 
 
 def first_waiting(late: DataFrame, sources: Mapping[int, int]) -> dict[int, int]:

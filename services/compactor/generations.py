@@ -8,7 +8,7 @@ may be at different generations, as instances are upgraded one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from services.compactor.bodies import StoreLayout
 from shared.common.errors import SchemaMismatch
@@ -28,6 +28,22 @@ def layouts_of(stores: Stores) -> tuple[StoreLayout, ...]:
 def newest_of(given: Iterable[Stores]) -> Stores:
     """The stores that know most: more of them, and then more aggregations. None given: no stores."""
     return max(given, key=lambda stores: (len(stores), sum(len(s.aggregations) for s in stores)), default=())
+
+
+def late_topics_left(commits: Iterable[tuple[int, Stores]], before: Mapping[int, Stores]) -> frozenset[tuple[str, str]]:
+    """Store and late topic where a partition's commits, in order, went from that one to another or none.
+
+    `before` is by partition what its stores were ahead of them.
+    """
+    had = {(p, s.name): s.late for p, stores in before.items() for s in stores}
+    left = set()
+    for partition, stores in commits:
+        for store in stores:
+            earlier = had.get((partition, store.name))
+            if earlier is not None and earlier != store.late:
+                left.add((store.name, earlier))
+            had[partition, store.name] = store.late
+    return frozenset(left)
 
 
 def require_successor(earlier: Stores, later: Stores) -> None:

@@ -114,6 +114,29 @@ def topic_offsets(spark: SparkSession, kafka: KafkaSettings, topic: str, timeout
     return TopicOffsets(topic, str(description.topicId().toString()), earliest, latest)
 
 
+def topic_name(spark: SparkSession, kafka: KafkaSettings, topic_id: str, timeout_ms: int) -> str | None:
+    """What the topic with this id is called; None where there is none such. Errors as `topic_offsets`."""
+    java = jvm(spark)
+    try:
+        admin = java.org.apache.kafka.clients.admin.AdminClient.create(_properties(java, client_properties(kafka)))
+        try:
+            ids = java.java.util.ArrayList()
+            ids.add(java.org.apache.kafka.common.Uuid.fromString(topic_id))
+            asked = java.org.apache.kafka.common.TopicCollection.ofTopicIds(ids)
+            found = (
+                admin.describeTopics(asked)
+                .allTopicIds()
+                .get(timeout_ms, java.java.util.concurrent.TimeUnit.MILLISECONDS)
+            )
+            return next(str(description.name()) for description in found.values())
+        finally:
+            admin.close(java.java.time.Duration.ZERO)
+    except Py4JJavaError as e:
+        if "UnknownTopicIdException" in causes(e):
+            return None
+        raise _translated(e, kafka, f"the topic with id {topic_id}", timeout_ms) from None
+
+
 def changelog_offsets(
     spark: SparkSession, settings: JobSettings, ask: Callable[..., TopicOffsets] = topic_offsets
 ) -> TopicOffsets:

@@ -224,6 +224,21 @@ class Topics:
 
         asyncio.run(delete())
 
+    def make(self, name: str) -> None:
+        """Topics of one partition each, as a simulation of that name has them."""
+        asyncio.run(self.create(name, 1))
+
+    def delete(self, topic: str) -> None:
+        async def delete() -> None:
+            admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
+            await admin.start()
+            try:
+                await admin.delete_topics([topic])
+            finally:
+                await admin.close()
+
+        asyncio.run(delete())
+
     def send_changelog(self, name: str, entries: list[Entry]) -> None:
         """Write changelog entries to partition 0."""
 
@@ -263,13 +278,13 @@ class Topics:
             async with producer.transaction():
                 for task in simulation.tasks:
                     changelog = [(key, value, None, []) for key, value in task.changelog]
-                    for suffix, records in (
-                        ("-late", task.late),
-                        ("-dlq", task.dead),
-                        ("-results", task.results),
-                        ("-changelog", changelog),
+                    for topic, records in (
+                        (task.store.late or f"{name}-late", task.late),
+                        (f"{name}-dlq", task.dead),
+                        (f"{name}-results", task.results),
+                        (f"{name}-changelog", changelog),
                     ):
-                        await self._send(producer, f"{name}{suffix}", task.partition, records)
+                        await self._send(producer, topic, task.partition, records)
         finally:
             await producer.stop()
         # The commit is decided when it returns, its markers are written later; the next owner of the id waits for them.

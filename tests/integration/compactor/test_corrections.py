@@ -17,6 +17,7 @@ from services.compactor.corrections import Corrected, Corrections, NotCorrectabl
 from services.compactor.failures import CompactionConflict
 from services.compactor.generations import layouts_of
 from services.compactor.kafka import topic_offsets
+from services.compactor.late_coverage import LateCoverage
 from services.compactor.nearby import newest_windows
 from services.compactor.runs import next_late_run
 from services.compactor.settings import AuditSettings, CompactSettings
@@ -218,6 +219,61 @@ def test_late_records_of_an_earlier_life_and_of_no_source_record(
     assert [line.split(late)[1][:2] for line in told if late in line] == [" 2", " 3", " 4"]
 
 
+def records_in_windows(spark: Any, settings: CompactSettings) -> int:
+    """Of closed and of live windows."""
+    live = spark.read.format("delta").load(f"{settings.tables}/state").filter("row = 'window'")
+    counts = [row.n for row in live.selectExpr("banks.count_n AS n").collect()]
+    return sum(counts) + sum(row[3] for row in windows(spark, settings))
+
+
+def test_a_late_topic_of_another_name_and_back(
+    spark: Any,
+    simulate: Callable[..., Any],
+    topics: Any,
+    settings: CompactSettings,
+    aggregations: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each topic is read to its end, also one that no run with late records saw; going back repeats nothing, and one
+    that is gone is said once."""
+    simulation = simulate(1)
+    (task,) = simulation.tasks
+    without_last(task, aggregations, monkeypatch)
+    task.take(b"a", value(1.0), 1000)
+    task.take(b"z", value(None), 5000)
+    kept: dict[str, list[Any]] = {}
+    told: list[str] = []
+
+    def late(topic: str, time: int, compact: bool = True) -> Corrected | None:
+        """A late record by way of the topic; what a run did with late records."""
+        kept[task.store.late] = task.late
+        task.late = kept.get(topic, [])
+        task.store = msgspec.structs.replace(task.store, late=topic)
+        task.take(b"a", value(1.0), time)
+        task.commit()
+        topics.write(simulation)
+        told.clear()
+        job = Compaction(spark, settings, told.append)
+        if compact:
+            job.run()
+        return job.corrected
+
+    first, second, third = (f"{simulation.name}{part}-late" for part in ("", "-b", "-c"))
+    for name in ("b", "c"):
+        topics.make(f"{simulation.name}-{name}")
+    late(first, 1010)
+    late(first, 1020, compact=False)
+    assert late(second, 1030) == Corrected(2, corrected_windows=2, superseded_windows=2)
+    late(third, 1040, compact=False)
+    topics.delete(second)
+    assert late(first, 1050) == Corrected(2, corrected_windows=2, superseded_windows=2)
+    said = f"banks: its earlier late topic {second} is gone: what stood in it from 0:"
+    assert [line[: len(said)] for line in told if "gone" in line] == [said]
+    assert late(first, 1060) == Corrected(1, corrected_windows=1, superseded_windows=1)
+    assert not [line for line in told if "gone" in line or "made again" in line]
+    assert records_in_windows(spark, settings) == len(task.source) == 8
+
+
 def corrected_rows(
     spark: Any,
     settings: CompactSettings,
@@ -339,8 +395,11 @@ def test_of_two_jobs_with_corrections_one_wins(spark: Any, settings: CompactSett
     (row,) = spark.read.format("delta").load(state).filter("row = 'late'").collect()
     assert (row.run, row.changelog_offset) == (2, 9)
     second._cover(store, _Range(1, "t-late", "id of a topic made again", {0: 0}, {0: 2}))
-    (row,) = spark.read.format("delta").load(state).filter("row = 'late'").collect()
-    assert (row.run, row.changelog_offset) == (1, 2)
+    known = LateCoverage(spark, state, "s", print).known()
+    assert [(one.topic_id, one.run, one.offsets) for one in known] == [
+        ("id of a topic made again", 1, {0: 2}),
+        ("id", 2, {0: 9}),
+    ]
 
 
 @pytest.mark.soak
