@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from services.compactor.generations import newest_of, require_successor
+from services.compactor.generations import late_topics_left, newest_of, require_successor
 from shared.common.errors import SchemaMismatch
 from shared.streams.aggregations import Count, Max, Mean
 from shared.streams.changelog_format import AggregationSchema, StoreSchema
@@ -58,3 +58,12 @@ def test_the_newest_know_most() -> None:
     assert newest_of([(STORE,), grown]) == grown
     assert newest_of([grown, (STORE, STORE)]) == (STORE, STORE)
     assert newest_of([]) == ()
+
+
+def test_late_topics_that_partitions_left() -> None:
+    """Each that a store had ahead of the commits or within them and then no more, whichever partition left it."""
+    a, b, none = ((changed(late=topic),) for topic in ("a", "b", None))
+    assert late_topics_left([(0, a), (1, b)], {0: a, 1: b}) == frozenset()
+    assert late_topics_left([(0, b), (1, a)], {0: a, 1: a}) == {("s", "a")}
+    assert late_topics_left([(0, b), (0, a), (1, none)], {1: none}) == {("s", "b")}
+    assert late_topics_left([(0, none), (0, a)], {0: b}) == {("s", "b")}
