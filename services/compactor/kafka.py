@@ -132,7 +132,8 @@ def topic_name(spark: SparkSession, kafka: KafkaSettings, topic_id: str, timeout
         finally:
             admin.close(java.java.time.Duration.ZERO)
     except Py4JJavaError as e:
-        if "UnknownTopicIdException" in causes(e):
+        chain = " ".join(causes(e))
+        if "UnknownTopicIdException" in chain or "InvalidTopicException" in chain:
             return None
         raise _translated(e, kafka, f"the topic with id {topic_id}", timeout_ms) from None
 

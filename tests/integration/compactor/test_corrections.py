@@ -16,7 +16,7 @@ from services.compactor.compact import Compaction
 from services.compactor.corrections import Corrected, Corrections, NotCorrectable, _Range
 from services.compactor.failures import CompactionConflict
 from services.compactor.generations import layouts_of
-from services.compactor.kafka import topic_offsets
+from services.compactor.kafka import topic_name, topic_offsets
 from services.compactor.late_coverage import LateCoverage
 from services.compactor.nearby import newest_windows
 from services.compactor.runs import next_late_run
@@ -272,6 +272,14 @@ def test_a_late_topic_of_another_name_and_back(
     assert late(first, 1060) == Corrected(1, corrected_windows=1, superseded_windows=1)
     assert not [line for line in told if "gone" in line or "made again" in line]
     assert records_in_windows(spark, settings) == len(task.source) == 8
+
+
+def test_a_late_topic_is_found_by_its_id(spark: Any, topics: Any, settings: CompactSettings) -> None:
+    """Earlier releases kept that alone."""
+    topics.make(settings.application)
+    held = topic_offsets(spark, settings.kafka, f"{settings.application}-late", 10_000)
+    assert topic_name(spark, settings.kafka, held.topic_id, 10_000) == held.topic
+    assert topic_name(spark, settings.kafka, "1Jf0gZk2QjS7n5cL0mA3Bg", 10_000) is None
 
 
 def corrected_rows(
