@@ -104,7 +104,6 @@ async def test_an_added_aggregation_is_migrated_and_a_removed_one_refused(
             await work(chain, topology(topic_name, {"n": Count(), "most": Max("id")}), 1, tmp_path)
 
 
-@pytest.mark.soak
 async def test_corrupt_records_are_quarantined_on_demand(
     kafka: EmbeddedKafka, topic_name: str, compact: Callable[..., Summary], tmp_path: Path
 ) -> None:
