@@ -16,7 +16,8 @@ from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from services.compactor.bodies import ENVELOPE_BYTES
-from services.compactor.changelog import is_foreign
+from services.compactor.changelog import is_foreign, split
+from services.compactor.epochs import epoch_bytes
 from services.compactor.kafka import TopicOffsets, read_range
 from services.compactor.origins import NotAuditable
 from shared.common.errors import CorruptRecord
@@ -87,10 +88,9 @@ def history(
 
 def _turns(records: DataFrame, skip: frozenset[tuple[int, int]]) -> DataFrame:
     """Places of the first progress record of each partition, and of those behind which others say something else."""
-    value = F.col("value")
-    operation, epoch = F.substring(value, 2, 1), F.substring(value, 4, 4)
+    value, operation, epoch = F.col("value"), F.col("operation"), epoch_bytes()
     mark = F.substring(value, 1, 1) == F.lit(bytes([FORMAT_VERSION]))
-    controls = records.filter(~is_foreign(skip) & mark & operation.isin(PROGRESS, TAKEOVER))
+    controls = split(records).filter(~is_foreign(skip) & mark & operation.isin(PROGRESS, TAKEOVER))
     order = SparkWindow.partitionBy("partition").orderBy("offset")
     # An owner takes over before it commits: the highest epoch so far is the one in force.
     in_force = F.max(epoch).over(order.rowsBetween(SparkWindow.unboundedPreceding, 0))

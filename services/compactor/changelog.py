@@ -131,7 +131,7 @@ def read_window(
     SchemaMismatch where commits were written with stores that contradict each other. With `skip_corrupt` such records
     are left out and given back, those past the newest commits too; but none on which an epoch hangs (see `epochs`).
     """
-    everything = _parts(records)
+    everything = split(records)
     foreign, wrong = is_foreign(skip), F.coalesce(_is_corrupt(), F.lit(True))
     foreign_records, is_sound = _survey(topic, everything, foreign, wrong)
     parts = everything.filter(~foreign)
@@ -215,7 +215,12 @@ def latest_per_window(entries: DataFrame) -> DataFrame:
     return found.withColumn("value", needed)
 
 
-def _parts(records: DataFrame) -> DataFrame:
+def split(records: DataFrame) -> DataFrame:
+    """Records with the fields of an entry's envelope: `operation`, `store` and `identity`, as bytes.
+
+    `identity` is the epoch and the commit number, which are in order as bytes are. Records too short for a field have
+    it short or empty: which of them are the reader's is `is_foreign`'s to say.
+    """
     value = F.col("value")
     return records.select(
         "partition",

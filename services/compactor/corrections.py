@@ -121,8 +121,9 @@ class Corrections:
     def _correct(self, store: StoreSchema, layout: StoreLayout, sources: Mapping[int, int]) -> Corrected:
         """Correct one store; `sources` are the offsets before which the tables cover its source, by partition."""
         coverage, settings, done = self._coverage(store), self.settings, Corrected()
-        self._adopt(store, coverage.known())
         known = coverage.known()
+        if self._adopt(store, known):
+            known = coverage.known()
         run = max((one.run for one in known), default=0)
         topics = coverage.to_read(known, store.late, settings.kafka, settings.kafka_timeout_ms)
         for topic, covered in topics:
@@ -183,11 +184,11 @@ class Corrections:
 
     # --- where to read ---
 
-    def _adopt(self, store: StoreSchema, known: list[Covered]) -> None:
-        """Cover what an append has that a run made which ended before it said so."""
+    def _adopt(self, store: StoreSchema, known: list[Covered]) -> bool:
+        """Cover what an append has that a run made which ended before it said so; whether there was one."""
         run, pending = next_late_run(max((one.run for one in known), default=0), self._log(self._path(store)))
         if pending is None:
-            return
+            return False
         topic, topic_id = pending.get(_LATE_TOPIC), pending.get(_LATE_TOPIC_ID)
         if topic is None or topic_id is None:  # an earlier release's append: it knew the topic of now alone
             if store.late is None:
@@ -198,6 +199,7 @@ class Corrections:
         self.say(f"{store.name}: corrections {run} were begun and not ended: they count now")
         ends = {int(partition): int(end) for partition, end in pending["to_offsets"].items()}
         self._cover(store, _Range(run, topic, topic_id, ends, ends))
+        return True
 
     def _range(self, store: StoreSchema, topic: TopicOffsets, covered: Mapping[int, int], run: int) -> _Range:
         """What to read of a topic; `run` is the newest run of the store's corrections that is covered."""

@@ -34,12 +34,17 @@ class Corrupt(NamedTuple):
     reason: str
 
 
+def epoch_bytes() -> SparkColumn:
+    """The epoch of a record's `identity`, as bytes that are in order."""
+    return F.substring("identity", 1, _EPOCH_BYTES)
+
+
 def with_epochs(parts: DataFrame, epochs: Mapping[int, int]) -> DataFrame:
     """Progress and takeover records with their `epoch` and the one `in_force` there, as entries have them.
 
     `epochs` are those in force before the range, by partition.
     """
-    epoch = F.substring("identity", 1, _EPOCH_BYTES)
+    epoch = epoch_bytes()
     so_far = SparkWindow.partitionBy("partition").orderBy("offset").rowsBetween(SparkWindow.unboundedPreceding, 0)
     taken = F.max(F.when(F.col("operation") == F.lit(TAKEOVER), epoch)).over(so_far)
     in_force = F.greatest(taken, _epoch_at_start(epochs))

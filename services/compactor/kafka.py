@@ -94,14 +94,10 @@ def topic_offsets(spark: SparkSession, kafka: KafkaSettings, topic: str, timeout
     """
     java = jvm(spark)
     try:
-        admin = java.org.apache.kafka.clients.admin.AdminClient.create(_properties(java, client_properties(kafka)))
-        try:
-            names = java.java.util.ArrayList()
-            names.add(topic)
-            milliseconds = java.java.util.concurrent.TimeUnit.MILLISECONDS
-            description = admin.describeTopics(names).allTopicNames().get(timeout_ms, milliseconds).get(topic)
-        finally:
-            admin.close(java.java.time.Duration.ZERO)
+        names = java.java.util.ArrayList()
+        names.add(topic)
+        with _admin(java, kafka) as admin:
+            description = _answer(java, admin.describeTopics(names).allTopicNames(), timeout_ms).get(topic)
         with _consumer(java, kafka) as consumer:
             partitions = java.java.util.ArrayList()
             for info in description.partitions():
@@ -118,19 +114,12 @@ def topic_name(spark: SparkSession, kafka: KafkaSettings, topic_id: str, timeout
     """What the topic with this id is called; None where there is none such. Errors as `topic_offsets`."""
     java = jvm(spark)
     try:
-        admin = java.org.apache.kafka.clients.admin.AdminClient.create(_properties(java, client_properties(kafka)))
-        try:
-            ids = java.java.util.ArrayList()
-            ids.add(java.org.apache.kafka.common.Uuid.fromString(topic_id))
-            asked = java.org.apache.kafka.common.TopicCollection.ofTopicIds(ids)
-            found = (
-                admin.describeTopics(asked)
-                .allTopicIds()
-                .get(timeout_ms, java.java.util.concurrent.TimeUnit.MILLISECONDS)
-            )
+        ids = java.java.util.ArrayList()
+        ids.add(java.org.apache.kafka.common.Uuid.fromString(topic_id))
+        asked = java.org.apache.kafka.common.TopicCollection.ofTopicIds(ids)
+        with _admin(java, kafka) as admin:
+            found = _answer(java, admin.describeTopics(asked).allTopicIds(), timeout_ms)
             return next(str(description.name()) for description in found.values())
-        finally:
-            admin.close(java.java.time.Duration.ZERO)
     except Py4JJavaError as e:
         chain = " ".join(causes(e))
         if "UnknownTopicIdException" in chain or "InvalidTopicException" in chain:
@@ -208,6 +197,19 @@ def offsets_at(
 
 
 @contextmanager
+def _admin(java: Any, kafka: KafkaSettings) -> Iterator[Any]:
+    admin = java.org.apache.kafka.clients.admin.AdminClient.create(_properties(java, client_properties(kafka)))
+    try:
+        yield admin
+    finally:
+        admin.close(java.java.time.Duration.ZERO)
+
+
+def _answer(java: Any, future: Any, timeout_ms: int) -> Any:
+    return future.get(timeout_ms, java.java.util.concurrent.TimeUnit.MILLISECONDS)
+
+
+@contextmanager
 def _consumer(java: Any, kafka: KafkaSettings, isolation: str = "read_committed") -> Iterator[Any]:
     bytes_class = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
     more = {"isolation.level": isolation, "key.deserializer": bytes_class, "value.deserializer": bytes_class}
@@ -228,12 +230,8 @@ def delete_records(
         place = java.org.apache.kafka.common.TopicPartition(topic, partition)
         wanted.put(place, _records_before(spark, offset))
     try:
-        admin = java.org.apache.kafka.clients.admin.AdminClient.create(_properties(java, client_properties(kafka)))
-        try:
-            milliseconds = java.java.util.concurrent.TimeUnit.MILLISECONDS
-            admin.deleteRecords(wanted).all().get(timeout_ms, milliseconds)
-        finally:
-            admin.close(java.java.time.Duration.ZERO)
+        with _admin(java, kafka) as admin:
+            _answer(java, admin.deleteRecords(wanted).all(), timeout_ms)
     except Py4JJavaError as e:
         raise _translated(e, kafka, topic, timeout_ms) from None
 

@@ -55,26 +55,26 @@ def windows(spark: Any, settings: CompactSettings) -> list[Any]:
     return sorted(tuple(row) for row in closed.select(*columns).collect())
 
 
-def without_last(task: Any, aggregations: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the user's own aggregate, which nobody can correct, from the simulation."""
+@pytest.fixture
+def correctable(simulate: Callable[..., Any], aggregations: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A simulation of one task without the user's own aggregate, which nobody can correct."""
+    simulation = simulate(1)
+    (task,) = simulation.tasks
     monkeypatch.delitem(aggregations, "last")
     task.store = msgspec.structs.replace(task.store, aggregations=task.store.aggregations[:-1])
+    return simulation
 
 
 @pytest.mark.soak
 def test_late_records_become_corrections(
     spark: Any,
-    simulate: Callable[..., Any],
+    correctable: Any,
     topics: Any,
     settings: CompactSettings,
-    aggregations: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     """Late records extend, join and make sessions, once, even after a crash; the audit sees what the stream closed."""
-    simulation = simulate(1)
-    (task,) = simulation.tasks
-    without_last(task, aggregations, monkeypatch)
+    (task,) = correctable.tasks
     for key, delay, time in (
         (b"a", 1.5, 1000),
         (b"a", 2.5, 1150),  # out of the gap of the one before
@@ -89,7 +89,7 @@ def test_late_records_become_corrections(
         task.take(key, value(delay), time)
     task.take(b"a", b'{"delay": "much", "place": "x"}', 1000)
     task.commit()
-    topics.write(simulation)
+    topics.write(correctable)
     job = Compaction(spark, settings, print)
     first = job.run()
     assert first.finals == 3
@@ -101,7 +101,7 @@ def test_late_records_become_corrections(
         ("d", 0, 0, 1, None, None, 1, 1),
     ]
     assert windows(spark, settings) == expected
-    found = lake.find_closed(str(tmp_path), simulation.name, "banks", "a", (0, 9_999))
+    found = lake.find_closed(str(tmp_path), correctable.name, "banks", "a", (0, 9_999))
     assert [(row["start_ms"], row["end_ms"], row["revision"]) for row in found] == [(1000, 1150, 1)]
 
     again = Compaction(spark, settings, print)
@@ -111,42 +111,38 @@ def test_late_records_become_corrections(
     task.take(b"b", value(1.0), 1100)
     task.take(b"c", value(None), 9000)
     task.commit()
-    topics.write(simulation)
+    topics.write(correctable)
     Compaction(spark, settings.model_copy(update={"with_late": False}), print).run()
     with pytest.raises(KeyboardInterrupt):
         Crashing(spark, settings, print, "crashed").run()
     task.take(b"b", value(2.0), 1200)
     task.commit()
-    topics.write(simulation)
+    topics.write(correctable)
     last = Compaction(spark, settings, print)
     last.run()
     assert last.corrected == Corrected(late_records=1, corrected_windows=1, superseded_windows=1)
     expected[1] = ("b", 1000, 1200, 4, 15.0, 1.0, 1, 3)
     assert windows(spark, settings) == [*expected, ("z", 5000, 5000, 1, None, None, 1, 0)]
-    told = lake.read_snapshot(str(tmp_path), simulation.name, [0])
+    told = lake.read_snapshot(str(tmp_path), correctable.name, [0])
     assert told is not None
     assert list(told.partitions) == [0]
-    audit = AuditSettings(application=simulation.name, lake=str(tmp_path), kafka=settings.kafka)
+    audit = AuditSettings(application=correctable.name, lake=str(tmp_path), kafka=settings.kafka)
     assert run_audit(spark, audit, print).ok
 
 
 def test_late_records_that_the_run_does_not_cover_wait(
     spark: Any,
-    simulate: Callable[..., Any],
+    correctable: Any,
     topics: Any,
     settings: CompactSettings,
-    aggregations: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What the stream closes while a run is under way is not hidden by the late records that came with it."""
-    simulation = simulate(1)
-    (task,) = simulation.tasks
-    without_last(task, aggregations, monkeypatch)
+    (task,) = correctable.tasks
     task.take(b"a", value(1.0), 1000)
     task.take(b"z", value(None), 1500)
     task.take(b"d", value(4.0), 1000)  # late, and covered by the first run
     task.commit()
-    topics.write(simulation)
+    topics.write(correctable)
 
     class Overtaken(Compaction):
         """The stream goes on between what the run read of the changelog and what it reads of the late topic."""
@@ -158,7 +154,7 @@ def test_late_records_that_the_run_does_not_cover_wait(
             task.take(b"b", value(2.0), 1600)  # late for a window that the run has not seen closed
             task.take(b"z", value(8.0), 1500)
             task.commit()
-            topics.write(simulation)
+            topics.write(correctable)
             super().after_merge(*arguments)
 
     first = Overtaken(spark, settings, print)
@@ -178,20 +174,16 @@ def test_late_records_that_the_run_does_not_cover_wait(
 @pytest.mark.soak
 def test_late_records_of_an_earlier_life_and_of_no_source_record(
     spark: Any,
-    simulate: Callable[..., Any],
+    correctable: Any,
     topics: Any,
     settings: CompactSettings,
-    aggregations: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What was late before a reset, and what names a source record that there is not, are left out and counted; what
     stands behind them is taken."""
-    simulation = simulate(1)
-    (task,) = simulation.tasks
-    without_last(task, aggregations, monkeypatch)
+    (task,) = correctable.tasks
 
     def put(*headers: tuple[str, bytes]) -> None:
-        names = {"topic": simulation.name.encode(), "partition": b"0", "offset": b"0"} | dict(headers)
+        names = {"topic": correctable.name.encode(), "partition": b"0", "offset": b"0"} | dict(headers)
         told = [(f"penstock.late.{name}", text) for name, text in names.items() if text]
         task.late.append((b"b", value(1.0), 1000, told))
 
@@ -203,19 +195,19 @@ def test_late_records_of_an_earlier_life_and_of_no_source_record(
     put(("partition", b""))
     put(("offset", b"900"))
     task.commit()
-    topics.write(simulation)
+    topics.write(correctable)
     changelog = topic_offsets(spark, settings.kafka, settings.changelog_topic, 10_000)
     task.take(b"c", value(2.0), 1000)
     *_, (key, content, time, headers) = task.late
     task.late[-1] = (key, content, time, [*headers, ("penstock.late.changelog_id", changelog.topic_id.encode())])
     task.commit()
-    topics.write(simulation)
+    topics.write(correctable)
     told: list[str] = []
     job = Compaction(spark, settings, told.append)
     job.run()
     assert job.corrected == Corrected(1, late_refused=3, corrected_windows=1, late_of_earlier_lives=2)
     assert [(row[0], row[3]) for row in windows(spark, settings)] == [("a", 1), ("c", 1)]
-    late = f"{simulation.name}-late-0 at offset"
+    late = f"{correctable.name}-late-0 at offset"
     assert [line.split(late)[1][:2] for line in told if late in line] == [" 2", " 3", " 4"]
 
 
@@ -228,17 +220,13 @@ def records_in_windows(spark: Any, settings: CompactSettings) -> int:
 
 def test_a_late_topic_of_another_name_and_back(
     spark: Any,
-    simulate: Callable[..., Any],
+    correctable: Any,
     topics: Any,
     settings: CompactSettings,
-    aggregations: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each topic is read to its end, also one that no run with late records saw; going back repeats nothing, and one
     that is gone is said once."""
-    simulation = simulate(1)
-    (task,) = simulation.tasks
-    without_last(task, aggregations, monkeypatch)
+    (task,) = correctable.tasks
     task.take(b"a", value(1.0), 1000)
     task.take(b"z", value(None), 5000)
     kept: dict[str, list[Any]] = {}
@@ -251,16 +239,16 @@ def test_a_late_topic_of_another_name_and_back(
         task.store = msgspec.structs.replace(task.store, late=topic)
         task.take(b"a", value(1.0), time)
         task.commit()
-        topics.write(simulation)
+        topics.write(correctable)
         told.clear()
         job = Compaction(spark, settings, told.append)
         if compact:
             job.run()
         return job.corrected
 
-    first, second, third = (f"{simulation.name}{part}-late" for part in ("", "-b", "-c"))
+    first, second, third = (f"{correctable.name}{part}-late" for part in ("", "-b", "-c"))
     for name in ("b", "c"):
-        topics.make(f"{simulation.name}-{name}")
+        topics.make(f"{correctable.name}-{name}")
     late(first, 1010)
     late(first, 1020, compact=False)
     assert late(second, 1030) == Corrected(2, corrected_windows=2, superseded_windows=2)
