@@ -34,7 +34,6 @@ NO_TABLES = (
     "there are no tables at {}, and the changelog was compacted before: into another lake (is it --lake, or "
     "streams.lake, as the aggregator has it?), or its tables are lost (put a copy back)"
 )
-SPLIT_RECORDS = 50_000  # of a partition for each further task that reads it: below it the task costs more than it saves
 
 
 class Compaction(Fold):
@@ -112,7 +111,7 @@ class Compaction(Fold):
         """The changelog records of the run (READ_SCHEMA)."""
         topic, kafka = plan.offsets.topic, self.settings.kafka
         self.say(f"reading {sum(plan.end[p] - first for p, first in plan.start.items())} changelog records")
-        return read_range(self.spark, kafka, topic, plan.start, plan.end, split_records=SPLIT_RECORDS)
+        return read_range(self.spark, kafka, topic, plan.start, plan.end, split=True)
 
     def window(self, plan: Plan, records: DataFrame) -> Window:
         """What the records say; those that are named, and on demand all corrupt ones, are left out."""

@@ -310,7 +310,9 @@ def topics(kafka: EmbeddedKafka) -> Topics:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    """The one Spark session of the run. Compiling code costs more than it saves on a few hundred rows."""
-    conf = {"spark.sql.codegen.wholeStage": "false", f"spark.hadoop.{SECRET_NAME}": SECRET}
+    """The one Spark session of the run. Compiling code costs more than it saves on a few hundred rows; jobs that tests
+    start as processes of their own do compile it."""
+    interpreted = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+    conf = {**interpreted, f"spark.hadoop.{SECRET_NAME}": SECRET}
     with spark_session(SparkSettings(master="local[2]", shuffle_partitions=1, conf=conf), "tests") as session:
         yield session

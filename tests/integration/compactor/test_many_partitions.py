@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
@@ -10,7 +11,11 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 from services.compactor import advances, tables
 from services.compactor.audit_part import Part
 from services.compactor.changelog import Covered, is_foreign, read_window
-from services.compactor.kafka import READ_SCHEMA
+from services.compactor.compact import Compaction
+from services.compactor.kafka import READ_SCHEMA, read_range, topic_offsets
+from services.compactor.settings import CompactSettings
+from services.local.kafka import EmbeddedKafka
+from shared.common.settings import KafkaSettings
 from shared.streams import changelog_format as log
 
 PARTITIONS = 2_000
@@ -68,3 +73,27 @@ def test_parts_advances_and_places_of_thousands_of_partitions(spark: Any) -> Non
     values = frame.withColumn("value", F.lit(b"\x01L"))
     skip = frozenset((p, 5) for p in range(1, PARTITIONS) if p != 2)
     assert {row.partition for row in values.filter(is_foreign(skip)).collect()} == {LAST}
+
+
+def test_a_few_tasks_read_and_fold_many_partitions(
+    spark: Any, simulate: Callable[[int], Any], topics: Any, kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    """As many as there are cores, each partition of a topic in its order; the tables are those of all partitions."""
+    simulation = simulate(24)
+    simulation.feed(500, seed=7)
+    topics.write(simulation)
+    broker = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    held = topic_offsets(spark, broker, simulation.name, 10_000)
+    rows = read_range(spark, broker, simulation.name, held.earliest, held.latest).select("partition", "value")
+    assert rows.rdd.getNumPartitions() == spark.sparkContext.defaultParallelism
+    found: dict[int, list[bytes]] = {}
+    for row in rows.collect():
+        found.setdefault(row.partition, []).append(bytes(row.value))
+    assert found == {task.partition: [value for _, value, _, _ in task.source] for task in simulation.tasks}
+    summary = Compaction(
+        spark, CompactSettings(application=simulation.name, lake=str(tmp_path), kafka=broker), print
+    ).run()
+    assert (summary.partitions, summary.finals) == (24, sum(len(task.closed) for task in simulation.tasks))
+    state = spark.read.format("delta").load(str(tmp_path / simulation.name / "state")).filter("row = 'window'")
+    live = {(t.partition, key, s[0]) for t in simulation.tasks for key, sessions in t.live.items() for s in sessions}
+    assert {(row.partition, bytes(row.key), row.start_ms) for row in state.collect()} == live
