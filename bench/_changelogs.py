@@ -1,15 +1,17 @@
 """Changelogs for the bench of compaction, written in the engine's own format without an engine.
 
-A partition has live sessions, each with a key of its own and `STEP_MS` after the one before, and before them closed
-ones of keys that never come back, over `CLOSED_DAYS` days. A change then touches as many live sessions as it is told in
-each of three ways: the oldest are closed (a final, which takes the live row out), some of the others, evenly among
-them, are changed, and some are new, so that the number of live ones stays what it was.
+There are live sessions, each with a key of its own and `STEP_MS` after the one before, and before them closed ones of
+keys that never come back, over `CLOSED_DAYS` days. A change then touches as many live sessions as it is told in each of
+three ways: the oldest are closed (a final, which takes the live row out), some of the others, evenly among them, are
+changed, and some are new, so that the number of live ones stays what it was. Where there are several partitions, keys
+choose theirs as a producer has them do, and all partitions commit together.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import datasketches
@@ -17,6 +19,7 @@ import msgspec
 
 from shared.clients.admin import Admin, NewTopic
 from shared.clients.producer import Producer, ProducerSettings
+from shared.clients.producer.partitioner import for_key
 from shared.common.records import ProducerRecord
 from shared.common.settings import KafkaSettings
 from shared.streams import changelog_format as log
@@ -68,18 +71,21 @@ OBJECTS = Kind(
 class ChangelogWriter:
     """Writes one application's changelog, commit by commit; live sessions are those with numbers in `live`."""
 
-    def __init__(self, kafka: KafkaSettings, application: str, kind: Kind) -> None:
-        self.kafka, self.application, self.kind = kafka, application, kind
+    def __init__(self, kafka: KafkaSettings, application: str, kind: Kind, partitions: int = 1) -> None:
+        self.kafka, self.application, self.kind, self.partitions = kafka, application, kind, partitions
         self.topic = f"{application}-changelog"
         self._schemas = kind.topology().schemas()
         self._codec = log.StateCodec(self._schemas[0].state_columns())
         self._commit, self.live = 0, range(0)
+        self._positions = [0] * partitions
 
     async def create(self) -> None:
-        """Make the topic, with the takeover as which every owner begins."""
+        """Make the topic, with the takeover in each partition as which every owner begins."""
         async with Admin(self.kafka) as admin:
-            await admin.create_topics([NewTopic(self.topic, 1, 1, CHANGELOG_CONFIGS)])
-        await self._write(iter([(None, log.encode_takeover(1, log.Takeover(self.application, "bench", 0)))]))
+            await admin.create_topics([NewTopic(self.topic, self.partitions, 1, CHANGELOG_CONFIGS)])
+        takeover = log.encode_takeover(1, log.Takeover(self.application, "bench", 0))
+        async with self._producer() as producer:
+            await self._write_commit(producer, [[(None, takeover)] for _ in range(self.partitions)])
 
     async def delete(self) -> None:
         """Delete the topic."""
@@ -95,6 +101,23 @@ class ChangelogWriter:
         """`each` sessions changed, closed and new; how many entries that were."""
         assert len(self.live) >= 2 * each
         return await self._write(self._change(each))
+
+    def live_by_partition(self) -> list[int]:
+        """How many live sessions each partition has."""
+        found = Counter(self.partition_of(b"live-%d" % i) for i in self.live)
+        return [found[partition] for partition in range(self.partitions)]
+
+    def partition_of(self, key: bytes) -> int:
+        """Where a key's entries are."""
+        return for_key(key, self.partitions)
+
+    def spread(self, entries: Sequence[Entry]) -> list[list[Entry]]:
+        """By partition its entries, in their order."""
+        found: list[list[Entry]] = [[] for _ in range(self.partitions)]
+        for key, value in entries:
+            assert key is not None
+            found[self.partition_of(key)].append((key, value))
+        return found
 
     def _fill(self, closed: int) -> Iterator[Entry]:
         for i in self.live:
@@ -121,16 +144,34 @@ class ChangelogWriter:
 
     async def _write(self, entries: Iterator[Entry]) -> int:
         done = 0
-        async with Producer(self.kafka, ProducerSettings(linger_ms=0, batch_size=256 * 1024)) as producer:
+        async with self._producer() as producer:
             while part := list(itertools.islice(entries, COMMIT_ENTRIES)):
                 done += len(part)
-                progress = log.Progress(
-                    self.application, "exactly_once", {"source": done}, 0, {"s": 0}, {}, self._schemas, 0
-                )
-                part.append((None, log.encode_progress(1, self._commit, progress)))
-                await (await producer.send_many([ProducerRecord(self.topic, v, k, (), 0, None) for k, v in part]))
-                self._commit += 1
+                await self._write_commit(producer, self.spread(part))
         return done
+
+    def _producer(self) -> Producer:
+        return Producer(self.kafka, ProducerSettings(linger_ms=0, batch_size=256 * 1024))
+
+    async def _write_commit(self, producer: Producer, by_partition: Sequence[Sequence[Entry]]) -> None:
+        """Each partition's entries, and the progress record which confirms them."""
+        records = []
+        for partition, entries in enumerate(by_partition):
+            self._positions[partition] += len(entries)
+            progress = log.Progress(
+                self.application,
+                "exactly_once",
+                {"source": self._positions[partition]},
+                0,
+                {"s": 0},
+                {},
+                self._schemas,
+                0,
+            )
+            confirmed = (*entries, (None, log.encode_progress(1, self._commit, progress)))
+            records += [ProducerRecord(self.topic, v, k, (), partition, None) for k, v in confirmed]
+        await (await producer.send_many(records))
+        self._commit += 1
 
 
 def _start(i: int) -> int:

@@ -10,8 +10,8 @@ from shared.streams import changelog_format as log
 class Written(ChangelogWriter):
     """Keeps the entries that would go to a topic."""
 
-    def __init__(self) -> None:
-        super().__init__(KafkaSettings(), "app", NUMBERS)
+    def __init__(self, partitions: int = 1) -> None:
+        super().__init__(KafkaSettings(), "app", NUMBERS, partitions)
         self.entries: list[Entry] = []
 
     async def _write(self, entries: object) -> int:
@@ -43,3 +43,18 @@ async def test_a_change_closes_changes_and_opens_as_many() -> None:
     written = {key for key, value in writer.entries if log.decode(value).operation == log.LIVE}
     assert len(written & {key for key, _ in before}) == 7
     assert {int(key.rpartition(b"-")[2]) for key, _ in after} == set(writer.live)
+
+
+async def test_a_window_stays_in_its_partition() -> None:
+    """Its key says which, whatever is written of it; each partition has a share of all, in the order of writing."""
+    writer = Written(8)
+    await writer.fill(1_000, 0)
+    filled = writer.spread(writer.entries)
+    assert [len(own) for own in filled] == writer.live_by_partition()
+    assert min(map(len, filled)) > 1_000 / 8 / 2
+    at = {key: partition for partition, own in enumerate(filled) for key, _ in own}
+    await writer.change(100)
+    changed = writer.spread(writer.entries)
+    assert all(at.get(key, partition) == partition for partition, own in enumerate(changed) for key, _ in own if key)
+    assert sorted(entry for own in changed for entry in own) == sorted(writer.entries)
+    assert sum(writer.live_by_partition()) == 1_000

@@ -51,9 +51,35 @@ def test_what_is_asked_for_is_held_against_the_worst(
     assert "sketches: 9,000 sessions/s" in capsys.readouterr().out
 
 
+def test_what_was_not_measured_misses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a run of one part that part alone is shown and judged."""
+    sizes = {"sessions": 10, "closed": 10, "state_sessions": 10, "delta": 1, "spark_start": 5.0}
+    slow = FLAT._replace(restore=9.0, kept_up=99.0, load_rate=1.0)
+    assert compaction.show(sizes | {"others": {"sketches": 9_000.0}}) == 0
+    assert "asked for" not in capsys.readouterr().out
+    assert compaction.show(sizes | {"state": [FLAT, slow]}) == 2
+    shown = capsys.readouterr().out
+    assert "while state grows: the worst over 1x is 16.50" in shown
+    assert "history" not in shown
+
+
+@pytest.mark.parametrize("text", ["", "1,", "0", "8,-1", "1;8"])
+def test_numbers_of_partitions_are_comma_separated_and_positive(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Others are refused before anything is started, by the option's name."""
+    with pytest.raises(SystemExit):
+        compaction.parser().parse_args([f"--partitions={text}"])
+    assert "--partitions" in capsys.readouterr().err
+    given = compaction.parser().parse_args(["--partitions", "1,8,64", "--only", "partitions", "state"])
+    assert (given.partitions, given.only) == ((1, 8, 64), ["partitions", "state"])
+
+
 @pytest.mark.soak
 def test_a_small_run_measures_everything() -> None:
     """All sizes, on a real broker and Spark; the bench asserts by itself what each compaction and restore did."""
-    result = asyncio.run(compaction.run(2_000, 200, 500, 50))
+    result = asyncio.run(compaction.run(2_000, 200, 500, 50, (1, 3)))
+    assert [(line.partitions, line.records, line.live) for line in result["partitions"]] == [
+        (1, 2_200, 2_000),
+        (3, 2_200, 2_000),
+    ]
     assert [line.factor for line in result["history"]] == [line.factor for line in result["state"]] == [1, 4, 16]
     assert all(line.restore > 0 and line.kept_up > line.delta > 0 for line in (*result["history"], *result["state"]))
