@@ -1,8 +1,8 @@
 """The part of the bench of compaction in which the changelog's partitions grow: the same sessions, spread over more.
 
-As many live sessions and closed ones are compacted for the first time for each number of partitions, then a delta in
-`DELTAS` turns, of which the median counts, since what else a machine does comes and goes. Then all partitions are
-restored from the snapshot, at once as an aggregator's instance does. Nothing is asked for of this part.
+As many live sessions and closed ones are compacted for the first time for each number of partitions, then a delta in as
+many turns as it is told, of which the median counts, since what else a machine does comes and goes. Then all partitions
+are restored from the snapshot, at once as an aggregator's instance does. Nothing is asked for of this part.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from typing import NamedTuple
 from bench._changelogs import NUMBERS
 from bench._compactions import Compactions
 
-DELTAS = 3
-
 
 class Line(NamedTuple):
     """What was measured with so many partitions; times in seconds.
 
-    `first` is the compaction of the first `records`, `delta` that of one delta, `restore` that of `live` sessions.
+    `first` is the compaction of the first `records`, `delta` that of one delta, `restore` what `live` sessions take.
     """
 
     partitions: int
@@ -32,16 +30,15 @@ class Line(NamedTuple):
     restore: float
 
 
-async def measure(bench: Compactions, counts: Sequence[int], live: int, closed: int, delta: int) -> list[Line]:
+async def measure(
+    bench: Compactions, counts: Sequence[int], live: int, closed: int, delta: int, rounds: int
+) -> list[Line]:
     """`live` sessions and `closed` ones over each number of partitions; a delta closes, changes and opens `delta`."""
     writers = [await bench.application(NUMBERS, partitions) for partitions in counts]
     records = [await writer.fill(live, closed) for writer in writers]
     first = [await bench.compact(writer) for writer in writers]
-    rounds = []
-    for _ in range(DELTAS):
-        rounds.append([await bench.compact_delta(writer, delta) for writer in writers])
-        print(f"{counts} partitions, a delta: {rounds[-1]} s", file=sys.stderr, flush=True)
-    deltas = [statistics.median(of) for of in zip(*rounds, strict=True)]
+    turns = [[await bench.compact_delta(writer, delta) for writer in writers] for _ in range(rounds)]
+    deltas = [statistics.median(of) for of in zip(*turns, strict=True)]
     restored = await bench.median_restores(writers)
     lines = []
     for partitions, many, initial, delta_of, found in zip(counts, records, first, deltas, restored, strict=True):

@@ -78,6 +78,20 @@ class Size(NamedTuple):
     runs: int
 
 
+class Asked(NamedTuple):
+    """Sessions that are live, closed in each compaction, live while that grows, and of a delta in each of three ways.
+
+    Then the numbers of partitions, and how many rounds of deltas these get.
+    """
+
+    sessions: int
+    closed: int
+    state_sessions: int
+    delta: int
+    partitions: Sequence[int]
+    rounds: int
+
+
 class Filled(NamedTuple):
     """What was compacted and how long it took; the delta `added` so many files to `state`."""
 
@@ -166,10 +180,9 @@ def _rate(report: RestoreReport) -> float:
     return report.snapshot_windows / max(0.001, report.snapshot_milliseconds / 1000)
 
 
-async def run(
-    sessions: int, closed: int, state_sessions: int, delta: int, counts: Sequence[int], only: Collection[str] = PARTS
-) -> dict[str, Any]:
+async def run(asked: Asked, only: Collection[str] = PARTS) -> dict[str, Any]:
     """The figures of the parts in `only`; each is said on standard error as soon as it is there."""
+    sessions, closed, state_sessions, delta, partitions, rounds = asked
     found: dict[str, Any] = {"sessions": sessions, "closed": closed, "state_sessions": state_sessions, "delta": delta}
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         async with EmbeddedKafka(Path(name) / "kafka", EmbeddedKafkaSettings()) as broker:
@@ -190,7 +203,9 @@ async def run(
                         for kind in (SKETCHES, OBJECTS)
                     }
                 if "partitions" in only:
-                    found["partitions"] = await _compaction_partitions.measure(bench, counts, sessions, closed, delta)
+                    found["partitions"] = await _compaction_partitions.measure(
+                        bench, partitions, sessions, closed, delta, rounds
+                    )
     return found
 
 
@@ -242,7 +257,7 @@ def _show_growth(found: dict[str, Any]) -> int:
     return missed
 
 
-def _draw(found: dict[str, Any], path: Path) -> None:
+def draw(found: dict[str, Any], path: Path) -> None:
     """The chart of what was measured while history and while live state grow, where there is any."""
     series: dict[str, list[float]] = {}
     if history := found.get("history"):
@@ -266,6 +281,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--state-sessions", type=int, default=None, help="the same where live state grows")
     options.add_argument("--delta", type=int, default=None, help="sessions changed, closed and new; default: a tenth")
     options.add_argument("--partitions", type=_counts, default=(1, 8), help="of the changelog (for figures: 1,8,64)")
+    options.add_argument("--rounds", type=int, default=1, help="of deltas while partitions grow (for figures: 3)")
     options.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="what is measured; default: all")
     options.add_argument("--plot", type=Path, default=Path("compaction.png"), help="where the chart is written")
     options.add_argument("--json", action="store_true")
@@ -277,9 +293,9 @@ def main() -> int:
     given = parser().parse_args()
     tenth = max(1, given.sessions // 10)
     sizes = (given.sessions, given.history or tenth, given.state_sessions or given.sessions, given.delta or tenth)
-    found = asyncio.run(run(*sizes, given.partitions, given.only))
+    found = asyncio.run(run(Asked(*sizes, given.partitions, given.rounds), given.only))
     missed = show(found)
-    _draw(found, given.plot)
+    draw(found, given.plot)
     if given.json:
         lists = {name: [line._asdict() for line in found[name]] for name in PARTS if isinstance(found.get(name), list)}
         print(json.dumps(found | lists))

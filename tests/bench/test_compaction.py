@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,10 +74,20 @@ def test_numbers_of_partitions_are_comma_separated_and_positive(text: str, capsy
     assert (given.partitions, given.only) == ((1, 8, 64), ["partitions", "state"])
 
 
+def test_what_was_measured_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of history and live state either or both; no chart of neither."""
+    sizes, lines = {"sessions": 10, "state_sessions": 10}, [FLAT] * len(compaction.FACTORS)
+    compaction.draw(sizes | {"others": {"sketches": 9_000.0}}, tmp_path / "none.png")
+    compaction.draw(sizes | {"state": lines}, tmp_path / "state.png")
+    compaction.draw(sizes | {"history": lines, "state": lines}, tmp_path / "both.png")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["both.png", "state.png"]
+    assert capsys.readouterr().out.splitlines() == [f"chart: {tmp_path / name}" for name in ("state.png", "both.png")]
+
+
 @pytest.mark.soak
 def test_a_small_run_measures_everything() -> None:
     """All sizes, on a real broker and Spark; the bench asserts by itself what each compaction and restore did."""
-    result = asyncio.run(compaction.run(2_000, 200, 500, 50, (1, 3)))
+    result = asyncio.run(compaction.run(compaction.Asked(2_000, 200, 500, 50, (1, 3), 2)))
     assert [(line.partitions, line.records, line.live) for line in result["partitions"]] == [
         (1, 2_200, 2_000),
         (3, 2_200, 2_000),
