@@ -15,14 +15,14 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import advances, audit_rules, tables
+from services.compactor import advances, audit_rules, rules, tables
 from services.compactor.audit_checks import Inputs, parsed
 from services.compactor.audit_part import TAIL_RECORDS, Part, settled_ms
 from services.compactor.audit_results import published_and_wanted, why_not
 from services.compactor.audit_topics import coordinates, held_by, whole_topic
 from services.compactor.backfill_inputs import place
 from services.compactor.bodies import StoreLayout, final_rows, live_rows
-from services.compactor.changelog import Covered, Window, known, latest_per_window, read_window
+from services.compactor.changelog import Window, known, latest_per_window, read_window
 from services.compactor.compact import require_no_hole
 from services.compactor.generations import layouts_of, newest_of
 from services.compactor.kafka import (
@@ -65,7 +65,7 @@ class Read(NamedTuple):
 class Stream(NamedTuple):
     """What lake and changelog say together: progress by partition, all stores, and the audited one's windows.
 
-    `history` is what they were before, as far as `changelog` still has it.
+    `rules` are those that the tables know, and those that begin in the `changelog` past them.
 
     `closed` has the changelog's offsets as well: below zero are windows that a backfill closed. What was closed
     `later` is read from the changelog anew, None where that has not gone on. `advances` are those of
@@ -79,7 +79,7 @@ class Stream(NamedTuple):
     live: DataFrame
     later: Callable[[], DataFrame | None]
     changelog: TopicOffsets
-    history: audit_rules.History
+    rules: rules.Rules
     advances: DataFrame | None = None
     origin: Origin | None = None
 
@@ -201,7 +201,12 @@ def require_one_rule(
 ) -> list[audit_rules.Era]:
     """Who took the records that are compared. NotAuditable where a rule that they are judged by was another then."""
     store, topic = stream.store, stream.store.source
-    found = audit_rules.eras(stream.history, stream.progress, store)
+    known = stream.rules
+    if older := audit_rules.unknown_before(known, topic, span.start):
+        until = {p: offset for p, (_, offset) in older.items()}
+        skip = parse_places(settings.skip_changelog_records)
+        known = known | audit_rules.in_changelog(spark, settings.kafka, stream.changelog, skip, until)
+    found = audit_rules.eras(known, stream.progress, store)
     compared = audit_rules.between(found, span.start, span.end)
     what, since = audit_rules.changed(compared, store, settings.named)
     if what:
@@ -213,8 +218,8 @@ def require_one_rule(
 
         before = newest_ms({p: span.start[p] for p in since}, since)
         raise audit_rules.refusal(store, what, since, before, newest_ms(span.start | since, committed))
-    if unknown := audit_rules.unknown_before(stream.history, stream.progress, stream.changelog, topic, span.start):
-        where = audit_rules.named(unknown)
+    if unknown := audit_rules.unknown_before(known, topic, span.start):
+        where = audit_rules.named([f"{topic}-{p} offset {at}" for p, (at, _) in unknown.items()])
         not_compared.append(f"whether gap, grace or topics changed before {where}: the changelog of then is deleted")
     return compared
 
@@ -276,7 +281,8 @@ def read_stream(spark: SparkSession, settings: AuditSettings) -> Stream:
         raise ConfigError(f"{offsets.topic} has no commit yet: there is nothing to audit")
     stores = newest_of(p.stores for p in progress.values())
     store = _chosen(stores, settings)
-    history = audit_rules.history(spark, settings.kafka, offsets, skip, covered)
+    found = rules.kept(state)
+    found = {**found, **rules.of_earlier_releases(covered, found), **window.rules}
     layout = layouts_of(stores)[[s.name for s in stores].index(store.name)]
     live = _live(state, window, offsets, layout)
     closed = _closed(spark, settings, window, offsets, layout, start)
@@ -287,11 +293,11 @@ def read_stream(spark: SparkSession, settings: AuditSettings) -> Stream:
         if now.latest == offsets.latest:
             return None
         ends = start | {p: newest.covered_offset for p, newest in window.newest.items()}
-        since = known(covered) | {p: Covered(n.epoch, n.progress.stores) for p, n in window.newest.items()}
+        since = known(covered) | window.newest
         records = read_range(spark, settings.kafka, now.topic, ends, now.latest).persist()
         return _finals(read_window(spark, now.topic, records, since, skip), now.topic, layout)
 
-    return Stream(progress, store, stores, closed, live, later, offsets, history, moved, origin_of(state))
+    return Stream(progress, store, stores, closed, live, later, offsets, found, moved, origin_of(state))
 
 
 def _chosen(stores: tuple[StoreSchema, ...], settings: AuditSettings) -> StoreSchema:

@@ -1,36 +1,27 @@
-"""By which rules commits were made: a topology may change its gap, grace and topics at any time (changelog-format.md).
+"""Which source records were taken by a rule that has changed since, and cannot be audited by the newest (see `rules`).
 
-An audit judges by one rule, the newest. Each commit's progress record says what its stores were, so that the changelog,
-as far as it is still there, says which source records were taken by an earlier rule: those cannot be compared.
+An audit judges by one rule, the newest. The tables know the others, but those of before the first compaction of a
+release that keeps them: these are looked for in the changelog, as far as it is still there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from itertools import zip_longest
 from typing import NamedTuple
 
-from pyspark.sql import Column as SparkColumn
-from pyspark.sql import DataFrame, Row, SparkSession
+import msgspec
+from pyspark.sql import SparkSession
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor.bodies import ENVELOPE_BYTES
+from services.compactor import rules
 from services.compactor.changelog import is_foreign, split
-from services.compactor.epochs import epoch_bytes
+from services.compactor.epochs import epoch_bytes, valid_progress
 from services.compactor.kafka import TopicOffsets, read_range
 from services.compactor.origins import NotAuditable
-from shared.common.errors import CorruptRecord
+from services.compactor.rules import Rule, Rules
 from shared.common.settings import KafkaSettings
-from shared.streams.changelog_format import (
-    FORMAT_VERSION,
-    PROGRESS,
-    TAKEOVER,
-    Progress,
-    StoreSchema,
-    decode,
-    decode_progress,
-)
+from shared.streams.changelog_format import FORMAT_VERSION, PROGRESS, TAKEOVER, Progress, StoreSchema
 
 PARTITIONS_NAMED = 5
 _JUDGED_BY = {
@@ -42,8 +33,6 @@ _JUDGED_BY = {
     "dead_letters": "dead-letter topic",
 }
 _PUBLISHED = ("results", "emit")
-History = dict[int, list[Progress]]
-"""By partition, in order: the first progress record that is known, and the last before each change of the stores."""
 
 
 class Era(NamedTuple):
@@ -59,66 +48,52 @@ class Era(NamedTuple):
     guarantee: str
 
 
-def history(
+def in_changelog(
     spark: SparkSession,
     kafka: KafkaSettings,
     offsets: TopicOffsets,
-    skip: frozenset[tuple[int, int]],
-    covered: Mapping[int, Row],
-) -> History:
-    """What the changelog still has of earlier rules, and `covered`, the tables' progress rows."""
-    records = read_range(spark, kafka, offsets.topic, offsets.earliest, offsets.latest)
-    places: dict[int, list[int]] = {}
-    for row in _turns(records, skip).collect():
-        places.setdefault(row.partition, []).append(row.offset)
-    found = [(p, row.changelog_offset - 1, decode_progress(row.progress.encode())) for p, row in covered.items()]
-    for nth in zip_longest(*([(p, at) for at in own] for p, own in places.items())):
-        start = dict(place for place in nth if place is not None)
-        end = {p: at + 1 for p, at in start.items()}
-        for row in read_range(spark, kafka, offsets.topic, start, end).collect():
-            try:
-                found.append((row.partition, row.offset, decode_progress(decode(bytes(row.value)).body)))
-            except CorruptRecord:  # what lies before the covered offset was settled when that was compacted
-                continue
-    said: History = {}
-    for partition, _, progress in sorted(found, key=lambda f: f[:2]):
-        said.setdefault(partition, []).append(progress)
-    return said
-
-
-def _turns(records: DataFrame, skip: frozenset[tuple[int, int]]) -> DataFrame:
-    """Places of the first progress record of each partition, and of those behind which others say something else."""
-    value, operation, epoch = F.col("value"), F.col("operation"), epoch_bytes()
-    mark = F.substring(value, 1, 1) == F.lit(bytes([FORMAT_VERSION]))
-    controls = split(records).filter(~is_foreign(skip) & mark & operation.isin(PROGRESS, TAKEOVER))
-    order = SparkWindow.partitionBy("partition").orderBy("offset")
+    skip: frozenset[rules.Place],
+    until: Mapping[int, int],
+) -> Rules:
+    """What the changelog still has of rules up to and with these offsets, of the partitions that have one."""
+    earliest = {p: offsets.earliest[p] for p in until}
+    end = {p: min(at + 1, offsets.latest[p]) for p, at in until.items()}
+    operation, epoch = F.col("operation"), epoch_bytes()
+    mark = F.substring("value", 1, 1) == F.lit(bytes([FORMAT_VERSION]))
+    controls = split(read_range(spark, kafka, offsets.topic, earliest, end))
+    controls = controls.filter(~is_foreign(skip) & mark & operation.isin(PROGRESS, TAKEOVER))
     # An owner takes over before it commits: the highest epoch so far is the one in force.
+    order = SparkWindow.partitionBy("partition").orderBy("offset")
     in_force = F.max(epoch).over(order.rowsBetween(SparkWindow.unboundedPreceding, 0))
-    body = F.substring(value, ENVELOPE_BYTES + 1, 2**31 - 1).cast("string")
-    text = F.when(operation == F.lit(PROGRESS), body)
-    said = F.xxhash64(_field(text, "stores"), _field(text, "guarantee"))
-    columns = (said.alias("said"), epoch.alias("epoch"), in_force.alias("in_force"))
-    is_progress = (operation == F.lit(PROGRESS)).alias("is_progress")
-    valid = controls.select("partition", "offset", is_progress, *columns).filter("is_progress AND epoch = in_force")
-    before, after = F.lag("said").over(order), F.lead("said").over(order)
-    turns = valid.withColumns({"before": before, "after": after})
-    return turns.filter("before IS NULL OR said <> after").select("partition", "offset")
+    valid = valid_progress(controls.withColumns({"epoch": epoch, "in_force": in_force}))
+    said = []
+    for row in rules.said(valid.filter(rules.text_of("stores").isNotNull())):
+        try:
+            said.append(rules.decoded(row))
+        except msgspec.MsgspecError:  # what lies before the covered offset was settled when that was compacted
+            continue
+    return rules.begun(said, {}, {p for p, first in earliest.items() if first > 0})
 
 
-def _field(text: SparkColumn, name: str) -> SparkColumn:
-    return F.get_json_object(text, f"$.{name}")
+def by_partition(known: Rules) -> dict[int, list[tuple[int, Rule]]]:
+    """The rules of each partition in order, with the changelog offsets from which on commits were made by them."""
+    found: dict[int, list[tuple[int, Rule]]] = {}
+    for (partition, offset), rule in sorted(known.items(), key=lambda one: one[0]):
+        found.setdefault(partition, []).append((offset, rule))
+    return found
 
 
-def eras(said: History, newest: Mapping[int, Progress], store: StoreSchema) -> list[Era]:
+def eras(known: Rules, newest: Mapping[int, Progress], store: StoreSchema) -> list[Era]:
     """Who took which records of the store's source; what is not known of the beginning is the first's that is."""
     found = []
-    for partition, last in newest.items():
+    for partition, own in by_partition(known).items():
+        ends = [*(rule.sources for _, rule in own[1:]), newest[partition].sources]
         start = 0
-        for progress in [*said.get(partition, ()), last]:
-            own = next((s for s in progress.stores if s.name == store.name), None)
-            end = progress.sources.get(store.source, 0)
+        for (_, rule), sources in zip(own, ends, strict=True):
+            then = next((s for s in rule.stores if s.name == store.name), None)
+            end = sources.get(store.source, 0)
             if end > start:
-                found.append(Era(partition, start, end, own, progress.guarantee))
+                found.append(Era(partition, start, end, then, rule.guarantee))
             start = max(start, end)
     return found
 
@@ -154,16 +129,14 @@ def published_otherwise(found: Iterable[Era], store: StoreSchema, given: Collect
     return any(era.store is not None and getattr(era.store, n) != getattr(store, n) for era in found for n in names)
 
 
-def unknown_before(
-    said: History, newest: Mapping[int, Progress], changelog: TopicOffsets, source: str, start: Mapping[int, int]
-) -> list[str]:
-    """Where a change would not be seen, since the changelog's beginning is deleted: partition and source offset."""
-    known = {p: said.get(p, [progress])[0].sources.get(source, 0) for p, progress in newest.items()}
-    return [
-        f"{source}-{p} offset {at}"
-        for p, at in sorted(known.items())
-        if changelog.earliest.get(p, 0) > 0 and at > start.get(p, 0)
-    ]
+def unknown_before(known: Rules, source: str, start: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+    """Where it is not known by which rule records from `start` on were taken: by partition, that of what lies before.
+
+    The source offset and the changelog's from which on it is known.
+    """
+    firsts = ((p, own[0]) for p, own in by_partition(known).items())
+    at = {p: (rule.sources.get(source, 0), offset) for p, (offset, rule) in firsts}
+    return {p: places for p, places in at.items() if places[0] > start.get(p, 0)}
 
 
 def named(places: list[str]) -> str:

@@ -83,9 +83,9 @@ class Backfill(Fold):
             raise ConfigError(f"changelog: the aggregator's is {streams.changelog_topic}")
         asyncio.run(prepare_topics(settings.kafka, streams, self.topology, SYSTEM_CLOCK))
         offsets = self._offsets(settings.changelog_topic)
-        covered, live_rows = tables.covered_rows(self.spark, self.state)
+        covered, known, live_rows = tables.covered_rows(self.spark, self.state)
         if self._has_ended(covered, offsets):
-            return self._nothing_left(covered, offsets)._replace(live_rows=live_rows)
+            return self._nothing_left(covered, offsets)._replace(live_rows=live_rows, rules=known)
         pending = self._pending()
         adopted = None if pending is None else _ends(pending.get("to_sources"))
         starts = None if pending is None else _ends(pending.get("from_sources"))

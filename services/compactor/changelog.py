@@ -19,7 +19,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import advances
+from services.compactor import advances, rules
 from services.compactor.bodies import (
     ENVELOPE_BYTES,
     START_BYTES,
@@ -45,7 +45,6 @@ from shared.streams.changelog_format import (
     START_END,
     VERSIONS_MAX,
     Progress,
-    StoreSchema,
     decode,
     decode_progress,
     way_out,
@@ -79,7 +78,8 @@ class Window(NamedTuple):
     `entries` has the columns that `bodies` names, and `generation`; `newest` has no entry for a partition without a
     valid progress record; `stores` are those of the progress record that knows most, `generations` the layouts that
     the entries were written in. `foreign_records` and `corrupt` were left out. `advances` are those of the range
-    (see `advances`), None where time was never moved on; `late_left` are stores' late topics that they have no more.
+    (see `advances`), None where time was never moved on; `late_left` are stores' late topics that they have no more;
+    `rules` are those that begin in the range (see `rules`).
     """
 
     entries: DataFrame
@@ -90,6 +90,7 @@ class Window(NamedTuple):
     corrupt: tuple[Corrupt, ...] = ()
     advances: DataFrame | None = None
     late_left: frozenset[tuple[str, str]] = frozenset()
+    rules: Mapping[rules.Place, rules.Rule] = {}
 
     def layouts(self) -> tuple[StoreLayout, ...]:
         """The newest layouts, which the tables have."""
@@ -103,23 +104,16 @@ class Counts(NamedTuple):
     finals: dict[int, int]
 
 
-class Covered(NamedTuple):
-    """What the tables know of a partition before the range: the epoch in force, and what its stores were."""
-
-    epoch: int
-    stores: Stores
-
-
-def known(covered: Mapping[int, Row]) -> dict[int, Covered]:
+def known(covered: Mapping[int, Row]) -> dict[int, Newest]:
     """What the progress rows say of each partition, as the rule needs it."""
-    return {p: Covered(row.epoch, decode_progress(row.progress.encode()).stores) for p, row in covered.items()}
+    return {p: Newest.of(row) for p, row in covered.items()}
 
 
 def read_window(
     spark: SparkSession,
     topic: str,
     records: DataFrame,
-    covered: Mapping[int, Covered],
+    covered: Mapping[int, Newest],
     skip: frozenset[tuple[int, int]] = frozenset(),
     *,
     skip_corrupt: bool = False,
@@ -142,9 +136,14 @@ def read_window(
     if corrupt or skip:
         require_takeovers(topic, controls, corrupt)
     valid = valid_progress(controls)
-    said = _said(valid)
+    said = rules.said(valid)
     newest = _newest(topic, said)
-    stores, generations, numbers, left = _generations(topic, said, {p: c.stores for p, c in covered.items()})
+    commits = [_decoded(topic, row) for row in said]
+    before = {p: c.progress for p, c in covered.items()}
+    had = {p: progress.stores for p, progress in before.items()}
+    left = late_topics_left([(one.partition, one.stores) for one in commits], had)
+    stores, generations = _generations(commits, had)
+    numbers = {row.stores: generations.index(layouts_of(one.stores)) for row, one in zip(said, commits, strict=True)}
     entries = (
         parts.filter(F.col("operation").isin(LIVE, DELETED, FINAL))
         .join(F.broadcast(_commits(spark, valid, numbers)), ["partition", "identity"])
@@ -154,7 +153,8 @@ def read_window(
     )
     moved = any(one.progress.idle is not UNSET for one in newest.values())
     told = advances.said(valid, stores) if moved else None
-    window = Window(entries, newest, stores, generations, foreign_records, corrupt, told, left)
+    begun = rules.begun(commits, before)
+    window = Window(entries, newest, stores, generations, foreign_records, corrupt, told, left, begun)
     return _without_beyond_time(topic, _without_bad_bodies(topic, window)) if skip_corrupt and generations else window
 
 
@@ -274,7 +274,8 @@ def _is_corrupt() -> SparkColumn:
     for kind, size in _FIXED_BYTES.items():
         wrong |= (operation == F.lit(kind)) & (F.col("key").isNull() | (length < ENVELOPE_BYTES + size))
     wrong |= (operation == F.lit(DELETED)) & (length != ENVELOPE_BYTES + START_BYTES)
-    return wrong | ((operation == F.lit(PROGRESS)) & F.when(operation == F.lit(PROGRESS), _stores_text()).isNull())
+    is_progress = operation == F.lit(PROGRESS)
+    return wrong | (is_progress & F.when(is_progress, rules.text_of("stores")).isNull())
 
 
 def _corrupt_records(topic: str, wrong: DataFrame, skip_corrupt: bool) -> tuple[Corrupt, ...]:
@@ -312,16 +313,6 @@ def _corrupt(topic: str, partition: int, offset: int, reason: object) -> Corrupt
     return CorruptRecord(f"{topic}-{partition} at offset {offset}: {reason}. {way_out(partition, offset)}")
 
 
-def _said(valid: DataFrame) -> list[Row]:
-    """For each text that valid progress records of a partition have of the stores, the `first` and the `last` of them.
-
-    Of the last the whole `value`. There are as many texts as releases of the topology.
-    """
-    bounds = (F.min("offset").alias("first"), F.max("offset").alias("last"))
-    of = valid.groupBy("partition", _stores_text().alias("stores"))
-    return list(of.agg(*bounds, F.max_by("value", "offset").alias("value")).collect())
-
-
 def _newest(topic: str, said: list[Row]) -> dict[int, Newest]:
     newest = {}
     for row in {row.partition: row for row in sorted(said, key=lambda r: (r.partition, r.last))}.values():
@@ -334,38 +325,33 @@ def _newest(topic: str, said: list[Row]) -> dict[int, Newest]:
     return newest
 
 
-def _generations(
-    topic: str, said: list[Row], covered: Mapping[int, Stores]
-) -> tuple[Stores, Generations, dict[str, int], frozenset[tuple[str, str]]]:
-    """The newest stores, the layouts of each generation, the generation of each text that says what stores are, and
-    the late topics left. `covered` has the stores of each partition before the range.
+def _decoded(topic: str, row: Row) -> rules.Said:
+    try:
+        return rules.decoded(row)
+    except msgspec.MsgspecError as e:
+        raise _corrupt(topic, row.partition, row.first, f"a progress record: {e}") from None
+
+
+def _generations(commits: list[rules.Said], covered: Mapping[int, Stores]) -> tuple[Stores, Generations]:
+    """The newest stores, and the layouts of each generation. `covered` has each partition's stores before the range.
+
+    A partition may come back to what it said before: while instances are upgraded it moves between them.
     """
-    before, decoded, commits = dict(covered), dict[str, Stores](), []
-    for row in sorted(said, key=lambda r: (r.partition, r.first)):
-        try:
-            stores = decoded[row.stores] = msgspec.json.decode(row.stores, type=tuple[StoreSchema, ...])
-        except msgspec.MsgspecError as e:
-            raise _corrupt(topic, row.partition, row.first, f"a progress record: {e}") from None
-        require_successor(before.get(row.partition, ()), stores)
-        before[row.partition] = stores
-        commits += [(row.first, row.partition, stores), (row.last, row.partition, stores)]
-    newest = newest_of([*covered.values(), *decoded.values()])
+    before, seen = dict(covered), set[tuple[int, Stores]]()
+    for one in commits:
+        if (one.partition, one.stores) not in seen:
+            require_successor(before.get(one.partition, ()), one.stores)
+            before[one.partition] = one.stores
+            seen.add((one.partition, one.stores))
+    newest = newest_of([*covered.values(), *(one.stores for one in commits)])
     for stores in before.values():
         require_successor(stores, newest)
-    layouts = list(dict.fromkeys(layouts_of(stores) for stores in decoded.values()))
-    numbers = {text: layouts.index(layouts_of(stores)) for text, stores in decoded.items()}
-    left = late_topics_left([(p, s) for _, p, s in sorted(commits, key=lambda c: c[:2])], covered)
-    return newest, tuple(layouts), numbers, left
-
-
-def _stores_text() -> SparkColumn:
-    body = F.substring("value", ENVELOPE_BYTES + 1, 2**31 - 1).cast("string")
-    return F.get_json_object(body, "$.stores")
+    return newest, tuple(dict.fromkeys(layouts_of(one.stores) for one in commits))
 
 
 def _commits(spark: SparkSession, valid: DataFrame, numbers: Mapping[str, int]) -> DataFrame:
     """Commits that count, with the offset of their progress record and their generation."""
-    named = valid.withColumn("stores", _stores_text()).groupBy("partition", "identity")
+    named = valid.withColumn("stores", rules.text_of("stores")).groupBy("partition", "identity")
     commits = named.agg(F.max("offset").alias("progress_offset"), F.max_by("stores", "offset").alias("stores"))
     if len(set(numbers.values())) <= 1:
         return commits.withColumn("generation", F.lit(0)).drop("stores")

@@ -8,12 +8,12 @@ A run reads `run_records_max` records at most, so that a backlog of any size is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from services.compactor import advances, runs, tables
+from services.compactor import advances, rules, runs, tables
 from services.compactor.asked import require_no_backfill
 from services.compactor.changelog import Newest, Window, known, read_window
 from services.compactor.corrections import Corrected, Corrections
@@ -53,7 +53,7 @@ class Compaction(Fold):
         left is lost, and TablesDisagree where `closed` lacks what `state` covers.
         """
         settings = self.settings
-        covered, live_rows = tables.covered_rows(self.spark, self.state)
+        covered, known_rules, live_rows = tables.covered_rows(self.spark, self.state)
         offsets = changelog_offsets(self.spark, settings)
         start = {p: covered[p].changelog_offset if p in covered else 0 for p in offsets.earliest}
         covered_run = max((row.run for row in covered.values()), default=0)
@@ -80,7 +80,7 @@ class Compaction(Fold):
             ends = {p: int(adopted["to_offsets"].get(str(p), first)) for p, first in start.items()}
             cap = {p: min(ends[p], latest) for p, latest in offsets.latest.items()}
         end = bounded(start, cap, settings.run_records_max)
-        had = (next_.ahead, next_.appended, next_.corrected, next_.lost is not None, live_rows)
+        had = (next_.ahead, next_.appended, next_.corrected, next_.lost is not None, live_rows, known_rules)
         return Plan(next_.run, covered, offsets, start, end, adopted is not None, cap, *had)
 
     def _marks(self, offsets: TopicOffsets, covered: Mapping[int, Row]) -> Marks:
@@ -168,14 +168,30 @@ class Compaction(Fold):
         progress = {p: decode_progress(row.progress.encode()) for p, row in plan.covered.items()}
         if not advances.moved_on_ms(progress):
             return
-        settings = self.settings
-        for store in filter(advances.has_time_of_its_own, newest_of(one.stores for one in progress.values())):
+        stores = [*filter(advances.has_time_of_its_own, newest_of(one.stores for one in progress.values()))]
+        earliest = self._earliest((store.source for store in stores), "advances of its time")
+        for store in stores:
+            if store.source in earliest:
+                advances.forget(self.spark, self.settings.tables, store.name, earliest[store.source])
+
+    def forgotten(self, plan: Plan, new: rules.Rules) -> frozenset[rules.Place]:
+        """Rules by which no record was taken that its source still has; a topic that cannot be asked has all."""
+        if not plan.rules:
+            return frozenset()
+        known = rules.kept(self.spark.table(tables.delta(self.state))) | new
+        topics = {topic for rule in known.values() for topic in rule.sources}
+        return rules.spent(known, self._earliest(topics, "rules that commits had")) & plan.rules
+
+    def _earliest(self, topics: Iterable[str], kept: str) -> dict[str, Mapping[int, int]]:
+        """By source topic its first offsets; of one that cannot be asked it is said that all is `kept`."""
+        found: dict[str, Mapping[int, int]] = {}
+        for topic in sorted(set(topics)):
             try:
-                source = topic_offsets(self.spark, settings.kafka, store.source, settings.kafka_timeout_ms)
+                held = topic_offsets(self.spark, self.settings.kafka, topic, self.settings.kafka_timeout_ms)
+                found[topic] = held.earliest
             except PenstockError as e:
-                self.say(f"{store.name}: all advances of its time are kept: {e}")
-                continue
-            advances.forget(self.spark, settings.tables, store.name, source.earliest)
+                self.say(f"{topic}: all {kept} are kept: {e}")
+        return found
 
     def _delete_covered(self, plan: Plan) -> None:
         """Delete what the snapshot before this one covers: who restores from that one still finds the rest."""

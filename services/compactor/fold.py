@@ -1,11 +1,12 @@
 """Changelog records into the Delta tables, once: what a compaction and a backfill have in common.
 
 Order of commits. First come facts that a rerun finds again and leaves as they are (`quarantine`, `advances`), then each
-store's finals are appended to `closed/<store>`, then one MERGE into `state` writes live windows, deletes and the new
-covered offsets. A run has a number, one above that of the state it starts from. Every append and the MERGE carry it as
-Delta's transaction version, so Delta makes each of them once a run. An append also carries where the run ends: a run
-that crashed before its MERGE left that behind, and the next one, which has the same number, adopts it, so that what it
-skips is exactly what was appended. Two jobs at once have the same number too: Delta lets one of them through.
+store's finals are appended to `closed/<store>`, then one MERGE into `state` writes live windows, deletes, rules (see
+`rules`) and the new covered offsets. A run has a number, one above that of the state it starts from. Every append and
+the MERGE carry it as Delta's transaction version, so Delta makes each of them once a run. An append also carries where
+the run ends: a run that crashed before its MERGE left that behind, and the next one, which has the same number, adopts
+it, so that what it skips is exactly what was appended. Two jobs at once have the same number too: Delta lets one of
+them through.
 
 A partition in which nothing moved but wall-clock grids is left as it is: an idle application, whose punctuation still
 commits, would otherwise rewrite its progress rows for ever. Its covered offset stays behind by a bounded tail.
@@ -18,7 +19,7 @@ import json
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import advances, delta_log, quarantine, tables, upkeep
+from services.compactor import advances, delta_log, quarantine, rules, tables, upkeep
 from services.compactor.aftercare import Aftercare
 from services.compactor.bodies import final_rows, live_rows
 from services.compactor.changelog import Counts, Newest, Window, counted, known, latest_per_window, read_window
@@ -89,7 +90,7 @@ class Plan(NamedTuple):
     `adopted` says that it goes on with the run that appended last. `ahead` are stores of whose closed windows
     more may be in the table than `state` covers; `appended` is by store the newest run that is in its table,
     `corrected` the newest run of corrections. A run that `accepts_loss` says so in `state`, whatever is new.
-    `live_rows` are in `state` before it.
+    `live_rows` are in `state` before it, and `rules`, by their places (see `rules`).
     """
 
     run: int
@@ -104,6 +105,7 @@ class Plan(NamedTuple):
     corrected: Mapping[str, int] = {}
     accepts_loss: bool = False
     live_rows: int = 0
+    rules: frozenset[rules.Place] = frozenset()
 
     def is_cut(self, partition: int) -> bool:
         """Whether the run ends before the partition does."""
@@ -156,6 +158,10 @@ class Fold(ABC):
     def wider(self, plan: Plan, newest: Mapping[int, Newest]) -> Plan | None:
         """A plan that reads further, where this one's ranges end before what they would have to cover."""
         return None
+
+    def forgotten(self, plan: Plan, new: rules.Rules) -> frozenset[rules.Place]:
+        """Rules that `state` need not keep any longer, where it gets `new` ones."""
+        return frozenset()
 
     def before_merge(self, plan: Plan) -> None:
         """What must be there before the run counts; a run that crashed behind its appends is gone on with from here."""
@@ -276,7 +282,9 @@ class Fold(ABC):
         )
         rows = tables.in_table_order(self.spark, self.state, rows, layouts)
         rows = rows.withColumns({name: F.lit(None).cast("string") for name in ("progress", "topic_id")})
-        progress = self._progress(window.newest, plan)
+        new = new_rules(plan, window)
+        gone = {place for place in (self.forgotten(plan, new) if new else ()) if place[0] in window.newest}
+        progress = self._progress(window.newest, plan, rules.rows_of(new, gone, plan.offsets.topic_id, plan.run))
         source = rows.withColumn("run", F.lit(plan.run)).unionByName(progress, allowMissingColumns=True).persist()
         self._broadcast_if_small(source).createOrReplaceTempView("penstock_changes")
         columns = [name for name, _ in STATE_HEAD] + [layout.name for layout in layouts]
@@ -312,8 +320,9 @@ class Fold(ABC):
             int(metrics.get(f"numTargetRows{what}", 0)) for what in ("Inserted", "Updated", "Deleted")
         )
         each = 1 if self.origin() is None else 2  # rows of a partition that are no window
-        others, new = each * len(window.newest), each * len(window.newest.keys() - plan.covered)
-        return Merged(inserted + updated - others, inserted - new, deleted, done.version)
+        others = each * len(window.newest) + len(new)
+        first = each * len(window.newest.keys() - plan.covered) + len(new)
+        return Merged(inserted + updated - others, inserted - first, deleted - len(gone), done.version)
 
     def _broadcast_if_small(self, source: DataFrame) -> DataFrame:
         """`source`, computed, which the joins of a MERGE take to where the rows of `state` are if it is small."""
@@ -321,18 +330,18 @@ class Fold(ABC):
         took = int(source._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
         return F.broadcast(source) if took <= BROADCAST_BYTES_MAX else source
 
-    def _progress(self, newest: Mapping[int, Newest], plan: Plan) -> DataFrame:
-        rows = [
-            (row, p, "", b"", 0, n.covered_offset, n.epoch, n.commit, text, plan.offsets.topic_id, plan.run)
+    def _progress(self, newest: Mapping[int, Newest], plan: Plan, more: Iterable[tuple[Any, ...]]) -> DataFrame:
+        rows: list[tuple[Any, ...]] = [
+            (row, p, "", b"", 0, n.covered_offset, n.epoch, n.commit, text, plan.offsets.topic_id, plan.run, True)
             for p, n in newest.items()
             for row, text in (("progress", n.body.decode()), ("origin", self.origin()))
             if text is not None
         ]
         schema = (
             "row string, partition int, store string, key binary, start_ms bigint, changelog_offset bigint, "
-            "epoch int, commit bigint, progress string, topic_id string, run bigint"
+            f"epoch int, commit bigint, progress string, topic_id string, run bigint, {IS_LIVE} boolean"
         )
-        return self.spark.createDataFrame(rows, schema).withColumn(IS_LIVE, F.lit(True))
+        return self.spark.createDataFrame([*rows, *more], schema)
 
     def _require_ours(self, path: str, plan: Plan) -> Row:
         """The version that this run's commit is. CompactionConflict where another job made it."""
@@ -348,6 +357,12 @@ class Fold(ABC):
         stores = self.after.attempt("upkeep", lambda: self._known_stores({}), list[str]())
         others = (advances.path_of(self.settings.tables),)
         return summary._replace(**self.after.look_after(self.state, {s: self.closed(s) for s in stores}, others))
+
+
+def new_rules(plan: Plan, window: Window) -> rules.Rules:
+    """The rules that `state` lacks, of the partitions to write."""
+    found = {**rules.of_earlier_releases(plan.covered, plan.rules), **window.rules}
+    return {place: rule for place, rule in found.items() if place[0] in window.newest and place not in plan.rules}
 
 
 def moved(newest: Mapping[int, Newest], plan: Plan, entries: Mapping[int, int]) -> dict[int, Newest]:

@@ -20,6 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 
 from services.compactor import delta_log
 from services.compactor.bodies import TIME_MS_MAX, StoreLayout
+from services.compactor.rules import RULE, Place
 from services.compactor.runs import RESTORE, RUN, Version, standing, versions
 from shared.common.errors import SchemaMismatch
 from shared.streams.changelog_format import AggregationSchema, StoreSchema
@@ -132,16 +133,19 @@ def progress_of(state: DataFrame) -> dict[int, Row]:
     return _by_partition(_others(state, "row = 'progress'"))
 
 
-def covered_rows(spark: SparkSession, path: str) -> tuple[dict[int, Row], int]:
-    """The progress row of each partition, and how many live windows `state` has: of all rows those that are another.
+def covered_rows(spark: SparkSession, path: str) -> tuple[dict[int, Row], frozenset[Place], int]:
+    """The progress row of each partition, the places of rules, and how many live windows `state` has.
+
+    Those are of all rows those that are another.
 
     How many rows there are Delta's log says, and what it says of files decides which ones need not be read.
     """
     if not exists(spark, path):
-        return {}, 0
+        return {}, frozenset(), 0
     state = spark.table(delta(path))
     others = _others(state, "row <> 'window'")
-    return _by_partition(row for row in others if row.row == "progress"), state.count() - len(others)
+    places = frozenset((row.partition, row.changelog_offset) for row in others if row.row == RULE)
+    return _by_partition(row for row in others if row.row == "progress"), places, state.count() - len(others)
 
 
 def _others(state: DataFrame, where: str) -> list[Row]:
@@ -152,7 +156,9 @@ def _others(state: DataFrame, where: str) -> list[Row]:
             f"the lake's table `state` has no column {', '.join(sorted(missing))}: it is none of Penstock's; lake and "
             "application must be the aggregator's"
         )
-    return list(state.filter(where).select(*columns).collect())
+    # What rules say is as long as all stores are, and looked at where one is new.
+    texts = F.when(F.col("row") != RULE, F.col("progress")).alias("progress")
+    return list(state.filter(where).withColumn("progress", texts).select(*columns).collect())
 
 
 def _by_partition(rows: Iterable[Row]) -> dict[int, Row]:

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, QueryBuilder
 
+from services.compactor import tables
 from services.compactor.audit import Report, run_audit
 from services.compactor.audit_report import as_object, print_report
 from services.compactor.audit_topics import held_by
@@ -19,21 +22,25 @@ from services.compactor.kafka import KAFKA_SOURCE_MS_MAX
 from services.compactor.origins import NotAuditable
 from services.compactor.settings import AuditSettings, CompactSettings
 from services.local.kafka import EmbeddedKafka
+from shared.common.errors import ChangelogHole
 from shared.common.records import ProducerRecord
 from shared.common.settings import KafkaSettings
+from tests.integration.compactor.test_compact import Crashing
 from tests.integration.test_stream_worker import chain_of, kafka_of
 from tests.integration.test_stream_worker_parts import send
 
 
 @pytest.fixture
 def jobs(spark: Any, kafka: EmbeddedKafka, tmp_path: Path) -> tuple[Callable[..., Any], Callable[..., Report]]:
-    """`compact(simulation)` and `audit(simulation, **settings)`."""
+    """`compact(simulation, kind, **settings)` and `audit(simulation, **settings)`."""
     common: dict[str, Any] = {
         "lake": str(tmp_path),
         "kafka": KafkaSettings(bootstrap_servers=kafka.bootstrap_servers),
     }
     return (
-        lambda s: Compaction(spark, CompactSettings(application=s.name, **common), print).run(),
+        lambda s, kind=Compaction, **more: kind(
+            spark, CompactSettings(**{"application": s.name, **common, **more}), print
+        ).run(),
         lambda s, **more: run_audit(spark, AuditSettings(application=s.name, **common, **more), print),
     )
 
@@ -146,9 +153,10 @@ def test_results_of_others_are_no_differences(simulate: Any, topics: Any, jobs: 
     assert f"published results: {why}" in report.not_compared
 
 
-def test_what_was_made_by_another_rule_is_refused_and_the_rest_audited(simulate: Any, topics: Any, jobs: Any) -> None:
-    """A grace that changed is named, with where and from when on an audit is whole; so is what nobody can know."""
-    compact, audit = jobs
+@pytest.fixture
+def changed(simulate: Any, topics: Any, jobs: Any) -> tuple[Any, str, dict[int, int]]:
+    """A simulation whose grace changed after its first compaction, what is said of it, and what is covered since."""
+    compact, _ = jobs
     simulation = simulate()
     new = simulation.tasks[0].store
     for task in simulation.tasks:
@@ -161,15 +169,68 @@ def test_what_was_made_by_another_rule_is_refused_and_the_rest_audited(simulate:
         task.store = new
     simulation.feed(100, seed=9)
     topics.write(simulation)
-    covered = compact(simulation).to_offsets
-    with pytest.raises(NotAuditable, match=f"grace was 500 ms and is 50 ms from {since} on") as refused:
+    with pytest.raises(KeyboardInterrupt):
+        compact(simulation, Crashing)
+    return simulation, f"grace was 500 ms and is 50 ms from {since} on", compact(simulation).to_offsets
+
+
+def rules_in(tmp_path: Path, simulation: Any) -> list[tuple[int, int]]:
+    """Partition and changelog offset of each row of a rule."""
+    table = DeltaTable(str(tmp_path / simulation.name / "state"))
+    found = QueryBuilder().register("t", table).execute("SELECT * FROM t WHERE row = 'rule'").read_all()
+    return sorted((row["partition"], row["changelog_offset"]) for row in pa.table(found).to_pylist())
+
+
+def require_the_rest_whole(audit: Callable[..., Report], simulation: Any, said: str) -> None:
+    """An audit of everything is refused with the --start from which on one is whole."""
+    with pytest.raises(NotAuditable, match=said) as refused:
         audit(simulation)
-    start = str(refused.value).split("--start ")[1].split()[0]
-    report = audit(simulation, start=start)
+    report = audit(simulation, start=str(refused.value).split("--start ")[1].split()[0])
     assert report.ok, report.checks
     assert 0 < report.sessions_closed < sum(len(task.closed) for task in simulation.tasks)
-    assert not any("the changelog of then" in said for said in report.not_compared)
+    assert not any("the changelog of then" in left_out for left_out in report.not_compared)
 
+
+def test_a_rule_that_changed_is_known_when_the_changelog_is_deleted(
+    changed: tuple[Any, str, dict[int, int]], topics: Any, jobs: Any, tmp_path: Path
+) -> None:
+    """It is a row of each partition, once, though a run crashed; it goes when the source has none of its records."""
+    compact, audit = jobs
+    simulation, said, covered = changed
+    known = rules_in(tmp_path, simulation)
+    assert [partition for partition, _ in known] == [0, 0, 1, 1]
+    before = {task.partition: task.offset for task in simulation.tasks}
+    simulation.feed(20, seed=10)
+    topics.write(simulation)
+    compact(simulation, delete_covered=True)
+    assert all(offset < covered[partition] for partition, offset in known)
+    with pytest.raises(ChangelogHole, match=f"offsets 0 to {covered[0] - 1} are gone"):
+        compact(simulation, application=f"{simulation.name}-2", changelog=f"{simulation.name}-changelog")
+    require_the_rest_whole(audit, simulation, said)
+
+    topics.delete_before(simulation.name, before)
+    for task in simulation.tasks:
+        task.store = msgspec.structs.replace(task.store, grace_ms=500)
+    simulation.feed(20, seed=11)
+    topics.write(simulation)
+    live = compact(simulation).live_rows
+    assert live == sum(len(task.written) for task in simulation.tasks)
+    left = rules_in(tmp_path, simulation)
+    assert [partition for partition, _ in left] == [0, 0, 1, 1]
+    assert len(set(left) & set(known)) == 2
+    with pytest.raises(NotAuditable, match="grace was 50 ms and is 500 ms from "):
+        audit(simulation, began_at="earliest")
+
+
+@pytest.mark.soak
+def test_what_an_earlier_release_compacted_is_asked_of_the_changelog(
+    changed: tuple[Any, str, dict[int, int]], topics: Any, jobs: Any, spark: Any, tmp_path: Path
+) -> None:
+    """As far as it is there; where it is not, up to which source offsets nobody can know."""
+    _, audit = jobs
+    simulation, said, covered = changed
+    spark.sql(f"DELETE FROM {tables.delta(str(tmp_path / simulation.name / 'state'))} WHERE row = 'rule'")
+    require_the_rest_whole(audit, simulation, said)
     topics.delete_before(f"{simulation.name}-changelog", covered)
     places = ", ".join(f"{simulation.name}-{task.partition} offset {task.offset}" for task in simulation.tasks)
     said = f"whether gap, grace or topics changed before {places}: the changelog of then is deleted"

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 
 from services.compactor import advances, tables
 from services.compactor.audit_part import Part
-from services.compactor.changelog import Covered, is_foreign, read_window
+from services.compactor.changelog import Newest, is_foreign, read_window
 from services.compactor.compact import Compaction
 from services.compactor.kafka import READ_SCHEMA, read_range, topic_offsets
 from services.compactor.settings import CompactSettings
@@ -36,7 +36,7 @@ def test_each_partition_goes_on_with_its_own_epoch(spark: Any, new_simulation: C
             records.append((partition, offset, 0, None, log.encode_progress(epoch, 1, done)))
     takeover = log.encode_takeover(1, log.Takeover("many", "test", 0))
     records.append((PARTITIONS, -1, 0, None, takeover))  # this one is new: a record of its own says which epoch it has
-    covered = {p: Covered(epoch, (task.store,)) for p, epoch in epochs.items()}
+    covered = {p: Newest(0, epoch, 0, b"", done) for p, epoch in epochs.items()}
     window = read_window(spark, "many", spark.createDataFrame(records, READ_SCHEMA), covered)
     found = {p: (newest.epoch, newest.covered_offset) for p, newest in window.newest.items()}
     assert found == {
@@ -47,6 +47,7 @@ def test_each_partition_goes_on_with_its_own_epoch(spark: Any, new_simulation: C
         LAST: (LAST**2 + 1, 1),
         PARTITIONS: (1, 1),
     }
+    assert window.rules.keys() == {(PARTITIONS, 0)}
 
 
 def test_each_partition_has_its_own_number(spark: Any) -> None:

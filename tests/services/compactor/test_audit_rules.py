@@ -13,7 +13,7 @@ from services.compactor.audit_rules import (
     refusal,
     unknown_before,
 )
-from services.compactor.kafka import TopicOffsets
+from services.compactor.rules import Rule
 from shared.streams.changelog_format import Progress, StoreSchema
 
 NEW = StoreSchema("s", "session", "string", 100, 50, "on_close", "in", "out", "late", "dlq", ())
@@ -24,9 +24,21 @@ def progress(taken: int, *stores: StoreSchema) -> Progress:
     return Progress("app", "exactly_once", {"in": taken}, 0, {}, {}, stores, 0)
 
 
+def rule(begins: int, *stores: StoreSchema) -> Rule:
+    return Rule({"in": begins}, "exactly_once", stores)
+
+
 def test_an_era_is_what_commits_of_one_rule_took() -> None:
     """Each begins where the one before ended; one that took nothing is none, and one may have had no such store."""
-    said = {0: [progress(0, OLD), progress(10, OLD), progress(20, NEW)], 1: [progress(5)]}
+    said = {
+        (0, 1): rule(0, OLD),
+        (0, 10): rule(10, NEW),
+        (0, 15): rule(20, OLD),
+        (0, 20): rule(20, NEW),
+        (1, 4): rule(0),
+        (1, 5): rule(5, NEW),
+        (2, 9): rule(3, NEW),
+    }
     newest = {0: progress(30, NEW), 1: progress(9, NEW), 2: progress(4, NEW)}
     found = eras(said, newest, NEW)
     assert [(e.partition, e.start, e.end, e.store) for e in found] == [
@@ -64,12 +76,11 @@ def test_results_that_went_elsewhere_are_seen() -> None:
     assert not published_otherwise([Era(0, 0, 10, OLD, "exactly_once"), Era(0, 0, 1, None, "")], NEW, ())
 
 
-def test_where_the_changelog_is_deleted_nobody_knows() -> None:
-    """Before the first commit that is known, where that took records that are compared."""
-    said, newest = {0: [progress(7, NEW)]}, {p: progress(9, NEW) for p in range(3)}
-    changelog = TopicOffsets("changelog", "id", {0: 3, 1: 0, 2: 4}, {})
-    assert unknown_before(said, newest, changelog, "in", {}) == ["in-0 offset 7", "in-2 offset 9"]
-    assert unknown_before(said, newest, changelog, "in", {0: 7, 2: 8}) == ["in-2 offset 9"]
+def test_before_the_first_rule_nobody_knows() -> None:
+    """Where that began behind records that are compared: there the changelog is asked, up to where it began."""
+    known = {(0, 3): rule(7, NEW), (0, 8): rule(8, OLD), (1, 4): Rule({}, "exactly_once", (NEW,)), (2, 5): rule(9, NEW)}
+    assert unknown_before(known, "in", {}) == {0: (7, 3), 2: (9, 5)}
+    assert unknown_before(known, "in", {0: 7, 2: 8}) == {2: (9, 5)}
 
 
 def test_the_refusal_has_the_way_out() -> None:

@@ -1,0 +1,152 @@
+"""By which rules commits were made: a topology may change its gap, grace and topics at any time (changelog-format.md).
+
+An audit must know which source records were taken by which. Each commit's progress record says what the stores were,
+but a snapshot keeps the newest alone, and the changelog's records are deleted. So `state` has a row (`row = 'rule'`)
+for each partition's first commit, and for each that says something else than the one before it. They are written by the
+MERGE that makes a run count: what is covered and what is known of rules change in one, so a rerun, a crash and a
+RESTORE need no thought.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+import msgspec
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import Window as SparkWindow
+from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
+
+from services.compactor.bodies import ENVELOPE_BYTES
+from shared.streams.changelog_format import Progress, StoreSchema, decode_progress
+
+RULE = "rule"
+Place = tuple[int, int]
+"""A changelog partition and offset."""
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """What commits say from one on. `sources` is what had been taken before that one: nothing where it is the first."""
+
+    sources: dict[str, int]
+    guarantee: str
+    stores: tuple[StoreSchema, ...]
+
+
+Rules = dict[Place, Rule]
+"""Each by the place of the first commit that says so."""
+
+
+class Said(NamedTuple):
+    """Commits of a partition that follow each other and say the same, with the offsets of the `first` and `last`.
+
+    `began` and `ended` are the source offsets that these two say.
+    """
+
+    partition: int
+    first: int
+    last: int
+    guarantee: str
+    stores: tuple[StoreSchema, ...]
+    began: dict[str, int]
+    ended: dict[str, int]
+
+
+def said(valid: DataFrame) -> list[Row]:
+    """What valid progress records (partition, offset, value) say, in order, with those as one that say the same.
+
+    Columns of `Said`, `stores`, `began` and `ended` as texts, and the whole `value` of the last.
+    """
+    order = SparkWindow.partitionBy("partition").orderBy("offset")
+    same = (F.lag(name).over(order).eqNullSafe(F.col(name)) for name in ("stores", "guarantee"))
+    texts = valid.select("partition", "offset", "value", text_of("stores"), text_of("guarantee"))
+    turns = F.sum(F.when(next(same) & next(same), 0).otherwise(1))
+    numbered = texts.withColumn("turn", turns.over(order.rowsBetween(SparkWindow.unboundedPreceding, 0)))
+    of = numbered.groupBy("partition", "turn").agg(
+        *(F.first(name).alias(name) for name in ("stores", "guarantee")),
+        F.min("offset").alias("first"),
+        F.max("offset").alias("last"),
+        F.min_by("value", "offset").alias("first_value"),
+        F.max_by("value", "offset").alias("value"),
+    )
+    bounds = (text_of("sources", "first_value").alias("began"), text_of("sources").alias("ended"))
+    rows = of.select("partition", "first", "last", "guarantee", "stores", *bounds, "value").collect()
+    return sorted(rows, key=lambda row: (int(row.partition), int(row.first)))
+
+
+def text_of(name: str, value: str = "value") -> SparkColumn:
+    """A field of a progress record, as JSON; null where there is none."""
+    body = F.substring(value, ENVELOPE_BYTES + 1, 2**31 - 1).cast("string")
+    return F.get_json_object(body, f"$.{name}").alias(name)
+
+
+def decoded(row: Row) -> Said:
+    """A row of `said`. Raises MsgspecError where it is not what a progress record says."""
+    began, ended = (msgspec.json.decode(text or "{}", type=dict[str, int]) for text in (row.began, row.ended))
+    stores = msgspec.json.decode(row.stores, type=tuple[StoreSchema, ...])
+    return Said(row.partition, row.first, row.last, row.guarantee, stores, began, ended)
+
+
+def begun(commits: Iterable[Said], before: Mapping[int, Progress], cut: Collection[int] = ()) -> Rules:
+    """Where commits of a range, in order, begin to say something else than the one before each.
+
+    `before` is by partition what the last one ahead of the range says. Where there is none, the first of the range is
+    the partition's first, but in those that are `cut`: what came before it is not known.
+    """
+    found: Rules = {}
+    had = {p: Rule(one.sources, one.guarantee, one.stores) for p, one in before.items()}
+    for one in commits:
+        earlier, unknown = had.get(one.partition), one.began if one.partition in cut else {}
+        if earlier is None or (earlier.guarantee, earlier.stores) != (one.guarantee, one.stores):
+            taken = unknown if earlier is None else earlier.sources
+            found[one.partition, one.first] = Rule(taken, one.guarantee, one.stores)
+        had[one.partition] = Rule(one.ended, one.guarantee, one.stores)
+    return found
+
+
+def of_earlier_releases(covered: Mapping[int, Row], known: Iterable[Place]) -> Rules:
+    """What progress rows say of partitions that no release covered which keeps rules: `known` has none of theirs.
+
+    It is known from the covered commit on; before the changelog's beginning there is but what a backfill left.
+    """
+    found: Rules = {}
+    for partition in covered.keys() - {partition for partition, _ in known}:
+        offset, progress = covered[partition].changelog_offset, decode_progress(covered[partition].progress.encode())
+        sources = progress.sources if offset else {}
+        found[partition, offset - 1] = Rule(sources, progress.guarantee, progress.stores)
+    return found
+
+
+def kept(state: DataFrame | None) -> Rules:
+    """The rules that the table has."""
+    if state is None:
+        return {}
+    rows = state.filter(F.col("row") == RULE).select("partition", "changelog_offset", "progress").collect()
+    return {(r.partition, r.changelog_offset): msgspec.json.decode(r.progress, type=Rule) for r in rows}
+
+
+def spent(rules: Rules, earliest: Mapping[str, Mapping[int, int]]) -> frozenset[Place]:
+    """The rules by which no record was taken that is still there: by topic the `earliest` offset of each partition.
+
+    Of a topic that is not among them all records count as there.
+    """
+    found = set[Place]()
+    for place, (partition, after) in pairwise(sorted(rules)):
+        taken = rules[partition, after].sources.items()
+        if place[0] == partition and all(at <= earliest.get(topic, {}).get(partition, 0) for topic, at in taken):
+            found.add(place)
+    return frozenset(found)
+
+
+def rows_of(
+    new: Rules, gone: Iterable[Place], topic_id: str, run: int
+) -> list[tuple[str, int, str, bytes, int, int, None, None, str | None, str, int, bool]]:
+    """Rows of `state` to write and to take out: STATE_HEAD without `end_ms`, STATE_TAIL, and whether it is live."""
+    texts: dict[Place, str | None] = {place: msgspec.json.encode(rule).decode() for place, rule in new.items()}
+    texts |= dict.fromkeys(gone)
+    return [
+        (RULE, p, "", str(offset).encode(), 0, offset, None, None, text, topic_id, run, text is not None)
+        for (p, offset), text in texts.items()
+    ]
