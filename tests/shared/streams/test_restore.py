@@ -15,6 +15,8 @@ from shared.streams.dsl import StreamsBuilder
 from shared.streams.restore import restore_change, restore_windows
 from shared.streams.state.column_store import ColumnStore
 from shared.streams.stream_task import StreamTask
+from shared.streams.topology import Topology
+from shared.testing.topology_test_driver import TopologyTestDriver
 
 
 def new_task() -> StreamTask:
@@ -143,3 +145,62 @@ def test_a_row_that_cannot_be_read_names_its_store() -> None:
     batch = pa.record_batch({"key": [b"a"], "start_ms": [0], "end_ms": [5], "n_n": [1], "last_json": [b"{"]})
     with pytest.raises(CorruptRecord, match="a row of store 's' cannot be read"):
         restore_windows(task, written, batch)
+
+
+SIZE_MS = 10
+SHORT_MS, LONG_MS = 5, 1_000
+
+
+def cut(kind: str, grace_ms: int) -> Topology:
+    """Counts in tumbling windows or in sessions, with late records."""
+    builder = StreamsBuilder()
+    grouped = builder.stream("in", late="late").group_by_key()
+    windows = (
+        grouped.tumbling_window(SIZE_MS, grace_ms)
+        if kind == "tumbling"
+        else grouped.session_window(SIZE_MS + (grace_ms if kind == "gap" else 0), 0 if kind == "gap" else grace_ms)
+    )
+    windows.aggregate("s", n=Count()).on_close().to("out")
+    return builder.build()
+
+
+def gone_on_with(driver: TopologyTestDriver, topology: Topology) -> TopologyTestDriver:
+    """A driver that goes on with the state of another under this topology."""
+    driver.commit()
+    other = TopologyTestDriver(topology, columns_min=1)
+    other.changelog += driver.changelog
+    other.source_log |= {topic: list(records) for topic, records in driver.source_log.items()}
+    other.restore()
+    return other
+
+
+@pytest.mark.parametrize("kind", ["tumbling", "grace", "gap"])
+@pytest.mark.parametrize("by_column", [False, True])
+def test_a_longer_patience_opens_nothing_that_was_closed(kind: str, by_column: bool) -> None:
+    """A record of a closed window stays late, one of an open window stays in time, and both by the new gap or grace
+    once time has moved on as far; back with the old ones nothing is late that was not."""
+
+    def late(driver: TopologyTestDriver, key: bytes, *times: int) -> list[int]:
+        """Pipe records at these times; those that came too late."""
+        before = len(driver.outputs.get("late", ()))
+        if by_column:
+            driver.pipe_columns("in", [(key, b"{}", time) for time in times])
+        else:
+            for time in times:
+                driver.pipe("in", key=key, value=b"{}", timestamp=time)
+        driver.commit()
+        return [record.timestamp or 0 for record in driver.outputs.get("late", ())[before:]]
+
+    first = TopologyTestDriver(cut(kind, SHORT_MS), columns_min=1)
+    assert late(first, b"k", 0, 100, 190) == []
+    assert late(first, b"other", 0) == [0]
+    driver = gone_on_with(first, cut(kind, LONG_MS))
+    assert late(driver, b"other", 0, 100) == [0, 100]
+    assert late(driver, b"k", 188) == []
+    again = gone_on_with(driver, cut(kind, SHORT_MS))
+    assert late(again, b"other", 186, 100) == [100]
+    assert late(again, b"other", 210, 186) == [186]
+    assert late(driver, b"k", 180 + LONG_MS, 200, 188) == []
+    assert late(driver, b"other", 300 + 2 * LONG_MS, 200) == [200]
+    closed = [(record.key, record.timestamp) for record in first.outputs["out"] + driver.outputs["out"]]
+    assert len(closed) == len(set(closed)), "no window is closed twice"
