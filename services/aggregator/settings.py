@@ -15,7 +15,7 @@ from shared.common.lake_place import require_place
 from shared.common.points_in_time import TIME_MS_MAX, time_ms
 from shared.common.settings import CommandSettings, HttpSettings, KafkaSettings, PositiveMs, Section
 from shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX
-from shared.streams.settings import RETENTION_DAYS_MAX, RETENTION_HOURS_MIN, SPARK_MASTER, StreamsSettings
+from shared.streams.settings import RETENTION_DAYS_MAX, RETENTION_HOURS_MIN, SPARK_MASTER, SparkConf, StreamsSettings
 
 WORKERS_MAX = 64
 """Processes on one machine: each has a Python of its own and connections to every broker."""
@@ -40,7 +40,7 @@ class CompactionSettings(Section):
         "local[*]", pattern=SPARK_MASTER, description="local[N], spark://host:port, yarn, k8s://…"
     )
     spark_memory: Annotated[str, Field(pattern=r"^\d+[mg]$")] = "1g"
-    spark_conf: dict[str, str] = Field(default={}, description="passed on to Spark")
+    spark_conf: SparkConf = Field(default={}, description="passed on to Spark")
     delete_covered: bool = Field(
         True, description="delete changelog records that the snapshot before the current one covers"
     )

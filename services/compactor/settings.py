@@ -13,7 +13,7 @@ from shared.common.lake_place import lake_root, require_place
 from shared.common.points_in_time import time_ms
 from shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
 from shared.common.topic_names import changelog_topic
-from shared.streams.settings import RETENTION_DAYS_MAX, RETENTION_HOURS_MIN, SPARK_MASTER, TaskSettings
+from shared.streams.settings import RETENTION_DAYS_MAX, RETENTION_HOURS_MIN, SPARK_MASTER, SparkConf, TaskSettings
 from shared.streams.topology_loading import NAME_PATTERN
 
 DELTA_NAME = r"^[^\s,;{}()=/\\]+$"  # what a folder and a Delta column can both be called
@@ -44,7 +44,7 @@ class SparkSettings(Section):
         "1g", pattern=r"^\d+[mgMG]$", description="the driver's heap, and with local[…] all of Spark's"
     )
     shuffle_partitions: Annotated[int, Field(ge=1)] = 4
-    conf: dict[str, str] = Field(default={}, description="passed on as it is, such as spark.hadoop.fs.s3a.endpoint=…")
+    conf: SparkConf = Field(default={}, description="passed on as it is, such as spark.hadoop.fs.s3a.endpoint=…")
 
 
 def require_place_or_time(text: str) -> str:

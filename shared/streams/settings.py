@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
 from shared.common.lake_place import require_place
 from shared.common.log import get_logger
@@ -15,6 +15,8 @@ from shared.streams.changelog_format import parse_places
 from shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
 
 log = get_logger(__name__)
+
+_TIME_ZONE, _UTC = "spark.sql.session.timeZone", ("UTC", "Etc/UTC", "Z", "+00:00")  # its names are case-sensitive
 
 RETENTION_HOURS_MIN = 24
 """For how long versions of the lake's tables stay readable: longer than any job, restore or question takes."""
@@ -33,6 +35,20 @@ INPUT_BUFFER_MAX_BYTES = 512 * 1024 * 1024
 
 MAX_FUTURE_MS = 86_400_000
 """A day: clocks of producers are wrong by hours rather than by days."""
+
+
+def require_utc(conf: dict[str, str]) -> dict[str, str]:
+    """The same settings of Spark; ValueError where they give its sessions a time zone other than UTC."""
+    if conf.get(_TIME_ZONE, "UTC") not in _UTC:
+        raise ValueError(
+            f"{_TIME_ZONE}={conf[_TIME_ZONE]} would put closed windows under the `day` of that zone, and whoever asks "
+            "for windows looks under that of UTC and misses some: leave it out, and set a zone where tables are read"
+        )
+    return conf
+
+
+SparkConf = Annotated[dict[str, str], AfterValidator(require_utc)]
+"""Settings of Spark that its jobs are given beside their own."""
 
 
 class TaskSettings(BaseModel):

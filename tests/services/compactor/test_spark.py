@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from services.aggregator.settings import AggregatorSettings
 from services.compactor import s3, spark
 from services.compactor.main import WRONG_SETTINGS, compact_main
-from services.compactor.settings import BackfillSettings, SparkSettings
+from services.compactor.settings import BackfillSettings, CompactSettings, SparkSettings
 from shared.common import java
+from shared.common.errors import ConfigError
 
 
 def test_given_settings_win_and_java_options_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,6 +44,22 @@ def test_given_settings_win_and_java_options_add_up(tmp_path: Path, monkeypatch:
     own = spark.configuration(SparkSettings(conf={spark.CLASS_PATH: "mine.jar"}), "scratch")
     assert (own[spark.CLASS_PATH], own["spark.jars"]) == ("mine.jar", str(jars / "a.jar"))
     assert spark.LOCAL_JAVA_OPTIONS not in cluster[spark.JAVA_OPTIONS]
+
+
+def test_days_are_those_of_utc() -> None:
+    """Jobs by hand and the aggregator refuse a session of another time zone by the setting's name."""
+    zone = "spark.sql.session.timeZone"
+    job = ("--application", "a", "--lake", "lake", "--spark.conf")
+    aggregator = ("--topology", "m:f", "--compaction.spark-conf")
+    for utc in ("UTC", "Etc/UTC", "Z", "+00:00"):
+        given = CompactSettings.load([*job, f"{zone}={utc}"], environ={}).spark.conf
+        assert given == AggregatorSettings.load([*aggregator, f"{zone}={utc}"], environ={}).compaction.spark_conf
+        assert given == {zone: utc}
+    said = f"{zone}=Europe/Berlin would put closed windows under the `day` of that zone.* leave it out"
+    with pytest.raises(ConfigError, match=f"spark.conf.*{said}"):
+        CompactSettings.load([*job, f"{zone}=Europe/Berlin"], environ={})
+    with pytest.raises(ConfigError, match=f"compaction.spark.conf.*{said}"):
+        AggregatorSettings.load([*aggregator, f"{zone}=Europe/Berlin"], environ={})
 
 
 def test_a_java_that_spark_does_not_run_on_is_said(
