@@ -24,7 +24,7 @@ from services.compactor.backfill_inputs import place
 from services.compactor.bodies import StoreLayout, final_rows, live_rows
 from services.compactor.changelog import Window, known, latest_per_window, read_window
 from services.compactor.compact import require_no_hole
-from services.compactor.generations import layouts_of, newest_of
+from services.compactor.generations import layouts_of, newest_stores
 from services.compactor.kafka import (
     TopicOffsets,
     changelog_offsets,
@@ -279,7 +279,7 @@ def read_stream(spark: SparkSession, settings: AuditSettings) -> Stream:
     progress |= {p: newest.progress for p, newest in window.newest.items()}
     if not progress:
         raise ConfigError(f"{offsets.topic} has no commit yet: there is nothing to audit")
-    stores = newest_of(p.stores for p in progress.values())
+    stores = newest_stores(progress.values())
     store = _chosen(stores, settings)
     found = rules.kept(state)
     found = {**found, **rules.of_earlier_releases(covered, found), **window.rules}

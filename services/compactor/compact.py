@@ -18,7 +18,7 @@ from services.compactor.asked import require_no_backfill
 from services.compactor.changelog import Newest, Window, known, read_window
 from services.compactor.corrections import Corrected, Corrections
 from services.compactor.fold import Fold, Plan, Say, Summary
-from services.compactor.generations import newest_of
+from services.compactor.generations import newest_stores
 from services.compactor.kafka import TopicOffsets, changelog_offsets, delete_records, read_range, topic_offsets
 from services.compactor.late_coverage import LateCoverage
 from services.compactor.marks import Marks, read_marks
@@ -168,7 +168,7 @@ class Compaction(Fold):
         progress = {p: decode_progress(row.progress.encode()) for p, row in plan.covered.items()}
         if not advances.moved_on_ms(progress):
             return
-        stores = [*filter(advances.has_time_of_its_own, newest_of(one.stores for one in progress.values()))]
+        stores = [*filter(advances.has_time_of_its_own, newest_stores(progress.values()))]
         earliest = self._earliest((store.source for store in stores), "advances of its time")
         for store in stores:
             if store.source in earliest:

@@ -35,7 +35,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 from services.compactor import late_states, tables
 from services.compactor.bodies import StoreLayout
 from services.compactor.failures import CompactionConflict
-from services.compactor.generations import layouts_of, newest_of
+from services.compactor.generations import layouts_of, newest_stores
 from services.compactor.kafka import TopicOffsets, read_range, topic_offsets
 from services.compactor.late_coverage import Covered, LateCoverage
 from services.compactor.lives import IS_EARLIER, with_earlier
@@ -103,8 +103,7 @@ class Corrections:
                 "late records of an application with at_least_once may stand in their topic twice, or be of work that "
                 "was done again: --with-late needs exactly_once"
             )
-        newest_first = sorted(progress.values(), key=lambda p: p.wall_ms, reverse=True)
-        stores, refused, done = newest_of(p.stores for p in newest_first), [], Corrected()
+        stores, refused, done = newest_stores(progress.values()), [], Corrected()
         self.life = next((row.topic_id for row in rows.values() if row.topic_id), None)
         for store, layout in zip(stores, layouts_of(stores), strict=True):
             if store.late is None and not self._coverage(store).known():

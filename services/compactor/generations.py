@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from services.compactor.bodies import StoreLayout
 from shared.common.errors import SchemaMismatch
-from shared.streams.changelog_format import StoreSchema
+from shared.streams.changelog_format import Progress, StoreSchema
 from shared.streams.changelog_reader import AGGREGATIONS_STAY, STORES_STAY, changed_aggregations
 
 Stores = tuple[StoreSchema, ...]
@@ -28,6 +28,14 @@ def layouts_of(stores: Stores) -> tuple[StoreLayout, ...]:
 def newest_of(given: Iterable[Stores]) -> Stores:
     """The stores that know most: more of them, and then more aggregations. None given: no stores."""
     return max(given, key=lambda stores: (len(stores), sum(len(s.aggregations) for s in stores)), default=())
+
+
+def newest_stores(progress: Iterable[Progress]) -> Stores:
+    """The stores that know most; of several that know as much, those of the commit that was made last.
+
+    An idle partition still says what the stores were when it got its last record.
+    """
+    return newest_of(p.stores for p in sorted(progress, key=lambda p: p.wall_ms, reverse=True))
 
 
 def late_topics_left(commits: Iterable[tuple[int, Stores]], before: Mapping[int, Stores]) -> frozenset[tuple[str, str]]:
