@@ -19,7 +19,8 @@ that is not covered; it and what comes after it are the next run's.
 What is covered are rows of `state` by store and late topic (see `late_coverage`). A late topic that the application had
 before is read to its end, ahead of the one that it has now. A topic's corrections are one append, then the covered
 offsets one MERGE. The append carries the number of the run, as Delta's transaction version, its topic, and where the
-run ends; one that crashed in between is adopted by the next, which has the same number.
+run ends: what `state` lacks of appends, since a run crashed in between or an earlier `state` was put back, the next run
+adopts first, of each topic the newest.
 """
 
 from __future__ import annotations
@@ -41,7 +42,18 @@ from services.compactor.late_coverage import Covered, LateCoverage
 from services.compactor.lives import IS_EARLIER, with_earlier
 from services.compactor.nearby import clustered, nearby, with_nearby_sessions
 from services.compactor.origins import origin_of
-from services.compactor.runs import CORRECTED, LATE_RUN, Version, newest, newest_note, next_late_run, standing
+from services.compactor.runs import (
+    CORRECTED,
+    LATE_RUN,
+    LATE_TOPIC,
+    LATE_TOPIC_ID,
+    Version,
+    newest,
+    newest_note,
+    next_late_run,
+    pending_late_runs,
+    standing,
+)
 from services.compactor.settings import CompactSettings
 from services.compactor.spark import travelling
 from shared.common.errors import FatalError, UnknownTopicOrPartition
@@ -51,7 +63,6 @@ from shared.streams.changelog_format import StoreSchema, decode_progress
 REFUSED_SAID_MAX = 10  # late records left out that are named one by one
 _NOTE = "spark.databricks.delta.commitInfo.userMetadata"
 _GROUP = ("partition", "key", "cluster")
-_LATE_TOPIC, _LATE_TOPIC_ID = "late_topic", "late_topic_id"  # in an append's note: which topic's corrections it has
 
 
 class NotCorrectable(FatalError):
@@ -184,21 +195,28 @@ class Corrections:
     # --- where to read ---
 
     def _adopt(self, store: StoreSchema, known: list[Covered]) -> bool:
-        """Cover what an append has that a run made which ended before it said so; whether there was one."""
-        run, pending = next_late_run(max((one.run for one in known), default=0), self._log(self._path(store)))
-        if pending is None:
-            return False
-        topic, topic_id = pending.get(_LATE_TOPIC), pending.get(_LATE_TOPIC_ID)
+        """Cover what appends have that `state` does not know of; whether there was one.
+
+        Their run ended before it said so, or an earlier `state` was put back, from before any number of them.
+        """
+        pending = pending_late_runs({one.topic_id: one.run for one in known}, self._log(self._path(store)))
+        for note in pending:
+            self._adopt_one(store, known, note)
+        return bool(pending)
+
+    def _adopt_one(self, store: StoreSchema, known: list[Covered], note: Mapping[str, Any]) -> None:
+        run, topic, topic_id = int(note[LATE_RUN]), note.get(LATE_TOPIC), note.get(LATE_TOPIC_ID)
         if topic is None or topic_id is None:  # an earlier release's append: it knew the topic of now alone
             if store.late is None:
                 topic, topic_id = known[-1].topic or "", known[-1].topic_id
             else:
                 now = topic_offsets(self.spark, self.settings.kafka, store.late, self.settings.kafka_timeout_ms)
                 topic, topic_id = now.topic, now.topic_id
-        self.say(f"{store.name}: corrections {run} were begun and not ended: they count now")
-        ends = {int(partition): int(end) for partition, end in pending["to_offsets"].items()}
+        self.say(
+            f"{store.name}: corrections {run}, of {topic}, are in its table and `state` lacks them: they count now"
+        )
+        ends = {int(partition): int(end) for partition, end in note["to_offsets"].items()}
         self._cover(store, _Range(run, topic, topic_id, ends, ends))
-        return True
 
     def _range(self, store: StoreSchema, topic: TopicOffsets, covered: Mapping[int, int], run: int) -> _Range:
         """What to read of a topic; `run` is the newest run of the store's corrections that is covered."""
@@ -208,7 +226,7 @@ class Corrections:
                 gone = f"offsets {offset} to {first - 1}"
                 self.say(f"{topic.topic}-{partition}: {gone} are gone, and what was in them is corrected by nobody")
             start[partition] = max(first, offset)
-        next_run, _ = next_late_run(run, self._log(self._path(store)))
+        next_run = next_late_run(run, self._log(self._path(store)))
         end = {p: max(topic.latest[p], start[p]) for p in start}
         return _Range(next_run, topic.topic, topic.topic_id, start, end)
 
@@ -323,7 +341,7 @@ class Corrections:
 
     def _append(self, store: StoreSchema, rows: DataFrame, path: str, read: _Range) -> None:
         said = {LATE_RUN: read.run, "job": self.job, "to_offsets": read.end}
-        said |= {_LATE_TOPIC: read.topic, _LATE_TOPIC_ID: read.topic_id}
+        said |= {LATE_TOPIC: read.topic, LATE_TOPIC_ID: read.topic_id}
         transaction = f"penstock-late-{self.settings.application}-{store.name}"
         tables.append_closed(rows, store, path, (transaction, read.run), json.dumps(said))
         notes = [version.note for version in self._log(path) if version.note.get(LATE_RUN) == read.run]

@@ -32,6 +32,7 @@ from shared.common.errors import FatalError
 RUN, LATE_RUN = "penstock_run", "penstock_late_run"  # what a run and a run of corrections call their numbers in notes
 CLOSED = "closed"  # in a MERGE's note: by store the newest run that has appended to it
 CORRECTED = "corrected"  # in a note of `state`: by store the newest run of corrections that is in its table
+LATE_TOPIC, LATE_TOPIC_ID = "late_topic", "late_topic_id"  # in an append's note: which topic's corrections it has
 TOPIC_ID = "topic_id"  # in an append's note: the id of the changelog topic whose windows it appended
 OF_A_BACKFILL = "to_sources"  # in the note of a backfill's append: its windows are of no changelog
 RESTORE = "RESTORE"  # as Delta's history calls it
@@ -158,12 +159,26 @@ def require_same_changelog(
         )
 
 
-def next_late_run(covered_run: int, log: Sequence[Version]) -> tuple[int, Mapping[str, Any] | None]:
-    """The same for the corrections of a store: the number, and what an append said of itself that is not covered."""
-    note = newest_note(standing(log), LATE_RUN)
-    if note.get(LATE_RUN, 0) > covered_run:
-        return int(note[LATE_RUN]), note
-    return max(covered_run, newest(log, LATE_RUN)) + 1, None
+def pending_late_runs(covered: Mapping[str, int], log: Sequence[Version]) -> list[Mapping[str, Any]]:
+    """What the appends of a store's corrections said that are not covered: each late topic's newest, in their order.
+
+    `covered` is by the id of a late topic its newest run. An earlier release's append does not name its topic: it is
+    not covered where no topic has a run that is as new.
+    """
+    of_all = max(covered.values(), default=0)
+    found: dict[str | None, Mapping[str, Any]] = {}
+    for note in (version.note for version in standing(log) if LATE_RUN in version.note):
+        topic_id = note.get(LATE_TOPIC_ID)
+        run = of_all if topic_id is None else covered.get(topic_id, 0)
+        if note[LATE_RUN] > max(run, found.get(topic_id, {}).get(LATE_RUN, 0)):
+            found[topic_id] = note
+    return sorted(found.values(), key=lambda note: int(note[LATE_RUN]))
+
+
+def next_late_run(covered_run: int, log: Sequence[Version]) -> int:
+    """The number of a store's next corrections; that of another job's append, if it is not covered: one of two wins."""
+    pending = newest(standing(log), LATE_RUN)
+    return pending if pending > covered_run else max(covered_run, newest(log, LATE_RUN)) + 1
 
 
 def put_back(covered_run: int, next_: Next) -> str | None:

@@ -19,7 +19,7 @@ from services.compactor.generations import layouts_of
 from services.compactor.kafka import topic_name, topic_offsets
 from services.compactor.late_coverage import LateCoverage
 from services.compactor.nearby import newest_windows
-from services.compactor.runs import next_late_run
+from services.compactor.runs import next_late_run, pending_late_runs
 from services.compactor.settings import AuditSettings, CompactSettings
 from services.local.kafka import EmbeddedKafka
 from shared.common import lake
@@ -262,6 +262,43 @@ def test_a_late_topic_of_another_name_and_back(
     assert records_in_windows(spark, settings) == len(task.source) == 8
 
 
+@pytest.mark.soak
+def test_corrections_of_several_topics_that_state_lacks_are_not_made_again(
+    spark: Any, correctable: Any, topics: Any, settings: CompactSettings, tmp_path: Path
+) -> None:
+    """An earlier `state` was put back, or its rows of late topics are lost: `closed` says how far each was read."""
+    (task,) = correctable.tasks
+    task.take(b"a", value(1.0), 1000)
+    task.take(b"z", value(None), 5000)
+    topics.make(f"{correctable.name}-b")
+
+    def late(time: int) -> None:
+        task.take(b"a", value(1.0), time)
+        task.commit()
+        topics.write(correctable)
+
+    def corrected() -> Corrected | None:
+        job = Compaction(spark, settings, print)
+        job.run()
+        return job.corrected
+
+    late(1010)
+    corrected()
+    state = Path(settings.tables) / "state"
+    shutil.copytree(state, tmp_path / "copy")
+    late(1020)
+    task.late, task.store = [], msgspec.structs.replace(task.store, late=f"{correctable.name}-b-late")
+    late(1030)
+    assert corrected() == Corrected(2, corrected_windows=2, superseded_windows=2)
+    shutil.rmtree(state)
+    shutil.copytree(tmp_path / "copy", state)
+    assert corrected() == Corrected()
+    assert records_in_windows(spark, settings) == len(task.source)
+    spark.sql(f"DELETE FROM {tables.delta(str(state))} WHERE row = 'late'")
+    assert corrected() == Corrected()
+    assert records_in_windows(spark, settings) == len(task.source)
+
+
 def test_a_late_topic_is_found_by_its_id(spark: Any, topics: Any, settings: CompactSettings) -> None:
     """Earlier releases kept that alone."""
     topics.make(settings.application)
@@ -384,8 +421,8 @@ def test_of_two_jobs_with_corrections_one_wins(spark: Any, settings: CompactSett
     with pytest.raises(CompactionConflict, match="another job has made corrections 1"):
         second._append(store, rows, path, read)
     assert spark.read.format("delta").load(path).count() == 1
-    run, pending = next_late_run(0, second._log(path))
-    assert (run, pending and pending["to_offsets"]) == (1, {"0": 5})
+    (pending,) = pending_late_runs({}, second._log(path))
+    assert (next_late_run(0, second._log(path)), pending["to_offsets"]) == (1, {"0": 5})
     second._cover(store, read._replace(run=2, end={0: 9}))
     first._cover(store, read)
     (row,) = spark.read.format("delta").load(state).filter("row = 'late'").collect()

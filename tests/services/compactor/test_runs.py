@@ -15,6 +15,7 @@ from services.compactor.runs import (
     CLOSED,
     CORRECTED,
     LATE_RUN,
+    LATE_TOPIC_ID,
     OF_A_BACKFILL,
     RUN,
     TOPIC_ID,
@@ -22,6 +23,7 @@ from services.compactor.runs import (
     Version,
     next_late_run,
     next_run,
+    pending_late_runs,
     put_back,
     require_same_changelog,
 )
@@ -167,9 +169,23 @@ def test_a_closed_that_lacks_corrections_is_refused() -> None:
 def test_corrections_have_numbers_of_their_own() -> None:
     """What an append did that no MERGE covers counts, unless a RESTORE took it back: then its number is spent."""
     late = log(append(1), {LATE_RUN: 1}, {LATE_RUN: 2})
-    assert next_late_run(1, late) == (2, {LATE_RUN: 2})
-    assert next_late_run(2, late) == (3, None)
-    assert next_late_run(1, [Version(3, {}, 1), *late]) == (3, None)
+    assert (next_late_run(1, late), pending_late_runs({"a": 1}, late)) == (2, [{LATE_RUN: 2}])
+    assert (next_late_run(2, late), pending_late_runs({"a": 1, "b": 2}, late)) == (3, [])
+    restored = [Version(3, {}, 1), *late]
+    assert (next_late_run(1, restored), pending_late_runs({"a": 1}, restored)) == (3, [])
+
+
+def test_of_each_late_topic_what_is_not_covered_is_pending() -> None:
+    """An earlier `state` may lack the corrections of several topics; of each the newest says how far it was read."""
+    a1, b2, a3, c4 = ({LATE_RUN: run, LATE_TOPIC_ID: topic} for topic, run in (("a", 1), ("b", 2), ("a", 3), ("c", 4)))
+    corrected = log(append(1), a1, b2, a3, merge(1), c4)
+    assert pending_late_runs({}, corrected) == [b2, a3, c4]
+    assert pending_late_runs({"a": 1, "b": 0}, corrected) == [b2, a3, c4]
+    assert pending_late_runs({"a": 1, "c": 4}, corrected) == [b2, a3]
+    assert pending_late_runs({"a": 5, "b": 2}, corrected) == [c4]
+    unnamed = {LATE_RUN: 5}
+    assert pending_late_runs({"a": 3, "b": 2}, log(a1, b2, a3, c4, unnamed)) == [c4, unnamed]
+    assert pending_late_runs({"a": 6, "b": 2}, log(a1, b2, a3, c4, unnamed)) == [c4]
 
 
 def row(version: int, text: str | None = None, restored: dict[str, str | None] | None = None) -> Row:
