@@ -22,6 +22,17 @@ START_AFRESH = (
     "repartition topics and the tables in the lake."
 )
 
+EMPTY_AGAIN = (
+    "state was lost, or the offset was set by hand. To start with empty state, delete the group's offsets, or set "
+    "streams.start_from_group_offsets to go on at them."
+)
+STATE_OF_THEN = (
+    "commits were lost or left out by streams.skip_changelog_records, or the offset was set by hand. To go on at "
+    "{known} with the state of then, stop all instances and delete the group, by the admin's DELETE /v1/groups/{group} "
+    "or Kafka's `kafka-consumer-groups.sh --delete --group {group}`: records from {known} on are processed again, so "
+    "that their results may come twice."
+)
+
 
 class Held(NamedTuple):
     """What a source partition holds: its topic's id, its first offset, and the one after its last."""
@@ -44,13 +55,13 @@ def position_of(
     """The position by the changelog (`known`), else by the group's offset where `from_group` allows it, else None.
 
     ChangelogHole where the group's offset says that more was done than the changelog knows of. Both are written
-    together; a group that is ahead means that state was lost, or that somebody set its offsets.
+    together; a group that is ahead means that state was lost, that a record which confirmed it was left out by name,
+    or that somebody set its offsets.
     """
     if committed is not None and committed > (known or 0) and (known or not from_group):
         raise ChangelogHole(
             f"{at}: group {group} has committed offset {committed}, but the changelog knows of {known or 0} only: "
-            "state was lost, or the offset was set by hand. To start with empty state, delete the group's offsets, or "
-            "set streams.start_from_group_offsets to go on at them."
+            + (EMPTY_AGAIN if known is None else STATE_OF_THEN.format(known=known, group=group))
         )
     return committed if known is None else known
 

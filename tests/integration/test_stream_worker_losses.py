@@ -14,6 +14,7 @@ from shared.clients.admin import Admin, NewTopic, event_time_topic
 from shared.clients.producer import Producer, ProducerSettings
 from shared.common import log
 from shared.common.errors import (
+    ChangelogHole,
     ConfigError,
     CorruptRecord,
     DataError,
@@ -23,7 +24,7 @@ from shared.common.errors import (
 )
 from shared.common.records import GroupMetadata, ProducerRecord, TopicPartition
 from shared.common.settings import LogSettings
-from shared.streams.changelog_format import PROGRESS, decode, encode_live
+from shared.streams.changelog_format import PROGRESS, TAKEOVER, decode, encode_live
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.stream_worker import StreamWorker
 from shared.streams.task_outputs import TaskCommit
@@ -121,6 +122,31 @@ async def test_a_corrupt_changelog_record_is_refused_until_it_is_named(kafka: Em
                 await fails(chain.worker())
         await work(chain, 100, skip_changelog_records=f"0:{at}")
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+
+
+@pytest.mark.parametrize("operation", [TAKEOVER, PROGRESS], ids=["takeover", "newest-progress"])
+async def test_a_named_record_that_commits_rest_on_is_gone_on_before(
+    kafka: EmbeddedKafka, topic_name: str, operation: bytes
+) -> None:
+    """The group is ahead of what still counts then: it is deleted, as the error says, and what was lost is done again.
+
+    The state is that before the record: with nothing forgotten the windows are those of an uninterrupted run.
+    """
+    async with chain_of(kafka, topic_name, 1) as chain:
+        await work(chain, 100)
+        await work(chain, 100)
+        read = await chain.read(f"{topic_name}-changelog")
+        at = [record.offset for record in read if record.value and decode(record.value).operation == operation][-1]
+        way_out = rf"committed offset 200, but the changelog knows of 1\d\d only: .* DELETE /v1/groups/{topic_name} "
+        for asked in (False, True):
+            with pytest.raises(ChangelogHole, match=way_out):
+                await fails(chain.worker(skip_changelog_records=f"0:{at}", start_from_group_offsets=asked))
+        async with Admin(chain.kafka) as admin:
+            await admin.delete_group(topic_name)
+        await work(chain, 100, skip_changelog_records=f"0:{at}")
+        closed, late = offline(topic_name, chain.sent)
+        assert set(await chain.values("out")) == set(closed)
+        assert set(await chain.values("late")) == set(late)
 
 
 async def test_without_transactions_progress_is_written_after_its_entries(

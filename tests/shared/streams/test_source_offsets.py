@@ -42,6 +42,22 @@ def test_a_group_that_is_ahead_is_refused(known: int | None, from_group: bool) -
         position_of(AT, "app", known, 7, from_group=from_group)
 
 
+@pytest.mark.parametrize(
+    ("known", "way_out", "not_said"),
+    [
+        (None, "To start with empty state, delete the group's offsets, or set streams.start_from_group", "again"),
+        (5, "To go on at 5 with the state of then, stop all instances and delete .* /v1/groups/app or", "empty"),
+    ],
+    ids=["nothing-known", "less-known"],
+)
+def test_the_way_out_is_that_of_the_case(known: int | None, way_out: str, not_said: str) -> None:
+    """Without the group's offsets nothing known starts empty, and what is known goes on where the changelog says."""
+    with pytest.raises(ChangelogHole, match=way_out) as refused:
+        position_of(AT, "app", known, 7, from_group=False)
+    assert not_said not in str(refused.value)
+    assert position_of(AT, "app", known, None, from_group=False) == known
+
+
 @pytest.mark.parametrize("known_id", [None, ID])
 @pytest.mark.parametrize("on_missing", ["fail", "skip"])
 @given(first=offsets, length=offsets, into=offsets)
