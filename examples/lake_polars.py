@@ -26,8 +26,10 @@ def main(folder: str, store: str) -> None:
         sys.exit(f"{folder}/state: there is no such table: nothing was compacted yet, or the folder is another")
     if DeltaTable.is_deltatable(f"{folder}/closed/{store}"):
         busiest_days(folder, store)
-    else:
+    elif store in rows(f"{folder}/state", "SELECT DISTINCT store FROM t WHERE row = 'window'")["store"]:
         print(f"no window of {store} was closed yet")
+    else:
+        sys.exit(f"{folder}/closed/{store}: there is no such table, and no window of {store} is open: another store?")
     longest_open(folder, store)
 
 

@@ -45,6 +45,8 @@ def test_before_a_window_was_closed(tmp_path: Path, capsys: pytest.CaptureFixtur
     write_deltalake(str(tmp_path / "state"), pa.table(state))
     main(str(tmp_path), "s")
     assert capsys.readouterr().out.splitlines() == ["no window of s was closed yet", "open: \\xff\x00, 50 ms"]
+    with pytest.raises(SystemExit, match=r"closed/nosuch: there is no such table, and no window of nosuch is open"):
+        main(str(tmp_path), "nosuch")
 
 
 def test_without_arguments_it_says_what_it_needs() -> None:
