@@ -144,7 +144,7 @@ class Backfill(Fold):
         if (there := self._outputs_there(plan)) is not None:
             out = not_there(out, there, self._refused())
         written = asyncio.run(write_outputs(settings.kafka, settings.max_request_size, out.toLocalIterator()))
-        self.say(f"{written} records written to {', '.join(wanted)}")
+        self.say("records written: " + ", ".join(f"{written[topic]} to {topic}" for topic in wanted))
         late = sorted({source.late for source in self.topology.sources() if source.late in wanted})
         self.late_ends = {topic: self._offsets(topic).latest for topic in late}
 

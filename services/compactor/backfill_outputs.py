@@ -9,6 +9,7 @@ their headers, of anything else by its time and content.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 
 from pyspark.sql import Column as SparkColumn
@@ -48,16 +49,16 @@ def _identity(refused: Collection[str]) -> SparkColumn:
     return F.sha2(F.to_json(is_), DIGEST_BITS)
 
 
-async def write_outputs(kafka: KafkaSettings, max_request_size: int, rows: Iterable[Row]) -> int:
-    """Write rows (OUT) to their topics, in their order; how many. Raises what the first one failed with."""
+async def write_outputs(kafka: KafkaSettings, max_request_size: int, rows: Iterable[Row]) -> Counter[str]:
+    """Write rows (OUT) to their topics, in their order; how many to each. Raises what the first one failed with."""
     settings = ProducerSettings(max_request_size=max_request_size + REFUSAL_BYTES_MAX)
-    written = 0
+    written: Counter[str] = Counter()
     async with Producer(kafka, settings) as producer:
         for some in _batches(rows):
             sent = await producer.send_many([_record(row) for row in some])
             if (error := await sent.first_error()) is not None:
                 raise error
-            written += len(some)
+            written.update(row.topic for row in some)
     return written
 
 

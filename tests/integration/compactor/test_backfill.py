@@ -145,7 +145,7 @@ async def stream(worker: StreamWorker, chain: Chain) -> dict[int, dict[str, Any]
 
 
 async def test_backfill_and_hand_over_equal_having_streamed(
-    kafka: EmbeddedKafka, topic_name: str, job: Callable[..., Backfill]
+    kafka: EmbeddedKafka, topic_name: str, job: Callable[..., Backfill], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A backfill up to an offset, and the aggregator from there on, leave the rows that streaming all of it leaves."""
     async with chain_of(kafka, topic_name) as chain:
@@ -153,6 +153,8 @@ async def test_backfill_and_hand_over_equal_having_streamed(
         history = job(topic_name, f"{topic_name}-b", commit_records=57)
         done = await asyncio.to_thread(history.run)
         assert done.finals > 0
+        refused, number = f"{topic_name}-b", history.written[f"{topic_name}-b-late"]
+        assert f"records written: 0 to {refused}-dlq, {number} to {refused}-late\n" in capsys.readouterr().out
         assert history.more()["hand_over"] == {topic_name: {0: 200, 1: 200}}
         streamed = job(topic_name, f"{topic_name}-a")
         await stream(worker_of(streamed), chain)
