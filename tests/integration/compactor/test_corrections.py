@@ -218,6 +218,7 @@ def records_in_windows(spark: Any, settings: CompactSettings) -> int:
     return sum(counts) + sum(row[3] for row in windows(spark, settings))
 
 
+@pytest.mark.soak
 def test_a_late_topic_of_another_name_and_back(
     spark: Any,
     correctable: Any,
