@@ -140,8 +140,7 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
     late, dead = (c.filter(F.coalesce(is_compared, F.lit(True))) for c in (late, dead))
     part = span.part
     if part is not None:
-        reach_ms = store.gap_ms + store.grace_ms
-        part = part._replace(settled_ms=settled_ms(records, dead, span.end, committed, reach_ms))
+        part = part._replace(settled_ms=settled_ms(records, dead, span.end, committed, store.patience_ms))
         early = {p: ms for p, ms in part.settled_ms.items() if part.end_ms is not None and ms < part.end_ms}
         not_compared += [f"partition {p} from {ms} ms on: no record read settles more" for p, ms in early.items()]
         stream = stream._replace(closed=stream.closed.filter(part.overlaps()), live=stream.live.filter(part.overlaps()))
@@ -179,7 +178,7 @@ def read_span(
             )
     end = source.latest
     if end_ms is not None:
-        at = offsets_at(spark, kafka, source, end_ms + store.gap_ms + store.grace_ms, timeout_ms)
+        at = offsets_at(spark, kafka, source, end_ms + store.patience_ms, timeout_ms)
         end = {p: min(latest, at.get(p, latest) + TAIL_RECORDS) for p, latest in source.latest.items()}
     if start_ms is not None:
         # A broker's index may pass records of exactly the time that is asked for, in the batch where it points: the ms

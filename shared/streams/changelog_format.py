@@ -113,6 +113,11 @@ class StoreSchema(msgspec.Struct, frozen=True, omit_defaults=True):
     size_ms: int = 0
     advance_ms: int = 0
 
+    @property
+    def patience_ms(self) -> int:
+        """How much later than its end a window is closed."""
+        return self.gap_ms + self.grace_ms
+
     def state_columns(self) -> tuple[Column, ...]:
         """All aggregations' columns, each named `<aggregation>_<column>`, in the body's order of fields."""
         return tuple(Column(f"{a.name}_{name}", type_) for a in self.aggregations for name, type_ in a.state)

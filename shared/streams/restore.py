@@ -32,17 +32,12 @@ def restore_progress(task: StreamTask, progress: Progress) -> None:
     task.source_ids = dict(progress.source_ids)
     task.idle = IdleAdvances(progress.idle)
     task.schedules.restored = dict(progress.grids_ms)
-    waited, waits = _patience_ms(progress.stores), _patience_ms(task.topology.schemas())
+    waited, waits = ({s.name: s.patience_ms for s in of} for of in (progress.stores, task.topology.schemas()))
     for operator in task.operators():
         name, time = operator.store_name, progress.operator_times_ms.get(operator.store_name, NO_TIME)
         # Where gap or grace changed, time is set so that windows close from where they did: with a longer one time
         # would else go back behind windows that were closed, and what came then would close them a second time.
         operator.stream_time_ms = time if time == NO_TIME else max(0, time + waits[name] - waited[name])
-
-
-def _patience_ms(stores: Sequence[StoreSchema]) -> dict[str, int]:
-    """By store, how long after its end a window is closed."""
-    return {store.name: store.gap_ms + store.grace_ms for store in stores}
 
 
 def restore_change(task: StreamTask, change: Change) -> None:

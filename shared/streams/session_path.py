@@ -39,7 +39,7 @@ class SessionPath(ColumnPath):
         operator = self._operator
         windows = operator.windows
         codes, times = values.codes[at], columns.timestamps[at]
-        moments = Moments(times, at, operator.stream_time_ms, windows.gap_ms + windows.grace_ms)
+        moments = Moments(times, at, operator.stream_time_ms, windows.patience_ms)
         order = sorted_order(codes, times)
         slow = self._slow_keys(codes[order], times[order], order, moments.times)
         if self._store.columns.in_order:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ import msgspec
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.records_to_delete import RecordsToDelete
 from aiokafka.structs import TopicPartition
 
 from services.compactor.settings import SparkSettings
@@ -211,16 +213,9 @@ class Topics:
 
     def delete_before(self, topic: str, before: dict[int, int]) -> None:
         async def delete() -> None:
-            admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
-            await admin.start()
-            try:
-                from aiokafka.admin.records_to_delete import RecordsToDelete
-
-                await admin.delete_records(
-                    {TopicPartition(topic, p): RecordsToDelete(before_offset=o) for p, o in before.items()}
-                )
-            finally:
-                await admin.close()
+            records = {TopicPartition(topic, p): RecordsToDelete(before_offset=o) for p, o in before.items()}
+            async with self._admin() as admin:
+                await admin.delete_records(records)
 
         asyncio.run(delete())
 
@@ -230,12 +225,8 @@ class Topics:
 
     def delete(self, topic: str) -> None:
         async def delete() -> None:
-            admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
-            await admin.start()
-            try:
+            async with self._admin() as admin:
                 await admin.delete_topics([topic])
-            finally:
-                await admin.close()
 
         asyncio.run(delete())
 
@@ -249,18 +240,23 @@ class Topics:
         asyncio.run(send())
 
     async def create(self, name: str, partitions: int) -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
-        await admin.start()
-        try:
-            log_time = {"message.timestamp.type": "LogAppendTime"}
-            old_times = {"retention.ms": "-1"}
-            suffixes = ("", "-late", "-dlq", "-results", "-changelog")
+        log_time = {"message.timestamp.type": "LogAppendTime"}
+        old_times = {"retention.ms": "-1"}
+        suffixes = ("", "-late", "-dlq", "-results", "-changelog")
+        async with self._admin() as admin:
             await admin.create_topics(
                 [
                     NewTopic(f"{name}{s}", partitions, 1, topic_configs=log_time if s == "-changelog" else old_times)
                     for s in suffixes
                 ]
             )
+
+    @asynccontextmanager
+    async def _admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
+        await admin.start()
+        try:
+            yield admin
         finally:
             await admin.close()
 

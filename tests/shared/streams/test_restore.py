@@ -152,15 +152,15 @@ SHORT_MS, LONG_MS = 5, 1_000
 
 
 def cut(kind: str, grace_ms: int) -> Topology:
-    """Counts in tumbling windows or in sessions, with late records."""
+    """Counts in tumbling windows, or in sessions that wait by grace or by gap, with late records."""
     builder = StreamsBuilder()
     grouped = builder.stream("in", late="late").group_by_key()
-    windows = (
-        grouped.tumbling_window(SIZE_MS, grace_ms)
-        if kind == "tumbling"
-        else grouped.session_window(SIZE_MS + (grace_ms if kind == "gap" else 0), 0 if kind == "gap" else grace_ms)
-    )
-    windows.aggregate("s", n=Count()).on_close().to("out")
+    windows = {
+        "tumbling": grouped.tumbling_window(SIZE_MS, grace_ms),
+        "grace": grouped.session_window(SIZE_MS, grace_ms),
+        "gap": grouped.session_window(SIZE_MS + grace_ms, 0),
+    }
+    windows[kind].aggregate("s", n=Count()).on_close().to("out")
     return builder.build()
 
 
