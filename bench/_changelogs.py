@@ -1,10 +1,10 @@
 """Changelogs for the bench of compaction, written in the engine's own format without an engine.
 
 There are live sessions, each with a key of its own and `STEP_MS` after the one before, and before them closed ones of
-keys that never come back, over `CLOSED_DAYS` days. A change then touches as many live sessions as it is told in each of
-three ways: the oldest are closed (a final, which takes the live row out), some of the others, evenly among them, are
-changed, and some are new, so that the number of live ones stays what it was. Where there are several partitions, keys
-choose theirs as a producer has them do, and all partitions commit together.
+keys that never come back, over `CLOSED_DAYS` days. A change then closes as many of the oldest live sessions as it is
+told (a final, which takes the live row out), opens as many new ones, so that the number of live ones stays what it was,
+and changes some of the others, evenly among them. Where there are several partitions, keys choose theirs as a producer
+has them do, and all partitions commit together.
 """
 
 from __future__ import annotations
@@ -97,10 +97,11 @@ class ChangelogWriter:
         self.live = range(live)
         return await self._write(self._fill(closed))
 
-    async def change(self, each: int) -> int:
-        """`each` sessions changed, closed and new; how many entries that were."""
-        assert len(self.live) >= 2 * each
-        return await self._write(self._change(each))
+    async def change(self, each: int, changed: int | None = None) -> int:
+        """`each` sessions closed and new, and `changed` of the others (unless told, `each`); how many entries."""
+        changed = each if changed is None else changed
+        assert len(self.live) >= each + changed
+        return await self._write(self._change(each, changed))
 
     def live_by_partition(self) -> list[int]:
         """How many live sessions each partition has."""
@@ -125,9 +126,9 @@ class ChangelogWriter:
         for i in range(closed):
             yield self._final(b"closed-%d" % i, i * 7919 % (CLOSED_DAYS * DAY_MS), i)
 
-    def _change(self, each: int) -> Iterator[Entry]:
+    def _change(self, each: int, count: int) -> Iterator[Entry]:
         left, new = self.live[each:], range(self.live.stop, self.live.stop + each)
-        changed = left[:: len(left) // each][:each]
+        changed = left[:: len(left) // count][:count]
         for i in self.live[:each]:
             yield self._final(b"live-%d" % i, _start(i), i)
         for i in itertools.chain(changed, new):

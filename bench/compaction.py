@@ -1,13 +1,14 @@
 """Compaction and restore while history, `closed` and `state` grow, on an embedded broker and Spark's local[2].
 
 Changelogs are written by the engine's own format: `--sessions` live ones, and history in 1, 4 and 16 compactions. The
-first has `--history` closed ones, each that follows closes as many, changes as many and opens as many new ones, so that
-files, deletion vectors and versions grow with the rows. Then comes a delta that does the same with `--delta` sessions;
-it is compacted, and tasks are restored: from the snapshots in turn, since what else a machine does comes and goes (the
-median of five), and once from the whole changelog. The same with 1, 4 and 16 times `--state-sessions` live ones and no
-history. Asked for: restore flat within 1.5 while history grows, compaction of the delta flat within 2 while `closed`
-and while `state` grow, 300,000 sessions a second from a snapshot, each of them at every size. Then the changelog's
-partitions grow (see `_compaction_partitions`), of which nothing is asked for. Each part can be run by itself.
+first has `--history` closed ones, each that follows closes as many, opens as many new ones and changes all the others,
+so that the changelog, `closed`, files, deletion vectors and versions all grow with history. Then comes a delta that
+closes, changes and opens `--delta` sessions; it is compacted, and tasks are restored: from the snapshots in turn, since
+what else a machine does comes and goes (the median of five), and once from the whole changelog. The same with 1, 4 and
+16 times `--state-sessions` live ones and no history. Asked for: restore flat within 1.5 while history grows, compaction
+of the delta flat within 2 while `closed` and while `state` grow, 300,000 sessions a second from a snapshot, each of
+them at every size. Then the changelog's partitions grow (see `_compaction_partitions`), of which nothing is asked for.
+Each part can be run by itself.
 
 The policy's OPTIMIZE rewrites a partition once it has `optimize_files_max` files, and so comes every that many runs.
 One of `state` and one of `closed`, of all that is there, is timed by itself, and a delta is judged with its share of
@@ -50,12 +51,13 @@ RESTORE_FLAT, COMPACTION_FLAT, RESTORE_RATE = 1.5, 2.0, 300_000
 class Line(NamedTuple):
     """What was measured at one size; times in seconds, rates in sessions a second.
 
-    `first` is the compaction of the first `records`; `kept_up` is the delta's with its share of OPTIMIZE. `copied` and
-    `rewritten` are rows of `state` for each row that the delta changed, without and with OPTIMIZE; `optimize` and
-    `optimize_closed` are what that takes.
+    `first` is the compaction of the first `records` of `changelog` in all, the delta apart; `kept_up` is the delta's
+    with its share of OPTIMIZE. `copied` and `rewritten` are rows of `state` for each row that the delta changed,
+    without and with OPTIMIZE; `optimize` and `optimize_closed` are what that takes.
     """
 
     factor: int
+    changelog: int
     records: int
     first: float
     delta: float
@@ -70,7 +72,7 @@ class Line(NamedTuple):
 
 
 class Size(NamedTuple):
-    """Live sessions, and compactions (`runs`) each of which closes, changes and opens as many as `closed` says."""
+    """Live sessions, and compactions (`runs`), each of all of them and of as many closed ones as `closed` says."""
 
     factor: int
     live: int
@@ -93,10 +95,11 @@ class Asked(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """What was compacted and how long it took; the delta `added` so many files to `state`."""
+    """What was compacted (`records` at first) and how long it took; the delta `added` so many files to `state`."""
 
     size: Size
     writer: ChangelogWriter
+    changelog: int
     records: int
     first: float
     delta: float
@@ -113,17 +116,17 @@ class Growth(Compactions):
         return [await self._line(of, found.reports[0], delta) for of, found in zip(filled, restored, strict=True)]
 
     async def _fill(self, size: Size, delta: int) -> Filled:
-        """As many compactions as `size` says, each over as many closed windows, and that of the delta."""
+        """As many compactions as `size` says, each of as many entries, and that of the delta."""
         writer = await self.application(NUMBERS)
         records = await writer.fill(size.live, size.closed)
-        first = await self.compact(writer)
+        first, changelog = await self.compact(writer), records
         for _ in range(size.runs - 1):
-            await writer.change(size.closed)
+            changelog += await writer.change(size.closed, size.live - size.closed)
             await self.compact(writer)
         files = await asyncio.to_thread(self._files, writer.application)
         seconds = await self.compact_delta(writer, delta)
         added = await asyncio.to_thread(self._files, writer.application) - files
-        return Filled(size, writer, records, first, seconds, added)
+        return Filled(size, writer, changelog, records, first, seconds, added)
 
     async def _line(self, filled: Filled, snapshot: RestoreReport, delta: int) -> Line:
         size, writer = filled.size, filled.writer
@@ -134,6 +137,7 @@ class Growth(Compactions):
         changed, share = 3 * delta, min(1.0, max(1, filled.added) / FILES_MAX)
         line = Line(
             size.factor,
+            filled.changelog,
             filled.records,
             filled.first,
             filled.delta,
@@ -225,7 +229,7 @@ def _show_growth(found: dict[str, Any]) -> int:
     """What was measured while history and while live state grow; how many of what is asked for was missed."""
     history, state = found.get("history", []), found.get("state", [])
     live = {"history": found["sessions"], "live state": found["state_sessions"]}
-    head = f"{'':>4} {'records':>11} {'compact s':>10} {'records/s':>10} {'delta s':>8} {'kept up':>8}"
+    head = f"{'':>4} {'changelog':>11} {'compact s':>10} {'records/s':>10} {'delta s':>8} {'kept up':>8}"
     head += f" {'rewritten':>16} {'optimize s':>13} {'restore s':>9} {'sessions/s':>11} {'replay s':>9}"
     for what, lines in (("history", history), ("live state", state)):
         if not lines:
@@ -234,7 +238,7 @@ def _show_growth(found: dict[str, Any]) -> int:
         print(f"while {what} grows, from {live[what]:,} live sessions{each}\n{head}")
         for line in lines:
             print(
-                f"{line.factor:>3}x {line.records:>11,} {line.first:>10.1f} {line.records / line.first:>10,.0f} "
+                f"{line.factor:>3}x {line.changelog:>11,} {line.first:>10.1f} {line.records / line.first:>10,.0f} "
                 f"{line.delta:>8.1f} {line.kept_up:>8.1f} {line.copied:>7.2f}, {line.rewritten:>7.2f} "
                 f"{line.optimize:>5.1f}, {line.optimize_closed:>6.1f} "
                 f"{line.restore:>9.2f} {line.load_rate:>11,.0f} {line.replay:>9.2f}"

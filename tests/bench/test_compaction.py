@@ -12,6 +12,7 @@ from bench import compaction
 
 FLAT = compaction.Line(
     factor=1,
+    changelog=1_000,
     records=1_000,
     first=10.0,
     delta=5.0,
@@ -93,4 +94,5 @@ def test_a_small_run_measures_everything() -> None:
         (3, 2_200, 2_000),
     ]
     assert [line.factor for line in result["history"]] == [line.factor for line in result["state"]] == [1, 4, 16]
+    assert [line.changelog for line in result["history"]] == [2_200, 4 * 2_200, 16 * 2_200]
     assert all(line.restore > 0 and line.kept_up > line.delta > 0 for line in (*result["history"], *result["state"]))
