@@ -2,7 +2,9 @@
 
 Everything here is about keys by number and sessions by row. Runs and stored sessions are both intervals: sorted by key
 and start, cut where one begins more than the gap after all before it have ended, each group is one session from then
-on. So a stored session that lies between two runs joins them, and nothing has to be merged twice.
+on. So a stored session that lies between two runs joins them, and nothing has to be merged twice. Two stored sessions
+that are no more than the gap apart, which was shorter when they were stored, are not joined for that alone: it takes a
+record, as in Kafka Streams.
 """
 
 from __future__ import annotations
@@ -62,6 +64,31 @@ def _highest_so_far(new_code: NDArray[np.bool_], ends: Int64Array) -> Int64Array
     return np.asarray(values[highest % len(values)])
 
 
+def joined_by_runs(
+    new: NDArray[np.bool_], starts: Int64Array, ends: Int64Array, is_stored: NDArray[np.bool_], gap_ms: int
+) -> Int64Array:
+    """Where groups begin, once those of `cuts` are cut before each stored session that no run joins to those before.
+
+    Neither a run before it reaches it, nor one after it reaches what is before it. Runs are more than the gap apart.
+    """
+    first = np.flatnonzero(new)
+    is_several = np.add.reduceat(is_stored.astype(np.int64), first) > 1
+    if not is_several.any():
+        return first
+    at = np.flatnonzero(np.repeat(is_several, np.diff(np.append(first, len(new)))))
+    begins, starts, ends, stored = new[at], starts[at], ends[at], is_stored[at]
+    count, place = len(at), np.arange(len(at))
+    group = np.maximum.accumulate(np.where(begins, place, 0))
+    run_before = np.append(NONE, np.maximum.accumulate(np.where(stored, NONE, place))[:-1])
+    run_after = np.minimum.accumulate(np.where(stored, count, place)[::-1])[::-1]
+    end_before = np.append(NEVER, _highest_so_far(begins, ends)[:-1])
+    reached = (run_before >= group) & (starts - ends[run_before] <= gap_ms)
+    after = np.minimum(run_after, count - 1)
+    joined = (run_after < count) & (group[after] == group) & (starts[after] - gap_ms <= end_before)
+    new[at] |= stored & ~reached & ~joined
+    return np.flatnonzero(new)
+
+
 def merge_runs(
     store: ColumnSessionStore,
     codes: Int64Array,
@@ -84,9 +111,9 @@ def merge_runs(
         order = sorted_order(codes, starts)
         codes, starts, ends, rows = codes[order], starts[order], ends[order], rows[order]
         columns = [np.concatenate(pair)[order] for pair in zip(columns, own, strict=True)]
-        first = np.flatnonzero(cuts(codes, starts, ends, gap_ms))
-        sizes = np.diff(np.append(first, len(codes)))
         is_stored = rows >= 0
+        first = joined_by_runs(cuts(codes, starts, ends, gap_ms), starts, ends, is_stored, gap_ms)
+        sizes = np.diff(np.append(first, len(codes)))
         # Of the stored sessions of a group the first goes on as the whole; it has the key's row of that start.
         chosen = np.minimum.reduceat(np.where(is_stored, np.arange(len(rows)), len(rows)), first)
         numbers = np.add.reduceat(is_stored.astype(np.int64), first)

@@ -10,9 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared.streams.aggregations import Count
+from shared.streams.collecting import CollectList
 from shared.streams.column_path import Moments
+from shared.streams.dsl import StreamsBuilder
 from shared.streams.session_path import SessionPath, previous_lower
 from shared.streams.windowed_aggregate import Emit
+from shared.testing.topology_test_driver import TopologyTestDriver
 from tests.shared.streams.columns_beside_records import (
     Piped,
     Value,
@@ -154,3 +158,29 @@ def test_records_in_falling_order_of_time_cost_no_walk_each() -> None:
         pipe_all([columns, records], batch)
     require_equal(columns, records)
     assert len(walks) == 1
+
+
+@pytest.mark.parametrize("columns_min", [1, 10_000])
+@pytest.mark.parametrize("lists", [False, True])
+def test_a_longer_gap_joins_what_is_stored_by_records_alone(columns_min: int, lists: bool) -> None:
+    """Two sessions stored under a shorter gap: a batch out of reach of one leaves it, one between joins them."""
+
+    def driver(gap: int) -> TopologyTestDriver:
+        builder = StreamsBuilder()
+        windows = builder.stream("in").group_by_key().session_window(gap, 500)
+        more = {"ids": CollectList("id", 10)} if lists else {}
+        windows.aggregate("s", n=Count(), **more).on_close().to("out")
+        return TopologyTestDriver(builder.build(), columns_min=columns_min)
+
+    def live(of: TopologyTestDriver) -> list[tuple[int, int, int]]:
+        return [(row.start, row.end, row.states[0]) for row in of.task.stores["s"].rows_of("a")]
+
+    old, new = driver(10), driver(100)
+    old.pipe_columns("in", [(b"a", b'{"id": 1}', 10_200), (b"a", b'{"id": 2}', 10_290)])
+    old.commit()
+    new.changelog, new.source_log = old.changelog, old.source_log
+    new.restore()
+    new.pipe_columns("in", [(b"a", b'{"id": 3}', 10_020), (b"b", b'{"id": 4}', 10_300)])
+    assert live(new) == [(10_020, 10_020, 1), (10_200, 10_200, 1), (10_290, 10_290, 1)]
+    new.pipe_columns("in", [(b"a", b'{"id": 5}', 10_110), (b"a", b'{"id": 6}', 10_245)])
+    assert live(new) == [(10_020, 10_290, 5)]
