@@ -151,7 +151,9 @@ class Progress(msgspec.Struct, frozen=True):
     `operator_times_ms` that of each store's operator, -1 where no record came yet; `grids_ms` the next due time of each
     named punctuation schedule (see `task_schedules`); `guarantee` is the processing guarantee of the owner; `wall_ms`
     is when the commit was made. `source_ids` are the ids of the source topics that the offsets belong to; a topic
-    without one was not recorded. `idle` is there where time was moved on without a record.
+    without one was not recorded. `idle` is there where time was moved on without a record. `close_times_ms` has stores
+    whose gap or grace was made longer: by which close time their windows were closed then, as long as it is later than
+    the operator's time less gap and grace.
     """
 
     application: str
@@ -165,6 +167,7 @@ class Progress(msgspec.Struct, frozen=True):
     version: int = FORMAT_VERSION
     source_ids: dict[str, str] = {}
     idle: IdleTime | msgspec.UnsetType = msgspec.UNSET
+    close_times_ms: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Takeover(msgspec.Struct, frozen=True):

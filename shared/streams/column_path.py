@@ -28,6 +28,7 @@ from shared.streams.columnar import INT64_SAFE
 from shared.streams.processor import INT64_MAX, Record
 from shared.streams.state.column_store import NONE, ColumnStore
 from shared.streams.topology import SourceNode
+from shared.streams.windowed_aggregate import NO_TIME
 
 if TYPE_CHECKING:
     from shared.streams.stream_task import StreamTask
@@ -37,17 +38,23 @@ COLUMNS_MIN = 32
 
 
 class Moments:
-    """The operator's stream time after each of some records; `at` are their places in the batch."""
+    """The operator's stream time after each of some records; `at` are their places in the batch.
 
-    def __init__(self, times: Int64Array, at: Int64Array, before_ms: int, patience_ms: int) -> None:
+    `closing` are the times by which windows close: the same, but where `closed_by_ms` is later (`TimedProcessor`).
+    """
+
+    def __init__(
+        self, times: Int64Array, at: Int64Array, before_ms: int, patience_ms: int, closed_by_ms: int = NO_TIME
+    ) -> None:
         """A window is closed once time lies by more than `patience_ms` behind its end."""
         self.times: Int64Array = np.maximum.accumulate(times)
         np.maximum(self.times, before_ms, out=self.times)
+        self.closing = np.maximum(self.times, closed_by_ms) if closed_by_ms > before_ms else self.times
         self._at, self._patience_ms = at, patience_ms
 
     def closed_at(self, ends: Int64Array) -> Int64Array:
         """The stream time at which windows with these ends were closed."""
-        first = np.searchsorted(self.times, ends + self._patience_ms, side="right")
+        first = np.searchsorted(self.closing, ends + self._patience_ms, side="right")
         return np.asarray(self.times[first])
 
     def places(self, closed_at: Int64Array) -> Int64Array:

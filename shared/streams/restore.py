@@ -19,25 +19,19 @@ from shared.streams.idle_advance import IdleAdvances
 from shared.streams.state.column_load import load_many
 from shared.streams.state.column_store import ColumnStore
 from shared.streams.stream_task import StreamTask
-from shared.streams.windowed_aggregate import NO_TIME
 
 
 def restore_progress(task: StreamTask, progress: Progress) -> None:
     """Check the schema that the state was written under, and take up time, offsets and grids; before `initialize`.
 
-    What was closed stays closed, and what is open stays open, whatever gap and grace are now.
+    What was closed stays closed, whatever gap and grace are now.
     """
     check_schema(progress.stores, task.topology.schemas())
     task.stream_time_ms, task.sources = progress.stream_time_ms, dict(progress.sources)
     task.source_ids = dict(progress.source_ids)
     task.idle = IdleAdvances(progress.idle)
     task.schedules.restored = dict(progress.grids_ms)
-    waited, waits = ({s.name: s.patience_ms for s in of} for of in (progress.stores, task.topology.schemas()))
-    for operator in task.operators():
-        name, time = operator.store_name, progress.operator_times_ms.get(operator.store_name, NO_TIME)
-        # Where gap or grace changed, time is set so that windows close from where they did: with a longer one time
-        # would else go back behind windows that were closed, and what came then would close them a second time.
-        operator.stream_time_ms = time if time == NO_TIME else max(0, time + waits[name] - waited[name])
+    task.times.restore(progress, task.topology.schemas())
 
 
 def restore_change(task: StreamTask, change: Change) -> None:

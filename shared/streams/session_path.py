@@ -39,9 +39,9 @@ class SessionPath(ColumnPath):
         operator = self._operator
         windows = operator.windows
         codes, times = values.codes[at], columns.timestamps[at]
-        moments = Moments(times, at, operator.stream_time_ms, windows.patience_ms)
+        moments = Moments(times, at, operator.stream_time_ms, windows.patience_ms, operator.closed_by_ms)
         order = sorted_order(codes, times)
-        slow = self._slow_keys(codes[order], times[order], order, moments.times)
+        slow = self._slow_keys(codes[order], times[order], order, moments.closing)
         if self._store.columns.in_order:
             quick = order[~np.isin(codes[order], slow)]
             merging = merging_keys(self._store, codes[quick], times[quick], quick, windows.gap_ms)
@@ -58,7 +58,7 @@ class SessionPath(ColumnPath):
             states = self._store.columns.reduce([column[places] for column in values.states], first, places)
             merge_runs(self._store, codes[first], times[first], times[last], states, windows.gap_ms)
         operator.stream_time_ms = int(moments.times[-1])
-        operator.close_batch(windows.close_time(operator.stream_time_ms), moments, columns)
+        operator.close_batch(operator.close_time(operator.stream_time_ms), moments, columns)
 
     def _take_singly(self, columns: Columns, values: TakenValues, at: Int64Array, moments: Int64Array) -> None:
         """Take records of keys that need it one by one, closing nothing: what is closed is not found anyway."""
@@ -66,7 +66,10 @@ class SessionPath(ColumnPath):
             self._operator.take(self._record(columns, values, place), moment)
 
     def _slow_keys(self, codes: Int64Array, times: Int64Array, order: Int64Array, moments: Int64Array) -> Int64Array:
-        """The keys with records that cannot be shown to find what belongs to them; all is in order of key and time."""
+        """The keys with records that cannot be shown to find what belongs to them; all is in order of key and time.
+
+        `moments` are the times by which windows close, in the order of arrival.
+        """
         windows = self._operator.windows
         deep = np.flatnonzero(moments[order] - times > windows.grace_ms)
         if not len(deep):

@@ -44,10 +44,6 @@ class SessionWindows:
         """How much later than its end a session is closed at the latest: gap and grace."""
         return self.gap_ms + self.grace_ms
 
-    def close_time(self, stream_time: int) -> int:
-        """Sessions that end below this are closed."""
-        return stream_time - self.grace_ms - self.gap_ms
-
 
 class SessionAggregate(ColumnAggregate):
     """Aggregates records of a key into sessions."""
@@ -68,21 +64,25 @@ class SessionAggregate(ColumnAggregate):
         stream_time = max(record.timestamp, self.stream_time_ms)
         self.take(record, stream_time)
         self.stream_time_ms = stream_time  # only now: a record that an aggregation refused does not move time
-        self._close(self.windows.close_time(stream_time))
+        self._close(self.close_time(stream_time))
 
     def advance_time(self, stream_time_ms: int) -> None:
         """Move the operator's time on without a record."""
         if stream_time_ms > self.stream_time_ms:
             self.stream_time_ms = stream_time_ms
-            self._close(self.windows.close_time(stream_time_ms))
+            self._close(self.close_time(stream_time_ms))
 
     def results_from_ms(self) -> int:
-        return self.windows.close_time(self.stream_time_ms)
+        return self.close_time(self.stream_time_ms)
+
+    def close_time(self, stream_time: int) -> int:
+        """Sessions that end below this are closed."""
+        return self.closing_ms(stream_time) - self.windows.patience_ms
 
     def take(self, record: Record, stream_time: int) -> None:
         """Merge a record into its key's sessions, or find it late; `stream_time` is the operator's with it."""
         timestamp, gap = record.timestamp, self.windows.gap_ms
-        close_time = self.windows.close_time(stream_time)
+        close_time = self.close_time(stream_time)
         found = self._store.find(record.key, max(timestamp - gap, close_time), timestamp + gap)
         start = min(timestamp, found[0].start) if found else timestamp
         end = max(timestamp, found[-1].end) if found else timestamp

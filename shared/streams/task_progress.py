@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
 from shared.streams.changelog_format import Progress
 
 if TYPE_CHECKING:
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
 
 def progress_of(task: StreamTask, now_ms: int) -> Progress:
     """How far a task is, and all that a restart needs beside its stores; what it kept of idle times is taken out."""
+    stores = task.topology.schemas()
     return Progress(
         application=task.application,
         guarantee=task.guarantee,
@@ -19,8 +22,9 @@ def progress_of(task: StreamTask, now_ms: int) -> Progress:
         stream_time_ms=task.stream_time_ms,
         operator_times_ms=task.times.by_store(),
         grids_ms=task.schedules.grids_ms(),
-        stores=task.topology.schemas(),
+        stores=stores,
         wall_ms=now_ms,
         source_ids=dict(task.source_ids),
         idle=task.idle.take(),
+        close_times_ms=task.times.close_times_ms(stores) or UNSET,
     )

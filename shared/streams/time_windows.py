@@ -132,7 +132,7 @@ class TimeWindowAggregate(FixedWindowAggregate):
         if not self.context.takes_time(record.timestamp, self.windows.size_ms):
             return
         stream_time = max(record.timestamp, self.stream_time_ms)
-        close_time, size = stream_time - self.windows.grace_ms, self.windows.size_ms
+        close_time, size = self.close_time(stream_time), self.windows.size_ms
         starts = self.windows.starts(record.timestamp)
         taken = [start for start in starts if start + size > close_time]
         if taken:
@@ -147,11 +147,15 @@ class TimeWindowAggregate(FixedWindowAggregate):
     def advance_time(self, stream_time_ms: int) -> None:
         if stream_time_ms > self.stream_time_ms:
             self.stream_time_ms = stream_time_ms
-            self._close(stream_time_ms - self.windows.grace_ms + 1)
+            self._close(self.close_time(stream_time_ms) + 1)
 
     def results_from_ms(self) -> int:
         """A result has the timestamp of its window's latest record, which may be its first moment."""
-        return self.stream_time_ms - self.windows.grace_ms - self.windows.size_ms
+        return self.close_time(self.stream_time_ms) - self.windows.size_ms
+
+    def close_time(self, stream_time: int) -> int:
+        """Windows that end by this are closed."""
+        return self.closing_ms(stream_time) - self.windows.grace_ms
 
     def _take(self, record: Record, starts: Sequence[int]) -> None:
         key, changed = record.key, []

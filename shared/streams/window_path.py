@@ -36,30 +36,28 @@ class WindowPath(ColumnPath):
     def _take_keyed(self, columns: Columns, values: TakenValues, at: Int64Array) -> None:
         operator = self._operator
         grace = operator.windows.grace_ms
-        moments = Moments(columns.timestamps[at], at, operator.stream_time_ms, grace - 1)  # an end is in no window
-        places, first, last = self._find_late(columns, values, at, moments.times)
+        before_ms, patience_ms = operator.stream_time_ms, grace - 1  # an end is in no window
+        moments = Moments(columns.timestamps[at], at, before_ms, patience_ms, operator.closed_by_ms)
+        places, first, last = self._find_late(columns, values, at, moments)
         if len(places):
             states = [column[places] for column in values.states]
             take_into_windows(self._store, values.codes[places], first, last, states)
         operator.stream_time_ms = int(moments.times[-1])
-        operator.close_batch(operator.stream_time_ms - grace + 1, moments, columns)
+        operator.close_batch(operator.close_time(operator.stream_time_ms) + 1, moments, columns)
 
     def _find_late(
-        self, columns: Columns, values: TakenValues, at: Int64Array, moments: Int64Array
+        self, columns: Columns, values: TakenValues, at: Int64Array, moments: Moments
     ) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """The places of records that a window takes, with the numbers of their first and last; of others none does.
-
-        `moments` are the operator's times with each record.
-        """
+        """The places of records that a window takes, with the numbers of their first and last; of others none does."""
         windows, context = self._operator.windows, self._operator.context
-        close_times = moments - windows.grace_ms
+        close_times = moments.closing - windows.grace_ms
         first, last = windows.numbers(columns.timestamps[at])
         taken_from = np.maximum(first, (close_times - windows.size_ms) // windows.advance_ms + 1)
         missed = int((np.minimum(taken_from, last + 1) - first).sum())
         if not missed:
             return at, first, last
         is_late = taken_from > last
-        late = zip(at[is_late].tolist(), close_times[is_late].tolist(), moments[is_late].tolist(), strict=True)
+        late = zip(at[is_late].tolist(), close_times[is_late].tolist(), moments.times[is_late].tolist(), strict=True)
         for place, close_time, stream_time in late:
             context.emit_late(self._record(columns, values, place), close_time, stream_time)
         context.count_missed(missed)

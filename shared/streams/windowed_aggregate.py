@@ -55,6 +55,12 @@ class TimedProcessor(Processor):
 
     store_name: str
     stream_time_ms: int = NO_TIME
+    closed_by_ms: int = NO_TIME
+    """What this time closes was closed under a shorter gap or grace: windows close by it until time has reached it."""
+
+    def closing_ms(self, stream_time_ms: int) -> int:
+        """The time by which windows close at a stream time."""
+        return max(stream_time_ms, self.closed_by_ms)
 
     @abstractmethod
     def advance_time(self, stream_time_ms: int) -> None:

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import msgspec
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import UNSET
 
 from shared.common.errors import CorruptRecord
 from shared.common.records import Columns, ConsumerRecord
+from shared.streams import changelog_format as fmt
 from shared.streams.aggregations import Aggregate, Count, CountDistinct, Max
-from shared.streams.changelog_format import DELETED, LIVE, StateCodec
+from shared.streams.changelog_format import DELETED, LIVE, Progress, StateCodec
 from shared.streams.changelog_reader import Change
 from shared.streams.collecting import CollectList, Last
 from shared.streams.dsl import StreamsBuilder
+from shared.streams.late_records import CLOSE_TIME_MS, LATENESS_MS, STREAM_TIME_MS
 from shared.streams.restore import restore_change, restore_windows
 from shared.streams.state.column_store import ColumnStore
+from shared.streams.state.state_directory import StateDirectory
 from shared.streams.stream_task import StreamTask
 from shared.streams.topology import Topology
 from shared.testing.topology_test_driver import TopologyTestDriver
@@ -152,11 +164,12 @@ SHORT_MS, LONG_MS = 5, 1_000
 
 
 def cut(kind: str, grace_ms: int) -> Topology:
-    """Counts in tumbling windows, or in sessions that wait by grace or by gap, with late records."""
+    """Counts in tumbling or hopping windows, or in sessions that wait by grace or by gap, with late records."""
     builder = StreamsBuilder()
     grouped = builder.stream("in", late="late").group_by_key()
     windows = {
         "tumbling": grouped.tumbling_window(SIZE_MS, grace_ms),
+        "hopping": grouped.hopping_window(SIZE_MS, SIZE_MS // 2, grace_ms),
         "grace": grouped.session_window(SIZE_MS, grace_ms),
         "gap": grouped.session_window(SIZE_MS + grace_ms, 0),
     }
@@ -164,11 +177,18 @@ def cut(kind: str, grace_ms: int) -> Topology:
     return builder.build()
 
 
-def gone_on_with(driver: TopologyTestDriver, topology: Topology) -> TopologyTestDriver:
+def gone_on_with(
+    driver: TopologyTestDriver, topology: Topology, state: StateDirectory | None = None
+) -> TopologyTestDriver:
     """A driver that goes on with the state of another under this topology."""
     driver.commit()
-    other = TopologyTestDriver(topology, columns_min=1)
-    other.changelog += driver.changelog
+    driver.close()
+    now_ms, idle_ms = driver.clock.now_ms(), driver.idle_advance_ms
+    other = TopologyTestDriver(
+        topology, columns_min=driver.columns_min, now_ms=now_ms, idle_advance_ms=idle_ms, max_future_ms=None
+    )
+    other.state = state
+    other.changelog = list(driver.changelog)
     other.source_log |= {topic: list(records) for topic, records in driver.source_log.items()}
     other.restore()
     return other
@@ -204,3 +224,176 @@ def test_a_longer_patience_opens_nothing_that_was_closed(kind: str, by_column: b
     assert late(driver, b"other", 300 + 2 * LONG_MS, 200) == [200]
     closed = [(record.key, record.timestamp) for record in first.outputs["out"] + driver.outputs["out"]]
     assert len(closed) == len(set(closed)), "no window is closed twice"
+
+
+KINDS = ("tumbling", "hopping", "grace", "gap")
+
+
+def kinds_driver(kind: str, patience_ms: int) -> TopologyTestDriver:
+    return TopologyTestDriver(
+        cut(kind, patience_ms), columns_min=1, now_ms=1_000_000, idle_advance_ms=1, max_future_ms=None
+    )
+
+
+def closed(driver: TopologyTestDriver) -> list[tuple[Any, Any, Any]]:
+    """The windows that went out: key, start and end."""
+    found = [msgspec.json.decode(record.value or b"") for record in driver.outputs.get("out", ())]
+    return [(row["key"], row["start"], row["end"]) for row in found]
+
+
+def quiet_until_closed(driver: TopologyTestDriver, key: str, step_ms: int) -> int:
+    """How long it is quiet until a window of the key is closed."""
+    for ms in range(step_ms, 4 * LONG_MS, step_ms):
+        driver.advance_wall_clock(step_ms)
+        if any(row[0] == key for row in closed(driver)):
+            return ms
+    raise AssertionError("nothing was closed")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_quiet_topic_closes_by_the_new_patience_from_its_own_time(kind: str) -> None:
+    """Time is moved on from where it was, whatever gap or grace had been: what is new stays open for as long as they
+    now say, and what was open under longer ones closes with the next advance."""
+    first = kinds_driver(kind, SHORT_MS)
+    first.pipe("in", key=b"first", value=b"{}", timestamp=1_000)
+    driver = gone_on_with(first, cut(kind, LONG_MS))
+    driver.pipe("in", key=b"new", value=b"{}", timestamp=1_001)
+    assert LONG_MS - SIZE_MS <= quiet_until_closed(driver, "new", 5) <= LONG_MS + 3 * SIZE_MS
+
+    first = kinds_driver(kind, LONG_MS)
+    first.pipe("in", key=b"first", value=b"{}", timestamp=1_000)
+    driver = gone_on_with(first, cut(kind, SHORT_MS))
+    assert quiet_until_closed(driver, "first", 5) <= SHORT_MS + 3 * SIZE_MS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("by_column", [False, True])
+def test_what_was_closed_is_told_by_true_times(kind: str, by_column: bool) -> None:
+    """A record that is late because of what was closed under a shorter patience says the newest time that there was,
+    and by which close time it is late; so does what is closed say when that was."""
+    first = kinds_driver(kind, SHORT_MS)
+    first.pipe("in", key=b"k", value=b"{}", timestamp=5_000)
+    driver = gone_on_with(first, cut(kind, LONG_MS))
+    (pipe_columns if by_column else pipe_singly)(driver, (b"other", 4_900), (b"k", 5_004))
+    (record,) = driver.outputs["late"]
+    headers = dict(record.headers)
+    waited = SHORT_MS + (SIZE_MS if kind in ("grace", "gap") else 0)
+    assert headers[STREAM_TIME_MS] == b"5000"
+    assert headers[CLOSE_TIME_MS] == b"%d" % (5_000 - waited)
+    assert headers[LATENESS_MS] == b"%d" % (5_000 - waited - 4_900)
+    (pipe_columns if by_column else pipe_singly)(driver, (b"k", 9_000))
+    finals = [fmt.decode(value) for _, value in driver.changelog if value[1:2] == fmt.FINAL]
+    assert finals
+    assert {fmt.START_END_CLOSED.unpack_from(entry.body)[2] for entry in finals} == {9_000}
+
+
+def pipe_columns(driver: TopologyTestDriver, *records: tuple[bytes, int]) -> None:
+    driver.pipe_columns("in", [(key, b"{}", time) for key, time in records])
+
+
+def pipe_singly(driver: TopologyTestDriver, *records: tuple[bytes, int]) -> None:
+    for key, time in records:
+        driver.pipe("in", key=key, value=b"{}", timestamp=time)
+
+
+def test_what_an_earlier_release_reads_is_the_true_time() -> None:
+    """Progress has the operator's time as it is, and beside it what was closed, as long as that matters."""
+    first = kinds_driver("gap", SHORT_MS)
+    first.pipe("in", key=b"k", value=b"{}", timestamp=5_000)
+    assert progress_of(first).close_times_ms is UNSET
+    driver = gone_on_with(first, cut("gap", LONG_MS))
+    driver.pipe("in", key=b"k", value=b"{}", timestamp=5_003)
+    assert progress_of(driver).operator_times_ms == {"s": 5_003}
+    assert progress_of(driver).close_times_ms == {"s": 5_000 - SIZE_MS - SHORT_MS}
+    assert progress_of(gone_on_with(driver, cut("gap", 2 * LONG_MS))).close_times_ms == {"s": 4_985}
+    driver.pipe("in", key=b"k", value=b"{}", timestamp=4_985 + LONG_MS + SIZE_MS)
+    assert progress_of(driver).close_times_ms is UNSET
+
+
+def progress_of(driver: TopologyTestDriver) -> Progress:
+    """What the newest commit says."""
+    driver.task.needs_commit = True
+    driver.commit()
+    return fmt.decode_progress(fmt.decode(driver.changelog[-1][1]).body)
+
+
+@contextmanager
+def directory_of(folder: str) -> Iterator[StateDirectory]:
+    state = StateDirectory(folder, "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
+    state.acquire()
+    yield state
+    state.release()
+
+
+class Life(NamedTuple):
+    """Under a patience: batches of (key, time less 1,000), each taken one by one or in columns, then quiet ms."""
+
+    patience_ms: int
+    batches: list[tuple[list[tuple[bytes, int]], bool, int]]
+
+
+TIMES = st.integers(-90, 300)
+BATCHES = st.tuples(
+    st.lists(st.tuples(st.sampled_from([b"a", b"b"]), TIMES), min_size=1, max_size=5),
+    st.booleans(),
+    st.sampled_from([0, 0, 40]),
+)
+LIVES = st.lists(
+    st.builds(Life, st.sampled_from([0, 5, 60, 200]), st.lists(BATCHES, min_size=1, max_size=3)), min_size=2, max_size=5
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(lives=LIVES)
+@settings(max_examples=25, deadline=None)
+def test_a_restart_changes_nothing_whatever_gap_and_grace_were(kind: str, lives: list[Life]) -> None:
+    """A record is late just where its windows were closed, by all patience that there was; no window is closed twice;
+    and with restarts in between, in columns or one by one, the same comes out."""
+    require_same(kind, lives, None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_on_disk_knows_what_was_closed(kind: str) -> None:
+    """As the changelog does, through a gap or grace that is made longer twice and shorter in between."""
+    lives = [
+        Life(5, [([(b"a", 0), (b"b", 100)], True, 40)]),
+        Life(200, [([(b"a", 101), (b"b", 150), (b"c", 90)], True, 0), ([(b"a", 120)], False, 40)]),
+        Life(60, [([(b"b", 20), (b"a", 130)], False, 0)]),
+        Life(200, [([(b"a", 121), (b"c", 300), (b"b", 95)], True, 0), ([(b"d", 290)], False, 40)]),
+    ]
+    with TemporaryDirectory() as folder, directory_of(folder) as state:
+        require_same(kind, lives, state)
+
+
+def require_same(kind: str, lives: list[Life], state: StateDirectory | None) -> None:
+    """Two drivers live these lives, the second with a restart more before each batch, and with its state there."""
+    drivers = [kinds_driver(kind, lives[0].patience_ms) for _ in range(2)]
+    late: list[list[tuple[Any, Any]]] = [[], []]
+    out: list[list[tuple[Any, Any, Any]]] = [[], []]
+    wanted: list[tuple[bytes, int]] = []
+    time = closed_to = -1
+    for life in lives:
+        topology = cut(kind, life.patience_ms)
+        drivers = [gone_on_with(drivers[0], topology), gone_on_with(drivers[1], topology, state)]
+        waits = topology.schemas()[0].patience_ms
+        for records, by_column, quiet_ms in life.batches:
+            sent = [(key, 1_000 + at) for key, at in records]
+            drivers[1] = gone_on_with(drivers[1], topology, state)
+            for driver, how, own_late, own_out in zip(drivers, (by_column, not by_column), late, out, strict=True):
+                (pipe_columns if how else pipe_singly)(driver, *sent)
+                driver.advance_wall_clock(quiet_ms)
+                own_late += [(record.key, record.timestamp) for record in driver.read("late")]
+                own_out += closed(driver)
+                driver.read("out")
+            for key, at in sent:
+                time = max(time, at)
+                closed_to = max(closed_to, time - waits)
+                if at // SIZE_MS * SIZE_MS + SIZE_MS <= closed_to:
+                    wanted.append((key, at))
+            time += quiet_ms
+            closed_to = max(closed_to, time - waits)
+    drivers[1].close()
+    assert late[0] == late[1]
+    assert sorted(out[0]) == sorted(out[1])
+    assert len(out[0]) == len(set(out[0])), "no window is closed twice"
+    assert kind != "tumbling" or late[0] == wanted

@@ -114,7 +114,7 @@ def test_arrival_order_decides_which_keys_are_taken_singly(times: tuple[int, ...
     codes = np.array([path._store.code_of(key_at(at)) for at in times])
     arrived = np.array(times)
     order = np.lexsort((arrived, codes))
-    slow = path._slow_keys(codes[order], arrived[order], order, Moments(arrived, order, 0, 15).times)
+    slow = path._slow_keys(codes[order], arrived[order], order, Moments(arrived, order, 0, 15).closing)
     assert slow.tolist() == ([path._store.code_of(b"a")] if ARRIVALS[times] else [])
     pipe_all(drivers, [Piped(key_at(at), b'{"n":1}', at) for at in times])
     require_equal(*drivers)
