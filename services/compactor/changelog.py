@@ -1,10 +1,10 @@
 """The reader's rule of the changelog, in Spark's expressions.
 
-An entry counts only if a progress record of its epoch and commit number follows it while that epoch is in force. Epoch
-and commit number lie next to each other in the envelope, big-endian and never negative, so their twelve bytes compare
-and join as they are (`identity`). Of a range of the changelog, `Window` is what is covered: everything up to the newest
-valid progress record of each partition. Records without the mark of an entry are foreign, as for every reader: they are
-counted, said, and left out.
+An entry counts only if it stands where its epoch is in force, and the next progress record of that epoch there has its
+commit number: it lies between the one before (or the takeover) and its own. Epoch and commit number lie next to each
+other in the envelope, big-endian and never negative, so their twelve bytes compare and join as they are (`identity`).
+Of a range of the changelog, `Window` is what is covered: everything up to the newest valid progress record of each
+partition. Records without the mark of an entry are foreign, as for every reader: they are counted, said, and left out.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UNSET
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from services.compactor import advances, rules
@@ -31,12 +32,13 @@ from services.compactor.bodies import (
     bad_rows,
     beyond_time,
 )
-from services.compactor.epochs import Corrupt, require_takeovers, valid_progress, with_epochs
+from services.compactor.epochs import EPOCH_BYTES, Corrupt, require_takeovers, valid_progress, with_epochs
 from services.compactor.generations import Stores, late_topics_left, layouts_of, newest_of, require_successor
 from shared.common.errors import CorruptRecord
 from shared.common.log import get_logger
 from shared.streams.changelog_format import (
     DELETED,
+    EPOCH_MAX,
     FINAL,
     FORMAT_VERSION,
     LIVE,
@@ -147,9 +149,9 @@ def read_window(
     entries = (
         parts.filter(F.col("operation").isin(LIVE, DELETED, FINAL))
         .join(F.broadcast(_commits(spark, valid, numbers)), ["partition", "identity"])
-        .filter(F.col("offset") < F.col("progress_offset"))
+        .filter((F.col("offset") > F.col("since")) & (F.col("offset") < F.col("progress_offset")))
         .withColumn("store", F.conv(F.hex("store"), 16, 10).cast("int"))
-        .drop("progress_offset")
+        .drop("since", "progress_offset")
     )
     moved = any(one.progress.idle is not UNSET for one in newest.values())
     told = advances.said(valid, stores) if moved else None
@@ -271,6 +273,7 @@ def _is_corrupt() -> SparkColumn:
     wrong |= ~operation.isin(*sorted(OPERATIONS))
     # The sign bits of epoch and commit: neither is ever negative, and their bytes are compared.
     wrong |= (F.substring("value", 4, 1) >= F.lit(b"\x80")) | (F.substring("value", 8, 1) >= F.lit(b"\x80"))
+    wrong |= F.substring("value", 4, EPOCH_BYTES) > F.lit(EPOCH_MAX.to_bytes(EPOCH_BYTES, "big"))
     for kind, size in _FIXED_BYTES.items():
         wrong |= (operation == F.lit(kind)) & (F.col("key").isNull() | (length < ENVELOPE_BYTES + size))
     wrong |= (operation == F.lit(DELETED)) & (length != ENVELOPE_BYTES + START_BYTES)
@@ -350,9 +353,15 @@ def _generations(commits: list[rules.Said], covered: Mapping[int, Stores]) -> tu
 
 
 def _commits(spark: SparkSession, valid: DataFrame, numbers: Mapping[str, int]) -> DataFrame:
-    """Commits that count, with the offset of their progress record and their generation."""
-    named = valid.withColumn("stores", rules.text_of("stores")).groupBy("partition", "identity")
-    commits = named.agg(F.max("offset").alias("progress_offset"), F.max_by("stores", "offset").alias("stores"))
+    """Commits that count, with the offset of their progress record, the one they come `since`, and their generation."""
+    before = F.lag("offset").over(SparkWindow.partitionBy("partition").orderBy("offset"))
+    commits = valid.select(
+        "partition",
+        "identity",
+        F.greatest("taken_offset", before).alias("since"),
+        F.col("offset").alias("progress_offset"),
+        rules.text_of("stores"),
+    )
     if len(set(numbers.values())) <= 1:
         return commits.withColumn("generation", F.lit(0)).drop("stores")
     known = spark.createDataFrame(list(numbers.items()), "stores string, generation int")

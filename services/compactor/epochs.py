@@ -21,7 +21,7 @@ from shared.streams.changelog_format import PROGRESS, TAKEOVER
 
 log = get_logger(__name__)
 
-_EPOCH_BYTES = 4
+EPOCH_BYTES = 4
 
 
 class Corrupt(NamedTuple):
@@ -36,25 +36,31 @@ class Corrupt(NamedTuple):
 
 def epoch_bytes() -> SparkColumn:
     """The epoch of a record's `identity`, as bytes that are in order."""
-    return F.substring("identity", 1, _EPOCH_BYTES)
+    return F.substring("identity", 1, EPOCH_BYTES)
 
 
 def with_epochs(parts: DataFrame, epochs: Mapping[int, int]) -> DataFrame:
     """Progress and takeover records with their `epoch` and the one `in_force` there, as entries have them.
 
-    `epochs` are those in force before the range, by partition.
+    `taken_offset` is where the one in force was declared: -1 before the range. `epochs` are those in force before it,
+    by partition.
     """
     epoch = epoch_bytes()
     so_far = SparkWindow.partitionBy("partition").orderBy("offset").rowsBetween(SparkWindow.unboundedPreceding, 0)
-    taken = F.max(F.when(F.col("operation") == F.lit(TAKEOVER), epoch)).over(so_far)
-    in_force = F.greatest(taken, _epoch_at_start(epochs))
-    controls = parts.filter(F.col("operation").isin(PROGRESS, TAKEOVER))
-    return controls.withColumns({"epoch": epoch, "in_force": in_force})
+    # Of takeovers of the same epoch the first declared it.
+    place = F.struct(epoch.alias("epoch"), (-F.col("offset")).alias("back"))
+    highest = F.max(F.when(F.col("operation") == F.lit(TAKEOVER), place)).over(so_far)
+    taken, at_start = F.col("highest.epoch"), _epoch_at_start(epochs)
+    is_newer = F.coalesce(taken > at_start, taken.isNotNull())
+    offset = F.when(is_newer, -F.col("highest.back")).otherwise(F.lit(-1))
+    controls = parts.filter(F.col("operation").isin(PROGRESS, TAKEOVER)).withColumn("highest", highest)
+    columns = {"epoch": epoch, "in_force": F.greatest(taken, at_start), "taken_offset": offset}
+    return controls.withColumns(columns).drop("highest")
 
 
 def _epoch_at_start(epochs: Mapping[int, int]) -> SparkColumn:
     """The epoch's bytes, as entries have them; null of a partition that is not known yet."""
-    return F.unhex(F.lpad(F.hex(tables.by_partition(epochs, other=None)), 2 * _EPOCH_BYTES, "0"))
+    return F.unhex(F.lpad(F.hex(tables.by_partition(epochs, other=None)), 2 * EPOCH_BYTES, "0"))
 
 
 def valid_progress(controls: DataFrame) -> DataFrame:

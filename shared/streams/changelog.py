@@ -1,7 +1,7 @@
 """One owner's hold on one changelog partition: take over, restore, commit.
 
 Taking over. Under exactly_once the producer's first request fences the former owner and ends its open transaction.
-Then the log is read to its end to learn the epoch in force, a takeover record with the next epoch is written, and
+Then the log is read to its end to learn the highest epoch in it, a takeover record with the next one is written, and
 reading goes on until that record comes by: whatever a zombie wrote before it has been applied by then, whatever it
 writes after it counts for nobody. Should another owner have taken over meanwhile, ours is written anew, one higher.
 """
@@ -180,7 +180,7 @@ class ChangelogPartition:
         async with restoring.consumer() as consumer:
             await restoring.read_until(await restoring.begin(consumer), consumer)
             for _ in range(TAKEOVER_ATTEMPTS_MAX):
-                epoch = reader.epoch + 1
+                epoch = reader.next_epoch
                 metadata = await self._write_takeover(epoch, restoring.rests_on)
                 await restoring.read_until(metadata.offset + 1, consumer)
                 if reader.takeover_offset == metadata.offset:

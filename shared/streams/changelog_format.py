@@ -21,9 +21,9 @@ binary column in its order as a length uint32 and that many bytes. The record's 
 none. A session is known by (store, key, start): L replaces what was there, D removes it, F removes it and adds one
 immutable closed window.
 
-The reader's rule. An entry counts only if a progress record of the same epoch and commit number follows it in the
-partition while that epoch is in force; an epoch is in force from its takeover record until one with a higher epoch.
-Within a commit all F and D come before all L, since a key's closed session and its next live one may share a start.
+The reader's rule. An epoch is in force from its takeover record until one with a higher epoch. An entry counts only if
+it stands where its epoch is in force, and the next progress record of that epoch there has its commit number. Within a
+commit all F and D come before all L, since a key's closed session and its next live one may share a start.
 
 Foreign records. Anybody who may write to the topic may leave something else in it. The first two bytes are the mark of
 an entry of any version: a version from 1 to VERSIONS_MAX, then a capital letter. JSON, text, protocol buffers and the
@@ -53,6 +53,7 @@ LENGTH = struct.Struct(">I")
 
 LIVE, DELETED, FINAL, PROGRESS, TAKEOVER = b"L", b"D", b"F", b"G", b"T"
 OPERATIONS = frozenset((LIVE, DELETED, FINAL, PROGRESS, TAKEOVER))
+EPOCH_MAX = 2**31 - 2  # an int32 that the next owner can still go above
 STORES_MAX = 256  # a store's number is one byte
 BODY_BYTES_MIN = {
     LIVE: START_END.size,
@@ -278,6 +279,8 @@ def decode(value: bytes | None) -> Entry:
         raise CorruptRecord(f"unknown changelog operation {operation!r}")
     if epoch < 0 or commit < 0:
         raise CorruptRecord(f"a changelog record of epoch {epoch}, commit {commit}; neither is ever negative")
+    if epoch > EPOCH_MAX:
+        raise CorruptRecord(f"a changelog record of epoch {epoch}; {EPOCH_MAX} is the highest that an owner takes")
     body = value[ENVELOPE.size :]
     if len(body) < least or (operation == DELETED and len(body) != least):
         raise CorruptRecord(f"a changelog entry {operation!r} has {len(body)} bytes of body, {least} were expected")

@@ -60,9 +60,9 @@ class ChangelogReader:
 
     Where `stores` says what the reader's own topology has, a commit that was written under another raises
     SchemaMismatch before any of its changes is applied. `skip` are offsets that are passed over whatever they hold;
-    they count as foreign. `takeover_offset` is where the epoch in force was declared:
-    of two owners that write the same epoch at once, the one whose record that is has won. What lies before
-    `covered_offset` has been applied, or counts for nobody.
+    they count as foreign. `takeover_offset` is where the epoch in force was declared: of two owners that write the same
+    epoch at once, the one whose record that is has won. Where a takeover is passed over, what its owner wrote has a
+    `highest_epoch` above the one in force. What lies before `covered_offset` has been applied, or counts for nobody.
 
     `feed` raises HistoryMissing where no epoch is known yet and the changelog rests on a backfill's tables.
     """
@@ -77,7 +77,7 @@ class ChangelogReader:
         skip: frozenset[int] = frozenset(),
     ) -> None:
         self._apply, self._stores, self._skip = apply, stores, skip
-        self.epoch = epoch
+        self.epoch = self.highest_epoch = epoch
         self.takeover_offset: int | None = None
         self.progress = progress
         self.next_offset: int | None = None
@@ -90,6 +90,11 @@ class ChangelogReader:
         pending = sum(map(len, self._pending.values()))
         done = f"{self.entries_applied} applied, {self.entries_ignored} ignored, {pending} pending"
         return f"ChangelogReader(epoch {self.epoch}, next {self.next_offset}, {done})"
+
+    @property
+    def next_epoch(self) -> int:
+        """What the next owner takes: nobody has written under it, not even one whose takeover was passed over."""
+        return max(self.epoch, self.highest_epoch) + 1
 
     @property
     def is_between_commits(self) -> bool:
@@ -124,13 +129,17 @@ class ChangelogReader:
             if entry.epoch == self.epoch:
                 self._confirm(entry)
             else:
-                self.entries_ignored += 1
+                self._ignore(entry)
         elif key is None:
             raise CorruptRecord(f"an entry {entry.operation!r} for store {entry.store} without a key")
         elif entry.epoch == self.epoch:
             self._pending.setdefault(entry.commit, []).append((entry, key, offset))
         else:
-            self.entries_ignored += 1
+            self._ignore(entry)
+
+    def _ignore(self, entry: Entry) -> None:
+        self.entries_ignored += 1
+        self.highest_epoch = max(self.highest_epoch, entry.epoch)
 
     def _confirm(self, entry: Entry) -> None:
         progress = fmt.decode_progress(entry.body)

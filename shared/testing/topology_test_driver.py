@@ -201,7 +201,7 @@ class TopologyTestDriver:
         for offset, (key, value) in enumerate(self.changelog[start:], start):
             reader.feed(offset, key, value)
         self.restored_entries = len(self.changelog) - start
-        task.epoch = reader.epoch + 1
+        task.epoch = reader.next_epoch
         if reader.progress is not None:
             restore_progress(task, reader.progress)
         takeover = Takeover(APPLICATION, "driver", self.clock.now_ms())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +13,10 @@ from services.compactor.changelog import Newest, Window, read_window
 from services.compactor.kafka import READ_SCHEMA
 from shared.common.errors import CorruptRecord
 from shared.streams import changelog_format as log
+from shared.streams.changelog_reader import Change, ChangelogReader
 
 Case = tuple[tuple[bytes, ...], tuple[int, ...]]
+LOGS, RECORDS_MAX, EPOCH_MAX, COMMIT_MAX = 100, 40, 3, 2
 
 
 @pytest.fixture
@@ -67,3 +70,48 @@ def test_a_takeover_that_is_named_takes_its_epoch_with_it(read: Callable[..., Wi
     window = read(((OF_ANOTHER_VERSION,), (2,)), ((OF_ANOTHER_VERSION, LATER), (2, 3)), named=1)
     assert {p: (newest.epoch, newest.covered_offset) for p, newest in window.newest.items()} == {0: (1, 1), 1: (3, 5)}
     assert window.corrupt == ()
+
+
+def test_spark_and_the_reader_agree_on_what_counts(spark: Any, new_simulation: Callable[[str, int], Any]) -> None:
+    """Whatever takeovers were named or came twice, whatever commits began again, and whoever wrote what among them."""
+    (task,) = new_simulation("log", 1).tasks
+    task.commit()
+    done = log.decode_progress(log.decode(task.changelog[-1][1]).body)
+    store = 0
+    rows, covered, skip, expected = [], {}, set(), {}
+    for partition in range(LOGS):
+        draw = random.Random(partition)
+        begins = draw.randrange(2) * draw.randrange(EPOCH_MAX)
+        named = frozenset(draw.sample(range(RECORDS_MAX), draw.randrange(4)))
+        applied: list[int] = []
+
+        def apply(change: Change, applied: list[int] = applied) -> None:
+            applied.append(int(change.key))
+
+        reader = ChangelogReader(apply, epoch=begins, skip=named)
+        counts = 0
+        for offset in range(RECORDS_MAX):
+            epoch, commit = draw.randint(1, EPOCH_MAX), draw.randint(1, COMMIT_MAX)
+            kind = draw.choice("TGGLLLLL")
+            if kind == "T":
+                key, value = None, log.encode_takeover(epoch, log.Takeover("log", "test", 0))
+            elif kind == "G":
+                key, value = None, log.encode_progress(epoch, commit, done)
+            else:
+                key, value = b"%d" % offset, log.encode_deleted(store, epoch, commit, 0)
+            rows.append((partition, offset, 0, key, value))
+            before = reader.progress
+            reader.feed(offset, key, value)
+            counts = offset + 1 if reader.progress is not before else counts
+        if begins:
+            covered[partition] = Newest(0, begins, 0, b"", done)
+        skip |= {(partition, offset) for offset in named}
+        expected[partition] = (applied, counts)
+    window = read_window(spark, "log", spark.createDataFrame(rows, READ_SCHEMA), covered, frozenset(skip))
+    found: dict[int, list[int]] = {p: [] for p in expected}
+    for row in window.entries.select("partition", "offset").orderBy("partition", "offset").collect():
+        found[row.partition].append(row.offset)
+    assert found == {p: sorted(applied) for p, (applied, _) in expected.items()}
+    newest = {p: one.covered_offset for p, one in window.newest.items()}
+    assert newest == {p: counts for p, (_, counts) in expected.items() if counts}
+    assert sum(map(len, found.values())) > LOGS

@@ -13,6 +13,7 @@ from services.compactor.compact import Compaction
 from services.compactor.fold import Summary
 from services.compactor.settings import CompactSettings
 from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin
 from shared.common.errors import CorruptRecord
 from shared.streams import changelog_format as log
 from tests.integration.test_stream_worker import chain_of, offline, running
@@ -66,5 +67,37 @@ def test_a_compaction_over_foreign_and_corrupt_records(
             assert (second.run, second.foreign_records) == (first.run + 1, 1)
             await work(chain, 100, lake=str(tmp_path))  # what the snapshot covers need not be named any more
             assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+
+    asyncio.run(live())
+
+
+def test_what_a_named_takeover_leaves_out_counts_nowhere(
+    spark: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
+) -> None:
+    """The aggregator goes on before it at once: its next owner's commits confirm nothing of what the dead one wrote.
+
+    Each record is in one window of the lake, or is late, and the closed windows are those of an uninterrupted run.
+    """
+
+    async def live() -> None:
+        async with chain_of(kafka, topic_name, 1) as chain:
+            await work(chain, 100)
+            await work(chain, 100)
+            read = await chain.read(f"{topic_name}-changelog")
+            at = [r.offset for r in read if r.value and log.decode(r.value).operation == log.TAKEOVER][-1]
+            async with Admin(chain.kafka) as admin:
+                await admin.delete_group(topic_name)
+            await work(chain, 37, skip_changelog_records=f"0:{at}")
+            settings = CompactSettings(
+                application=topic_name, lake=str(tmp_path), kafka=chain.kafka, skip_changelog_records=f"0:{at}"
+            )
+            await asyncio.to_thread(Compaction(spark, settings, print).run)
+            closed = spark.read.format("delta").load(f"{settings.tables}/closed/s").collect()
+            state = spark.read.format("delta").load(f"{settings.tables}/state").filter("row = 'window'").collect()
+            late = set(await chain.values("late"))
+            assert sum(r.n for r in closed) + sum(r.s.n_n for r in state) + len(late) == len(chain.sent)
+            wanted, wanted_late = offline(topic_name, chain.sent)
+            assert len(closed) == len({(r.key, r.start_ms, r.end_ms) for r in closed}) == len(wanted)
+            assert (set(await chain.values("out")), late) == (set(wanted), set(wanted_late))
 
     asyncio.run(live())

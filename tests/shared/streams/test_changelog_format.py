@@ -16,7 +16,7 @@ from shared.streams.aggregations import Column, Count, CountDistinct, Mean
 from shared.streams.changelog_format import AggregationSchema, Entry, Progress, StateCodec, StoreSchema, Takeover
 
 int64 = st.integers(-(2**63), 2**63 - 1)
-epochs, stores, commits = st.integers(0, 2**31 - 1), st.integers(0, 255), st.integers(0, 2**63 - 1)
+epochs, stores, commits = st.integers(0, fmt.EPOCH_MAX), st.integers(0, 255), st.integers(0, 2**63 - 1)
 
 SCHEMA = StoreSchema(
     name="banks",

@@ -177,6 +177,17 @@ def test_the_winner_of_an_epoch_is_known_by_its_offset() -> None:
     assert (reader.epoch, reader.takeover_offset) == (2, 1)
 
 
+def test_a_takeover_that_is_passed_over_takes_its_epoch_with_it() -> None:
+    """What its owner wrote never counts, neither when the same epoch is taken again; the next owner goes above it."""
+    dead = [live(2, 1, b"b"), progress(2, 1, at=2), live(2, 2, b"c")]
+    got = read(takeover(1), live(1, 1, b"a"), progress(1, 1, at=1), *dead)
+    assert (got.state, got.at) == ({(b"a", 0): b"1/1"}, 1)
+    assert (got.reader.epoch, got.reader.next_epoch) == (1, 3)
+    for offset, (key, value) in enumerate([takeover(2), live(2, 1, b"d"), progress(2, 1, at=3)], 6):
+        got.reader.feed(offset, key, value)
+    assert (got.state, got.at) == ({(b"a", 0): b"1/1", (b"d", 0): b"2/1"}, 3)
+
+
 def test_an_epoch_from_a_snapshot() -> None:
     """A reader that goes on from a snapshot takes entries of the snapshot's epoch without its takeover record."""
     got = Read()
@@ -205,6 +216,7 @@ def test_repr_counts() -> None:
         ([(b"a", b"\x02L of a layout to come")], "offset 1: changelog format version 2; this release reads version 1"),
         ([(b"a", b"\x01X" + bytes(20))], "offset 1: unknown changelog operation b'X'"),
         ([(b"a", fmt.encode_live(0, -1, 1, 0, 0, b""))], "offset 1: .* epoch -1, commit 1"),
+        ([takeover(fmt.EPOCH_MAX + 1)], "offset 1: .* epoch 2147483647; 2147483646 is the highest that an owner takes"),
         ([live(1, 1, b"a", store=1), progress(1, 1)], "offset 1: an entry for store 1; there are 1 stores"),
         ([(None, live(1, 1, b"a")[1]), progress(1, 1)], "offset 1: an entry b'L' for store 0 without a key"),
         ([(b"a", fmt.encode_deleted(0, 1, 1, 0)[:-1])], "offset 1: .* 7 bytes of body, 8 were expected"),
