@@ -258,9 +258,12 @@ def show(store: StoreSchema, found: Sequence[Found], console: Console | None = N
 
 
 def _is_covered(row: dict[str, Any], covered: dict[int, lake.PartitionSnapshot]) -> bool:
-    """Whether the snapshot covers it: a compaction that crashed may have appended what the tail has as well."""
+    """Whether the snapshot covers it: a compaction that crashed may have appended what the tail has as well.
+
+    What is in a corrected window is in no tail.
+    """
     own = covered.get(row["partition"])
-    return own is not None and row["changelog_offset"] < own.covered_offset
+    return own is not None and (row["revision"] > 0 or row["changelog_offset"] < own.covered_offset)
 
 
 def _narrowing(settings: SessionsSettings) -> dict[str, Any]:

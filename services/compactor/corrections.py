@@ -1,12 +1,13 @@
 """`penstock compact --with-late`: late records become corrections of closed windows, as rows of a higher revision.
 
 A late record that stands in the late topic for the first time is put into the closed windows that it belongs to: with
-sessions those within the gap of it, and whatever is within the gap of those, all made one; a session of its own where
-there is none; with tumbling and hopping windows each that it lies in. Rows are only ever added to `closed`. Of the rows
-with the same partition, key, start_ms and end_ms the one with the highest revision counts, and where that has no
-`state` (null, as its results) the window is no more: it went into a wider one. A corrected session that a later closed
-one turns out to touch takes that one in too, in the next such run; what the stream itself cut in two stays in two
-unless a late record comes near.
+sessions those within the gap of it, all made one; a session of its own where there is none; with tumbling and hopping
+windows each that it lies in. Rows are only ever added to `closed`. Of the rows with the same partition, key, start_ms
+and end_ms the one with the highest revision counts, and where that has no `state` (null, as its results) the window is
+no more: it went into a wider one. A session that the stream closes within the gap of a corrected one goes into that one
+too, in the next such run; what the stream itself cut in two stays in two unless a late record reaches both. The gap is
+that of the commit which took the late record, whatever it is by now (see `gaps` and `session_joins`). A corrected
+window's `changelog_offset` is the last one that the tables covered then: what has a higher one was closed since.
 
 A late record is of the life of the application that its header names by the id of the changelog topic: those of an
 earlier one (before `penstock streams reset`) are left out, and with them whatever stands before such a one and names
@@ -33,9 +34,10 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import late_states, tables
+from services.compactor import late_states, rules, tables
 from services.compactor.bodies import StoreLayout
 from services.compactor.failures import CompactionConflict
+from services.compactor.gaps import gaps_of
 from services.compactor.generations import layouts_of, newest_stores
 from services.compactor.kafka import TopicOffsets, read_range, topic_offsets
 from services.compactor.late_coverage import Covered, LateCoverage
@@ -102,6 +104,9 @@ class Corrections:
         self.state = f"{settings.tables}/state"
         self.life: str | None = None
         """The id of the changelog that the tables were made from; None where they do not say."""
+        self.covered: dict[int, int] = {}
+        """By partition the next changelog offset, before which the tables cover everything."""
+        self.rules: rules.Rules = {}
 
     def run(self) -> Corrected:
         """Correct each store that can be; then raise NotCorrectable where one could not."""
@@ -114,6 +119,9 @@ class Corrections:
                 "late records of an application with at_least_once may stand in their topic twice, or be of work that "
                 "was done again: --with-late needs exactly_once"
             )
+        self.covered = {partition: row.changelog_offset for partition, row in rows.items()}
+        self.rules = rules.kept(self.spark.table(tables.delta(self.state)))
+        self.rules = self.rules | rules.of_earlier_releases(rows, self.rules)
         stores, refused, done = newest_stores(progress.values()), [], Corrected()
         self.life = next((row.topic_id for row in rows.values() if row.topic_id), None)
         for store, layout in zip(stores, layouts_of(stores), strict=True):
@@ -286,12 +294,10 @@ class Corrections:
             F.max("closed_ms").alias("closed_ms"),
             (F.greatest(F.max("revision"), F.lit(0)) + 1).alias("revision"),
             F.max("is_late").alias("has_late"),
-            (F.max("revision") > 0).alias("has_corrected"),
             F.count(F.lit(1)).alias("members"),
             F.sort_array(F.collect_list(came)).alias("states"),
         )
-        grouped = grouped.filter("has_late OR (has_corrected AND members > 1)")
-        grouped = grouped.drop("has_late", "has_corrected", "members")
+        grouped = grouped.filter("has_late OR members > 1").drop("has_late", "members")
         head = [name for name in grouped.columns if name != "states"]
         types = ", ".join(f"{name} {type_}" for name, type_ in grouped.dtypes if name in head)
         with travelling(late_states, *late_states.TRAVELS):
@@ -299,7 +305,8 @@ class Corrections:
                 late_states.merged_states(store.aggregations, layout, head),
                 f"{types}, merged {tables.struct_type(layout)}",
             )
-        more = (F.lit(-1).cast("bigint").alias("changelog_offset"), F.unix_millis(F.now()).alias("written_ms"))
+        last = tables.by_partition(self.covered) - 1
+        more = (last.alias("changelog_offset"), F.unix_millis(F.now()).alias("written_ms"))
         common = ("partition", "key", "closed_ms", "revision")
         bounds = (F.col("to_start_ms").alias("start_ms"), F.col("to_end_ms").alias("end_ms"))
         new = merged.select(*common, *bounds, F.col("merged").alias("state"), *more)
@@ -310,17 +317,23 @@ class Corrections:
         return tables.closed_frame(new.unionByName(gone), store, F.col("revision").cast("int"))
 
     def _members(self, store: StoreSchema, layout: StoreLayout, late: DataFrame, path: str) -> DataFrame:
-        """Late records as windows, the closed windows of their keys, and which of them belong together (`cluster`)."""
+        """Late records as windows, closed windows of their keys, and which of them belong together (`cluster`)."""
         columns = ["partition", "key", "start_ms", "end_ms", "state", "closed_ms", "revision", "came"]
+        columns += ["changelog_offset", "reach_ms"]
         closed_ms = F.coalesce("closed_ms", "timestamp_ms").alias("closed_ms")
         start = F.col("timestamp_ms") if store.kind == "session" else F.explode(starts(store))
         end = F.col("start_ms") + (0 if store.kind == "session" else store.size_ms)
-        at = (F.lit(-1).alias("revision"), F.col("source_offset").alias("came"))
+        at = [F.lit(-1).alias("revision"), F.col("source_offset").alias("came")]
+        at.append(F.lit(None).cast("bigint").alias("changelog_offset"))
+        session = store.kind == "session"
+        # A backfill's may name a row of a file: it took them by the first rule that there was.
+        gaps, offset = gaps_of(self.rules, store), F.when(~F.col("is_own"), F.col("source_offset")).otherwise(-1)
+        at.append((gaps.of_record(offset) if session else F.lit(0)).cast("bigint").alias("reach_ms"))
         ours = late.select("partition", "key", start.alias("start_ms"), "state", closed_ms, *at)
         ours = ours.withColumn("end_ms", end).select(*columns).withColumn("is_late", F.lit(True))
-        session = store.kind == "session"
         if not tables.exists(self.spark, path):
-            return clustered(ours, store.gap_ms) if session else ours.withColumn("cluster", F.col("start_ms"))
+            alone = ours.withColumn("is_new", F.lit(False))
+            return clustered(alone) if session else ours.withColumn("cluster", F.col("start_ms"))
 
         def read(found: DataFrame) -> DataFrame:
             fields = [F.col("state")[name].alias(name) for name, _ in layout.columns]
@@ -329,12 +342,13 @@ class Corrections:
                 "closed_ms": F.unix_millis("closed_at"),
                 "came": F.lit(-1).cast("bigint"),
                 "state": F.struct(*fields).cast(tables.struct_type(layout)),
+                "reach_ms": F.lit(None).cast("bigint"),
             }
             return found.withColumns(computed).select(*columns).withColumn("is_late", F.lit(False))
 
         closed = self.spark.table(tables.delta(path))
         if session:
-            return with_nearby_sessions(closed, ours, store.gap_ms, read)
+            return with_nearby_sessions(closed, ours, gaps, read)
         return ours.unionByName(read(nearby(closed, ours))).withColumn("cluster", F.col("start_ms"))
 
     # --- writing it ---

@@ -1,9 +1,9 @@
 """The closed windows that late records may change, found without reading all of `closed`.
 
-They are windows of the same keys, near late records or near windows that were corrected before. Delta keeps the least
-and the greatest `start_ms`, `end_ms` and `revision` of each file, so what lies within a few ranges of time, and what
-has a revision above 0, is read from the files that can have it alone. A session that is found reaches further than the
-record that it was found by: ranges grow until no session that counts reaches out of them.
+They are windows of the same keys within reach of late records, and of windows that were closed since the newest
+correction, where their keys have corrected ones. Delta keeps the least and the greatest `start_ms`, `end_ms`,
+`revision` and `changelog_offset` of each file, so what lies within a few ranges of time is read from the files that can
+have it alone. Nothing reaches further: which of them become one session is `session_joins`'.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
+
+from services.compactor import session_joins, tables
+from services.compactor.gaps import Gaps
+from services.compactor.spark import travelling
 
 DAY_MS = 86_400_000
 RANGES_MAX = 64  # of time that are asked for; those nearest to each other become one beyond that
@@ -32,46 +36,57 @@ def newest_windows(closed: DataFrame) -> DataFrame:
 
 def nearby(closed: DataFrame, late: DataFrame) -> DataFrame:
     """The closed windows of the late records' keys that touch the bounds of one of them (WINDOW)."""
-    return _within(closed, late.select(*KEY).distinct(), reaches(late, 0))
+    return _within(closed, late.select(*KEY).distinct(), reaches(late))
 
 
 def with_nearby_sessions(
-    closed: DataFrame, late: DataFrame, gap_ms: int, read: Callable[[DataFrame], DataFrame]
+    closed: DataFrame, late: DataFrame, gaps: Gaps, read: Callable[[DataFrame], DataFrame]
 ) -> DataFrame:
-    """Late sessions (WINDOW, `is_late`, `revision`), the closed ones of their clusters, and which is which: `cluster`.
+    """Late records, the closed sessions that become one by them or by a corrected one, and which is which: `cluster`.
 
-    Corrected sessions and what is within the gap of them are there too. `read` makes closed rows as `late` has them.
+    `late` has WINDOW, `is_late`, `revision`, `changelog_offset` and `reach_ms`, and `read` makes closed rows like it.
     """
-    corrected = newest_windows(closed.filter("revision > 0"))
-    seeds = late.select(*WINDOW).unionByName(corrected.withColumn("key", F.col("key").cast("binary")).select(*WINDOW))
-    keys, ranges = seeds.select(*KEY).distinct().persist(), reaches(seeds, gap_ms)
-    while True:
-        found = clustered(late.unionByName(read(_within(closed, keys, ranges))), gap_ms)
-        whole = SparkWindow.partitionBy(*KEY, "cluster")
-        matters = F.max(F.col("is_late") | (F.col("revision") > 0)).over(whole)
-        found = found.withColumn("_matters", matters).filter("_matters").drop("_matters").persist()
-        further = joined([*ranges, *reaches(found, gap_ms)])
-        if further == ranges:
-            keys.unpersist()
-            return found
-        found.unpersist()
-        ranges = further
+    corrected = closed.filter("revision > 0")
+    last = corrected.groupBy("partition").agg(F.max("changelog_offset").alias("offset")).collect()
+    seen = tables.by_partition({row.partition: row.offset for row in last}, other=None)
+    is_new = F.coalesce((F.col("revision") == 0) & (F.col("changelog_offset") > seen), F.lit(False))
+    seeds = late.select(*WINDOW, "reach_ms")
+    if last:
+        own = closed.filter(is_new).join(corrected.select(*KEY).distinct(), KEY, "left_semi")
+        own = own.select("partition", F.col("key").cast("binary").alias("key"), "start_ms", "end_ms")
+        seeds = seeds.unionByName(own.withColumn("reach_ms", F.lit(gaps.longest_ms)))
+    keys, ranges = seeds.select(*KEY).distinct(), reaches(seeds)
+    found = late.unionByName(read(_within(closed, keys, ranges)))
+    reach = F.when(F.col("revision") > 0, gaps.of_run(F.col("changelog_offset") + 1)).otherwise(F.col("reach_ms"))
+    return clustered(found.withColumns({"reach_ms": reach, "is_new": is_new}))
 
 
-def clustered(sessions: DataFrame, gap_ms: int) -> DataFrame:
-    """Sessions with the number of their `cluster` in their key: those within the gap of each other have one."""
-    order = SparkWindow.partitionBy(*KEY).orderBy("start_ms", "end_ms", "is_late", "revision")
-    before = F.max("end_ms").over(order.rowsBetween(SparkWindow.unboundedPreceding, -1))
-    first = F.coalesce(F.col("start_ms") > before + gap_ms, F.lit(True)).cast("bigint")
-    until = order.rowsBetween(SparkWindow.unboundedPreceding, SparkWindow.currentRow)
-    return sessions.withColumn("_first", first).withColumn("cluster", F.sum("_first").over(until)).drop("_first")
+def clustered(found: DataFrame) -> DataFrame:
+    """Those sessions that are late or not alone, with the number of their `cluster` in their key.
+
+    Of a session `reach_ms` is how far it joins others, and `is_new` whether corrected ones join it.
+    """
+    windows = found.groupBy(*WINDOW, "is_late").agg(
+        F.max("reach_ms").alias("reach_ms"), F.max("is_new").alias("is_new")
+    )
+    each = F.collect_list(F.struct(*session_joins.Window._fields)).alias("windows")
+    with travelling(session_joins):
+        placed = (
+            windows.groupBy(*KEY)
+            .agg(each)
+            .mapInArrow(
+                session_joins.placed,
+                "partition INT, key BINARY, start_ms BIGINT, end_ms BIGINT, is_late BOOLEAN, cluster INT",
+            )
+        )
+    return found.join(placed, [*WINDOW, "is_late"]).persist()
 
 
-def reaches(windows: DataFrame, gap_ms: int) -> list[Range]:
-    """The ranges of time that windows take, and the gap before and after them."""
-    day = F.floor(F.col("start_ms") / DAY_MS)
-    bounds = (F.min("start_ms").alias("first"), F.max("end_ms").alias("last"))
-    return joined((r.first - gap_ms, r.last + gap_ms) for r in windows.groupBy(day).agg(*bounds).collect())
+def reaches(windows: DataFrame) -> list[Range]:
+    """The ranges of time that windows take, and as much before and after them as they reach (`reach_ms`)."""
+    day, reach = F.floor(F.col("start_ms") / DAY_MS), F.coalesce("reach_ms", F.lit(0))
+    bounds = (F.min(F.col("start_ms") - reach).alias("first"), F.max(F.col("end_ms") + reach).alias("last"))
+    return joined((r.first, r.last) for r in windows.groupBy(day).agg(*bounds).collect())
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:

@@ -324,8 +324,8 @@ def corrected_rows(
     for folder in gone:
         shutil.rmtree(Path(path) / folder)
     columns = "partition INT, key BINARY, timestamp_ms BIGINT, closed_ms BIGINT"
-    schema = f"{columns}, state {tables.struct_type(layout)}, source_offset BIGINT"
-    frame = spark.createDataFrame([(*row, nth) for nth, row in enumerate(late)], schema)
+    schema = f"{columns}, state {tables.struct_type(layout)}, source_offset BIGINT, is_own BOOLEAN"
+    frame = spark.createDataFrame([(*row, nth, False) for nth, row in enumerate(late)], schema)
     rows = Corrections(spark, settings, print, "job")._rows(store, layout, frame, path)
     found = rows.selectExpr("partition", "start_ms", "end_ms", "n", "latest", "revision", "unix_millis(closed_at)")
     return sorted(tuple(row) for row in found.collect())
@@ -372,8 +372,8 @@ def test_lists_are_in_the_order_in_which_records_came(spark: Any, settings: Comp
     closed = spark.createDataFrame(finals, tables.final_schema(layout))
     tables.append_closed(tables.closed_frame(closed, store), store, path, ("finals", 1), "{}")
     columns = "partition INT, key BINARY, timestamp_ms BIGINT, closed_ms BIGINT"
-    form = f"{columns}, state {tables.struct_type(layout)}, source_offset BIGINT"
-    frame = spark.createDataFrame([(*row, nth) for nth, row in enumerate(late)], form)
+    form = f"{columns}, state {tables.struct_type(layout)}, source_offset BIGINT, is_own BOOLEAN"
+    frame = spark.createDataFrame([(*row, nth, False) for nth, row in enumerate(late)], form)
     rows = Corrections(spark, settings, print, "job")._rows(store, layout, frame, path).filter("state IS NOT NULL")
     (found,) = rows.select("start_ms", "end_ms", "pages", "last", "state.pages_n").collect()
     assert tuple(found) == (10, 30, '["b","c","y","a"]', '"c"', 5)
@@ -399,13 +399,52 @@ def test_days_without_late_records_are_not_read(spark: Any, settings: CompactSet
 
 
 @pytest.mark.soak
-def test_what_a_late_record_joins_is_followed_as_far_as_it_goes(spark: Any, settings: CompactSettings) -> None:
-    """Sessions that the stream cut, each within the gap of the one before, are all taken in, over midnight too."""
+def test_late_records_join_what_they_reach_and_no_further(spark: Any, settings: CompactSettings) -> None:
+    """Of sessions that the stream cut, each near the one before, those near late records, over midnight."""
     bounds = [(DAY_MS + at, DAY_MS + at + 8) for at in range(-100, 100, 10)]
     finals = [(b"k", *of, 50, (of[1], 2), 50, 0, 7) for of in bounds]
-    found = corrected_rows(spark, settings, schema("session", 10), finals, [(0, b"k", DAY_MS - 110, 60, (18, 1))])
-    assert [row for row in found if row[3]] == [(0, DAY_MS - 110, DAY_MS + 98, 41, DAY_MS + 98, 1, 60)]
-    assert len(found) == 1 + len(bounds)
+    late = [(0, b"k", DAY_MS + at, 60, (18, 1)) for at in (-11, -1, 9, 19)]
+    found = corrected_rows(spark, settings, schema("session", 10), finals, late)
+    joined = [of for of in bounds if of[1] >= DAY_MS - 21 and of[0] <= DAY_MS + 29]
+    assert [row for row in found if row[3]] == [(0, joined[0][0], joined[-1][1], 14, joined[-1][1], 1, 60)]
+    assert (len(joined), len(found)) == (5, 6)
+
+
+@pytest.mark.soak
+def test_a_longer_gap_joins_nothing_that_was_closed(
+    spark: Any, correctable: Any, topics: Any, settings: CompactSettings
+) -> None:
+    """Late records reach as far as the gap had it that took them, and what is closed later joins them by that too."""
+    (task,) = correctable.tasks
+
+    def take(*records: tuple[bytes, int]) -> None:
+        for key, at in records:
+            task.take(key, value(1.0), at)
+        task.commit()
+        topics.write(correctable)
+
+    def corrected() -> Corrected | None:
+        job = Compaction(spark, settings, print)
+        job.run()
+        return job.corrected
+
+    closed = [(key, at) for at in (1000, 2000, 3000) for key in (b"a", b"b")]
+    take(*closed, (b"a", 1050), (b"c", 2840), (b"d", 2840))
+    assert corrected() == Corrected(3, corrected_windows=3, superseded_windows=1)
+    take((b"b", 2050))
+    task.store = msgspec.structs.replace(task.store, gap_ms=1500)
+    take((b"c", 2900), (b"d", 3000), (b"z", 10_000))
+    assert corrected() == Corrected(1, corrected_windows=2, superseded_windows=3)
+    expected = [
+        *(("a", 1000, 1050, 2), ("a", 2000, 2000, 1), ("a", 3000, 3000, 1)),
+        *(("b", 1000, 1000, 1), ("b", 2000, 2050, 2), ("b", 3000, 3000, 1)),
+        *(("c", 2840, 2900, 2), ("d", 2840, 2840, 1), ("d", 3000, 3000, 1)),
+    ]
+    assert [row[:4] for row in windows(spark, settings)] == expected
+    take((b"b", 1050))
+    assert corrected() == Corrected(1, corrected_windows=1, superseded_windows=2)
+    expected[3:5] = [("b", 1000, 2050, 4)]
+    assert [row[:4] for row in windows(spark, settings)] == expected
 
 
 @pytest.mark.soak
