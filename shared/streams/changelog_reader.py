@@ -76,7 +76,7 @@ class ChangelogReader:
         stores: tuple[StoreSchema, ...] | None = None,
         skip: frozenset[int] = frozenset(),
     ) -> None:
-        self._apply, self._stores, self._skip = apply, stores, skip
+        self._apply, self._stores, self.skip = apply, stores, skip
         self.epoch = self.highest_epoch = epoch
         self.takeover_offset: int | None = None
         self.progress = progress
@@ -103,7 +103,7 @@ class ChangelogReader:
 
     def feed(self, offset: int, key: bytes | None, value: bytes | None) -> None:
         """Take the record at `offset`; CorruptEntry names the record that cannot be read: it, or one it confirms."""
-        if fmt.is_foreign(value) or offset in self._skip:
+        if fmt.is_foreign(value) or offset in self.skip:
             self.foreign_records += 1
             if self.first_foreign_offset is None:
                 self.first_foreign_offset = offset

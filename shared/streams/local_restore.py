@@ -1,7 +1,8 @@
 """Restoring from what an instance has on disk: where the changelog goes on, and when the disk is of no use.
 
 Rows on disk are true up to the checkpoint's covered offset, if nobody had taken the partition over before the owner
-that wrote them knew. What cannot be trusted, or cannot be read any more, is thrown away and comes back from the
+that wrote them knew, and if no record before it was named since, to be left out: what that one said, or what rested on
+it, is in them. What cannot be trusted, or cannot be read any more, is thrown away and comes back from the
 snapshot and the log: it is said why, and it is no error.
 """
 
@@ -9,9 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shared.common.errors import CorruptRecord
 from shared.common.log import get_logger
 from shared.streams.changelog_format import TAKEOVER, StoreSchema, decode, is_foreign
-from shared.streams.changelog_reader import ChangelogReader
+from shared.streams.changelog_reader import ChangelogReader, CorruptEntry
 from shared.streams.state.checkpoint import Checkpoint, layout
 
 if TYPE_CHECKING:
@@ -26,12 +28,20 @@ class Overtaken(Exception):
 
 def take_up(reader: ChangelogReader, local: LocalState, stores: tuple[StoreSchema, ...]) -> int | None:
     """Have the reader go on from what is on disk: the offset up to which that is; None where the disk is empty now."""
-    found = local.checkpoint
-    if found is None or (found.progress is not None and layout(found.progress.stores) != layout(stores)):
-        discard(local, "it is not whole" if found is None else "the stores have changed")
+    found, local.skipped = local.checkpoint, tuple(sorted(reader.skip))
+    reason = "it is not whole" if found is None else _why_not(found, reader.skip, stores)
+    if found is None or reason is not None:
+        discard(local, str(reason))
         return None
-    reader.epoch, reader.progress = found.epoch, found.progress
+    reader.epoch, reader.progress, reader.highest_epoch = found.epoch, found.progress, found.highest_epoch
     return found.covered_offset
+
+
+def _why_not(found: Checkpoint, skip: frozenset[int], stores: tuple[StoreSchema, ...]) -> str | None:
+    if found.progress is not None and layout(found.progress.stores) != layout(stores):
+        return "the stores have changed"
+    named = sorted(at for at in skip - set(found.skipped) if at < found.covered_offset)
+    return f"it has what skip_changelog_records names at offset {named[0]}" if named else None
 
 
 def refusal(found: Checkpoint, topic_id: str | None, first: int, end: int) -> str | None:
@@ -54,10 +64,16 @@ def discard(local: LocalState, reason: str) -> None:
 
 
 def check_overtaken(found: Checkpoint, offset: int, value: bytes | None) -> None:
-    """Look at a record before the covered offset: Overtaken where it is another owner's takeover."""
-    if is_foreign(value):
+    """Look at a record before the covered offset: Overtaken where it is another owner's takeover.
+
+    CorruptEntry where it cannot be read: it may have been one.
+    """
+    if is_foreign(value) or offset in found.skipped:
         return
-    entry = decode(value)
+    try:
+        entry = decode(value)
+    except CorruptRecord as e:
+        raise CorruptEntry(offset, str(e)) from None
     if entry.operation == TAKEOVER and entry.epoch > found.epoch:
         raise Overtaken(f"epoch {entry.epoch} began at offset {offset}, it has epoch {found.epoch} up to later ones")
 
@@ -66,4 +82,5 @@ def write_restored(reader: ChangelogReader, local: LocalState, topic_id: str | N
     """Write what was restored so far, up to the last offset before which nothing is open."""
     covered = reader.covered_offset
     if covered is not None:
-        local.write(Checkpoint(topic_id, reader.epoch, covered, covered, reader.progress))
+        seen = (reader.epoch, covered, covered, reader.progress, local.skipped, reader.highest_epoch)
+        local.write(Checkpoint(topic_id, *seen))

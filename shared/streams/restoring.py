@@ -201,7 +201,7 @@ class Restoring:
         end = (await consumer.end_offsets([self.at]))[self.at]
         if (reason := refusal(found, self.topic_id, first, end)) is not None:
             discard(local, reason)
-            reader.epoch, reader.progress = 0, None
+            reader.epoch, reader.progress, reader.highest_epoch = 0, None, 0
             return None
         self.report.local_windows = sum(map(len, task.stores.values()))
         return found

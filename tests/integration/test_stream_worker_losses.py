@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -125,25 +126,27 @@ async def test_a_corrupt_changelog_record_is_refused_until_it_is_named(kafka: Em
 
 
 @pytest.mark.parametrize("operation", [TAKEOVER, PROGRESS], ids=["takeover", "newest-progress"])
+@pytest.mark.parametrize("store", ["in_memory", "rocksDB"])
 async def test_a_named_record_that_commits_rest_on_is_gone_on_before(
-    kafka: EmbeddedKafka, topic_name: str, operation: bytes
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, operation: bytes, store: str
 ) -> None:
     """The group is ahead of what still counts then: it is deleted, as the error says, and what was lost is done again.
 
     The state is that before the record: with nothing forgotten the windows are those of an uninterrupted run.
     """
     async with chain_of(kafka, topic_name, 1) as chain:
-        await work(chain, 100)
-        await work(chain, 100)
+        disk = {"default_dsl_store": store, "state_dir": str(tmp_path)}
+        await work(chain, 100, **disk)
+        await work(chain, 100, **disk)
         read = await chain.read(f"{topic_name}-changelog")
         at = [record.offset for record in read if record.value and decode(record.value).operation == operation][-1]
         way_out = rf"committed offset 200, but the changelog knows of 1\d\d only: .* DELETE /v1/groups/{topic_name} "
         for asked in (False, True):
             with pytest.raises(ChangelogHole, match=way_out):
-                await fails(chain.worker(skip_changelog_records=f"0:{at}", start_from_group_offsets=asked))
+                await fails(chain.worker(skip_changelog_records=f"0:{at}", start_from_group_offsets=asked, **disk))
         async with Admin(chain.kafka) as admin:
             await admin.delete_group(topic_name)
-        await work(chain, 100, skip_changelog_records=f"0:{at}")
+        await work(chain, 100, skip_changelog_records=f"0:{at}", **disk)
         closed, late = offline(topic_name, chain.sent)
         assert set(await chain.values("out")) == set(closed)
         assert set(await chain.values("late")) == set(late)

@@ -74,20 +74,22 @@ def test_a_compaction_over_foreign_and_corrupt_records(
 def test_what_a_named_takeover_leaves_out_counts_nowhere(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
 ) -> None:
-    """The aggregator goes on before it at once: its next owner's commits confirm nothing of what the dead one wrote.
+    """The aggregator goes on before it at once: its next owner's commits confirm nothing of what the dead one wrote,
+    nor does its state on disk have it.
 
     Each record is in one window of the lake, or is late, and the closed windows are those of an uninterrupted run.
     """
+    disk = {"default_dsl_store": "rocksDB", "state_dir": str(tmp_path / "disk")}
 
     async def live() -> None:
         async with chain_of(kafka, topic_name, 1) as chain:
-            await work(chain, 100)
-            await work(chain, 100)
+            await work(chain, 100, **disk)
+            await work(chain, 100, **disk)
             read = await chain.read(f"{topic_name}-changelog")
             at = [r.offset for r in read if r.value and log.decode(r.value).operation == log.TAKEOVER][-1]
             async with Admin(chain.kafka) as admin:
                 await admin.delete_group(topic_name)
-            await work(chain, 37, skip_changelog_records=f"0:{at}")
+            await work(chain, 37, skip_changelog_records=f"0:{at}", **disk)
             settings = CompactSettings(
                 application=topic_name, lake=str(tmp_path), kafka=chain.kafka, skip_changelog_records=f"0:{at}"
             )

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from shared.common import log
+from shared.common.settings import LogSettings
 from shared.streams.aggregations import Count, Sum
-from shared.streams.changelog_format import Takeover, encode_deleted, encode_takeover
+from shared.streams.changelog_format import TAKEOVER, Takeover, decode, encode_deleted, encode_takeover
+from shared.streams.changelog_reader import ChangelogReader, CorruptEntry
 from shared.streams.dsl import StreamsBuilder
-from shared.streams.local_restore import Overtaken, check_overtaken, refusal
+from shared.streams.local_restore import Overtaken, check_overtaken, refusal, take_up, write_restored
 from shared.streams.state.checkpoint import Checkpoint
 from shared.streams.state.state_directory import StateDirectory
 from shared.streams.topology import Topology
@@ -39,6 +43,45 @@ def test_a_takeover_before_the_covered_offset_ends_the_trust() -> None:
         check_overtaken(FOUND, 44, value)
     with pytest.raises(Overtaken, match="epoch 4 began at offset 44"):
         check_overtaken(FOUND, 44, other)
+
+
+def test_a_record_before_the_covered_offset_that_cannot_be_read_is_named() -> None:
+    """It may have been a takeover; where the rows were restored without it, it is passed over."""
+    damaged = b"\x03" + encode_takeover(4, Takeover("app", "i", 0))[1:]
+    with pytest.raises(CorruptEntry, match="offset 44: changelog format version 3"):
+        check_overtaken(FOUND, 44, damaged)
+    check_overtaken(msgspec.structs.replace(FOUND, skipped=(44,)), 44, damaged)
+
+
+def test_state_that_has_what_is_named_now_is_not_gone_on_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor is it kept for another name; what was restored without the named records is, and what ends before them."""
+    state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
+    driver = TopologyTestDriver(topology(), state=state)
+    driver.pipe("in", key=b"a", value=b"{}", timestamp=5)
+    local = driver.task.local
+    assert local is not None
+    schemas, end = driver.topology.schemas(), len(driver.changelog)
+    takeover = next(i for i, (_, value) in enumerate(driver.changelog) if decode(value).operation == TAKEOVER)
+
+    def taken_up(*skip: int) -> int | None:
+        return take_up(ChangelogReader(lambda change: None, skip=frozenset(skip)), local, schemas)
+
+    assert (taken_up(), taken_up(end)) == (end, end)
+    log.configure(LogSettings(format="json"), "test")
+    assert (taken_up(takeover), local.checkpoint) == (None, None)
+    assert f"it has what skip_changelog_records names at offset {takeover}" in capsys.readouterr().err
+    reader = ChangelogReader(lambda change: None, skip=frozenset({takeover}))
+    for offset, (key, value) in enumerate(driver.changelog):
+        reader.feed(offset, key, value)
+    write_restored(reader, local, None)
+    assert (taken_up(takeover), taken_up(takeover, end)) == (end, end)
+    again = ChangelogReader(lambda change: None, skip=frozenset({takeover}))
+    take_up(again, local, schemas)
+    assert (again.epoch, again.next_epoch) == (0, 2)
+    assert taken_up(takeover, takeover + 1) is None
+    driver.close()
 
 
 def test_a_restart_reads_the_tail_alone(tmp_path: Path) -> None:
