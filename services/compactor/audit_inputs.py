@@ -122,7 +122,7 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
     }
     span = read_span(spark, settings, stream, source, committed)
     not_compared += span.taken_for_granted
-    compared = require_one_rule(spark, settings, stream, span, committed, not_compared)
+    compared, closed_to = require_one_rule(spark, settings, stream, span, committed, not_compared)
     once = all(era.guarantee == "exactly_once" for era in compared)
     everything = read_range(spark, settings.kafka, store.source, span.start, span.end).persist()
     gone, below = unwritten_below(stream.origin, store, span.first)
@@ -131,6 +131,7 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
         require_written(gone, taken.agg(F.max("timestamp_ms").alias("ms")).collect()[0].ms)
     is_covered = F.col("offset") < tables.by_partition(committed)
     records = everything.filter(is_covered)
+    audit_rules.require_none_late(records, store, span.part, closed_to)
     left = everything.filter(~is_covered).groupBy("partition").count().collect()
     unprocessed = {row.partition: (committed[row.partition], row["count"]) for row in left}
     # Later than the commit came what names an offset between it and the end, which was asked for last.
@@ -197,8 +198,11 @@ def require_one_rule(
     span: Span,
     committed: dict[int, int],
     not_compared: list[str],
-) -> list[audit_rules.Era]:
-    """Who took the records that are compared. NotAuditable where a rule that they are judged by was another then."""
+) -> tuple[list[audit_rules.Era], dict[int, tuple[int, int]]]:
+    """Who took the records that are compared, and what was closed before by shorter rules (`audit_rules.closed_to`).
+
+    NotAuditable where a rule that they are judged by was another then.
+    """
     store, topic = stream.store, stream.store.source
     known = stream.rules
     if older := audit_rules.unknown_before(known, topic, span.start):
@@ -207,6 +211,7 @@ def require_one_rule(
         known = known | audit_rules.in_changelog(spark, settings.kafka, stream.changelog, skip, until)
     found = audit_rules.eras(known, stream.progress, store)
     compared = audit_rules.between(found, span.start, span.end)
+    closed_to = audit_rules.closed_to(spark, audit_rules.shorter_before(known, store), stream.advances)
     what, since = audit_rules.changed(compared, store, settings.named)
     if what:
 
@@ -216,11 +221,15 @@ def require_one_rule(
             return None if row is None else row.ms
 
         before = newest_ms({p: span.start[p] for p in since}, since)
-        raise audit_rules.refusal(store, what, since, before, newest_ms(span.start | since, committed))
+        newest, closed_ms = (
+            newest_ms(span.start | since, committed),
+            max((ms for _, ms in closed_to.values()), default=0),
+        )
+        raise audit_rules.refusal(store, what, since, before, newest, closed_ms)
     if unknown := audit_rules.unknown_before(known, topic, span.start):
         where = audit_rules.named([f"{topic}-{p} offset {at}" for p, (at, _) in unknown.items()])
         not_compared.append(f"whether gap, grace or topics changed before {where}: the changelog of then is deleted")
-    return compared
+    return compared, closed_to
 
 
 def require_auditable(store: StoreSchema) -> None:

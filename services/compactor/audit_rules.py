@@ -7,14 +7,16 @@ release that keeps them: these are looked for in the changelog, as far as it is 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import rules
+from services.compactor import rules, tables
+from services.compactor.audit_part import Part
 from services.compactor.changelog import is_foreign, split
 from services.compactor.epochs import epoch_bytes, valid_progress
 from services.compactor.kafka import TopicOffsets, read_range
@@ -139,6 +141,53 @@ def unknown_before(known: Rules, source: str, start: Mapping[int, int]) -> dict[
     return {p: places for p, places in at.items() if places[0] > start.get(p, 0)}
 
 
+class Shorter(NamedTuple):
+    """Records of a partition before this source offset were taken by a shorter gap or grace than those behind it."""
+
+    partition: int
+    before: int
+    patience_ms: int
+
+
+def shorter_before(known: Rules, store: StoreSchema) -> list[Shorter]:
+    """Where gap and grace were together shorter than the store's, and until which source offsets."""
+    found = []
+    for partition, own in by_partition(known).items():
+        for (_, rule), (_, after) in pairwise(own):
+            then = next((s for s in rule.stores if s.name == store.name), None)
+            if then is not None and then.patience_ms < store.patience_ms:
+                found.append(Shorter(partition, after.sources.get(store.source, 0), then.patience_ms))
+    return found
+
+
+def closed_to(spark: SparkSession, shorter: list[Shorter], moved: DataFrame | None) -> dict[int, tuple[int, int]]:
+    """By partition the source offset from which on, and the time below which, a record may be late by a shorter rule.
+
+    It is for what was closed when time had been `moved` on without a record, beyond all that came: what records closed
+    lies before those that came later and are compared.
+    """
+    if not shorter or moved is None:
+        return {}
+    rows = moved.join(spark.createDataFrame(shorter, "partition INT, before BIGINT, patience_ms BIGINT"), "partition")
+    times = (F.min("before").alias("since"), F.max(F.col("time_ms") - F.col("patience_ms")).alias("ms"))
+    found = rows.filter(F.col("position") <= F.col("before")).groupBy("partition").agg(*times).collect()
+    return {row.partition: (row.since, row.ms) for row in found}
+
+
+def require_none_late(
+    records: DataFrame, store: StoreSchema, part: Part | None, closed: Mapping[int, tuple[int, int]]
+) -> None:
+    """Raise NotAuditable where `records` of the part may be late by a shorter rule, which had `closed_to` so far."""
+    if not closed:
+        return
+    since, until = ({p: place[i] for p, place in closed.items()} for i in (0, 1))
+    start_ms = (part.start_ms if part is not None else None) or 0
+    later = records.filter((F.col("offset") >= tables.by_partition(since)) & (F.col("timestamp_ms") >= start_ms))
+    found = later.filter(F.col("timestamp_ms") < tables.by_partition(until)).groupBy("partition").count().collect()
+    if found:
+        raise refusal_of_late(store, {r.partition: r["count"] for r in found}, max(until[r.partition] for r in found))
+
+
 def named(places: list[str]) -> str:
     """The first few.
 
@@ -150,19 +199,35 @@ def named(places: list[str]) -> str:
 
 
 def refusal(
-    store: StoreSchema, what: list[str], since: Mapping[int, int], before_ms: int | None, newest_ms: int | None
+    store: StoreSchema,
+    what: list[str],
+    since: Mapping[int, int],
+    before_ms: int | None,
+    newest_ms: int | None,
+    closed_to_ms: int = 0,
 ) -> NotAuditable:
     """Says what changed where, and what can be audited.
 
-    `before_ms` is the highest time of the records before the change, and `newest_ms` of those behind it.
+    `before_ms` is the highest time of the records before the change, and `newest_ms` of those behind it; up to
+    `closed_to_ms` windows were closed by then without a record.
     """
     where = named([f"{store.source}-{p} offset {at}" for p, at in since.items()])
     # A partition is read from its first record of the ms before the part's.
-    start = 0 if before_ms is None else before_ms + 2
+    start = max(0 if before_ms is None else before_ms + 2, closed_to_ms)
     out = f"--start {start} audits what came after it"
     if newest_ms is None or newest_ms < start:
         out = f"Once there are records of {start} ms and later, {out}"
     return NotAuditable(
         f"store {store.name!r} was changed: {'; '.join(what)} from {where} on. An audit judges by the newest alone, "
         f"and what came before the change was made by another. Nothing was compared. {out}"
+    )
+
+
+def refusal_of_late(store: StoreSchema, late: Mapping[int, int], closed_to_ms: int) -> NotAuditable:
+    """Says of which partitions so many records are there that may be late by the gap and grace of before."""
+    where = named([f"{store.source}-{p} ({records} records)" for p, records in sorted(late.items())])
+    return NotAuditable(
+        f"store {store.name!r} had a shorter gap or grace, by which windows were closed while its source was idle, "
+        f"and what came for those later may be late by that: {where}. An audit judges by the newest alone. Nothing was "
+        f"compared. --start {closed_to_ms} audits what that has nothing to do with"
     )

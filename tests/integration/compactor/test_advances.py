@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.compactor import advances, tables
+from services.compactor import advances, audit_rules, tables
 from services.compactor.audit import Report, run_audit
-from services.compactor.audit_inputs import NotAuditable
+from services.compactor.audit_part import Part
 from services.compactor.compact import Compaction
+from services.compactor.origins import NotAuditable
 from services.compactor.settings import AuditSettings, CompactSettings
 from services.local.kafka import EmbeddedKafka
 from shared.common.records import ProducerRecord
@@ -27,6 +29,7 @@ from tests.integration.test_stream_worker_parts import send
 
 IDLE_ADVANCE_MS = 150
 SPAN_MS = 300
+LONG_MS = 100 * SPAN_MS
 
 
 KINDS = ("session", "tumbling", "hopping", "sliding")
@@ -180,6 +183,67 @@ def progress_rows(spark: Any, driver: TopologyTestDriver, first: int) -> Any:
     """The progress records among a driver's changelog entries from `first` on, as a compaction has them."""
     values = [value for _, value in driver.changelog[first:] if decode(value).operation == PROGRESS]
     return spark.createDataFrame([(0, value) for value in values], "partition int, value binary")
+
+
+@pytest.mark.soak
+async def test_a_longer_grace_after_quiet_is_audited_from_behind_what_was_closed(
+    kafka: EmbeddedKafka, spark: Any, topic_name: str, jobs: Any, tmp_path: Path
+) -> None:
+    """What the shorter grace closed while the topic was quiet is late under the longer one: the refusals name a start
+    behind it, from which on nothing differs."""
+
+    def tumbling(grace_ms: int) -> Topology:
+        builder = StreamsBuilder()
+        windows = builder.stream(topic_name).group_by_key().tumbling_window(SPAN_MS, grace_ms)
+        windows.aggregate("tumbling", n=Count()).on_close().to(f"{topic_name}-out")
+        return builder.build()
+
+    def start_of(refused: NotAuditable) -> int:
+        found = re.search(r"--start (\d+)", str(refused))
+        assert found is not None
+        return int(found[1])
+
+    async with chain_of(kafka, topic_name, 1) as chain:
+        async with running(worker := chain.worker(tumbling(0), idle_advance_ms=IDLE_ADVANCE_MS)):
+            await feed(chain, worker, lambda now: [1_000])
+        newest = (await chain.confirmed(0)).progress
+        assert newest is not None
+        closed_ms = newest.operator_times_ms["tumbling"]
+        later = [closed_ms + n * SPAN_MS for n in (0, 1, 2, 3, 4, LONG_MS // SPAN_MS + 4)]
+        times = [closed_ms - SPAN_MS, *later]
+        await send(chain, *(ProducerRecord(topic_name, b'{"id":1}', b"k", (), 0, ms) for ms in times))
+        chain.sent += [(0, b"k", ms, 1) for ms in times]
+        async with running(worker := chain.worker(tumbling(LONG_MS), idle_advance_ms=10_000_000)):
+            await chain.wait_processed(worker)
+        assert [record.timestamp for record in await chain.read(f"{topic_name}-late")] == times[:1]
+    base: dict[str, Any] = {"application": topic_name, "lake": str(tmp_path), "kafka": kafka_of(kafka)}
+    for start, why in ((None, "grace was 0 ms and is"), (times[0], "had a shorter gap or grace")):
+        given: dict[str, Any] = {} if start is None else {"start": str(start)}
+        with pytest.raises(NotAuditable, match=why) as refused:
+            await asyncio.to_thread(run_audit, spark, AuditSettings(**base, **given), print)
+        assert start_of(refused.value) == closed_ms
+    report = await asyncio.to_thread(run_audit, spark, AuditSettings(**base, start=str(closed_ms)), print)
+    assert report.ok, report
+
+
+def test_what_may_be_late_by_a_shorter_rule_is_known_by_offset_and_time(spark: Any) -> None:
+    """Of each partition where gap and grace had been shorter: by the advances until then, not by later ones."""
+    rows = [(0, "s", 4, 1_000, 0, 10), (0, "s", 5, 2_000, 10, 20), (0, "s", 9, 9_000, 20, 30), (1, "s", 1, 5_000, 0, 9)]
+    moved = spark.createDataFrame(rows, advances._SCHEMA)
+    shorter = [audit_rules.Shorter(0, 4, 100), audit_rules.Shorter(0, 5, 600), audit_rules.Shorter(2, 7, 1)]
+    closed = audit_rules.closed_to(spark, shorter, moved)
+    assert closed == {0: (4, 1_400)}
+    assert audit_rules.closed_to(spark, shorter, None) == audit_rules.closed_to(spark, [], moved) == {}
+    store = topology("in", ("session",)).schemas()[0]
+
+    def require_none_late(*places: tuple[int, int, int], start_ms: int | None = None) -> None:
+        records = spark.createDataFrame(list(places), "partition INT, offset BIGINT, timestamp_ms BIGINT")
+        audit_rules.require_none_late(records, store, Part(start_ms, None, {}), closed)
+
+    require_none_late((0, 3, 1_300), (0, 4, 1_400), (1, 9, 0))
+    require_none_late((0, 4, 1_300), start_ms=1_301)
+    with pytest.raises(NotAuditable, match=r"in-0 \(2 records\).*--start 1400 audits"):
+        require_none_late((0, 4, 1_300), (0, 5, 1_399), (0, 6, 1_400), start_ms=1_300)
 
 
 def test_rows_are_kept_once_and_as_long_as_the_source_has_their_records(

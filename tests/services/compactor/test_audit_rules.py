@@ -6,11 +6,14 @@ import msgspec
 
 from services.compactor.audit_rules import (
     Era,
+    Shorter,
     between,
     changed,
     eras,
     published_otherwise,
     refusal,
+    refusal_of_late,
+    shorter_before,
     unknown_before,
 )
 from services.compactor.rules import Rule
@@ -91,3 +94,30 @@ def test_the_refusal_has_the_way_out() -> None:
     for newest in (None, 1_001):
         said = str(refusal(NEW, [], {0: 5}, 1_000, newest))
         assert said.endswith("Once there are records of 1002 ms and later, --start 1002 audits what came after it")
+    said = str(refusal(NEW, [], {0: 5}, 1_000, 2_000, closed_to_ms=1_500))
+    assert said.endswith("--start 1500 audits what came after it"), "time had been moved on without a record"
+
+
+def test_where_gap_and_grace_were_shorter() -> None:
+    """Together shorter than those that are judged by, until the next rule began; how they share it does not matter."""
+    shares = msgspec.structs.replace(NEW, gap_ms=50, grace_ms=100)
+    short = msgspec.structs.replace(NEW, grace_ms=0)
+    known = {
+        (0, 1): rule(0, short),
+        (0, 10): rule(10, OLD),
+        (0, 15): rule(20, shares),
+        (0, 20): rule(30, short),
+        (0, 25): rule(40, NEW),
+        (1, 5): rule(7, short),
+        (2, 1): rule(0),
+        (2, 5): rule(7, NEW),
+    }
+    assert shorter_before(known, NEW) == [Shorter(0, 10, 100), Shorter(0, 40, 100)]
+    assert shorter_before(known, short) == []
+
+
+def test_records_of_closed_times_are_refused_with_a_start_behind_them() -> None:
+    """The message says how many in which partitions."""
+    said = str(refusal_of_late(NEW, {3: 1, 0: 2}, 1_500))
+    assert "may be late by that: in-0 (2 records), in-3 (1 records). " in said
+    assert said.endswith("Nothing was compared. --start 1500 audits what that has nothing to do with")
