@@ -119,10 +119,12 @@ class ClosedPages:
         """From where on there can be windows that end late enough: as late as a search finds it in a few steps.
 
         Only commits of transactions are gone by: of others a zombie's may be among them, which no reader would apply.
+        So may those be of an owner whose takeover is passed over: where records are named, all is read.
         """
         low, high, epoch = 0, end, 0
         from_ms, store = self._wanted.reach[0], self._wanted.store.name
-        while from_ms > 0 and high - low > SEARCHED_RECORDS:
+        is_named = any(own == at.partition for own, _ in self._skip)
+        while from_ms > 0 and not is_named and high - low > SEARCHED_RECORDS:
             middle = (low + high) // 2
             found = await self._commit_after(consumer, at, middle, high)
             if found is not None and found[0] < high and _is_before(found[2], store, from_ms):

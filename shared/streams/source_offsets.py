@@ -28,9 +28,11 @@ EMPTY_AGAIN = (
 )
 STATE_OF_THEN = (
     "commits were lost or left out by streams.skip_changelog_records, or the offset was set by hand. To go on at "
-    "{known} with the state of then, stop all instances and delete the group, by the admin's DELETE /v1/groups/{group} "
-    "or Kafka's `kafka-consumer-groups.sh --delete --group {group}`: records from {known} on are processed again, so "
-    "that their results may come twice."
+    "{known} with the state of then, stop all instances and set the group's offset of this partition back to it, by "
+    'the admin\'s POST /v1/groups/{group}/offsets of {{"to": {{"offset": {known}}}, "topics": {{"{topic}": '
+    "[{partition}]}}}} or Kafka's `kafka-consumer-groups.sh --reset-offsets --to-offset {known} --execute --topic "
+    "{topic}:{partition} --group {group}`: records from {known} on are processed again, so that their results may come "
+    "twice."
 )
 
 
@@ -61,7 +63,7 @@ def position_of(
     if committed is not None and committed > (known or 0) and (known or not from_group):
         raise ChangelogHole(
             f"{at}: group {group} has committed offset {committed}, but the changelog knows of {known or 0} only: "
-            + (EMPTY_AGAIN if known is None else STATE_OF_THEN.format(known=known, group=group))
+            + (EMPTY_AGAIN if known is None else STATE_OF_THEN.format(known=known, group=group, **at._asdict()))
         )
     return committed if known is None else known
 

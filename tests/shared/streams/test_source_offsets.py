@@ -46,9 +46,14 @@ def test_a_group_that_is_ahead_is_refused(known: int | None, from_group: bool) -
     ("known", "way_out", "not_said"),
     [
         (None, "To start with empty state, delete the group's offsets, or set streams.start_from_group", "again"),
-        (5, "To go on at 5 with the state of then, stop all instances and delete .* /v1/groups/app or", "empty"),
+        (
+            5,
+            r'To go on at 5 .* /v1/groups/app/offsets of {"to": {"offset": 5}, "topics": {"flights": \[3\]}} or',
+            "empty",
+        ),
+        (5, "kafka-consumer-groups.sh --reset-offsets --to-offset 5 --execute --topic flights:3 --group app`", "empty"),
     ],
-    ids=["nothing-known", "less-known"],
+    ids=["nothing-known", "less-known", "less-known, by Kafka's tool"],
 )
 def test_the_way_out_is_that_of_the_case(known: int | None, way_out: str, not_said: str) -> None:
     """Without the group's offsets nothing known starts empty, and what is known goes on where the changelog says."""
