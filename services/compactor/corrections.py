@@ -40,9 +40,9 @@ from services.compactor.failures import CompactionConflict
 from services.compactor.gaps import gaps_of
 from services.compactor.generations import layouts_of, newest_stores
 from services.compactor.kafka import TopicOffsets, read_range, topic_offsets
-from services.compactor.late_coverage import Covered, LateCoverage
+from services.compactor.late_coverage import Covered, LateCoverage, settled_run
 from services.compactor.lives import IS_EARLIER, with_earlier
-from services.compactor.nearby import clustered, nearby, with_nearby_sessions
+from services.compactor.nearby import clustered, nearby, starts, with_nearby_sessions
 from services.compactor.origins import origin_of
 from services.compactor.runs import (
     CORRECTED,
@@ -50,6 +50,7 @@ from services.compactor.runs import (
     LATE_TOPIC,
     LATE_TOPIC_ID,
     Version,
+    is_down_to,
     newest,
     newest_note,
     next_late_run,
@@ -207,7 +208,14 @@ class Corrections:
 
         Their run ended before it said so, or an earlier `state` was put back, from before any number of them.
         """
-        pending = pending_late_runs({one.topic_id: one.run for one in known}, self._log(self._path(store)))
+        settled, path = settled_run(known, store.late), self._path(store)
+        log = tables.log(self.spark, path, LATE_RUN, settled)
+        if len(log) == tables.LATE_VERSIONS_MAX and not is_down_to(log, LATE_RUN, settled):
+            self.say(
+                f"{store.name}: of {path} the newest {len(log)} versions were looked at for corrections that `state` "
+                f"lacks: those of before, from number {settled + 1} on, would be made again"
+            )
+        pending = pending_late_runs({one.topic_id: one.run for one in known}, log)
         for note in pending:
             self._adopt_one(store, known, note)
         return bool(pending)
@@ -388,10 +396,3 @@ def first_waiting(late: DataFrame, sources: Mapping[int, int]) -> dict[int, int]
     waits = (F.col("source_offset") >= tables.by_partition(sources)) & F.col("reason").isNull()
     first = late.filter(waits).groupBy("late_partition").agg(F.min("late_offset").alias("offset"))
     return {row.late_partition: row.offset for row in first.collect()}
-
-
-def starts(store: StoreSchema) -> SparkColumn:
-    """The starts of all tumbling or hopping windows that a record at `timestamp_ms` is in."""
-    size, advance = store.size_ms, store.advance_ms or store.size_ms
-    at = F.greatest(F.col("timestamp_ms") - size + advance, F.lit(0))
-    return F.sequence(at - at % advance, F.col("timestamp_ms"), F.lit(advance).cast("bigint"))

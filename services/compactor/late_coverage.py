@@ -128,6 +128,15 @@ class LateCoverage:
         )
 
 
+def settled_run(known: Iterable[Covered], late: str | None) -> int:
+    """The run down to which what appends say of a store is in `state`, for all topics that it will read.
+
+    Runs are covered one after the other, so that a `state` of any time covers all up to its newest. Where the
+    application went back to an earlier topic, `late`, it is that one's: its row may be from before others.
+    """
+    return max((one.run for one in known if late is None or one.topic in (late, None)), default=0)
+
+
 def covered_topics(rows: Iterable[Row]) -> list[Covered]:
     """A store's rows by topic, those first whose newest run is the oldest.
 

@@ -19,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 from services.compactor import session_joins, tables
 from services.compactor.gaps import Gaps
 from services.compactor.spark import travelling
+from shared.streams.changelog_format import StoreSchema
 
 DAY_MS = 86_400_000
 RANGES_MAX = 64  # of time that are asked for; those nearest to each other become one beyond that
@@ -112,6 +113,13 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
                 apart.append((first, last))
         return apart
     return found
+
+
+def starts(store: StoreSchema) -> SparkColumn:
+    """The starts of all tumbling or hopping windows that a record at `timestamp_ms` is in."""
+    size, advance = store.size_ms, store.advance_ms or store.size_ms
+    at = F.greatest(F.col("timestamp_ms") - size + advance, F.lit(0))
+    return F.sequence(at - at % advance, F.col("timestamp_ms"), F.lit(advance).cast("bigint"))
 
 
 def _within(closed: DataFrame, keys: DataFrame, ranges: list[Range]) -> DataFrame:

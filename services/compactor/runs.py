@@ -104,6 +104,12 @@ def newest_note(log: Iterable[Version], name: str = RUN) -> Mapping[str, Any]:
     return next((version.note for version in log if name in version.note), {})
 
 
+def is_down_to(log: Iterable[Version], name: str, run: int | None) -> bool:
+    """Whether a log goes back to a run of that name, of no higher number than `run` if that is told."""
+    runs = (int(version.note[name]) for version in standing(log) if name in version.note)
+    return any(run is None or number <= run for number in runs)
+
+
 def next_run(
     covered: Mapping[int, int],
     covered_run: int,

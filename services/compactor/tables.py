@@ -21,13 +21,14 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 from services.compactor import delta_log
 from services.compactor.bodies import TIME_MS_MAX, StoreLayout
 from services.compactor.rules import RULE, Place
-from services.compactor.runs import RESTORE, RUN, Version, standing, versions
+from services.compactor.runs import RESTORE, RUN, Version, is_down_to, versions
 from shared.common.errors import SchemaMismatch
 from shared.streams.changelog_format import AggregationSchema, StoreSchema
 from shared.streams.lake_names import CLOSED_COLUMNS, STATE_HEAD, STATE_TAIL
 
 SQL_TYPES = {"int64": "BIGINT", "float64": "DOUBLE", "binary": "BINARY"}
 HISTORY_VERSIONS_MAX = 100  # looked at first for a run; where there are only others' and upkeep's, all are
+LATE_VERSIONS_MAX = 10_000  # looked at for corrections that `state` lacks: a minute's work, and years of runs
 INDEXED_COLUMNS = 32  # whose bounds Delta keeps by itself
 
 
@@ -179,8 +180,11 @@ def history(spark: SparkSession, path: str, limit: int | None = HISTORY_VERSIONS
     return list(spark.sql(f"DESCRIBE HISTORY {delta(path)}{limited}").collect())
 
 
-def log(spark: SparkSession, path: str, name: str = RUN) -> list[Version]:
-    """A table's versions, newest first, as far back as to the newest run of that name; none where there is no table."""
+def log(spark: SparkSession, path: str, name: str = RUN, down_to: int | None = None) -> list[Version]:
+    """A table's versions, newest first, as far back as to the newest run of that name; none where there is no table.
+
+    With `down_to` as far back as to a run of no higher number, in LATE_VERSIONS_MAX versions at most.
+    """
     if not exists(spark, path):
         return []
 
@@ -196,9 +200,9 @@ def log(spark: SparkSession, path: str, name: str = RUN) -> list[Version]:
         return files(one) is not None and files(one) == files(other)
 
     found = versions(history(spark, path, HISTORY_VERSIONS_MAX), are_same)
-    if len(found) < HISTORY_VERSIONS_MAX or any(name in version.note for version in standing(found)):
+    if len(found) < HISTORY_VERSIONS_MAX or is_down_to(found, name, down_to):
         return found
-    return versions(history(spark, path, None), are_same)
+    return versions(history(spark, path, None if down_to is None else LATE_VERSIONS_MAX), are_same)
 
 
 def version(spark: SparkSession, path: str) -> int | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pyspark.sql import Row
 
-from services.compactor.late_coverage import Covered, covered_topics
+from services.compactor.late_coverage import Covered, covered_topics, settled_run
 
 
 def row(topic_id: str, partition: int, offset: int, run: int, progress: str | None) -> Any:
@@ -36,3 +36,11 @@ def test_rows_of_earlier_releases_are_of_one_topic() -> None:
         Covered("named", "late", False, {0: 1}, 3),
     ]
     assert covered_topics([]) == []
+
+
+def test_corrections_are_settled_up_to_the_newest_covered_run_of_the_topic_of_now() -> None:
+    """An application that went back to a topic looks behind the newer runs of others; without a name, any may be it."""
+    a, b = Covered("1", "a", False, {0: 3}, 5), Covered("2", "b", False, {0: 9}, 200)
+    assert [settled_run([a, b], late) for late in ("b", "a", "new", None)] == [200, 5, 0, 200]
+    assert settled_run([a, b._replace(topic=None)], "a") == 200
+    assert settled_run([], "a") == 0

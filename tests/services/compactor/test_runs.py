@@ -21,6 +21,7 @@ from services.compactor.runs import (
     TOPIC_ID,
     TablesDisagree,
     Version,
+    is_down_to,
     next_late_run,
     next_run,
     pending_late_runs,
@@ -173,6 +174,14 @@ def test_corrections_have_numbers_of_their_own() -> None:
     assert (next_late_run(2, late), pending_late_runs({"a": 1, "b": 2}, late)) == (3, [])
     restored = [Version(3, {}, 1), *late]
     assert (next_late_run(1, restored), pending_late_runs({"a": 1}, restored)) == (3, [])
+
+
+def test_a_log_is_looked_at_as_far_back_as_to_a_run_that_is_covered() -> None:
+    """The newest one of another topic says nothing of those before it; what a RESTORE took back is none."""
+    corrected = log(append(1), {LATE_RUN: 4}, {LATE_RUN: 7})
+    assert is_down_to(corrected, LATE_RUN, None)
+    assert [is_down_to(corrected, LATE_RUN, run) for run in (3, 4, 7)] == [False, True, True]
+    assert not is_down_to([Version(3, {}, 0), *corrected], LATE_RUN, None)
 
 
 def test_of_each_late_topic_what_is_not_covered_is_pending() -> None:
