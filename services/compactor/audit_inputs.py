@@ -17,9 +17,9 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 
 from services.compactor import advances, audit_rules, rules, tables
 from services.compactor.audit_checks import Inputs, parsed
-from services.compactor.audit_part import TAIL_RECORDS, Part, settled_ms
+from services.compactor.audit_part import TAIL_RECORDS, Part, first_moving, moving, settled_ms
 from services.compactor.audit_results import published_and_wanted, why_not
-from services.compactor.audit_topics import coordinates, held_by, whole_topic
+from services.compactor.audit_topics import coordinates, dead_letters, dead_letters_of, held_by, whole_topic
 from services.compactor.backfill_inputs import place
 from services.compactor.bodies import StoreLayout, final_rows, live_rows
 from services.compactor.changelog import Window, known, latest_per_window, read_window
@@ -42,7 +42,6 @@ from services.compactor.origins import (
     unwritten_below,
 )
 from services.compactor.settings import AuditSettings
-from shared.clients.consumer.dead_letters import NODE
 from shared.common.errors import ConfigError
 from shared.common.points_in_time import time_ms
 from shared.streams.changelog_format import FINAL, Progress, StoreSchema, decode_progress, parse_places
@@ -111,24 +110,20 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
     late = coordinates(
         whole_topic(spark, settings, store.late), "penstock.late", store.source, ours, stream.changelog.topic_id
     )
-    # What a node refused behind a store is no source record: that one was counted.
-    is_of_output = F.coalesce(F.exists("headers", lambda h: h["key"] == NODE), F.lit(False))
-    dead_letters = whole_topic(spark, settings, store.dead_letters).filter(~is_of_output)
-    ours = {"group": settings.application}
-    dead = coordinates(dead_letters, "penstock.dlq", store.source, ours, stream.changelog.topic_id)
+    dead = dead_letters(spark, settings, store.dead_letters, store.source, stream.changelog.topic_id)
     source = held_by(spark, settings, store.source)
     committed = {
         p: stream.progress[p].sources.get(store.source, 0) if p in stream.progress else 0 for p in source.latest
     }
     span = read_span(spark, settings, stream, source, committed)
     not_compared += span.taken_for_granted
-    compared, closed_to = require_one_rule(spark, settings, stream, span, committed, not_compared)
+    span, compared, closed_to = require_one_rule(spark, settings, stream, span, committed, not_compared)
     once = all(era.guarantee == "exactly_once" for era in compared)
     everything = read_range(spark, settings.kafka, store.source, span.start, span.end).persist()
     gone, below = unwritten_below(stream.origin, store, span.first)
     if gone:
         taken = everything.filter(F.col("offset") < tables.by_partition(below))
-        require_written(gone, taken.agg(F.max("timestamp_ms").alias("ms")).collect()[0].ms)
+        require_written(gone, moving(taken, dead).agg(F.max("timestamp_ms").alias("ms")).collect()[0].ms)
     is_covered = F.col("offset") < tables.by_partition(committed)
     records = everything.filter(is_covered)
     audit_rules.require_none_late(records, store, span.part, closed_to)
@@ -198,8 +193,9 @@ def require_one_rule(
     span: Span,
     committed: dict[int, int],
     not_compared: list[str],
-) -> tuple[list[audit_rules.Era], dict[int, tuple[int, int]]]:
-    """Who took the records that are compared, and what was closed before by shorter rules (`audit_rules.closed_to`).
+) -> tuple[Span, list[audit_rules.Era], dict[int, tuple[int, int]]]:
+    """Which records are compared: a part begins with one that moves time. Who took them, and what was closed before by
+    shorter rules (`audit_rules.closed_to`).
 
     NotAuditable where a rule that they are judged by was another then.
     """
@@ -214,22 +210,31 @@ def require_one_rule(
     closed_to = audit_rules.closed_to(spark, audit_rules.shorter_before(known, store), stream.advances)
     what, since = audit_rules.changed(compared, store, settings.named)
     if what:
+        names = {store.dead_letters, *(era.store.dead_letters for era in compared if era.store is not None)}
+        dead = dead_letters_of(spark, settings, names, topic, stream.changelog.topic_id)
+        if span.part is not None and span.part.start_ms is not None:
+            read = read_range(spark, settings.kafka, topic, span.start, span.end)
+            moved = first_moving(read, dead, span.part.start_ms)
+            begun = {p: moved.get(p, span.end[p]) for p in since}
+            span = span._replace(first=span.first | begun, start=span.start | begun)
+            compared = audit_rules.between(found, span.start, span.end)
+            what, since = audit_rules.changed(compared, store, settings.named)
+    if what:
 
         def newest_ms(start: dict[int, int], end: dict[int, int]) -> int | None:
             start = {p: min(at, end[p]) for p, at in start.items()}
-            row = read_range(spark, settings.kafka, topic, start, end).agg(F.max("timestamp_ms").alias("ms")).first()
+            records = moving(read_range(spark, settings.kafka, topic, start, end), dead)
+            row = records.agg(F.max("timestamp_ms").alias("ms")).first()
             return None if row is None else row.ms
 
         before = newest_ms({p: span.start[p] for p in since}, since)
-        newest, closed_ms = (
-            newest_ms(span.start | since, committed),
-            max((ms for _, ms in closed_to.values()), default=0),
-        )
+        newest = newest_ms(span.start | since, committed)
+        closed_ms = max((ms for _, ms in closed_to.values()), default=0)
         raise audit_rules.refusal(store, what, since, before, newest, closed_ms)
     if unknown := audit_rules.unknown_before(known, topic, span.start):
         where = audit_rules.named([f"{topic}-{p} offset {at}" for p, (at, _) in unknown.items()])
         not_compared.append(f"whether gap, grace or topics changed before {where}: the changelog of then is deleted")
-    return compared, closed_to
+    return span, compared, closed_to
 
 
 def require_auditable(store: StoreSchema) -> None:

@@ -143,11 +143,22 @@ def settled_ms(
 ) -> dict[int, int]:
     """`Part.settled_ms`, of the partitions that were read to an end before what is committed.
 
-    `records` are those that were read; neither one without a key nor a dead letter moves time.
+    `records` are those that were read.
     """
     cut = {p for p, end in ends.items() if end < committed.get(p, 0)}
     if not cut:
         return {}
-    moving = records.filter("key IS NOT NULL").join(dead.dropna(), ["partition", "offset"], "left_anti")
-    reached = {r.partition: r.ms for r in moving.groupBy("partition").agg(F.max("timestamp_ms").alias("ms")).collect()}
+    rows = moving(records, dead).groupBy("partition").agg(F.max("timestamp_ms").alias("ms")).collect()
+    reached = {row.partition: row.ms for row in rows}
     return {p: reached.get(p, 0) - reach_ms for p in sorted(cut)}
+
+
+def moving(records: DataFrame, dead: DataFrame) -> DataFrame:
+    """Of the records those that move time: all but those without a key and dead letters, by their coordinates."""
+    return records.filter("key IS NOT NULL").join(dead.dropna(), ["partition", "offset"], "left_anti")
+
+
+def first_moving(records: DataFrame, dead: DataFrame, start_ms: int) -> dict[int, int]:
+    """By partition the offset of the first record of a part that moves time: what lies before is none of it."""
+    found = moving(records, dead).filter(F.col("timestamp_ms") >= start_ms - 1)
+    return {r.partition: r.offset for r in found.groupBy("partition").agg(F.min("offset").alias("offset")).collect()}

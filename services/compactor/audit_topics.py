@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -19,6 +19,8 @@ from services.compactor.kafka import (
 from services.compactor.lives import IS_EARLIER, LIFE, with_earlier
 from services.compactor.origins import NotAuditable
 from services.compactor.settings import AuditSettings
+from shared.clients.consumer.dead_letters import NODE
+from shared.common.errors import UnknownTopicOrPartition
 
 
 def coordinates(records: DataFrame, prefix: str, source: str, ours: dict[str, str], life: str) -> DataFrame:
@@ -42,6 +44,27 @@ def coordinates(records: DataFrame, prefix: str, source: str, ours: dict[str, st
     return named.filter(~F.col(IS_EARLIER)).select(
         F.col("_partition").try_cast("INT").alias("partition"), F.col("_offset").try_cast("BIGINT").alias("offset")
     )
+
+
+def dead_letters(spark: SparkSession, settings: AuditSettings, topic: str | None, source: str, life: str) -> DataFrame:
+    """`coordinates` of the source records that a dead-letter topic has; none where there is none."""
+    # What a node refused behind a store is no source record: that one was counted.
+    is_of_output = F.coalesce(F.exists("headers", lambda h: h["key"] == NODE), F.lit(False))
+    refused = whole_topic(spark, settings, topic).filter(~is_of_output)
+    return coordinates(refused, "penstock.dlq", source, {"group": settings.application}, life)
+
+
+def dead_letters_of(
+    spark: SparkSession, settings: AuditSettings, topics: Iterable[str | None], source: str, life: str
+) -> DataFrame:
+    """`dead_letters` of several topics, those that are there, each record once."""
+    found = dead_letters(spark, settings, None, source, life)
+    for topic in sorted(topic for topic in topics if topic is not None):
+        try:
+            found = found.unionByName(dead_letters(spark, settings, topic, source, life))
+        except UnknownTopicOrPartition:
+            continue
+    return found.dropna().distinct()
 
 
 def whole_topic(spark: SparkSession, settings: AuditSettings, topic: str | None) -> DataFrame:
