@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared.streams.column_path import Moments
 from shared.streams.windowed_aggregate import Emit
 from tests.shared.streams.columns_beside_records import (
     Piped,
@@ -114,3 +116,14 @@ def test_large_sums_that_were_restored_are_known() -> None:
     pipe_all(drivers, [Piped(b"a", b'{"n":0}', at) for at in (10, 30)])
     require_equal(*drivers)
     assert drivers[0].task.metrics.dead_letters_total == 1
+
+
+def test_what_was_due_under_a_shorter_patience_closes_with_the_first_record() -> None:
+    """Its end is behind what was closed by then; it says the first record's time, and others say theirs."""
+    moments = Moments(np.array([150, 140, 310]), np.array([4, 5, 6]), 100, 200, closed_by_ms=295)
+    assert moments.closing.tolist() == [295, 295, 310]
+    closed_at = moments.closed_at(np.array([10, 94, 95, 109]))
+    assert closed_at.tolist() == [150, 150, 310, 310]
+    assert moments.places(closed_at).tolist() == [4, 4, 6, 6]
+    alike = Moments(np.array([150, 310]), np.array([0, 1]), 100, 200, closed_by_ms=100)
+    assert alike.closing is alike.times, "it costs nothing where nothing had to wait"
