@@ -4,6 +4,10 @@ Taking over. Under exactly_once the producer's first request fences the former o
 Then the log is read to its end to learn the highest epoch in it, a takeover record with the next one is written, and
 reading goes on until that record comes by: whatever a zombie wrote before it has been applied by then, whatever it
 writes after it counts for nobody. Should another owner have taken over meanwhile, ours is written anew, one higher.
+
+Being taken over. Without transactions nothing keeps an owner from writing on where another one takes the partition over
+that had lost it while it was stopped. Its commits count for no reader then, so none may tell the group how far it is:
+each stands where the one before has ended, or what stands between them is looked at.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from shared.common.errors import (
     InvalidTimestamp,
     KafkaTimeout,
     OffsetOutOfRange,
+    ProducerFenced,
     RecordTooLarge,
 )
 from shared.common.log import get_logger
@@ -36,7 +41,7 @@ from shared.common.settings import KafkaSettings
 from shared.streams.changelog_format import Takeover, encode_takeover
 from shared.streams.local_restore import Overtaken, discard
 from shared.streams.restore_progress import RestoreProgress
-from shared.streams.restoring import RestoreReport, Restoring
+from shared.streams.restoring import RestoreReport, Restoring, changelog_consumer, find_takeover
 from shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings
 from shared.streams.state.checkpoint import CommitPlace, LogPlace
 from shared.streams.stream_task import StreamTask
@@ -97,6 +102,7 @@ class ChangelogPartition:
         self._kafka, self._settings, self._instance, self._clock = kafka, settings, instance, clock
         self.topic_partition = TopicPartition(settings.changelog_topic, partition)
         self._place: LogPlace
+        self._epoch: int
         self._metrics = metrics
         self.progress: RestoreProgress | None = None
         """How far the restore is; None before it begins."""
@@ -156,7 +162,7 @@ class ChangelogPartition:
     async def commit(self, commit: TaskCommit, group: GroupMetadata) -> CommitPlace:
         """Write one commit and say where it stands; raises where it did not, or may not, hold.
 
-        Then the task must be discarded.
+        Then the task must be discarded. ProducerFenced where another owner has taken the partition over.
         """
         partition = self.topic_partition.partition
         offsets = {TopicPartition(topic, partition): OffsetAndMetadata(at) for topic, at in commit.sources.items()}
@@ -171,6 +177,7 @@ class ChangelogPartition:
             if commit.changelog[:-1] or outputs:
                 await self._write(*outputs, entries)
             last = await self._write(progress)  # it confirms the entries: only when all are written
+            await self._require_in_force(self._place.between(len(entries), last.offset))
         return self._place.written(len(entries), last.offset)
 
     # --- restore ---
@@ -189,8 +196,18 @@ class ChangelogPartition:
             else:
                 raise KafkaTimeout(f"{at}: {TAKEOVER_ATTEMPTS_MAX} takeovers were overtaken by other owners'")
         restoring.finish(epoch)
+        self._epoch = epoch
         marks = 1 if self.exactly_once else 0  # a transaction's end takes an offset
         self._place = LogPlace(restoring.topic_id, metadata.offset + 1 + marks, marks)
+
+    async def _require_in_force(self, others: range) -> None:
+        """ProducerFenced where another owner's takeover is among the offsets at which others have written."""
+        if not others:
+            return
+        async with changelog_consumer(self._kafka) as consumer:
+            offset = await find_takeover(consumer, self.topic_partition, others, self._epoch)
+        if offset is not None:
+            raise ProducerFenced(f"{self.topic_partition}: another owner has taken it over at offset {offset}")
 
     # --- writing ---
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from shared.common.errors import CorruptRecord
 from shared.common.log import get_logger
-from shared.streams.changelog_format import TAKEOVER, StoreSchema, decode, is_foreign
+from shared.streams.changelog_format import TAKEOVER, Entry, StoreSchema, decode, is_foreign
 from shared.streams.changelog_reader import ChangelogReader, CorruptEntry
 from shared.streams.state.checkpoint import Checkpoint, layout
 
@@ -63,6 +63,11 @@ def discard(local: LocalState, reason: str) -> None:
         local.clear()
 
 
+def is_takeover_above(entry: Entry, epoch: int) -> bool:
+    """Whether what an owner of that epoch writes behind this entry counts for no reader."""
+    return entry.operation == TAKEOVER and entry.epoch > epoch
+
+
 def check_overtaken(found: Checkpoint, offset: int, value: bytes | None) -> None:
     """Look at a record before the covered offset: Overtaken where it is another owner's takeover.
 
@@ -74,7 +79,7 @@ def check_overtaken(found: Checkpoint, offset: int, value: bytes | None) -> None
         entry = decode(value)
     except CorruptRecord as e:
         raise CorruptEntry(offset, str(e)) from None
-    if entry.operation == TAKEOVER and entry.epoch > found.epoch:
+    if is_takeover_above(entry, found.epoch):
         raise Overtaken(f"epoch {entry.epoch} began at offset {offset}, it has epoch {found.epoch} up to later ones")
 
 

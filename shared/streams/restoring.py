@@ -8,6 +8,7 @@ owner goes on with it from where the standby is.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 
 from shared.clients.admin import Admin
@@ -18,9 +19,9 @@ from shared.common.errors import ChangelogHole, CorruptRecord, KafkaTimeout, Off
 from shared.common.log import get_logger
 from shared.common.records import Columns, TopicPartition
 from shared.common.settings import KafkaSettings
-from shared.streams.changelog_format import decode_progress, way_out
+from shared.streams.changelog_format import decode, decode_progress, is_foreign, way_out
 from shared.streams.changelog_reader import ChangelogReader, CorruptEntry, HistoryMissing
-from shared.streams.local_restore import check_overtaken, discard, refusal, take_up, write_restored
+from shared.streams.local_restore import check_overtaken, discard, is_takeover_above, refusal, take_up, write_restored
 from shared.streams.restore import restore_change, restore_progress, restore_windows
 from shared.streams.restore_progress import RestoreProgress
 from shared.streams.settings import StreamsSettings
@@ -55,6 +56,30 @@ class RestoreReport:
     standby_windows: int = 0
 
 
+def changelog_consumer(kafka: KafkaSettings) -> Consumer:
+    """Reads what a changelog partition holds, wherever it is sent to; not open yet."""
+    settings = ConsumerSettings(
+        isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none", max_poll_records=None
+    )
+    return Consumer(kafka, settings)
+
+
+async def find_takeover(consumer: Consumer, at: TopicPartition, span: range, epoch: int) -> int | None:
+    """The offset in `span` at which an owner above `epoch` took a changelog partition over; None where none did.
+
+    What cannot be read is passed over: who restores refuses it. OffsetOutOfRange where it was deleted meanwhile.
+    """
+    consumer.assign([at])
+    consumer.seek(at, span.start)
+    while await consumer.position(at) < span.stop:
+        for columns in (await consumer.poll(RESTORE_POLL_MS, RESTORE_RECORDS_MAX)).values():
+            for offset, value in zip(columns.offsets.tolist(), columns.values, strict=True):
+                with suppress(CorruptRecord):
+                    if offset in span and not is_foreign(value) and is_takeover_above(decode(value), epoch):
+                        return int(offset)
+    return None
+
+
 class Restoring:
     """Restores one task, which nobody else uses meanwhile."""
 
@@ -78,10 +103,7 @@ class Restoring:
 
     def consumer(self) -> Consumer:
         """What it reads with, not open yet."""
-        settings = ConsumerSettings(
-            isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none", max_poll_records=None
-        )
-        return Consumer(self._kafka, settings)
+        return changelog_consumer(self._kafka)
 
     async def begin(self, consumer: Consumer) -> int:
         """Find where to read from, and go there: the log's end at this moment.

@@ -28,6 +28,7 @@ from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import (
     ChangelogHole,
     PenstockError,
+    ProducerFenced,
     SchemaMismatch,
     UnknownTopicOrPartition,
 )
@@ -658,17 +659,19 @@ async def test_an_old_owner_is_fenced_under_exactly_once(kafka: EmbeddedKafka, t
 
 
 async def test_an_old_owner_is_ignored_under_at_least_once(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Without transactions an old owner can still write, but no reader takes what it wrote for state."""
+    """Without transactions an old owner can still write, but no reader takes that for state, and its commit fails."""
     async with chain_of(kafka, topic_name, 1) as chain, owner(chain, "at_least_once") as (old, old_task):
         take(old_task, chain, 0, 10)
         await commit(old, old_task, chain)
         async with owner(chain, "at_least_once") as (new, new_task):
             take(old_task, chain, 11, 12, 13)
-            await commit(old, old_task, chain)
+            written = old_task.prepare_commit(0)
+            with pytest.raises(ProducerFenced, match="another owner has taken it over at offset 3"):
+                await old.commit(written, GroupMetadata(topic_name))
             take(new_task, chain, 20)
             await commit(new, new_task, chain)
-            take(old_task, chain, 14)
-            await commit(old, old_task, chain)
+            with pytest.raises(ProducerFenced, match="another owner has taken it over at offset 3"):
+                await old.commit(written, GroupMetadata(topic_name))
         reader = await chain.confirmed(0)
         assert (reader.epoch, reader.entries_ignored) == (2, 4)
         async with owner(chain, "at_least_once") as (_, third):

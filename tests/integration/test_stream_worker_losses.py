@@ -160,6 +160,34 @@ async def test_a_named_record_that_commits_rest_on_is_gone_on_before(
         assert set(await chain.values("late")) == set(late)
 
 
+async def test_an_owner_that_another_takes_over_unseen_restores(
+    kafka: EmbeddedKafka, topic_name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under at_least_once, by one that lost the partition while it was stopped, and takes it over when it wakes.
+
+    What the rightful owner commits behind that counts for no reader, so the group is not told of it.
+    """
+    log.configure(LogSettings(format="json"), "test")
+    async with chain_of(kafka, topic_name, 1) as chain:
+        await chain.send(100)
+        worker = chain.worker(processing_guarantee="at_least_once")
+        async with running(worker):
+            await chain.wait_processed(worker)
+            await put(chain, f"{topic_name}-changelog", *FOREIGN)
+            await chain.send(100)
+            await chain.wait_processed(worker)
+            assert "another instance owns the partition" not in capsys.readouterr().err
+            async with owner(chain, "at_least_once"):
+                pass
+            await chain.send(100)
+            await chain.wait_processed(worker)
+        assert "another owner has taken it over at offset" in capsys.readouterr().err
+        await work(chain, 100, processing_guarantee="at_least_once")
+        closed, late = offline(topic_name, chain.sent)
+        assert set(await chain.values("out")) == set(closed)
+        assert set(await chain.values("late")) == set(late)
+
+
 async def test_without_transactions_progress_is_written_after_its_entries(
     kafka: EmbeddedKafka, topic_name: str
 ) -> None:

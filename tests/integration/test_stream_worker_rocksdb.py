@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from services.local.kafka import EmbeddedKafka
-from shared.common.errors import ConfigError
+from shared.common.errors import ConfigError, ProducerFenced
 from shared.streams.restoring import RestoreReport
 from shared.streams.state.state_directory import StateDirectory
 from shared.streams.stream_worker import StreamWorker
@@ -83,8 +83,8 @@ async def test_a_killed_worker_restores_only_the_tail(
         assert again.changelog_records <= 2  # its own takeover: all before it is proven to be one owner's
 
 
-async def test_what_was_overtaken_is_thrown_away(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
-    """An owner that is one no more may have its commits on disk: the log says since when they count for nobody."""
+async def test_what_was_overtaken_is_not_kept(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
+    """The commit of an owner that is one no more is refused, and so it is not on its disk: what is there counts."""
     directory = StateDirectory(str(tmp_path), "old", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
     local = directory.state_of(0)
     async with chain_of(kafka, topic_name, 1) as chain:
@@ -93,11 +93,12 @@ async def test_what_was_overtaken_is_thrown_away(kafka: EmbeddedKafka, topic_nam
             await commit(old, old_task, chain)
             async with owner(chain, "at_least_once") as (new, new_task):
                 take(old_task, chain, 11, 12, 13)
-                await commit(old, old_task, chain)
+                with pytest.raises(ProducerFenced, match="changelog-0: another owner has taken it over at offset 3"):
+                    await commit(old, old_task, chain)
                 take(new_task, chain, 20)
                 await commit(new, new_task, chain)
             assert local.checkpoint is not None
-            assert local.checkpoint.covered_offset > local.checkpoint.verified_offset
+            assert local.checkpoint.covered_offset == local.checkpoint.verified_offset == 3
         async with owner(chain, "at_least_once", local) as (_, third):
             (session,) = third.stores["s"].rows()
             assert (session.end, session.states[0], third.sources) == (20, 3, {topic_name: 3})

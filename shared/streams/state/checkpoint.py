@@ -16,6 +16,8 @@ class LogPlace:
     hold no record.
 
     >>> place = LogPlace("id", 10, marks=1)
+    >>> place.between(entries=4, offset=14), place.between(entries=4, offset=16)
+    (range(10, 10), range(10, 16))
     >>> place.written(entries=4, offset=14)
     CommitPlace(topic_id='id', covered_offset=15, verified_offset=15)
     >>> place.written(entries=4, offset=21)  # where 20 was to be: the record of another
@@ -25,6 +27,10 @@ class LogPlace:
     def __init__(self, topic_id: str | None, next_offset: int, marks: int) -> None:
         self._topic_id, self._next, self._marks = topic_id, next_offset, marks
         self._verified, self._alone = next_offset, True
+
+    def between(self, entries: int, offset: int) -> range:
+        """Where records of others may stand, if a commit of so many entries has its progress record at that offset."""
+        return range(self._next, offset if offset > self._next + entries else self._next)
 
     def written(self, entries: int, offset: int) -> CommitPlace:
         """A commit of so many entries has its progress record at that offset."""
