@@ -195,6 +195,7 @@ def require_the_rest_whole(audit: Callable[..., Report], simulation: Any, said: 
     assert not any("the changelog of then" in left_out for left_out in report.not_compared)
 
 
+@pytest.mark.soak
 def test_a_rule_that_changed_is_known_when_the_changelog_is_deleted(
     changed: tuple[Any, str, dict[int, int]], topics: Any, jobs: Any, tmp_path: Path
 ) -> None:
