@@ -55,6 +55,13 @@ def windows(spark: Any, settings: CompactSettings) -> list[Any]:
     return sorted(tuple(row) for row in closed.select(*columns).collect())
 
 
+def corrected(spark: Any, settings: CompactSettings) -> Corrected | None:
+    """What one more compaction corrects."""
+    job = Compaction(spark, settings, print)
+    job.run()
+    return job.corrected
+
+
 @pytest.fixture
 def correctable(simulate: Callable[..., Any], aggregations: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     """A simulation of one task without the user's own aggregate, which nobody can correct."""
@@ -283,26 +290,21 @@ def test_corrections_of_several_topics_that_state_lacks_are_not_made_again(
         task.commit()
         topics.write(correctable)
 
-    def corrected() -> Corrected | None:
-        job = Compaction(spark, settings, print)
-        job.run()
-        return job.corrected
-
     late(1010)
-    corrected()
+    corrected(spark, settings)
     state = Path(settings.tables) / "state"
     shutil.copytree(state, tmp_path / "copy")
     late(1020)
     task.late, task.store = [], msgspec.structs.replace(task.store, late=f"{correctable.name}-b-late")
     late(1030)
-    assert corrected() == Corrected(2, corrected_windows=2, superseded_windows=2)
+    assert corrected(spark, settings) == Corrected(2, corrected_windows=2, superseded_windows=2)
     shutil.rmtree(state)
     shutil.copytree(tmp_path / "copy", state)
     monkeypatch.setattr(tables, "HISTORY_VERSIONS_MAX", 1)  # as if there were many of the topic of now since
-    assert corrected() == Corrected()
+    assert corrected(spark, settings) == Corrected()
     assert records_in_windows(spark, settings) == len(task.source)
     spark.sql(f"DELETE FROM {tables.delta(str(state))} WHERE row = 'late'")
-    assert corrected() == Corrected()
+    assert corrected(spark, settings) == Corrected()
     assert records_in_windows(spark, settings) == len(task.source)
 
 
@@ -429,18 +431,13 @@ def test_a_longer_gap_joins_nothing_that_was_closed(
         task.commit()
         topics.write(correctable)
 
-    def corrected() -> Corrected | None:
-        job = Compaction(spark, settings, print)
-        job.run()
-        return job.corrected
-
     closed = [(key, at) for at in (1000, 2000, 3000) for key in (b"a", b"b")]
     take(*closed, (b"a", 1050), (b"c", 2840), (b"d", 2840))
-    assert corrected() == Corrected(3, corrected_windows=3, superseded_windows=1)
+    assert corrected(spark, settings) == Corrected(3, corrected_windows=3, superseded_windows=1)
     take((b"b", 2050))
     task.store = msgspec.structs.replace(task.store, gap_ms=1500)
     take((b"c", 2900), (b"d", 3000), (b"z", 10_000))
-    assert corrected() == Corrected(1, corrected_windows=2, superseded_windows=3)
+    assert corrected(spark, settings) == Corrected(1, corrected_windows=2, superseded_windows=3)
     expected = [
         *(("a", 1000, 1050, 2), ("a", 2000, 2000, 1), ("a", 3000, 3000, 1)),
         *(("b", 1000, 1000, 1), ("b", 2000, 2050, 2), ("b", 3000, 3000, 1)),
@@ -448,7 +445,7 @@ def test_a_longer_gap_joins_nothing_that_was_closed(
     ]
     assert [row[:4] for row in windows(spark, settings)] == expected
     take((b"b", 1050))
-    assert corrected() == Corrected(1, corrected_windows=1, superseded_windows=2)
+    assert corrected(spark, settings) == Corrected(1, corrected_windows=1, superseded_windows=2)
     expected[3:5] = [("b", 1000, 2050, 4)]
     assert [row[:4] for row in windows(spark, settings)] == expected
 
