@@ -64,19 +64,33 @@ def changelog_consumer(kafka: KafkaSettings) -> Consumer:
     return Consumer(kafka, settings)
 
 
-async def find_takeover(consumer: Consumer, at: TopicPartition, span: range, epoch: int) -> int | None:
+async def find_takeover(
+    consumer: Consumer, at: TopicPartition, span: range, epoch: int, timeout_ms: int = RESTORE_IDLE_MS_MAX
+) -> int | None:
     """The offset in `span` at which an owner above `epoch` took a changelog partition over; None where none did.
 
-    What cannot be read is passed over: who restores refuses it. OffsetOutOfRange where it was deleted meanwhile.
+    What cannot be read is passed over: who restores refuses it. OffsetOutOfRange where it was deleted meanwhile,
+    KafkaTimeout where the records of the span do not come.
     """
     consumer.assign([at])
     consumer.seek(at, span.start)
-    while await consumer.position(at) < span.stop:
-        for columns in (await consumer.poll(RESTORE_POLL_MS, RESTORE_RECORDS_MAX)).values():
-            for offset, value in zip(columns.offsets.tolist(), columns.values, strict=True):
-                with suppress(CorruptRecord):
-                    if offset in span and not is_foreign(value) and is_takeover_above(decode(value), epoch):
-                        return int(offset)
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            while await consumer.position(at) < span.stop:
+                for columns in (await consumer.poll(RESTORE_POLL_MS, RESTORE_RECORDS_MAX)).values():
+                    if (offset := _takeover_in(columns, span, epoch)) is not None:
+                        return offset
+    except TimeoutError:
+        spanned = f"records {span.start} to {span.stop - 1}"
+        raise KafkaTimeout(f"{at}: {spanned} did not come in {timeout_ms} ms") from None
+    return None
+
+
+def _takeover_in(columns: Columns, span: range, epoch: int) -> int | None:
+    for offset, value in zip(columns.offsets.tolist(), columns.values, strict=True):
+        with suppress(CorruptRecord):
+            if offset in span and not is_foreign(value) and is_takeover_above(decode(value), epoch):
+                return int(offset)
     return None
 
 

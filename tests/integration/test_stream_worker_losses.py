@@ -20,6 +20,7 @@ from shared.common.errors import (
     ConfigError,
     CorruptRecord,
     DataError,
+    KafkaTimeout,
     SchemaMismatch,
     SourceOffsetsMissing,
     SourceTopicChanged,
@@ -28,6 +29,7 @@ from shared.common.records import GroupMetadata, ProducerRecord, TopicPartition
 from shared.common.settings import LogSettings
 from shared.streams.changelog_format import PROGRESS, TAKEOVER, decode, encode_live
 from shared.streams.dsl import StreamsBuilder
+from shared.streams.restoring import changelog_consumer, find_takeover
 from shared.streams.stream_worker import StreamWorker
 from shared.streams.task_outputs import TaskCommit
 from shared.streams.topics import CHANGELOG_CONFIGS
@@ -186,6 +188,21 @@ async def test_an_owner_that_another_takes_over_unseen_restores(
         closed, late = offline(topic_name, chain.sent)
         assert set(await chain.values("out")) == set(closed)
         assert set(await chain.values("late")) == set(late)
+
+
+async def test_what_others_wrote_is_waited_for_so_long(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Records that do not come are an error that names them, and no wait for ever."""
+    at = TopicPartition(f"{topic_name}-changelog", 0)
+    async with (
+        chain_of(kafka, topic_name, 1) as chain,
+        owner(chain, "at_least_once"),
+        changelog_consumer(chain.kafka) as consumer,
+    ):
+        end = (await consumer.end_offsets([at]))[at]
+        assert await find_takeover(consumer, at, range(end), 0) == 0
+        assert await find_takeover(consumer, at, range(end), 1) is None
+        with pytest.raises(KafkaTimeout, match=rf"{at}: records 0 to {end} did not come in 600 ms"):
+            await find_takeover(consumer, at, range(end + 1), 1, timeout_ms=600)
 
 
 async def test_without_transactions_progress_is_written_after_its_entries(
