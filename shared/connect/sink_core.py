@@ -144,12 +144,16 @@ class SinkCore:
         self.batch.clear()
         return seeks
 
+    def next_commit_in_ms(self, now_ms: int) -> int:
+        """How long until the interval is over."""
+        return max(0, self._next_commit_ms - now_ms)
+
     # Polls
 
     def poll_timeout_ms(self, now_ms: int) -> int:
         """How long to poll: until the next commit or the present one's end, or until the task wants its batch again."""
-        next_ms = self._commit_started_ms + self._timeout_ms if self.committing else self._next_commit_ms
-        timeout_ms = max(0, next_ms - now_ms)
+        answer_in_ms = max(0, self._commit_started_ms + self._timeout_ms - now_ms)
+        timeout_ms = answer_in_ms if self.committing else self.next_commit_in_ms(now_ms)
         if self.retry_timeout_ms is not None and self.retry_timeout_ms > 0:
             timeout_ms = min(timeout_ms, self.retry_timeout_ms)
         elif self.paused_for_redelivery:

@@ -62,6 +62,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         self._turn = asyncio.Lock()
         self.raw = RawRecords()
         self._initialized = False
+        self._commit_answered = asyncio.Event()
         self._attend(conversion.waits)
         self.context: WorkerSinkTaskContext
 
@@ -127,23 +128,29 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         return await self._consumer.poll(timeout_ms), self.core.assignments
 
     async def _poll(self, timeout_ms: int) -> tuple[Polled, int] | None:
-        """Records; empty after the timeout; None where the target state has changed meanwhile."""
+        """Records; empty after the timeout, or when a commit is due; None where the target state has changed."""
         taken = await self._take(0)
         if taken[0] or timeout_ms <= 0:
             await asyncio.sleep(0)  # neither need have waited for anything, and others must have their turn
             return taken
         poll = asyncio.ensure_future(self._take(timeout_ms))
         changed = asyncio.ensure_future(self._changed.wait())
+        answered = asyncio.ensure_future(self._commit_answered.wait())
         try:
-            await asyncio.wait((poll, changed), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((poll, changed, answered), return_when=asyncio.FIRST_COMPLETED)
+            if (
+                not poll.done() and not changed.done()
+            ):  # it was to last for as long as the answer might: the next is due
+                due_ms = self.core.next_commit_in_ms(self._clock.monotonic_ms())
+                await asyncio.wait((poll, changed), timeout=due_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
             if poll.done():
                 return poll.result()
-            return None
+            return None if changed.done() else ({}, self.core.assignments)
         finally:
-            for one in (poll, changed):
+            for one in (poll, changed, answered):
                 if not one.done():
                     one.cancel()
-            await asyncio.gather(poll, changed, return_exceptions=True)
+            await asyncio.gather(poll, changed, answered, return_exceptions=True)
 
     async def _convert(self, polled: Polled) -> dict[TopicPartition, list[SinkRecord]] | None:
         """The records of each partition; None where the task is to stop or pause, and a conversion waited."""
@@ -194,6 +201,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         if begun is None:
             return
         seqno, wanted = begun
+        self._commit_answered.clear()
         try:
             provided = await self._call(self.task.pre_commit(dict(wanted)))
         except Exception as e:  # of the connector: nothing since the last commit counts
@@ -215,6 +223,8 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         self, seqno: int, error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None
     ) -> None:
         took_ms = self.core.commit_completed(seqno, error, offsets, self._clock.monotonic_ms())
+        if not self.core.committing:  # and not a late answer to one before
+            self._commit_answered.set()
         self.metrics.set("offset_commit_seq_no", self.core.commit_seqno)
         if took_ms is None:
             self.metrics.add("offset_commit_skip_total")

@@ -171,6 +171,14 @@ async def test_only_what_the_task_gives_is_committed() -> None:
         assert run.cluster.committed(GROUP)[TP].offset == 1
 
 
+async def test_a_commit_that_was_answered_holds_up_no_other() -> None:
+    """The interval counts, and not how long an answer might have taken."""
+    async with running(offset_flush_timeout_ms="600000") as run:
+        await produce(run, b"a")
+        await run.run(SayingSink, topics="t")
+        await run.until(lambda: SayingSinkTask.made and [c[0] for c in task().calls].count("pre_commit") > 2)
+
+
 async def test_a_pause_asks_for_a_commit_and_delivers_nothing() -> None:
     """While it is paused a task gets no records; when it goes on it gets those that came meanwhile."""
     async with running(offset_flush_interval_ms="600000") as run:
