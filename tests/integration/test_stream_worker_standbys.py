@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -12,9 +13,23 @@ import pytest
 
 from services.local.kafka import EmbeddedKafka
 from shared.common.errors import IllegalState
+from shared.streams.aggregations import Count, Sum
+from shared.streams.dsl import StreamsBuilder
 from shared.streams.punctuation import PunctuationType
 from shared.streams.stream_worker import StreamWorker
-from tests.integration.test_stream_worker import WAIT_SECONDS, Chain, chain_of, child, offline, running, until
+from shared.streams.topology import Topology
+from tests.integration.test_stream_worker import (
+    GAP_MS,
+    GRACE_MS,
+    WAIT_SECONDS,
+    Chain,
+    chain_of,
+    child,
+    offline,
+    running,
+    until,
+)
+from tests.integration.test_stream_worker_losses import put, work
 
 STORES = ("in_memory", "rocksDB")
 
@@ -44,6 +59,23 @@ async def until_current(chain: Chain, *workers: StreamWorker) -> None:
         return True
 
     await until(done)
+
+
+async def until_standby(worker: StreamWorker, state: str) -> None:
+    """Until its one standby says that it is so."""
+
+    async def done() -> bool:
+        return [standby["state"] for standby in worker.describe()["standbys"]] == [state]
+
+    await until(done)
+
+
+def patient(topic: str, gap_ms: int, grace_ms: int) -> Topology:
+    """The usual topology with a patience of its own."""
+    builder = StreamsBuilder()
+    windows = builder.stream(topic).group_by_key().session_window(gap_ms, grace_ms)
+    windows.aggregate("s", n=Count(), sum=Sum("id")).on_close().to(f"{topic}-out")
+    return builder.build()
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -99,3 +131,69 @@ async def test_a_standby_of_a_killed_owner_takes_over(kafka: EmbeddedKafka, topi
                 await chain.wait_processed(worker)
                 assert worker.tasks()[0].report.standby_windows > 0
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+
+
+@pytest.mark.parametrize("store", STORES)
+async def test_a_standby_goes_past_a_record_that_is_named(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, store: str
+) -> None:
+    """One that has no name for it says what it is and harms nobody; one that has it takes over as it always does."""
+    async with chain_of(kafka, topic_name, partitions=1) as chain:
+        await work(chain, 300)
+        at = await put(chain, f"{topic_name}-changelog", (b"k", b"\x02L of a layout to come"))
+        named = {"skip_changelog_records": f"0:{at}"}
+        owner = chain.worker(**named, **settings_of(store, tmp_path / "a"))
+        async with contextlib.AsyncExitStack() as later:
+            async with running(owner):
+                await chain.wait_processed(owner)
+                unnamed = chain.worker(**settings_of(store, tmp_path / "b"))
+                async with running(unnamed):
+                    await until_standby(unnamed, "failed")
+                    assert f'skip_changelog_records="0:{at}"' in unnamed._standbys._own[0].failed
+                    await chain.send(50)
+                    await chain.wait_processed(owner)
+                worker = chain.worker(**named, **settings_of(store, tmp_path / "b"))
+                await later.enter_async_context(running(worker))
+                await until_standby(worker, "current")
+            await chain.send(50)
+            await chain.wait_processed(worker)
+            report = worker.tasks()[0].report
+            assert report.standby_windows > 0
+            assert report.changelog_records < 20
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+
+
+@pytest.mark.parametrize(
+    ("store", "gap_ms", "grace_ms"),
+    [
+        ("in_memory", GAP_MS * 3, GRACE_MS),
+        ("rocksDB", GAP_MS * 3, GRACE_MS),
+        ("rocksDB", GAP_MS // 2, GRACE_MS),
+        ("rocksDB", GAP_MS, GRACE_MS * 4),
+    ],
+)
+async def test_a_standby_with_another_patience_takes_over_as_a_restore_does(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, store: str, gap_ms: int, grace_ms: int
+) -> None:
+    """A release with another gap or grace stands by for the one before, and closes what that would have kept or not."""
+    outputs = []
+    for name in ("standby", "restore"):
+        topic = f"{topic_name}-{name}"
+        async with chain_of(kafka, topic, partitions=1) as chain:
+            await chain.send(500)
+            owner = chain.worker(**settings_of(store, tmp_path / name / "a"))
+            after = chain.worker(patient(topic, gap_ms, grace_ms), **settings_of(store, tmp_path / name / "b"))
+            async with contextlib.AsyncExitStack() as later:
+                async with running(owner):
+                    await chain.wait_processed(owner)
+                    if name == "standby":
+                        await later.enter_async_context(running(after))
+                        await until_standby(after, "current")
+                if name == "restore":
+                    await later.enter_async_context(running(after))
+                await chain.send(500)
+                await chain.wait_processed(after)
+                assert (after.tasks()[0].report.standby_windows > 0) == (name == "standby")
+            outputs.append((await chain.values("out"), await chain.values("late")))
+    assert outputs[0] == outputs[1]
+    assert outputs[0] != offline(topic, chain.sent), "another patience has other windows"
