@@ -3,9 +3,10 @@
 A record that is no further behind the stream time of its moment than the grace period finds every session of its key
 within the gap, since whatever ends within the gap before it ends at or above the close time; so records of this kind
 can be merged in any order. One that is further behind does so too where it is itself at or above the close time of its
-moment and the latest of what lies before it within the gap is as well (`_slow_keys`). A key that has a record for which
-this cannot be shown is taken record by record, though against the close times of the batch's moments. Sessions are
-closed after the batch, each as of the record that passed it.
+moment and the latest of what lies before it within the gap is as well (`_slow_keys`); of stored sessions all must be,
+where a gap that was shorter left several within it. A key that has a record for which this cannot be shown is taken
+record by record, though against the close times of the batch's moments. Sessions are closed after the batch, each as of
+the record that passed it.
 
 Lists go by the order of arrival, which is that of single records where none of them joins two sessions: a key where one
 does is taken record by record for them (`arrival_order`).
@@ -18,6 +19,7 @@ import numpy as np
 from shared.common.records import Columns, Int64Array
 from shared.streams.batch_values import TakenValues
 from shared.streams.column_path import ColumnPath, Moments
+from shared.streams.processor import INT64_MAX
 from shared.streams.session_windows import SessionAggregate
 from shared.streams.state.arrival_order import merging_keys
 from shared.streams.state.column_merge import cuts, merge_runs, sorted_order
@@ -30,6 +32,9 @@ class SessionPath(ColumnPath):
 
     _operator: SessionAggregate
     _store: ColumnSessionStore
+
+    _is_crowded: bool | None = None
+    """Whether sessions were stored no more than the gap apart, which was shorter then; None before the first batch."""
 
     @property
     def _patience_ms(self) -> int:
@@ -82,6 +87,11 @@ class SessionPath(ColumnPath):
         latest = np.maximum(self._latest_arrived(codes, times, order, deep), self._latest_stored(codes, times, deep))
         in_reach = latest >= times[deep] - windows.gap_ms
         is_misfit = (times[deep] < close_times) | (in_reach & (latest < close_times))
+        if self._is_crowded is None:
+            self._is_crowded = self._store.is_crowded(windows.gap_ms)
+        if self._is_crowded:  # behind the latest others may be in reach, which are closed
+            earliest = self._earliest_stored(codes[deep], times[deep] - windows.gap_ms)
+            is_misfit |= earliest < close_times
         return np.unique(codes[deep[is_misfit]])
 
     def _latest_arrived(self, codes: Int64Array, times: Int64Array, order: Int64Array, deep: Int64Array) -> Int64Array:
@@ -102,6 +112,15 @@ class SessionPath(ColumnPath):
             chain = store.chain_of(int(codes[own[0]]))  # one walk a key, however many of its records there are
             ends = np.concatenate(([NEVER], store.table.arrays["end"][chain[::-1]]))
             found[own] = ends[np.searchsorted(ends, times[own], side="right") - 1]
+        return found
+
+    def _earliest_stored(self, codes: Int64Array, earliest_ends: Int64Array) -> Int64Array:
+        """The lowest end of a key's stored sessions that is not below this, for each; INT64_MAX without one."""
+        store, found = self._store, np.full(len(codes), INT64_MAX)
+        for own in np.split(np.arange(len(codes)), np.flatnonzero(np.diff(codes)) + 1) if len(codes) else ():
+            chain = store.chain_of(int(codes[own[0]]))
+            ends = np.concatenate((store.table.arrays["end"][chain[::-1]], [INT64_MAX]))
+            found[own] = ends[np.searchsorted(ends, earliest_ends[own])]
         return found
 
 

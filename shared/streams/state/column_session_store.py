@@ -123,6 +123,13 @@ class ColumnSessionStore(ColumnStore):
         live: list[Session] = [self.row(row) for row in self.dirty_rows().tolist()]
         return SessionChanges(self._as_finals(self.finals()), deleted, live)
 
+    def is_crowded(self, gap_ms: int) -> bool:
+        """Whether sessions of a key are no more than the gap apart: they were stored when it was shorter."""
+        arrays, rows = self.table.arrays, self.live_rows()
+        older = arrays["next"][rows]
+        rows, older = rows[older >= 0], older[older >= 0]
+        return bool((arrays["start"][rows] - arrays["end"][older] <= gap_ms).any())
+
     def magnitudes(self) -> FloatArray:
         """Those of all the key's sessions: a batch may join any of them."""
         return self.columns.magnitudes(*self._live_states())

@@ -184,3 +184,55 @@ def test_a_longer_gap_joins_what_is_stored_by_records_alone(columns_min: int, li
     assert live(new) == [(10_020, 10_020, 1), (10_200, 10_200, 1), (10_290, 10_290, 1)]
     new.pipe_columns("in", [(b"a", b'{"id": 5}', 10_110), (b"a", b'{"id": 6}', 10_245)])
     assert live(new) == [(10_020, 10_290, 5)]
+
+
+def closed_across_gaps(
+    columns_min: int, before: list[Piped], after: list[Piped], gaps: tuple[int, int], graces: tuple[int, int]
+) -> list[bytes | None]:
+    """What is closed of records, the later ones taken after a restart with another gap and grace."""
+
+    def driver(gap: int, grace: int) -> TopologyTestDriver:
+        builder = StreamsBuilder()
+        windows = builder.stream("in", late="late").group_by_key().session_window(gap, grace)
+        windows.aggregate("s", n=Count()).on_close().to("out")
+        return TopologyTestDriver(builder.build(), columns_min=columns_min, now_ms=10**9)
+
+    first, second = (driver(*of) for of in zip(gaps, graces, strict=True))
+    first.pipe_columns("in", before)
+    first.commit()
+    second.changelog, second.source_log = first.changelog, first.source_log
+    second.restore()
+    second.pipe_columns("in", after)
+    second.pipe_columns("in", [(b"z", b"{}", 10**6)])
+    return sorted(record.value or b"" for record in (*first.read("out"), *second.read("out"), *second.read("late")))
+
+
+@pytest.mark.parametrize("graces", [(1000, 10), (65, 10), (30, 30)])
+def test_a_longer_gap_joins_nothing_that_was_closed_meanwhile(graces: tuple[int, int]) -> None:
+    """Of two sessions in reach of a record the earlier was passed by one before it, in the same batch."""
+    before = [(b"e", b"{}", time) for time in (100, 103, 115, 120, 121)]
+    after = [(b"x", b"{}", 170 + graces[1]), (b"e", b"{}", 140), (b"x", b"{}", 1_000)]
+    columns, records = (closed_across_gaps(least, before, after, (5, 60), graces) for least in (1, 10_000))
+    assert columns == records
+    assert b'{"key":"e","start":115,"end":140,"n":4}' in columns
+
+
+def timed(first: int, last: int) -> st.SearchStrategy[list[Piped]]:
+    times = st.integers(first, last)
+    return st.lists(st.tuples(st.sampled_from([b"a", b"b"]), st.just(b"{}"), times), min_size=1, max_size=15)
+
+
+@settings(max_examples=150)
+@given(
+    timed(100, 150),
+    timed(110, 250),
+    st.tuples(st.integers(1, 10), st.integers(10, 60)),
+    st.tuples(st.just(200), st.integers(0, 40)),
+)
+def test_a_longer_gap_in_columns_is_that_of_records(
+    before: list[Piped], after: list[Piped], gaps: tuple[int, int], graces: tuple[int, int]
+) -> None:
+    """Whatever is stored closer than it by then."""
+    gaps = (gaps[0], gaps[0] + gaps[1])
+    columns, records = (closed_across_gaps(least, before, after, gaps, graces) for least in (1, 10_000))
+    assert columns == records

@@ -148,3 +148,14 @@ def test_keys_are_text_or_bytes_as_the_stream_has_them() -> None:
         store.put(Session(key, 1, 2, [1, (0.0, 1)]))
         assert [s.key for s in store.rows()] == [key]
         assert store.find(7, 0, 9) == store.find("\ud800", 0, 9) == []
+
+
+def test_sessions_closer_than_the_gap() -> None:
+    """Such as a gap that was shorter has left; what is merged away or closed is close to nothing."""
+    store = store_of()
+    for key, at in (("a", 0), ("b", 0), ("a", 11), ("b", 30)):
+        take(store, key, at, -100)
+    assert [store.is_crowded(gap_ms) for gap_ms in (10, 11)] == [False, True]
+    store.close_before(5, 200)
+    assert not store.is_crowded(11)
+    assert not store.is_crowded(100)
