@@ -7,7 +7,8 @@ writes after it counts for nobody. Should another owner have taken over meanwhil
 
 Being taken over. Without transactions nothing keeps an owner from writing on where another one takes the partition over
 that had lost it while it was stopped. Its commits count for no reader then, so none may tell the group how far it is:
-each stands where the one before has ended, or what stands between them is looked at.
+each stands where the one before has ended, or what stands between them is looked at. Whoever writes in another log than
+before is no owner, with transactions either.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ from shared.common.settings import KafkaSettings
 from shared.streams.changelog_format import Takeover, encode_takeover
 from shared.streams.local_restore import Overtaken, discard
 from shared.streams.restore_progress import RestoreProgress
-from shared.streams.restoring import RestoreReport, Restoring, changelog_consumer, find_takeover
+from shared.streams.restoring import RestoreReport, Restoring, changelog_consumer, fetch_topic_id, find_takeover
 from shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings
-from shared.streams.state.checkpoint import CommitPlace, LogPlace
+from shared.streams.state.checkpoint import CommitPlace, LogPlace, LogReplaced
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_outputs import ResultColumns, TaskCommit, TaskOutputs
 
@@ -162,7 +163,8 @@ class ChangelogPartition:
     async def commit(self, commit: TaskCommit, group: GroupMetadata) -> CommitPlace:
         """Write one commit and say where it stands; raises where it did not, or may not, hold.
 
-        Then the task must be discarded. ProducerFenced where another owner has taken the partition over.
+        Then the task must be discarded. ProducerFenced where another owner has taken the partition over, LogReplaced
+        where the changelog is another than before.
         """
         partition = self.topic_partition.partition
         offsets = {TopicPartition(topic, partition): OffsetAndMetadata(at) for topic, at in commit.sources.items()}
@@ -171,13 +173,14 @@ class ChangelogPartition:
         if self.exactly_once:
             async with self._producer.transaction():
                 last = await self._write(*outputs, entries, progress)
+                self._others(len(entries), last)
                 if offsets:
                     await self._producer.send_offsets_to_transaction(offsets, group)
         else:
             if commit.changelog[:-1] or outputs:
                 await self._write(*outputs, entries)
             last = await self._write(progress)  # it confirms the entries: only when all are written
-            await self._require_in_force(self._place.between(len(entries), last.offset))
+            await self._require_in_force(self._others(len(entries), last))
         return self._place.written(len(entries), last.offset)
 
     # --- restore ---
@@ -200,10 +203,23 @@ class ChangelogPartition:
         marks = 1 if self.exactly_once else 0  # a transaction's end takes an offset
         self._place = LogPlace(restoring.topic_id, metadata.offset + 1 + marks, marks)
 
+    def _others(self, entries: int, last: RecordMetadata) -> range:
+        """At which offsets others may have written before a commit; LogReplaced where it shows another log."""
+        try:
+            return self._place.between(entries, last.offset)
+        except LogReplaced as e:
+            raise LogReplaced(f"{self.topic_partition}: {e}") from None
+
     async def _require_in_force(self, others: range) -> None:
-        """ProducerFenced where another owner's takeover is among the offsets at which others have written."""
+        """ProducerFenced where another owner's takeover is among the offsets at which others have written.
+
+        LogReplaced where they are in another topic of that name.
+        """
         if not others:
             return
+        was, now = self._place.topic_id, await fetch_topic_id(self._kafka, self.topic_partition.topic)
+        if now != was:
+            raise LogReplaced(f"{self.topic_partition}: the topic was made again: its id was {was}, is {now}")
         async with changelog_consumer(self._kafka) as consumer:
             offset = await find_takeover(consumer, self.topic_partition, others, self._epoch)
         if offset is not None:

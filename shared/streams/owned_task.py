@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shared.common.log import get_logger
 from shared.streams.changelog import ChangelogPartition
 from shared.streams.idle_advance import IdleAdvance
+from shared.streams.local_restore import discard
 from shared.streams.refusal_log import RefusalLog
 from shared.streams.restoring import RestoreReport
 from shared.streams.settings import StreamsSettings
@@ -35,6 +36,8 @@ class OwnedTask:
         self.restoring: asyncio.Task[None] | None = None
         self.refusals = RefusalLog(changelog.topic_partition.partition)
         self.local: LocalState | None = None
+        self.spoilt: str | None = None
+        """Why what is on disk is not to be gone on from; None where it may be."""
 
     def begin(self, task: StreamTask, settings: StreamsSettings, slow: SlowSteps) -> None:
         """A restored task takes records from now on; ProcessingFailed where it is too slow for its group."""
@@ -90,6 +93,8 @@ class OwnedTask:
                 restoring.cancel()
                 await asyncio.wait({restoring}, timeout=None if timeout_ms is None else timeout_ms / 2000)
             if self.local is not None:
+                if self.spoilt is not None:
+                    discard(self.local, self.spoilt)
                 self.local.close()
             await self.changelog.close(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Literal
 
 from shared.clients.admin import Admin
 from shared.clients.consumer import Consumer, ConsumerSettings
@@ -30,6 +31,7 @@ from shared.streams.stream_task import StreamTask
 
 log = get_logger(__name__)
 
+Isolation = Literal["read_uncommitted", "read_committed"]
 RESTORE_RECORDS_MAX = 1_000  # taken at once, between which the loop goes on
 RESTORE_POLL_MS = 500
 RESTORE_IDLE_MS_MAX = 60_000  # no record and no movement for this long while restoring is an error
@@ -56,10 +58,10 @@ class RestoreReport:
     standby_windows: int = 0
 
 
-def changelog_consumer(kafka: KafkaSettings) -> Consumer:
+def changelog_consumer(kafka: KafkaSettings, isolation_level: Isolation = "read_committed") -> Consumer:
     """Reads what a changelog partition holds, wherever it is sent to; not open yet."""
     settings = ConsumerSettings(
-        isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none", max_poll_records=None
+        isolation_level=isolation_level, auto_offset_reset="none", commit_strategy="none", max_poll_records=None
     )
     return Consumer(kafka, settings)
 
@@ -69,8 +71,9 @@ async def find_takeover(
 ) -> int | None:
     """The offset in `span` at which an owner above `epoch` took a changelog partition over; None where none did.
 
-    What cannot be read is passed over: who restores refuses it. OffsetOutOfRange where it was deleted meanwhile,
-    KafkaTimeout where the records of the span do not come.
+    A consumer that reads what is not committed waits for nobody's transaction, and finds takeovers that were aborted
+    too: to restore for nothing does no harm. What cannot be read is passed over: who restores refuses it.
+    OffsetOutOfRange where it was deleted meanwhile, KafkaTimeout where the records of the span do not come.
     """
     consumer.assign([at])
     consumer.seek(at, span.start)
@@ -84,6 +87,12 @@ async def find_takeover(
         spanned = f"records {span.start} to {span.stop - 1}"
         raise KafkaTimeout(f"{at}: {spanned} did not come in {timeout_ms} ms") from None
     return None
+
+
+async def fetch_topic_id(kafka: KafkaSettings, topic: str) -> str | None:
+    """The topic's id now; None of a broker that has none."""
+    async with Admin(kafka) as admin:
+        return (await admin.describe_topics([topic]))[topic].topic_id
 
 
 def _takeover_in(columns: Columns, span: range, epoch: int) -> int | None:
@@ -198,7 +207,7 @@ class Restoring:
         return len(columns)
 
     async def _find_start(self, consumer: Consumer) -> int:
-        self.topic_id = await self._fetch_topic_id()
+        self.topic_id = await fetch_topic_id(self._kafka, self.at.topic)
         self._kept = await self._take_up_local(consumer)
         if self._kept is not None:
             return self._kept.verified_offset
@@ -217,7 +226,7 @@ class Restoring:
     async def _go_on(self, consumer: Consumer) -> int:
         first = (await consumer.beginning_offsets([self.at]))[self.at]
         end = (await consumer.end_offsets([self.at]))[self.at]
-        start, topic_id = self.reader.next_offset or 0, await self._fetch_topic_id()
+        start, topic_id = self.reader.next_offset or 0, await fetch_topic_id(self._kafka, self.at.topic)
         if topic_id != self.topic_id or not first <= start <= end:
             was = f"offset {start} of the topic with id {self.topic_id}"
             raise OffsetOutOfRange(f"{self.at}: from {was}; it has {first} to {end} and id {topic_id}")
@@ -283,10 +292,6 @@ class Restoring:
         if snapshot.covered_offset == 0:
             self.rests_on = lake.table_uri(table, application)
         return snapshot.covered_offset
-
-    async def _fetch_topic_id(self) -> str | None:
-        async with Admin(self._kafka) as admin:
-            return (await admin.describe_topics([self.at.topic]))[self.at.topic].topic_id
 
 
 def checked_start(at: TopicPartition, covered: int | None, first: int, end: int, lake: str | None = None) -> int:

@@ -374,7 +374,7 @@ class StreamWorker(RebalanceListener):
     async def _task_failed(self, partition: int, error: BaseException) -> None:
         """Discard a task whose commit or restore failed; restore it again, or rejoin where it has a new owner."""
         if isinstance(error, ProducerFenced):
-            log.warning("fenced: another instance owns the partition", partition=partition, reason=str(error))
+            log.warning("fenced: the instance joins its group anew", partition=partition, reason=str(error))
             self._fenced = True
             return
         stops = not isinstance(error, PenstockError) or isinstance(error, FatalError | DataError | ConfigError)

@@ -25,6 +25,7 @@ from shared.streams.changelog import RecordRefused
 from shared.streams.owned_task import OwnedTask
 from shared.streams.processor import ProcessingFailed, StateRefused
 from shared.streams.settings import StreamsSettings
+from shared.streams.state.checkpoint import LogReplaced
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_outputs import OutputPlace, Refusals, TaskCommit
 from shared.streams.window_limits import name_window
@@ -176,6 +177,9 @@ class TaskCommits:
             place = await owned.changelog.commit(commit, consumer.group_metadata())
         except RecordRefused as e:
             raise self._refuse(task, commit, e) from e
+        except LogReplaced as e:
+            owned.spoilt = str(e)
+            raise
         task.commit_succeeded(place)
         self._refused.pop(task.partition, None)
         self._check_states.discard(task.partition)

@@ -6,14 +6,20 @@ from typing import NamedTuple
 
 import msgspec
 
+from shared.common.errors import ProducerFenced
 from shared.streams.changelog_format import Progress, StoreSchema
+
+
+class LogReplaced(ProducerFenced):
+    """The changelog is not the one that its owner wrote to: another topic of that name, or one that lost its end."""
 
 
 class LogPlace:
     """Where an owner writes its commits, and whether anybody else writes there, too.
 
-    Commits that lie end to end prove that there was no other owner. `marks` are the offsets between two commits that
-    hold no record.
+    Commits that lie end to end prove that there was no other owner; one that lies before the end of the one before it
+    proves that the log is another. `marks` are the offsets between two commits that hold no record. An offset below 0
+    is one that the broker has not said.
 
     >>> place = LogPlace("id", 10, marks=1)
     >>> place.between(entries=4, offset=14), place.between(entries=4, offset=16)
@@ -25,20 +31,30 @@ class LogPlace:
     """
 
     def __init__(self, topic_id: str | None, next_offset: int, marks: int) -> None:
-        self._topic_id, self._next, self._marks = topic_id, next_offset, marks
+        self.topic_id, self._next, self._marks = topic_id, next_offset, marks
         self._verified, self._alone = next_offset, True
 
     def between(self, entries: int, offset: int) -> range:
-        """Where records of others may stand, if a commit of so many entries has its progress record at that offset."""
-        return range(self._next, offset if offset > self._next + entries else self._next)
+        """Where records of others may stand, if a commit of so many entries has its progress record at that offset.
+
+        LogReplaced where it cannot stand there in the log that the commit before it is in.
+        """
+        least = self._next + entries
+        if 0 <= offset < least:
+            raise LogReplaced(
+                f"a commit is at offset {offset}, the next one that was free for it is {least}: the topic (its id was "
+                f"{self.topic_id}) was made again, or has lost its end"
+            )
+        return range(self._next, offset if offset > least else self._next)
 
     def written(self, entries: int, offset: int) -> CommitPlace:
         """A commit of so many entries has its progress record at that offset."""
         self._alone &= offset == self._next + entries
         if self._alone:
             self._verified = offset + 1
-        self._next = offset + 1 + self._marks
-        return CommitPlace(self._topic_id, offset + 1, self._verified)
+        if offset >= 0:
+            self._next = offset + 1 + self._marks
+        return CommitPlace(self.topic_id, offset + 1, self._verified)
 
 
 class CommitPlace(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,14 @@ from prometheus_client import CollectorRegistry
 
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import IllegalState, PenstockError, UnknownMember
-from shared.common.records import OffsetAndMetadata, TopicPartition
+from shared.common.records import Columns, ConsumerRecord, GroupMetadata, OffsetAndMetadata, TopicPartition
+from shared.streams.aggregations import Count
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.owned_task import OwnedTask
 from shared.streams.settings import StreamsSettings
+from shared.streams.state.checkpoint import CommitPlace, LogReplaced
+from shared.streams.state.state_directory import StateDirectory
+from shared.streams.stream_task import StreamTask
 from shared.streams.task_commits import TaskCommits
 
 
@@ -22,6 +29,9 @@ class Member:
         self._refuses, self._is_closed = refuses, is_closed
         self.pending: dict[TopicPartition, OffsetAndMetadata] = {}
         self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
+
+    def group_metadata(self) -> GroupMetadata:
+        return GroupMetadata("app")
 
     async def commit(self, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
         if self._refuses is not None:
@@ -55,3 +65,37 @@ async def test_group_offsets_that_were_refused_are_not_sent_later(is_closed: boo
     member = Member(UnknownMember("gone"), is_closed=is_closed)
     await group_offsets(member)
     assert (member.committed, bool(member.pending)) == ({}, is_closed)
+
+
+class Elsewhere:
+    """A hold on a changelog that has another in its place."""
+
+    topic_partition = TopicPartition("app-changelog", 0)
+
+    async def commit(self, commit: object, group: GroupMetadata) -> CommitPlace:
+        raise LogReplaced("made again")
+
+    async def close(self, timeout_ms: float | None = None) -> None:
+        pass
+
+
+async def test_what_is_on_disk_goes_with_its_log(tmp_path: Path) -> None:
+    """Where a log has lost its end the offsets on disk are those of other records."""
+    state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
+    builder, elsewhere, member = StreamsBuilder(), Elsewhere(), Member()
+    builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    owned = OwnedTask(elsewhere)  # type: ignore[arg-type]
+    owned.local = state.state_of(0)
+    owned.task = task = StreamTask(builder.build(), 0, application="app", local=owned.local)
+    task.initialize(0)
+    task.process(Columns.of([ConsumerRecord("in", 0, 0, 5, b"a", b"{}")]), 0)
+    task.prepare_commit(0)
+    task.commit_succeeded(CommitPlace("id", 7, 7))
+    commits = TaskCommits(StreamsSettings(), SYSTEM_CLOCK, CollectorRegistry())
+    with pytest.raises(LogReplaced):
+        await commits._write(owned, task, task.prepare_commit(0), member)  # type: ignore[arg-type]
+    assert owned.local.checkpoint is not None
+    await owned.close()
+    again = state.state_of(0)
+    assert again.checkpoint is None
+    again.close()

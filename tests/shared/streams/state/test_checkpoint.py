@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shared.streams.aggregations import Count, Sum
 from shared.streams.changelog_format import StoreSchema
 from shared.streams.dsl import StreamsBuilder
-from shared.streams.state.checkpoint import CommitPlace, LogPlace, layout
+from shared.streams.state.checkpoint import CommitPlace, LogPlace, LogReplaced, layout
 
 
 def schemas(gap: int = 10, name: str = "s", **more: Sum) -> tuple[StoreSchema, ...]:
@@ -27,3 +29,14 @@ def test_commits_end_to_end_prove_one_owner() -> None:
     assert place.written(2, 8) == CommitPlace("id", 9, 9)
     assert place.written(2, 12) == CommitPlace("id", 13, 9)
     assert place.written(2, 15) == CommitPlace("id", 16, 9)
+
+
+def test_a_commit_before_the_end_of_the_one_before_is_in_another_log() -> None:
+    """No log that has the one before has room for it there; a place that the broker has not said tells nothing."""
+    place = LogPlace("id", 5, marks=1)
+    place.written(2, 7)
+    assert place.between(2, -1) == range(9, 9)
+    assert place.written(2, -1) == CommitPlace("id", 0, 8)
+    assert place.between(2, 14) == range(9, 14)
+    with pytest.raises(LogReplaced, match=r"is at offset 10, the next one that was free for it is 11: .* id was id"):
+        place.between(2, 10)
