@@ -7,8 +7,9 @@ writes after it counts for nobody. Should another owner have taken over meanwhil
 
 Being taken over. Without transactions nothing keeps an owner from writing on where another one takes the partition over
 that had lost it while it was stopped. Its commits count for no reader then, so none may tell the group how far it is:
-each stands where the one before has ended, or what stands between them is looked at. Whoever writes in another log than
-before is no owner, with transactions either.
+each stands where the one before has ended, or what stands between them is looked at, in transactions that are open too:
+a takeover in one counts from where it stands. Whoever writes in another log than before is no owner, with transactions
+either.
 """
 
 from __future__ import annotations
@@ -220,7 +221,7 @@ class ChangelogPartition:
         was, now = self._place.topic_id, await fetch_topic_id(self._kafka, self.topic_partition.topic)
         if now != was:
             raise LogReplaced(f"{self.topic_partition}: the topic was made again: its id was {was}, is {now}")
-        async with changelog_consumer(self._kafka) as consumer:
+        async with changelog_consumer(self._kafka, "read_uncommitted") as consumer:
             offset = await find_takeover(consumer, self.topic_partition, others, self._epoch)
         if offset is not None:
             raise ProducerFenced(f"{self.topic_partition}: another owner has taken it over at offset {offset}")

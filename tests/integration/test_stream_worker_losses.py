@@ -21,13 +21,14 @@ from shared.common.errors import (
     CorruptRecord,
     DataError,
     KafkaTimeout,
+    ProducerFenced,
     SchemaMismatch,
     SourceOffsetsMissing,
     SourceTopicChanged,
 )
 from shared.common.records import GroupMetadata, ProducerRecord, TopicPartition
 from shared.common.settings import LogSettings
-from shared.streams.changelog_format import PROGRESS, TAKEOVER, decode, encode_live
+from shared.streams.changelog_format import PROGRESS, TAKEOVER, Takeover, decode, encode_live, encode_takeover
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.restoring import changelog_consumer, find_takeover
 from shared.streams.state.checkpoint import LogReplaced
@@ -219,6 +220,28 @@ async def test_an_owner_among_others_records_in_another_log_does_not_go_on(
         take(task, chain, 30)
         with pytest.raises(LogReplaced, match=r"the topic was made again: its id was .*, is "):
             await commit(changelog, task, chain)
+
+
+async def test_an_open_transaction_of_another_hangs_no_owner(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Its records are looked at while it is open: a takeover in it counts from where it stands."""
+    changelog_topic = f"{topic_name}-changelog"
+    other = ProducerSettings(transactional_id=f"{topic_name}-other", linger_ms=0)
+    async with (
+        chain_of(kafka, topic_name, 1) as chain,
+        owner(chain, "at_least_once") as (changelog, task),
+        Producer(chain.kafka, other) as producer,
+    ):
+        await producer.init_transactions()
+        async with producer.transaction():
+            await producer.send(changelog_topic, b"{}", partition=0)
+            take(task, chain, 0)
+            async with asyncio.timeout(WAIT_SECONDS):
+                await commit(changelog, task, chain)
+            takeover = encode_takeover(2, Takeover("app", "other", 0))
+            at = await (await producer.send(changelog_topic, takeover, partition=0))
+            take(task, chain, 1)
+            with pytest.raises(ProducerFenced, match=f"another owner has taken it over at offset {at.offset}"):
+                await commit(changelog, task, chain)
 
 
 async def test_what_others_wrote_is_waited_for_so_long(kafka: EmbeddedKafka, topic_name: str) -> None:
