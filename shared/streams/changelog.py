@@ -191,7 +191,7 @@ class ChangelogPartition:
         async with restoring.consumer() as consumer:
             await restoring.read_until(await restoring.begin(consumer), consumer)
             for _ in range(TAKEOVER_ATTEMPTS_MAX):
-                epoch = reader.next_epoch
+                epoch = restoring.next_epoch()
                 metadata = await self._write_takeover(epoch, restoring.rests_on)
                 await restoring.read_until(metadata.offset + 1, consumer)
                 if reader.takeover_offset == metadata.offset:

@@ -53,7 +53,7 @@ LENGTH = struct.Struct(">I")
 
 LIVE, DELETED, FINAL, PROGRESS, TAKEOVER = b"L", b"D", b"F", b"G", b"T"
 OPERATIONS = frozenset((LIVE, DELETED, FINAL, PROGRESS, TAKEOVER))
-EPOCH_MAX = 2**31 - 2  # an int32 that the next owner can still go above
+EPOCH_MAX = 2**31 - 2  # the highest that an owner takes, and that readers take
 STORES_MAX = 256  # a store's number is one byte
 BODY_BYTES_MIN = {
     LIVE: START_END.size,

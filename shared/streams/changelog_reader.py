@@ -62,7 +62,8 @@ class ChangelogReader:
     SchemaMismatch before any of its changes is applied. `skip` are offsets that are passed over whatever they hold;
     they count as foreign. `takeover_offset` is where the epoch in force was declared: of two owners that write the same
     epoch at once, the one whose record that is has won. Where a takeover is passed over, what its owner wrote has a
-    `highest_epoch` above the one in force. What lies before `covered_offset` has been applied, or counts for nobody.
+    `highest_epoch` above the one in force, first said at `highest_offset` (None: before what was read). What lies
+    before `covered_offset` has been applied, or counts for nobody.
 
     `feed` raises HistoryMissing where no epoch is known yet and the changelog rests on a backfill's tables.
     """
@@ -79,6 +80,7 @@ class ChangelogReader:
         self._apply, self._stores, self.skip = apply, stores, skip
         self.epoch = self.highest_epoch = epoch
         self.takeover_offset: int | None = None
+        self.highest_offset: int | None = None
         self.progress = progress
         self.next_offset: int | None = None
         self.covered_offset: int | None = None
@@ -93,8 +95,16 @@ class ChangelogReader:
 
     @property
     def next_epoch(self) -> int:
-        """What the next owner takes: nobody has written under it, not even one whose takeover was passed over."""
-        return max(self.epoch, self.highest_epoch) + 1
+        """What the next owner takes: nobody has written under it, not even one whose takeover was passed over.
+
+        CorruptRecord where there is none any more: CorruptEntry where it is known which record says so.
+        """
+        highest = max(self.epoch, self.highest_epoch)
+        if highest < fmt.EPOCH_MAX:
+            return highest + 1
+        offset = self.highest_offset if self.highest_epoch > self.epoch else self.takeover_offset
+        said = f"a changelog record of epoch {highest}: no owner can go above it, since {fmt.EPOCH_MAX} is the highest"
+        raise CorruptRecord(f"what came before has {said}") if offset is None else CorruptEntry(offset, said)
 
     @property
     def is_between_commits(self) -> bool:
@@ -129,17 +139,21 @@ class ChangelogReader:
             if entry.epoch == self.epoch:
                 self._confirm(entry)
             else:
-                self._ignore(entry)
+                self._ignore(entry, offset)
         elif key is None:
             raise CorruptRecord(f"an entry {entry.operation!r} for store {entry.store} without a key")
         elif entry.epoch == self.epoch:
             self._pending.setdefault(entry.commit, []).append((entry, key, offset))
         else:
-            self._ignore(entry)
+            self._ignore(entry, offset)
 
-    def _ignore(self, entry: Entry) -> None:
+    def _ignore(self, entry: Entry, offset: int) -> None:
         self.entries_ignored += 1
-        self.highest_epoch = max(self.highest_epoch, entry.epoch)
+        self._saw(entry.epoch, offset)
+
+    def _saw(self, epoch: int, offset: int) -> None:
+        if epoch > self.highest_epoch:
+            self.highest_epoch, self.highest_offset = epoch, offset
 
     def _confirm(self, entry: Entry) -> None:
         progress = fmt.decode_progress(entry.body)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from shared.common.errors import CorruptRecord
 from shared.common.log import get_logger
-from shared.streams.changelog_format import TAKEOVER, Entry, StoreSchema, decode, is_foreign
+from shared.streams.changelog_format import EPOCH_MAX, TAKEOVER, Entry, StoreSchema, decode, is_foreign
 from shared.streams.changelog_reader import ChangelogReader, CorruptEntry
 from shared.streams.state.checkpoint import Checkpoint, layout
 
@@ -40,6 +40,8 @@ def take_up(reader: ChangelogReader, local: LocalState, stores: tuple[StoreSchem
 def _why_not(found: Checkpoint, skip: frozenset[int], stores: tuple[StoreSchema, ...]) -> str | None:
     if found.progress is not None and layout(found.progress.stores) != layout(stores):
         return "the stores have changed"
+    if (highest := max(found.epoch, found.highest_epoch)) >= EPOCH_MAX:
+        return f"no owner can go above epoch {highest}, which it has met"
     named = sorted(at for at in skip - set(found.skipped) if at < found.covered_offset)
     return f"it has what skip_changelog_records names at offset {named[0]}" if named else None
 

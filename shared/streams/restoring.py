@@ -185,7 +185,19 @@ class Restoring:
                 records=reader.foreign_records,
             )
 
+    def next_epoch(self) -> int:
+        """What the next owner takes; CorruptRecord where there is none any more."""
+        try:
+            return self.reader.next_epoch
+        except CorruptEntry as e:
+            raise self._refused(e) from e
+        except CorruptRecord as e:
+            raise CorruptRecord(f"{self.at}: {e}. Start afresh (`penstock streams reset`)") from e
+
     # --- inside ---
+
+    def _refused(self, e: CorruptEntry) -> CorruptRecord:
+        return CorruptRecord(f"{self.at} at offset {e.offset}: {e.reason}. {way_out(self.at.partition, e.offset)}")
 
     def _feed(self, columns: Columns) -> int:
         reader, kept = self.reader, self._kept
@@ -196,8 +208,7 @@ class Restoring:
                 else:
                     reader.feed(offset, key, value)
             except CorruptEntry as e:
-                where = f"{self.at} at offset {e.offset}"
-                raise CorruptRecord(f"{where}: {e.reason}. {way_out(self.at.partition, e.offset)}") from e
+                raise self._refused(e) from e
             except HistoryMissing as e:
                 lake_is = f"streams.lake is {self._settings.lake or 'not set'}"
                 raise ChangelogHole(f"{self.at}: {e}. Here {lake_is}") from None

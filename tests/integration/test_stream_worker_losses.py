@@ -28,7 +28,16 @@ from shared.common.errors import (
 )
 from shared.common.records import GroupMetadata, ProducerRecord, TopicPartition
 from shared.common.settings import LogSettings
-from shared.streams.changelog_format import PROGRESS, TAKEOVER, Takeover, decode, encode_live, encode_takeover
+from shared.streams.changelog_format import (
+    EPOCH_MAX,
+    PROGRESS,
+    TAKEOVER,
+    Takeover,
+    decode,
+    encode_deleted,
+    encode_live,
+    encode_takeover,
+)
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.restoring import changelog_consumer, find_takeover
 from shared.streams.state.checkpoint import LogReplaced
@@ -127,6 +136,19 @@ async def test_a_corrupt_changelog_record_is_refused_until_it_is_named(kafka: Em
         for _ in range(2):
             with pytest.raises(CorruptRecord, match=said):
                 await fails(chain.worker())
+        await work(chain, 100, skip_changelog_records=f"0:{at}")
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+
+
+async def test_no_owner_takes_an_epoch_that_no_reader_takes(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """The record above which there is none ends the worker before it has written anything, until it is named."""
+    async with chain_of(kafka, topic_name, 1) as chain:
+        await work(chain, 100)
+        at = await put(chain, f"{topic_name}-changelog", (b"k", encode_deleted(0, EPOCH_MAX, 1, 0)))
+        for _ in range(2):
+            with pytest.raises(CorruptRecord, match=rf"at offset {at}: .* no owner can go .*_records=\"0:{at}\""):
+                await fails(chain.worker())
+        assert (await chain.read(f"{topic_name}-changelog"))[-1].offset == at
         await work(chain, 100, skip_changelog_records=f"0:{at}")
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
 

@@ -188,6 +188,19 @@ def test_a_takeover_that_is_passed_over_takes_its_epoch_with_it() -> None:
     assert (got.state, got.at) == ({(b"a", 0): b"1/1", (b"d", 0): b"2/1"}, 3)
 
 
+@pytest.mark.parametrize("highest", [deleted(fmt.EPOCH_MAX, 1, b"a"), takeover(fmt.EPOCH_MAX)], ids=["D", "T"])
+def test_no_owner_goes_above_the_highest_epoch(highest: Written) -> None:
+    """It would write what no reader takes, itself among them: the record that has the epoch is named before that."""
+    below = deleted(fmt.EPOCH_MAX - 1, 1, b"a")
+    assert read(takeover(1), below).reader.next_epoch == fmt.EPOCH_MAX
+    reader = read(takeover(1), highest, below).reader
+    with pytest.raises(CorruptEntry, match=r"offset 1: .* epoch 2147483646: no owner can go above it") as refused:
+        _ = reader.next_epoch
+    assert refused.value.offset == 1
+    with pytest.raises(CorruptRecord, match="what came before has a changelog record of epoch 2147483646"):
+        _ = ChangelogReader(lambda change: None, epoch=fmt.EPOCH_MAX).next_epoch
+
+
 def test_an_epoch_from_a_snapshot() -> None:
     """A reader that goes on from a snapshot takes entries of the snapshot's epoch without its takeover record."""
     got = Read()

@@ -10,7 +10,7 @@ import pytest
 from shared.common import log
 from shared.common.settings import LogSettings
 from shared.streams.aggregations import Count, Sum
-from shared.streams.changelog_format import TAKEOVER, Takeover, decode, encode_deleted, encode_takeover
+from shared.streams.changelog_format import EPOCH_MAX, TAKEOVER, Takeover, decode, encode_deleted, encode_takeover
 from shared.streams.changelog_reader import ChangelogReader, CorruptEntry
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.local_restore import Overtaken, check_overtaken, refusal, take_up, write_restored
@@ -82,6 +82,17 @@ def test_state_that_has_what_is_named_now_is_not_gone_on_from(
     assert (again.epoch, again.next_epoch) == (0, 2)
     assert taken_up(takeover, takeover + 1) is None
     driver.close()
+
+
+def test_state_that_has_met_the_highest_epoch_is_not_gone_on_from(tmp_path: Path) -> None:
+    """Nobody can take the partition over, and only the log says which record has that epoch."""
+    state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
+    local, schemas = state.state_of(0), topology().schemas()
+    local.begin(schemas)
+    for highest, at in ((EPOCH_MAX - 1, 50), (EPOCH_MAX, None)):
+        local.write(msgspec.structs.replace(FOUND, highest_epoch=highest))
+        assert take_up(ChangelogReader(lambda change: None), local, schemas) == at
+    local.close()
 
 
 def test_a_restart_reads_the_tail_alone(tmp_path: Path) -> None:
