@@ -141,7 +141,7 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
         not_compared += [f"partition {p} from {ms} ms on: no record read settles more" for p, ms in early.items()]
         stream = stream._replace(closed=stream.closed.filter(part.overlaps()), live=stream.live.filter(part.overlaps()))
     given, wanted = _results(spark, settings, stream, not_compared, part, compared)
-    store = _texts_alone(records, store)
+    store = _texts_alone(records, _without_added(store, compared, not_compared))
     if names := unchecked(store):
         not_compared.append(f"{', '.join(names)}: states that Spark cannot make anew from the records")
     if not any(a.function == "count" for a in store.aggregations):
@@ -261,6 +261,17 @@ def require_all_advances(moved_on: dict[int, int], rows: DataFrame) -> None:
         )
 
 
+def _without_added(store: StoreSchema, compared: list[audit_rules.Era], not_compared: list[str]) -> StoreSchema:
+    """The store without the aggregations that came when some of the records compared had been taken."""
+    added = audit_rules.added_since(compared, store)
+    for name, since in added.items():
+        where = audit_rules.named([f"{store.source}-{p} offset {at}" for p, at in since.items()])
+        why = "windows of before that lack it, or have it of later records alone (a later --start compares it)"
+        not_compared.append(f"{name}: it was added at {where}, and there are {why}")
+    kept = tuple(a for a in store.aggregations if a.name not in added)
+    return msgspec.structs.replace(store, aggregations=kept)
+
+
 def _texts_alone(records: DataFrame, store: StoreSchema) -> StoreSchema:
     """The store without the distinct counts of fields that hold other values than text."""
     fields = {a.field for a in store.aggregations if a.function == "count_distinct" and a.field and a.verbatim}
@@ -329,10 +340,10 @@ def _live(state: DataFrame | None, window: Window, offsets: TopicOffsets, layout
         live_rows(offsets.topic, (layout,), window.generations), tables.live_schema((layout,))
     ).persist()
     now = tail.filter("live").withColumnRenamed(layout.name, "state").select(*SESSION)
-    if state is None:
+    if state is None or layout.name not in state.columns:  # no compaction has seen the store yet
         return now
     own = (F.col("row") == "window") & (F.col("store") == layout.name)
-    before = state.filter(own).withColumnRenamed(layout.name, "state").select(*SESSION)
+    before = tables.in_layout(state.filter(own).withColumnRenamed(layout.name, "state").select(*SESSION), layout)
     return before.join(tail, ["partition", "key", "start_ms"], "left_anti").unionByName(now)
 
 
@@ -361,7 +372,7 @@ def _closed(
     own = F.col("revision") == 0
     kept = spark.table(tables.delta(path)).filter(own & (F.col("changelog_offset") < tables.by_partition(covered)))
     kept = kept.withColumn("key", F.col("key").cast("binary"))
-    return kept.select(*SESSION, "changelog_offset").unionByName(tail)
+    return tables.in_layout(kept.select(*SESSION, "changelog_offset"), layout).unionByName(tail)
 
 
 def _finals(window: Window, topic: str, layout: StoreLayout) -> DataFrame:

@@ -131,6 +131,19 @@ def published_otherwise(found: Iterable[Era], store: StoreSchema, given: Collect
     return any(era.store is not None and getattr(era.store, n) != getattr(store, n) for era in found for n in names)
 
 
+def added_since(found: Iterable[Era], store: StoreSchema) -> dict[str, dict[int, int]]:
+    """The aggregations that were not there in some of these eras, or were others, by partition the source offset from
+    which on they are: what windows have of earlier records says nothing of them."""
+    since: dict[str, dict[int, int]] = {}
+    for era in found:
+        had = {(a.name, a.function, a.field) for a in (era.store.aggregations if era.store is not None else ())}
+        for one in store.aggregations:
+            if (one.name, one.function, one.field) not in had:
+                of_one = since.setdefault(one.name, {})
+                of_one[era.partition] = max(of_one.get(era.partition, 0), era.end)
+    return since
+
+
 def unknown_before(known: Rules, source: str, start: Mapping[int, int]) -> dict[int, tuple[int, int]]:
     """Where it is not known by which rule records from `start` on were taken: by partition, that of what lies before.
 

@@ -117,6 +117,14 @@ def in_table_order(spark: SparkSession, path: str, rows: DataFrame, layouts: tup
     return rows
 
 
+def in_layout(rows: DataFrame, layout: StoreLayout) -> DataFrame:
+    """`rows` of a table with the fields of their `state` as the store has them now: those the table lacks are null."""
+    there: Any = rows.schema["state"].dataType
+    known, own = set(there.fieldNames()), F.col("state")
+    fields = [(own[n] if n in known else F.lit(None).cast(SQL_TYPES[t])).alias(n) for n, t in layout.columns]
+    return rows.withColumn("state", F.when(own.isNotNull(), F.struct(*fields)))
+
+
 def snapshot(spark: SparkSession, path: str) -> DataFrame | None:
     """A table as it is now, however often it is read and whatever is written meanwhile; None where there is none."""
     if not exists(spark, path):

@@ -14,9 +14,10 @@ from deltalake import DeltaTable, QueryBuilder
 
 from services.aggregator.sessions import Query
 from services.aggregator.settings import SessionsSettings
+from services.compactor.audit import run_audit
 from services.compactor.compact import Compaction
 from services.compactor.fold import Summary
-from services.compactor.settings import CompactSettings
+from services.compactor.settings import AuditSettings, CompactSettings
 from services.local.kafka import EmbeddedKafka
 from shared.common.errors import CorruptRecord, SchemaMismatch
 from shared.streams import changelog_format as log
@@ -102,6 +103,31 @@ async def test_an_added_aggregation_is_migrated_and_a_removed_one_refused(
 
         with pytest.raises(SchemaMismatch, match="store 's': the aggregations changed: sum"):
             await work(chain, topology(topic_name, {"n": Count(), "most": Max("id")}), 1, tmp_path)
+
+
+@pytest.mark.soak
+async def test_an_audit_compares_an_added_aggregation_from_then_on(
+    spark: Any, kafka: EmbeddedKafka, topic_name: str, compact: Callable[..., Summary], tmp_path: Path
+) -> None:
+    """Windows of before have nothing of it, those open then a part: neither is a difference."""
+    settings = AuditSettings(application=topic_name, lake=str(tmp_path), kafka=kafka_of(kafka))
+
+    async def audited(**given: Any) -> list[str]:
+        report = await asyncio.to_thread(lambda: run_audit(spark, settings.model_copy(update=given), print))
+        assert report.ok
+        return [said for said in report.not_compared if said.startswith(("most", "sum"))]
+
+    async with chain_of(kafka, topic_name, 1) as chain:
+        await work(chain, topology(topic_name, OLD), 200, tmp_path)
+        await asyncio.to_thread(compact)
+        await work(chain, topology(topic_name, NEW), 5, tmp_path)
+        (said,) = await audited()  # the lake's windows without it, the changelog's with it
+        assert said.startswith(f"most: it was added at {topic_name}-0 offset 200, and there are windows of before that")
+        await asyncio.to_thread(compact)
+        assert await audited() == [said]
+        await work(chain, topology(topic_name, NEW), 200, tmp_path)
+        assert await audited() == [said]
+        assert await audited(start="2620") == []
 
 
 async def test_corrupt_records_are_quarantined_on_demand(

@@ -7,6 +7,7 @@ import msgspec
 from services.compactor.audit_rules import (
     Era,
     Shorter,
+    added_since,
     between,
     changed,
     eras,
@@ -17,7 +18,7 @@ from services.compactor.audit_rules import (
     unknown_before,
 )
 from services.compactor.rules import Rule
-from shared.streams.changelog_format import Progress, StoreSchema
+from shared.streams.changelog_format import AggregationSchema, Progress, StoreSchema
 
 NEW = StoreSchema("s", "session", "string", 100, 50, "on_close", "in", "out", "late", "dlq", ())
 OLD = msgspec.structs.replace(NEW, grace_ms=500, late=None)
@@ -121,3 +122,18 @@ def test_records_of_closed_times_are_refused_with_a_start_behind_them() -> None:
     said = str(refusal_of_late(NEW, {3: 1, 0: 2}, 1_500))
     assert "may be late by that: in-0 (2 records), in-3 (1 records). " in said
     assert said.endswith("Nothing was compared. --start 1500 audits what that has nothing to do with")
+
+
+def test_an_aggregation_that_came_later() -> None:
+    """By partition, from where on it is; one of another field is another, one that reads another way is not."""
+
+    def store(*aggregations: tuple[str, str, str | None], verbatim: bool = True) -> StoreSchema:
+        made = tuple(AggregationSchema(n, f, field, (), "int64", verbatim) for n, f, field in aggregations)
+        return msgspec.structs.replace(NEW, aggregations=made)
+
+    count, total, other = ("n", "count", None), ("total", "sum", "id"), ("total", "sum", "size")
+    old, new = store(count, verbatim=False), store(count, total)
+    found = [Era(0, 0, 10, old, "g"), Era(0, 10, 20, store(count, other), "g"), Era(0, 20, 30, new, "g")]
+    assert added_since([*found, Era(1, 0, 5, old, "g"), Era(1, 5, 9, new, "g")], new) == {"total": {0: 20, 1: 5}}
+    assert added_since([Era(0, 0, 10, None, "g")], new) == {"n": {0: 10}, "total": {0: 10}}
+    assert added_since(found[2:], new) == {}
