@@ -141,7 +141,7 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
         not_compared += [f"partition {p} from {ms} ms on: no record read settles more" for p, ms in early.items()]
         stream = stream._replace(closed=stream.closed.filter(part.overlaps()), live=stream.live.filter(part.overlaps()))
     given, wanted = _results(spark, settings, stream, not_compared, part, compared)
-    store = _texts_alone(records, _without_added(store, compared, not_compared))
+    store = _texts_alone(records, audit_rules.without_added(store, compared, not_compared))
     if names := unchecked(store):
         not_compared.append(f"{', '.join(names)}: states that Spark cannot make anew from the records")
     if not any(a.function == "count" for a in store.aggregations):
@@ -259,17 +259,6 @@ def require_all_advances(moved_on: dict[int, int], rows: DataFrame) -> None:
             "changelog says at which offsets: an earlier version moved it or compacted it, or the table `advances` has "
             "lost rows. The records alone do not say which windows that closed. Nothing was compared"
         )
-
-
-def _without_added(store: StoreSchema, compared: list[audit_rules.Era], not_compared: list[str]) -> StoreSchema:
-    """The store without the aggregations that came when some of the records compared had been taken."""
-    added = audit_rules.added_since(compared, store)
-    for name, since in added.items():
-        where = audit_rules.named([f"{store.source}-{p} offset {at}" for p, at in since.items()])
-        why = "windows of before that lack it, or have it of later records alone (a later --start compares it)"
-        not_compared.append(f"{name}: it was added at {where}, and there are {why}")
-    kept = tuple(a for a in store.aggregations if a.name not in added)
-    return msgspec.structs.replace(store, aggregations=kept)
 
 
 def _texts_alone(records: DataFrame, store: StoreSchema) -> StoreSchema:

@@ -144,6 +144,17 @@ def added_since(found: Iterable[Era], store: StoreSchema) -> dict[str, dict[int,
     return since
 
 
+def without_added(store: StoreSchema, compared: Iterable[Era], not_compared: list[str]) -> StoreSchema:
+    """The store without the aggregations that came when some of the records compared had been taken."""
+    added = added_since(compared, store)
+    for name, since in added.items():
+        where = named([f"{store.source}-{p} offset {at}" for p, at in since.items()])
+        why = "windows of before that lack it, or have it of later records alone (a later --start compares it)"
+        not_compared.append(f"{name}: it was added at {where}, and there are {why}")
+    kept = tuple(a for a in store.aggregations if a.name not in added)
+    return msgspec.structs.replace(store, aggregations=kept)
+
+
 def unknown_before(known: Rules, source: str, start: Mapping[int, int]) -> dict[int, tuple[int, int]]:
     """Where it is not known by which rule records from `start` on were taken: by partition, that of what lies before.
 
