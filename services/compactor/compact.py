@@ -8,12 +8,12 @@ A run reads `run_records_max` records at most, so that a backlog of any size is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from services.compactor import advances, rules, runs, tables
+from services.compactor import advances, runs, tables
 from services.compactor.asked import require_no_backfill
 from services.compactor.changelog import Newest, Window, known, read_window
 from services.compactor.corrections import Corrected, Corrections
@@ -168,30 +168,14 @@ class Compaction(Fold):
         progress = {p: decode_progress(row.progress.encode()) for p, row in plan.covered.items()}
         if not advances.moved_on_ms(progress):
             return
-        stores = [*filter(advances.has_time_of_its_own, newest_stores(progress.values()))]
-        earliest = self._earliest((store.source for store in stores), "advances of its time")
-        for store in stores:
-            if store.source in earliest:
-                advances.forget(self.spark, self.settings.tables, store.name, earliest[store.source])
-
-    def forgotten(self, plan: Plan, new: rules.Rules) -> frozenset[rules.Place]:
-        """Rules by which no record was taken that its source still has; a topic that cannot be asked has all."""
-        if not plan.rules:
-            return frozenset()
-        known = rules.kept(self.spark.table(tables.delta(self.state))) | new
-        topics = {topic for rule in known.values() for topic in rule.sources}
-        return rules.spent(known, self._earliest(topics, "rules that commits had")) & plan.rules
-
-    def _earliest(self, topics: Iterable[str], kept: str) -> dict[str, Mapping[int, int]]:
-        """By source topic its first offsets; of one that cannot be asked it is said that all is `kept`."""
-        found: dict[str, Mapping[int, int]] = {}
-        for topic in sorted(set(topics)):
+        settings = self.settings
+        for store in filter(advances.has_time_of_its_own, newest_stores(progress.values())):
             try:
-                held = topic_offsets(self.spark, self.settings.kafka, topic, self.settings.kafka_timeout_ms)
-                found[topic] = held.earliest
+                held = topic_offsets(self.spark, settings.kafka, store.source, settings.kafka_timeout_ms)
             except PenstockError as e:
-                self.say(f"{topic}: all {kept} are kept: {e}")
-        return found
+                self.say(f"{store.source}: all advances of its time are kept: {e}")
+                continue
+            advances.forget(self.spark, settings.tables, store.name, held.earliest)
 
     def _delete_covered(self, plan: Plan) -> None:
         """Delete what the snapshot before this one covers: who restores from that one still finds the rest."""

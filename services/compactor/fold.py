@@ -159,10 +159,6 @@ class Fold(ABC):
         """A plan that reads further, where this one's ranges end before what they would have to cover."""
         return None
 
-    def forgotten(self, plan: Plan, new: rules.Rules) -> frozenset[rules.Place]:
-        """Rules that `state` need not keep any longer, where it gets `new` ones."""
-        return frozenset()
-
     def before_merge(self, plan: Plan) -> None:
         """What must be there before the run counts; a run that crashed behind its appends is gone on with from here."""
         return
@@ -282,8 +278,7 @@ class Fold(ABC):
         )
         rows = tables.in_table_order(self.spark, self.state, rows, layouts)
         rows = rows.withColumns({name: F.lit(None).cast("string") for name in ("progress", "topic_id")})
-        new = new_rules(plan, window)
-        gone = {place for place in (self.forgotten(plan, new) if new else ()) if place[0] in window.newest}
+        new, gone = self._rules(plan, window)
         progress = self._progress(window.newest, plan, rules.rows_of(new, gone, plan.offsets.topic_id, plan.run))
         source = rows.withColumn("run", F.lit(plan.run)).unionByName(progress, allowMissingColumns=True).persist()
         self._broadcast_if_small(source).createOrReplaceTempView("penstock_changes")
@@ -323,6 +318,18 @@ class Fold(ABC):
         others = each * len(window.newest) + len(new)
         first = each * len(window.newest.keys() - plan.covered) + len(new)
         return Merged(inserted + updated - others, inserted - first, deleted - len(gone), done.version)
+
+    def _rules(self, plan: Plan, window: Window) -> tuple[rules.Rules, frozenset[rules.Place]]:
+        """The rules that `state` is to get, and those that it is to lose, by their places."""
+        new = new_rules(plan, window)
+        gone = rules.oldest({*plan.rules, *new}, rules.RULES_MAX) if new else frozenset()
+        gone = frozenset(place for place in gone if place[0] in window.newest)
+        if gone:
+            self.say(
+                f"partitions {sorted({p for p, _ in gone})} have had more than {rules.RULES_MAX} rules: "
+                f"the {len(gone)} oldest are forgotten, and what they took goes by the oldest that is kept"
+            )
+        return {place: rule for place, rule in new.items() if place not in gone}, gone & plan.rules
 
     def _broadcast_if_small(self, source: DataFrame) -> DataFrame:
         """`source`, computed, which the joins of a MERGE take to where the rows of `state` are if it is small."""

@@ -5,12 +5,15 @@ but a snapshot keeps the newest alone, and the changelog's records are deleted. 
 for each partition's first commit, and for each that says something else than the one before it. They are written by the
 MERGE that makes a run count: what is covered and what is known of rules change in one, so a rerun, a crash and a
 RESTORE need no thought.
+
+They stay, whatever the source still has: late records that wait for their correction, corrected sessions and the table
+`advances` go by rules of which no source record is left. They are few, since each is a change of the topology; beyond
+RULES_MAX of a partition the oldest go, and the run says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -23,6 +26,7 @@ from services.compactor.bodies import ENVELOPE_BYTES
 from shared.streams.changelog_format import Progress, StoreSchema, decode_progress
 
 RULE = "rule"
+RULES_MAX = 100  # of a partition: years of changes, and no more than `state` can be asked for at once
 Place = tuple[int, int]
 """A changelog partition and offset."""
 
@@ -127,17 +131,16 @@ def kept(state: DataFrame | None) -> Rules:
     return {(r.partition, r.changelog_offset): msgspec.json.decode(r.progress, type=Rule) for r in rows}
 
 
-def spent(rules: Rules, earliest: Mapping[str, Mapping[int, int]]) -> frozenset[Place]:
-    """The rules by which no record was taken that is still there: by topic the `earliest` offset of each partition.
+def oldest(places: Iterable[Place], rules_max: int) -> frozenset[Place]:
+    """Those beyond `rules_max` of a partition.
 
-    Of a topic that is not among them all records count as there.
+    >>> sorted(oldest([(0, 9), (0, 2), (1, 1), (0, 5)], 1))
+    [(0, 2), (0, 5)]
     """
-    found = set[Place]()
-    for place, (partition, after) in pairwise(sorted(rules)):
-        taken = rules[partition, after].sources.items()
-        if place[0] == partition and all(at <= earliest.get(topic, {}).get(partition, 0) for topic, at in taken):
-            found.add(place)
-    return frozenset(found)
+    of: dict[int, list[int]] = {}
+    for partition, offset in places:
+        of.setdefault(partition, []).append(offset)
+    return frozenset((p, at) for p, own in of.items() for at in sorted(own, reverse=True)[rules_max:])
 
 
 def rows_of(

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.compactor import tables
+from services.compactor import rules, tables
 from services.compactor.audit import run_audit
+from services.compactor.audit_rules import Shorter, shorter_before
 from services.compactor.compact import Compaction
 from services.compactor.corrections import Corrected, Corrections, NotCorrectable, _Range
 from services.compactor.failures import CompactionConflict
@@ -448,6 +449,41 @@ def test_a_longer_gap_joins_nothing_that_was_closed(
     assert corrected(spark, settings) == Corrected(1, corrected_windows=1, superseded_windows=2)
     expected[3:5] = [("b", 1000, 2050, 4)]
     assert [row[:4] for row in windows(spark, settings)] == expected
+
+
+@pytest.mark.soak
+def test_a_rule_is_known_though_its_source_records_are_gone(
+    spark: Any, correctable: Any, topics: Any, settings: CompactSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A late record that waited goes by the gap that took it, and an audit knows what was shorter; of too many rules in
+    a partition the oldest go, with a word."""
+    (task,) = correctable.tasks
+    told: list[str] = []
+
+    def compact(time: int, **more: Any) -> None:
+        task.store = msgspec.structs.replace(task.store, **more)
+        task.take(b"z", value(None), time)
+        task.commit()
+        topics.write(correctable)
+        Compaction(spark, settings.model_copy(update={"with_late": not more}), told.append).run()
+
+    for at in (1000, 1500, 3000, 1250):
+        task.take(b"a", value(1.0), at)
+    compact(3000, grace_ms=40)
+    topics.delete_before(correctable.name, {0: 5})
+    compact(6000, gap_ms=1000)
+    compact(9000, grace_ms=60)
+    compact(12_000)
+    assert [row[:4] for row in windows(spark, settings)][:3] == [("a", at, at, 1) for at in (1000, 1250, 1500)]
+    state = f"{settings.tables}/state"
+    known = rules.kept(spark.table(tables.delta(state)))
+    assert shorter_before(known, task.store) == [Shorter(0, 5, 140), Shorter(0, 6, 1040)]
+    assert not [line for line in told if "rules" in line]
+    monkeypatch.setattr(rules, "RULES_MAX", 2)
+    compact(15_000, grace_ms=70)
+    assert [line for line in told if line.startswith("partitions [0] have had more than 2 rules: the 2 oldest are")]
+    left = rules.kept(spark.table(tables.delta(state))).values()
+    assert sorted(rule.stores[0].grace_ms for rule in left) == [60, 70]
 
 
 @pytest.mark.soak

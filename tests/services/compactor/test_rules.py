@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from pyspark.sql import Row
 
-from services.compactor.rules import Rule, Said, begun, of_earlier_releases, rows_of, spent
+from services.compactor.rules import Rule, Said, begun, of_earlier_releases, oldest, rows_of
 from shared.streams.changelog_format import Progress, StoreSchema
 
 NEW = StoreSchema("s", "session", "string", 100, 50, "on_close", "in", "out", "late", "dlq", ())
@@ -62,16 +62,12 @@ def test_what_an_earlier_release_covered_is_known_from_its_covered_commit_on() -
     }
 
 
-def test_a_rule_is_spent_once_the_next_began_before_all_records() -> None:
-    """In each partition by itself, and only where all its source topics can be asked."""
-    rule = Rule({"in": 10}, "exactly_once", (NEW,))
-    rules = {(0, 1): Rule({}, "", ()), (0, 7): rule, (0, 9): Rule({"in": 12}, "", ()), (1, 1): rule, (1, 5): rule}
-    assert spent(rules, {"in": {0: 9, 1: 9}}) == frozenset()
-    assert spent(rules, {"in": {0: 11, 1: 9}}) == {(0, 1)}
-    assert spent(rules, {"in": {0: 12, 1: 10}}) == {(0, 1), (0, 7), (1, 1)}
-    rules[0, 7] = Rule({"in": 10, "other": 0}, "", ())
-    assert spent(rules, {"other": {0: 5}}) == frozenset()
-    assert spent(rules, {"in": {0: 11}}) == {(0, 1)}
+def test_the_oldest_rules_are_those_beyond_the_most_of_a_partition() -> None:
+    """By their offsets, which are below zero for what a backfill left; each partition has as many as another."""
+    places = [(0, 10), (0, 9), (0, -1), (1, 3), (1, -1), (2, 7)]
+    assert oldest(places, 2) == {(0, -1)}
+    assert oldest(places, 1) == {(0, -1), (0, 9), (1, -1)}
+    assert oldest(places, 3) == oldest([], 1) == frozenset()
 
 
 def test_rows_are_keyed_by_place_and_say_the_rule() -> None:
