@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import msgspec
 from msgspec import UNSET
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -34,6 +33,7 @@ from services.compactor.bodies import (
 )
 from services.compactor.epochs import EPOCH_BYTES, Corrupt, require_takeovers, valid_progress, with_epochs
 from services.compactor.generations import Stores, late_topics_left, layouts_of, newest_of, require_successor
+from services.compactor.unread_progress import unread_progress
 from shared.common.errors import CorruptRecord
 from shared.common.log import get_logger
 from shared.streams.changelog_format import (
@@ -131,16 +131,19 @@ def read_window(
     foreign, wrong = is_foreign(skip), F.coalesce(_is_corrupt(), F.lit(True))
     foreign_records, is_sound = _survey(topic, everything, foreign, wrong)
     parts = everything.filter(~foreign)
-    corrupt = () if is_sound else _corrupt_records(topic, parts.filter(wrong), skip_corrupt)
+    unread = unread_progress(spark, parts.filter(~wrong))
+    corrupt = () if is_sound and unread is None else _corrupt_records(topic, parts, wrong, unread, skip_corrupt)
     if corrupt:
         parts = parts.filter(~wrong)
+    if unread is not None:
+        parts = parts.join(unread, ["partition", "offset"], "left_anti")
     controls = with_epochs(parts, {p: c.epoch for p, c in covered.items()})
     if corrupt or skip:
         require_takeovers(topic, controls, corrupt)
     valid = valid_progress(controls)
     said = rules.said(valid)
-    newest = _newest(topic, said)
-    commits = [_decoded(topic, row) for row in said]
+    newest = _newest(said)
+    commits = [rules.decoded(row) for row in said]
     before = {p: c.progress for p, c in covered.items()}
     had = {p: progress.stores for p, progress in before.items()}
     left = late_topics_left([(one.partition, one.stores) for one in commits], had)
@@ -276,15 +279,18 @@ def _is_corrupt() -> SparkColumn:
     wrong |= F.substring("value", 4, EPOCH_BYTES) > F.lit(EPOCH_MAX.to_bytes(EPOCH_BYTES, "big"))
     for kind, size in _FIXED_BYTES.items():
         wrong |= (operation == F.lit(kind)) & (F.col("key").isNull() | (length < ENVELOPE_BYTES + size))
-    wrong |= (operation == F.lit(DELETED)) & (length != ENVELOPE_BYTES + START_BYTES)
-    is_progress = operation == F.lit(PROGRESS)
-    return wrong | (is_progress & F.when(is_progress, rules.text_of("stores")).isNull())
+    return wrong | ((operation == F.lit(DELETED)) & (length != ENVELOPE_BYTES + START_BYTES))
 
 
-def _corrupt_records(topic: str, wrong: DataFrame, skip_corrupt: bool) -> tuple[Corrupt, ...]:
+def _corrupt_records(
+    topic: str, parts: DataFrame, wrong: SparkColumn, unread: DataFrame | None, skip_corrupt: bool
+) -> tuple[Corrupt, ...]:
     """The corrupt records; the first of them is refused, unless they are to be left out."""
     most = CORRUPT_RECORDS_MAX + 1 if skip_corrupt else 1
-    found = [_as_corrupt(row, _reason(row)) for row in wrong.orderBy("partition", "offset").limit(most).collect()]
+    all_wrong = parts.filter(wrong)
+    if unread is not None:
+        all_wrong = all_wrong.unionByName(parts.filter(~wrong).join(unread, ["partition", "offset"], "left_semi"))
+    found = [_as_corrupt(row, _reason(row)) for row in all_wrong.orderBy("partition", "offset").limit(most).collect()]
     if found and not skip_corrupt:
         raise _corrupt(topic, found[0].partition, found[0].offset, found[0].reason)
     _require_few(topic, len(found))
@@ -316,23 +322,13 @@ def _corrupt(topic: str, partition: int, offset: int, reason: object) -> Corrupt
     return CorruptRecord(f"{topic}-{partition} at offset {offset}: {reason}. {way_out(partition, offset)}")
 
 
-def _newest(topic: str, said: list[Row]) -> dict[int, Newest]:
+def _newest(said: list[Row]) -> dict[int, Newest]:
     newest = {}
     for row in {row.partition: row for row in sorted(said, key=lambda r: (r.partition, r.last))}.values():
         entry = decode(bytes(row.value))
-        try:
-            progress = decode_progress(entry.body)
-        except CorruptRecord as e:
-            raise _corrupt(topic, row.partition, row.last, e) from None
+        progress = decode_progress(entry.body)
         newest[row.partition] = Newest(row.last + 1, entry.epoch, entry.commit, entry.body, progress)
     return newest
-
-
-def _decoded(topic: str, row: Row) -> rules.Said:
-    try:
-        return rules.decoded(row)
-    except msgspec.MsgspecError as e:
-        raise _corrupt(topic, row.partition, row.first, f"a progress record: {e}") from None
 
 
 def _generations(commits: list[rules.Said], covered: Mapping[int, Stores]) -> tuple[Stores, Generations]:

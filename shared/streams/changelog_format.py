@@ -314,7 +314,7 @@ def history_before(takeover: bytes) -> str | None:
     """
     try:
         found = msgspec.json.decode(takeover, type=Takeover).rests_on
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     return found if isinstance(found, str) else None
 
@@ -326,5 +326,5 @@ def decode_progress(body: bytes) -> Progress:
     """A progress record's body; CorruptRecord where it is not one."""
     try:
         return _decode_progress(body)
-    except msgspec.MsgspecError as e:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as e:
         raise CorruptRecord(f"a progress record cannot be read: {e}") from None

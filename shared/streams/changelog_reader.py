@@ -136,8 +136,9 @@ class ChangelogReader:
                 self.epoch, self.takeover_offset = entry.epoch, offset
                 self._forget()
         elif entry.operation == fmt.PROGRESS:
+            progress = fmt.decode_progress(entry.body)  # whether it counts or not, as with every other record
             if entry.epoch == self.epoch:
-                self._confirm(entry)
+                self._confirm(entry, progress)
             else:
                 self._ignore(entry, offset)
         elif key is None:
@@ -155,8 +156,7 @@ class ChangelogReader:
         if epoch > self.highest_epoch:
             self.highest_epoch, self.highest_offset = epoch, offset
 
-    def _confirm(self, entry: Entry) -> None:
-        progress = fmt.decode_progress(entry.body)
+    def _confirm(self, entry: Entry, progress: Progress) -> None:
         if self._stores is not None:
             check_schema(progress.stores, self._stores)
         confirmed = self._pending.pop(entry.commit, [])

@@ -7,13 +7,14 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from services.compactor.changelog import Newest, Window, read_window
 from services.compactor.kafka import READ_SCHEMA
 from shared.common.errors import CorruptRecord
 from shared.streams import changelog_format as log
-from shared.streams.changelog_reader import Change, ChangelogReader
+from shared.streams.changelog_reader import Change, ChangelogReader, CorruptEntry
 
 Case = tuple[tuple[bytes, ...], tuple[int, ...]]
 LOGS, RECORDS_MAX, EPOCH_MAX, COMMIT_MAX = 100, 40, 3, 2
@@ -70,6 +71,42 @@ def test_a_takeover_that_is_named_takes_its_epoch_with_it(read: Callable[..., Wi
     window = read(((OF_ANOTHER_VERSION,), (2,)), ((OF_ANOTHER_VERSION, LATER), (2, 3)), named=1)
     assert {p: (newest.epoch, newest.covered_offset) for p, newest in window.newest.items()} == {0: (1, 1), 1: (3, 5)}
     assert window.corrupt == ()
+
+
+NOT_INTS = (b"1.5", b"01", b"-", b'"1"')
+
+
+def test_a_progress_record_is_what_every_reader_takes_for_one(
+    spark: Any, new_simulation: Callable[[str, int], Any]
+) -> None:
+    """A field of another type, one that is missing, a body that is cut off: refused everywhere, whoever wrote it."""
+    (task,) = new_simulation("log", 1).tasks
+    task.commit()
+    done = log.decode_progress(log.decode(task.changelog[-1][1]).body)
+    body = msgspec.json.decode(msgspec.json.encode(done))
+    wrong = {"sources": "x", "grids_ms": 1, "wall_ms": "a", "version": None, "source_ids": 3, "guarantee": "once"}
+    bodies = [msgspec.json.encode({**body, name: value}) for name, value in wrong.items()]
+    bodies += [msgspec.json.encode({k: v for k, v in body.items() if k != "wall_ms"}), msgspec.json.encode(done)[:-1]]
+    bodies += [msgspec.json.encode(done).replace(b'"version":1', b'"version":%b' % more) for more in NOT_INTS]
+    bodies += [msgspec.json.encode(done).replace(b'"application":"', b'"application":"\xff')]
+    rows, refused = [], {}
+    cases = [(body, epoch, at) for body in bodies for epoch in (1, 2, 3) for at in (1, 2, 4)]
+    for partition, (damaged, epoch, at) in enumerate(cases):
+        values = [log.encode_takeover(2, log.Takeover("log", "test", 0)), *[log.encode_progress(2, 1, done)] * 3]
+        values.insert(at, log.encode_progress(epoch, 1, done)[: log.ENVELOPE.size] + damaged)
+        reader = ChangelogReader(lambda change: None)
+        for offset, value in enumerate(values):
+            try:
+                reader.feed(offset, None, value)
+            except CorruptEntry as e:
+                refused[partition] = e.offset
+        rows += [(partition, offset, 0, None, value) for offset, value in enumerate(values)]
+    records = spark.createDataFrame(rows, READ_SCHEMA)
+    with pytest.raises(CorruptRecord, match=r"^log-0 at offset 1: a progress record cannot be read"):
+        read_window(spark, "log", records, {})
+    window = read_window(spark, "log", records, {}, skip_corrupt=True)
+    assert {c.partition: c.offset for c in window.corrupt} == refused == {p: at for p, (_, _, at) in enumerate(cases)}
+    assert {newest.covered_offset for newest in window.newest.values()} == {4, 5}
 
 
 def test_spark_and_the_reader_agree_on_what_counts(spark: Any, new_simulation: Callable[[str, int], Any]) -> None:

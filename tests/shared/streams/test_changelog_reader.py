@@ -237,6 +237,7 @@ def test_repr_counts() -> None:
         ([(b"a", fmt.encode_live(0, 1, 1, 0, 0, b"")[:-1])], "offset 1: .* 15 bytes of body, 16 were expected"),
         ([(b"a", fmt.encode_final(0, 9, 1, 0, 0, 0, b"")[:-1])], "offset 1: .* 23 bytes of body, 24 were expected"),
         ([(None, fmt.ENVELOPE.pack(1, fmt.PROGRESS, 0, 1, 1) + b"{")], "offset 1: a progress record cannot be read"),
+        ([(None, fmt.ENVELOPE.pack(1, fmt.PROGRESS, 0, 0, 1) + b"{")], "offset 1: a progress record cannot be read"),
     ],
 )
 def test_corruption_names_the_offset(entries: Sequence[Written], said: str) -> None:
