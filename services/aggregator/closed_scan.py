@@ -97,6 +97,7 @@ class ClosedScan:
         store = self._wanted.store
         if store.kind not in WINDOWS or self.progress is None:
             return False
+        closed_ms = self.progress.close_time_ms(store.name)
         was = next((one.grace_ms for one in self.progress.stores if one.name == store.name), 0)
-        last_ms = self._wanted.reach[1] + store.size_ms + max(was, store.grace_ms)
-        return self.progress.operator_times_ms.get(store.name, -1) > last_ms
+        again_ms = max(0, store.grace_ms - was)  # by a longer grace earlier releases opened windows again
+        return closed_ms is not None and closed_ms - again_ms > self._wanted.reach[1] + store.size_ms

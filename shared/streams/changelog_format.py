@@ -152,9 +152,8 @@ class Progress(msgspec.Struct, frozen=True):
     `operator_times_ms` that of each store's operator, -1 where no record came yet; `grids_ms` the next due time of each
     named punctuation schedule (see `task_schedules`); `guarantee` is the processing guarantee of the owner; `wall_ms`
     is when the commit was made. `source_ids` are the ids of the source topics that the offsets belong to; a topic
-    without one was not recorded. `idle` is there where time was moved on without a record. `close_times_ms` has stores
-    whose gap or grace was made longer: by which close time their windows were closed then, as long as it is later than
-    the operator's time less gap and grace.
+    without one was not recorded. `idle` is there where time was moved on without a record. `close_times_ms` has the
+    stores of which `close_time_ms` is not the operator's time less gap and grace: these were changed.
     """
 
     application: str
@@ -169,6 +168,14 @@ class Progress(msgspec.Struct, frozen=True):
     source_ids: dict[str, str] = {}
     idle: IdleTime | msgspec.UnsetType = msgspec.UNSET
     close_times_ms: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+
+    def close_time_ms(self, store: str) -> int | None:
+        """By which close time the store's windows were closed, and by no later one; None where no record came yet."""
+        if self.close_times_ms is not msgspec.UNSET and store in self.close_times_ms:
+            return self.close_times_ms[store]
+        time_ms = self.operator_times_ms.get(store, -1)
+        waited = next((one.patience_ms for one in self.stores if one.name == store), 0)
+        return None if time_ms == -1 else time_ms - waited
 
 
 class Takeover(msgspec.Struct, frozen=True):

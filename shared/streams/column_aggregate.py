@@ -54,12 +54,15 @@ class ColumnAggregate(WindowedAggregate):
     def close_batch(self, limit: int, moments: Moments, source: Columns) -> None:
         """Close what ends below `limit`, as by the records of `source` one by one; `moments` knows them."""
         store: ColumnStore = self._store
+        self.closed_by_ms = self.closing_ms(self.stream_time_ms)
         closed = close_due(store, limit, moments.closed_at)
         if closed is not None and self.emit == "on_close":
             self.context.forward_results(self._results_of(store, closed), source, moments.places(closed.closed_at))
 
     def _close(self, limit: int) -> None:
         """Close what ends below `limit`."""
+        if self.closed_by_ms < self.stream_time_ms:
+            self.closed_by_ms = self.stream_time_ms
         store = self._store
         closed_now: Sequence[FinalRow]
         if isinstance(store, ColumnStore):

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from msgspec import UNSET
-
 from shared.streams.changelog_format import Progress, StoreSchema
 from shared.streams.processor import Processor
 from shared.streams.time_marks import NO_LIMIT, TimeMark
@@ -45,25 +43,23 @@ class OperatorTimes:
         return {operator.store_name: operator.stream_time_ms for operator in self.operators}
 
     def restore(self, progress: Progress, stores: Sequence[StoreSchema]) -> None:
-        """Take up the operators' times, and what was closed by them; `stores` have the gaps and graces of now.
+        """Take up the operators' times, and what was closed; `stores` have the gaps and graces of now.
 
-        With a longer one the close time would go back behind windows that were closed, and what came then would close
-        them a second time: it stands still where it was until time has caught up.
+        By time less a longer one windows would be open again that were closed, and what came then would close them a
+        second time; by time less a shorter one windows would count as closed that nothing closed yet.
         """
-        waited, waits = ({store.name: store.patience_ms for store in of} for of in (progress.stores, stores))
-        kept = {} if progress.close_times_ms is UNSET else progress.close_times_ms
+        waits = {store.name: store.patience_ms for store in stores}
         for operator in self.operators:
-            name, time = operator.store_name, progress.operator_times_ms.get(operator.store_name, NO_TIME)
-            operator.stream_time_ms = operator.closed_by_ms = time
-            if time != NO_TIME:
-                close_time = time - waited[name]
-                operator.closed_by_ms = max(close_time, kept.get(name, close_time)) + waits[name]
+            name = operator.store_name
+            close_time = progress.close_time_ms(name)
+            operator.stream_time_ms = progress.operator_times_ms.get(name, NO_TIME)
+            operator.closed_by_ms = NO_TIME if close_time is None else close_time + waits[name]
 
     def close_times_ms(self, stores: Sequence[StoreSchema]) -> dict[str, int]:
-        """By which close times windows were closed, of stores whose time does not give as late a one yet."""
+        """By which close times windows were closed, of stores of which their time does not say it."""
         waits = {store.name: store.patience_ms for store in stores}
-        held = (operator for operator in self.operators if operator.closed_by_ms > operator.stream_time_ms)
-        return {operator.store_name: operator.closed_by_ms - waits[operator.store_name] for operator in held}
+        apart = (operator for operator in self.operators if operator.closed_by_ms != operator.stream_time_ms)
+        return {operator.store_name: operator.closed_by_ms - waits[operator.store_name] for operator in apart}
 
     def take(self, topic: str, mark: TimeMark) -> None:
         """A mark was read: all that its task wrote before it to this partition was read too."""

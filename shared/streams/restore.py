@@ -24,7 +24,7 @@ from shared.streams.stream_task import StreamTask
 def restore_progress(task: StreamTask, progress: Progress) -> None:
     """Check the schema that the state was written under, and take up time, offsets and grids; before `initialize`.
 
-    What was closed stays closed, whatever gap and grace are now.
+    What was closed stays closed and nothing else is, whatever gap and grace are now.
     """
     check_schema(progress.stores, task.topology.schemas())
     task.stream_time_ms, task.sources = progress.stream_time_ms, dict(progress.sources)

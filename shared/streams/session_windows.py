@@ -73,7 +73,7 @@ class SessionAggregate(ColumnAggregate):
             self._close(self.close_time(stream_time_ms))
 
     def results_from_ms(self) -> int:
-        return self.close_time(self.stream_time_ms)
+        return self.closed_by_ms - self.windows.patience_ms
 
     def close_time(self, stream_time: int) -> int:
         """Sessions that end below this are closed."""

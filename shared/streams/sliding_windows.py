@@ -103,7 +103,7 @@ class SlidingWindowAggregate(FixedWindowAggregate):
             self._close(stream_time_ms - self.windows.grace_ms)
 
     def results_from_ms(self) -> int:
-        return self.stream_time_ms - self.windows.grace_ms - self.windows.difference_ms
+        return self.closed_by_ms - self.windows.grace_ms - self.windows.difference_ms
 
     def _close(self, limit: int) -> None:
         super()._close(limit)

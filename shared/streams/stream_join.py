@@ -7,6 +7,7 @@ could be joined with.
 
 In a left join a left record that was joined with nothing is forwarded with None once its window and the grace have
 passed: nothing can come then that would make it untrue. One without a key is forwarded so at once, and moves no time.
+What was settled so stays settled where the grace is made longer: a record that would need it is late.
 
 >>> JoinWindows.of(10, grace=5)
 JoinWindows(before_ms=10, after_ms=10, grace_ms=5)
@@ -163,12 +164,14 @@ class StreamJoin(TimedProcessor):
         if not self.context.takes_time(record.timestamp, max(self.windows.before_ms, self.windows.after_ms, 0)):
             return
         at, stream_time = record.timestamp, max(self.stream_time_ms, record.timestamp)
-        if at < self.windows.limit(side, stream_time):
-            self.context.emit_late(record._replace(value=value), stream_time - self.windows.grace_ms, stream_time)
+        closing = self.closing_ms(stream_time)
+        if at < self.windows.limit(side, closing):
+            self.context.emit_late(record._replace(value=value), closing - self.windows.grace_ms, stream_time)
+            self._settle()
             return
         check_key(record.key, self._store_names[side], self.context.key_bytes_max)
         before, after = self.windows.reach(side)
-        earliest = max(at - before, self.windows.limit(1 - side, stream_time))
+        earliest = max(at - before, self.windows.limit(1 - side, closing))
         found = self._stores[1 - side].fetch_range(record.key, earliest, at + after)
         joined = [(row.start, other.value) for row in found for other in row.states[0]]
         remembered = Remembered(detached(value), bool(joined))  # before the joiner, which may change what it is given
@@ -176,7 +179,8 @@ class StreamJoin(TimedProcessor):
             Record(record.key, self._join(side, detached(value), detached(other)), max(then, at), record.headers)
             for then, other in joined
         ]
-        self.advance_time(stream_time)
+        self.stream_time_ms = stream_time
+        self._settle()
         if self._left and side == RIGHT:
             self._mark_joined(found)
         self._remember(side, record, remembered)
@@ -184,15 +188,20 @@ class StreamJoin(TimedProcessor):
             self.context.forward(result)
 
     def advance_time(self, stream_time_ms: int) -> None:
+        if stream_time_ms > self.stream_time_ms:
+            self.stream_time_ms = stream_time_ms
+            self._settle()
+
+    def _settle(self) -> None:
         """Forward the left records that nothing can be joined with any more; forget what is of no more use."""
-        if stream_time_ms <= self.stream_time_ms:
+        if self.closed_by_ms >= self.stream_time_ms:
             return
-        self.stream_time_ms = stream_time_ms
-        for row in self._stores[LEFT].take_before(self.windows.limit(LEFT, stream_time_ms)):
+        self.closed_by_ms = self.stream_time_ms
+        for row in self._stores[LEFT].take_before(self.windows.limit(LEFT, self.closed_by_ms)):
             for remembered in row.states[0] if self._left else ():
                 if not remembered.joined:
                     self._forward_alone(Record(row.key, remembered.value, row.start))
-        self._stores[RIGHT].take_before(self.windows.limit(RIGHT, stream_time_ms))
+        self._stores[RIGHT].take_before(self.windows.limit(RIGHT, self.closed_by_ms))
 
     def _forward_alone(self, record: Record) -> None:
         try:
@@ -203,7 +212,7 @@ class StreamJoin(TimedProcessor):
         self.context.forward(joined)
 
     def results_from_ms(self) -> int:
-        return min(self.windows.limit(side, self.stream_time_ms) for side in (LEFT, RIGHT))
+        return min(self.windows.limit(side, self.closed_by_ms) for side in (LEFT, RIGHT))
 
     def _join(self, side: int, value: Any, other: Any) -> Any:
         return self._joiner(value, other) if side == LEFT else self._joiner(other, value)

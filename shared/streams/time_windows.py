@@ -151,7 +151,7 @@ class TimeWindowAggregate(FixedWindowAggregate):
 
     def results_from_ms(self) -> int:
         """A result has the timestamp of its window's latest record, which may be its first moment."""
-        return self.close_time(self.stream_time_ms) - self.windows.size_ms
+        return self.closed_by_ms - self.windows.patience_ms
 
     def close_time(self, stream_time: int) -> int:
         """Windows that end by this are closed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from zlib import crc32
 
 import msgspec
@@ -10,14 +11,18 @@ import pytest
 
 from shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from shared.streams.aggregations import Count, Sum
+from shared.streams.changelog_reader import ChangelogReader
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.idle_advance import IdleAdvance, advance_idle
 from shared.streams.operator_times import OperatorTimes
+from shared.streams.restore import restore_change, restore_progress
 from shared.streams.stream_join import JoinWindows
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_inputs import TaskInputs
+from shared.streams.task_progress import progress_of
 from shared.streams.time_marks import NO_LIMIT, TimeMark
 from shared.streams.topology import Topology
+from shared.streams.windowed_aggregate import TimedProcessor
 
 IDLE_MS = 1_000
 TASKS = 2
@@ -28,15 +33,25 @@ class Application:
 
     def __init__(self, build: Callable[[], Topology]) -> None:
         self.now_ms = 0
+        self.logs: dict[tuple[str, int], int] = {}
+        self.changelogs: list[list[tuple[bytes | None, bytes]]] = [[] for _ in range(TASKS)]
+        self.out: dict[str, list[dict[str, object]]] = {}
+        self.start(build)
+
+    def start(self, build: Callable[[], Topology]) -> None:
+        """Run a topology, with what the changelogs say."""
         self.topology = build().of_application("app")
         self.own = set(self.topology.internal_topics())
         self.tasks = [StreamTask(self.topology, p, application="app") for p in range(TASKS)]
         for task in self.tasks:
-            task.initialize(0)
+            reader = ChangelogReader(partial(restore_change, task), epoch=task.epoch)
+            for offset, (key, value) in enumerate(self.changelogs[task.partition]):
+                reader.feed(offset, key, value)
+            if reader.progress is not None:
+                restore_progress(task, reader.progress)
+            task.initialize(self.now_ms)
         self.inputs = [TaskInputs(task, self.topology) for task in self.tasks]
         self.idle = [IdleAdvance(IDLE_MS) for _ in self.tasks]
-        self.logs: dict[tuple[str, int], int] = {}
-        self.out: dict[str, list[dict[str, object]]] = {}
 
     def append(self, topic: str, partition: int, record: ProducerRecord) -> None:
         at = self.logs.get((topic, partition), 0)
@@ -54,7 +69,9 @@ class Application:
         for inputs in self.inputs:
             inputs.process(self.now_ms, lags)
         for task in [task for task in self.tasks if task.needs_commit]:
-            for record in task.prepare_commit(self.now_ms).outputs:
+            commit = task.prepare_commit(self.now_ms)
+            self.changelogs[task.partition] += commit.changelog
+            for record in commit.outputs:
                 if record.topic not in self.own:
                     self.out.setdefault(record.topic, []).append(msgspec.json.decode(record.value or b"null"))
                 elif record.partition is not None:
@@ -190,9 +207,7 @@ def test_what_results_may_still_come(kind: str, expected: int) -> None:
     grouped = builder.stream("in").group_by_key()
     windows = getattr(grouped, f"{kind}_window")(20, grace=3).aggregate("s", n=Count())
     windows.on_close().to("out")
-    operator = StreamTask(builder.build(), 0, application="app").operators()[0]
-    operator.stream_time_ms = 100
-    assert operator.results_from_ms() == expected
+    assert at(100, builder.build()).results_from_ms() == expected
 
 
 def test_what_a_join_may_still_give() -> None:
@@ -200,6 +215,68 @@ def test_what_a_join_may_still_give() -> None:
     builder = StreamsBuilder()
     left = builder.stream("left")
     left.left_join(builder.stream("right"), lambda a, b: [a, b], JoinWindows(5, 7, 3), name="j").to("out")
-    operator = StreamTask(builder.build(), 0, application="app").operators()[0]
-    operator.stream_time_ms = 100
-    assert operator.results_from_ms() == 100 - 3 - 7 - 5
+    assert at(100, builder.build()).results_from_ms() == 100 - 3 - 7 - 5
+
+
+def at(time_ms: int, topology: Topology) -> TimedProcessor:
+    """The operator of a topology, moved on to a time."""
+    task = StreamTask(topology, 0, application="app")
+    task.initialize(0)
+    (operator,) = task.operators()
+    operator.advance_time(time_ms)
+    return operator
+
+
+def waiting(kind: str, patience_ms: int) -> Topology:
+    """Windows of 1 s, or records that are joined with those of the same time, whose results get another key."""
+    builder = StreamsBuilder()
+    stream = builder.stream("in")
+    grouped = stream.group_by_key()
+    results = {
+        "session": lambda: grouped.session_window(patience_ms).aggregate("s", n=Count()).on_close(),
+        "tumbling": lambda: grouped.tumbling_window(1_000, patience_ms).aggregate("s", n=Count()).on_close(),
+        "hopping": lambda: grouped.hopping_window(1_000, 500, patience_ms).aggregate("s", n=Count()).on_close(),
+        "join": lambda: stream.left_join(
+            builder.stream("other"), lambda a, b: {"n": 1}, JoinWindows.of(0, patience_ms), name="s"
+        ),
+    }[kind]()
+    again = results.map_values(lambda result: {"n": 1}).key_by(lambda record: "all", name="all").group_by_key()
+    again.tumbling_window(1_000).aggregate("second", n=Count()).on_close().to("out")
+    return builder.build()
+
+
+WAITING = pytest.mark.parametrize("kind", ["session", "tumbling", "hopping", "join"])
+
+
+@WAITING
+def test_marks_go_by_what_was_closed(kind: str) -> None:
+    """After a patience was changed no mark is ahead of a result that is still to come, nor behind what was closed: it
+    is what it was, until an advance closes what is due or time has caught up."""
+    app = Application(lambda: waiting(kind, 10_000))
+    app.send(0, "ann", 5_000)
+    app.send(0, "ann", 30_000)
+    task = app.tasks[0]
+    topic = "app-all-repartition"
+    told = task.times.marks(30_000)[topic]
+    assert told == 20_000 - 1_000 * (kind in ("tumbling", "hopping"))
+    for patience_ms, moved_ms in ((3_000, 8_000), (40_000, 1_000)):
+        progress = progress_of(task, 0)
+        topology = waiting(kind, patience_ms).of_application("app")
+        task = StreamTask(topology, 0, application="app")
+        restore_progress(task, progress)
+        task.initialize(0)
+        assert task.times.marks(30_000)[topic] == told
+        task.advance_time(1_000)
+        assert task.times.marks(30_000)[topic] == (told := told + moved_ms * (patience_ms == 3_000))
+
+
+@WAITING
+def test_results_that_a_shorter_patience_closes_are_in_time_behind_a_topic(kind: str) -> None:
+    """The marks that a restarted task sends before its first advance do not go past them."""
+    app = Application(lambda: waiting(kind, 100_000))
+    for timestamp in (1_000, 105_000, 112_000, 131_000):  # the first is closed, so there is time behind the topic
+        app.send(0, f"user {timestamp}", timestamp)
+    app.start(lambda: waiting(kind, 3_000))
+    app.wait(120_000)
+    assert "in-late" not in app.out
+    assert [one["start"] for one in app.out["out"]] == [1_000, 105_000, 112_000, 131_000]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shared.common.errors import ConfigError
 from shared.streams.aggregations import Count
 from shared.streams.dsl import StreamsBuilder
-from shared.streams.late_records import CLOSE_TIME_MS, STORE
+from shared.streams.late_records import CLOSE_TIME_MS, STORE, STREAM_TIME_MS
 from shared.streams.stream_join import JoinRows, JoinWindows, Remembered
 from shared.testing.topology_test_driver import TopologyTestDriver
 
@@ -71,6 +71,60 @@ def test_results_with_keys_of_bytes_are_the_same_after_a_restore() -> None:
     driver.restore()
     driver.pipe("other", key=b"\xff\x01", value=b"{}", timestamp=1)
     assert joined == [(b"\xff\x01", {"n": 1})] * 2
+
+
+def gone_on_with(driver: TopologyTestDriver, windows: JoinWindows, *, left: bool = False) -> TopologyTestDriver:
+    """A driver that goes on with the state of another by these windows, and commits once without a record."""
+    driver.commit()
+    other = driver_of(windows, left=left)
+    other.changelog = list(driver.changelog)
+    other.source_log |= {topic: list(records) for topic, records in driver.source_log.items()}
+    other.restore()
+    other.task.needs_commit = True
+    other.commit()
+    return other
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_longer_grace_opens_nothing_that_was_settled(left: bool) -> None:
+    """A record that would need what was forgotten is late, by the times that it is late by, until time has caught up;
+    what was not settled stays open by the new grace."""
+    driver = driver_of(JoinWindows.of(5), left=left)
+    pipe(driver, ("right", "k", 100), ("left", "k", 101), ("right", "z", 1_000))
+    assert out(driver) == [(("l0", "r0"), 101)]
+    driver = gone_on_with(driver, JoinWindows.of(5, 2_000), left=left)
+    driver = gone_on_with(driver, JoinWindows.of(5, 3_000), left=left)
+    pipe(driver, ("left", "k", 102), ("right", "k", 989))
+    said = dict(driver.outputs["left-late"][0].headers)
+    assert (said[CLOSE_TIME_MS], said[STREAM_TIME_MS]) == (b"1000", b"1000")
+    assert late(driver) == (1, 1)
+    pipe(driver, ("left", "z", 995), ("right", "z", 2_000), ("left", "z", 995), ("left", "z", 996))
+    assert out(driver) == [(("l2", "r1"), 1_000), (("l3", "r1"), 1_000), (("l4", "r1"), 1_000)]
+    pipe(driver, ("right", "z", 4_100), ("left", "z", 1_094))
+    assert late(driver) == (1, 0)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_shorter_grace_settles_what_is_due_with_the_next_record(left: bool) -> None:
+    """Nothing before one comes, also if it is taken back meanwhile; then all of it, though the record is late."""
+    driver = driver_of(JoinWindows.of(5, 1_000), left=left)
+    pipe(driver, ("left", "k", 100), ("right", "m", 100), ("right", "z", 500))
+    driver = gone_on_with(driver, JoinWindows.of(5, 10), left=left)
+    assert out(driver) == []
+    driver = gone_on_with(driver, JoinWindows.of(5, 1_000), left=left)
+    pipe(driver, ("left", "m", 101))
+    assert out(driver) == [(("l1", "r0"), 101)]
+    in_time, too_late = (("left", "z", 499), [(("l2", "r1"), 500)], (0, 0)), (("left", "k", 300), [], (1, 0))
+    for step, pairs, are_late in (in_time, too_late):
+        one = gone_on_with(driver, JoinWindows.of(5, 10), left=left)
+        pipe(one, step)
+        found = out(one)
+        assert [pair for pair in found if None not in pair[0]] == pairs
+        assert [pair for pair in found if None in pair[0]] == [(("l0", None), 100)] * left
+        assert late(one) == are_late
+        one = gone_on_with(one, JoinWindows.of(5, 1_000), left=left)
+        pipe(one, ("right", "k", 101))
+        assert late(one) == (0, 1)
 
 
 def test_records_of_one_moment_are_all_kept() -> None:
