@@ -20,8 +20,8 @@ that is not covered; it and what comes after it are the next run's.
 What is covered are rows of `state` by store and late topic (see `late_coverage`). A late topic that the application had
 before is read to its end, ahead of the one that it has now. A topic's corrections are one append, then the covered
 offsets one MERGE. The append carries the number of the run, as Delta's transaction version, its topic, and where the
-run ends: what `state` lacks of appends, since a run crashed in between or an earlier `state` was put back, the next run
-adopts first, of each topic the newest.
+run ends, and so do its rows: what `state` lacks of appends, since a run crashed in between or an earlier `state` was
+put back, the next run adopts first, of each topic the newest (see `late_runs`).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import late_states, rules, tables
+from services.compactor import late_runs, late_states, rules, tables
 from services.compactor.bodies import StoreLayout
 from services.compactor.failures import CompactionConflict
 from services.compactor.gaps import gaps_of
 from services.compactor.generations import layouts_of, newest_stores
 from services.compactor.kafka import TopicOffsets, read_range, topic_offsets
-from services.compactor.late_coverage import Covered, LateCoverage, settled_run
+from services.compactor.late_coverage import Covered, LateCoverage
 from services.compactor.lives import IS_EARLIER, with_earlier
 from services.compactor.nearby import clustered, nearby, starts, with_nearby_sessions
 from services.compactor.origins import origin_of
@@ -50,11 +50,8 @@ from services.compactor.runs import (
     LATE_TOPIC,
     LATE_TOPIC_ID,
     Version,
-    is_down_to,
     newest,
     newest_note,
-    next_late_run,
-    pending_late_runs,
     standing,
 )
 from services.compactor.settings import CompactSettings
@@ -132,7 +129,10 @@ class Corrections:
                 refused.append(f"store {store.name!r}: {reason}")
                 continue
             sources = {partition: p.sources.get(store.source, 0) for partition, p in progress.items()}
-            done = added(done, self._correct(store, layout, sources))
+            try:
+                done = added(done, self._correct(store, layout, sources))
+            except late_runs.UnknownCorrections as e:
+                refused.append(f"store {store.name!r}: {e}")
         if refused:
             raise NotCorrectable(f"late records cannot be made corrections. {'; '.join(refused)}")
         return done
@@ -141,7 +141,10 @@ class Corrections:
         """Correct one store; `sources` are the offsets before which the tables cover its source, by partition."""
         coverage, settings, done = self._coverage(store), self.settings, Corrected()
         known = coverage.known()
-        if self._adopt(store, known):
+        path, name = self._path(store), self._transaction(store)
+        if lacks := late_runs.lacking(self.spark, path, name, known, store.late, self.say):
+            for note in lacks:
+                self._adopt(store, known, note)
             known = coverage.known()
         run = max((one.run for one in known), default=0)
         topics = coverage.to_read(known, store.late, settings.kafka, settings.kafka_timeout_ms)
@@ -185,7 +188,7 @@ class Corrections:
             self.say(f"left out: {read.topic}-{row.late_partition} at offset {row.late_offset}: {row.reason}")
         good = late.filter("reason IS NULL").withColumn("is_own", is_own)
         good = good.dropDuplicates(["partition", "source_offset", "is_own"])
-        rows = self._rows(store, layout, good, path).persist()
+        rows = self._rows(store, layout, good, read).persist()
         try:
             counts = rows.agg(F.count("state").alias("new"), F.count(F.lit(1)).alias("all")).first()
             assert counts is not None
@@ -203,24 +206,8 @@ class Corrections:
 
     # --- where to read ---
 
-    def _adopt(self, store: StoreSchema, known: list[Covered]) -> bool:
-        """Cover what appends have that `state` does not know of; whether there was one.
-
-        Their run ended before it said so, or an earlier `state` was put back, from before any number of them.
-        """
-        settled, path = settled_run(known, store.late), self._path(store)
-        log = tables.log(self.spark, path, LATE_RUN, settled)
-        if len(log) == tables.LATE_VERSIONS_MAX and not is_down_to(log, LATE_RUN, settled):
-            self.say(
-                f"{store.name}: of {path} the newest {len(log)} versions were looked at for corrections that `state` "
-                f"lacks: those of before, from number {settled + 1} on, would be made again"
-            )
-        pending = pending_late_runs({one.topic_id: one.run for one in known}, log)
-        for note in pending:
-            self._adopt_one(store, known, note)
-        return bool(pending)
-
-    def _adopt_one(self, store: StoreSchema, known: list[Covered], note: Mapping[str, Any]) -> None:
+    def _adopt(self, store: StoreSchema, known: list[Covered], note: Mapping[str, Any]) -> None:
+        """Cover what an append has that `state` lacks: its run crashed, or an earlier `state` was put back."""
         run, topic, topic_id = int(note[LATE_RUN]), note.get(LATE_TOPIC), note.get(LATE_TOPIC_ID)
         if topic is None or topic_id is None:  # an earlier release's append: it knew the topic of now alone
             if store.late is None:
@@ -231,7 +218,9 @@ class Corrections:
         self.say(
             f"{store.name}: corrections {run}, of {topic}, are in its table and `state` lacks them: they count now"
         )
-        ends = {int(partition): int(end) for partition, end in note["to_offsets"].items()}
+        ends = {int(partition): int(end) for partition, end in note[late_runs.TO_OFFSETS].items()}
+        had = next((one.offsets for one in known if one.topic_id == topic_id), {})  # its rows may say less of some
+        ends = {partition: max(end, had.get(partition, 0)) for partition, end in ends.items()} or had
         self._cover(store, _Range(run, topic, topic_id, ends, ends))
 
     def _range(self, store: StoreSchema, topic: TopicOffsets, covered: Mapping[int, int], run: int) -> _Range:
@@ -242,7 +231,7 @@ class Corrections:
                 gone = f"offsets {offset} to {first - 1}"
                 self.say(f"{topic.topic}-{partition}: {gone} are gone, and what was in them is corrected by nobody")
             start[partition] = max(first, offset)
-        next_run = next_late_run(run, self._log(self._path(store)))
+        next_run = late_runs.next_late_run(run, self._log(self._path(store)))
         end = {p: max(topic.latest[p], start[p]) for p in start}
         return _Range(next_run, topic.topic, topic.topic_id, start, end)
 
@@ -251,6 +240,9 @@ class Corrections:
 
     def _path(self, store: StoreSchema) -> str:
         return f"{self.settings.tables}/closed/{store.name}"
+
+    def _transaction(self, store: StoreSchema) -> str:
+        return f"penstock-late-{self.settings.application}-{store.name}"
 
     def _log(self, path: str) -> list[Version]:
         return tables.log(self.spark, path, LATE_RUN)
@@ -292,10 +284,11 @@ class Corrections:
                 late_states.late_states(store.aggregations, layout, places), schema
             )
 
-    def _rows(self, store: StoreSchema, layout: StoreLayout, late: DataFrame, path: str) -> DataFrame:
+    def _rows(self, store: StoreSchema, layout: StoreLayout, late: DataFrame, read: _Range) -> DataFrame:
         """The rows to append: corrected windows, and those that went into a wider one, without a state."""
-        members = self._members(store, layout, late, path)
+        members = self._members(store, layout, late, self._path(store))
         came = F.struct("is_late", "came", "start_ms", "state")
+        end = F.when(F.col("is_late"), F.struct("late_partition", tables.by_partition(read.end, "late_partition")))
         grouped = members.groupBy(*_GROUP).agg(
             F.min("start_ms").alias("to_start_ms"),
             F.max("end_ms").alias("to_end_ms"),
@@ -304,8 +297,11 @@ class Corrections:
             F.max("is_late").alias("has_late"),
             F.count(F.lit(1)).alias("members"),
             F.sort_array(F.collect_list(came)).alias("states"),
+            F.collect_set(end).alias("ends"),
         )
-        grouped = grouped.filter("has_late OR members > 1").drop("has_late", "members")
+        by = late_runs.corrected_by(read.run, read.topic, read.topic_id, F.map_from_entries("ends"))
+        grouped = grouped.filter("has_late OR members > 1").withColumn("corrected_by", by)
+        grouped = grouped.drop("has_late", "members", "ends")
         head = [name for name in grouped.columns if name != "states"]
         types = ", ".join(f"{name} {type_}" for name, type_ in grouped.dtypes if name in head)
         with travelling(late_states, *late_states.TRAVELS):
@@ -315,19 +311,19 @@ class Corrections:
             )
         last = tables.by_partition(self.covered) - 1
         more = (last.alias("changelog_offset"), F.unix_millis(F.now()).alias("written_ms"))
-        common = ("partition", "key", "closed_ms", "revision")
+        common = ("partition", "key", "closed_ms", "revision", "corrected_by")
         bounds = (F.col("to_start_ms").alias("start_ms"), F.col("to_end_ms").alias("end_ms"))
         new = merged.select(*common, *bounds, F.col("merged").alias("state"), *more)
         wider = (F.col("start_ms") != F.col("to_start_ms")) | (F.col("end_ms") != F.col("to_end_ms"))
         gone = members.filter(~F.col("is_late")).select(*_GROUP, "start_ms", "end_ms").join(merged, list(_GROUP))
         none = F.lit(None).cast(tables.struct_type(layout)).alias("state")
         gone = gone.filter(wider).select(*common, "start_ms", "end_ms", none, *more)
-        return tables.closed_frame(new.unionByName(gone), store, F.col("revision").cast("int"))
+        return tables.closed_frame(new.unionByName(gone), store, are_corrections=True)
 
     def _members(self, store: StoreSchema, layout: StoreLayout, late: DataFrame, path: str) -> DataFrame:
         """Late records as windows, closed windows of their keys, and which of them belong together (`cluster`)."""
         columns = ["partition", "key", "start_ms", "end_ms", "state", "closed_ms", "revision", "came"]
-        columns += ["changelog_offset", "reach_ms"]
+        columns += ["changelog_offset", "reach_ms", "late_partition"]
         closed_ms = F.coalesce("closed_ms", "timestamp_ms").alias("closed_ms")
         start = F.col("timestamp_ms") if store.kind == "session" else F.explode(starts(store))
         end = F.col("start_ms") + (0 if store.kind == "session" else store.size_ms)
@@ -337,7 +333,7 @@ class Corrections:
         # A backfill's may name a row of a file: it took them by the first rule that there was.
         gaps, offset = gaps_of(self.rules, store), F.when(~F.col("is_own"), F.col("source_offset")).otherwise(-1)
         at.append((gaps.of_record(offset) if session else F.lit(0)).cast("bigint").alias("reach_ms"))
-        ours = late.select("partition", "key", start.alias("start_ms"), "state", closed_ms, *at)
+        ours = late.select("partition", "key", start.alias("start_ms"), "state", closed_ms, "late_partition", *at)
         ours = ours.withColumn("end_ms", end).select(*columns).withColumn("is_late", F.lit(True))
         if not tables.exists(self.spark, path):
             alone = ours.withColumn("is_new", F.lit(False))
@@ -351,6 +347,7 @@ class Corrections:
                 "came": F.lit(-1).cast("bigint"),
                 "state": F.struct(*fields).cast(tables.struct_type(layout)),
                 "reach_ms": F.lit(None).cast("bigint"),
+                "late_partition": F.lit(None).cast("int"),
             }
             return found.withColumns(computed).select(*columns).withColumn("is_late", F.lit(False))
 
@@ -362,10 +359,9 @@ class Corrections:
     # --- writing it ---
 
     def _append(self, store: StoreSchema, rows: DataFrame, path: str, read: _Range) -> None:
-        said = {LATE_RUN: read.run, "job": self.job, "to_offsets": read.end}
+        said: dict[str, Any] = {LATE_RUN: read.run, "job": self.job, late_runs.TO_OFFSETS: read.end}
         said |= {LATE_TOPIC: read.topic, LATE_TOPIC_ID: read.topic_id}
-        transaction = f"penstock-late-{self.settings.application}-{store.name}"
-        tables.append_closed(rows, store, path, (transaction, read.run), json.dumps(said))
+        tables.append_closed(rows, store, path, (self._transaction(store), read.run), json.dumps(said))
         notes = [version.note for version in self._log(path) if version.note.get(LATE_RUN) == read.run]
         if not any(note["job"] == self.job for note in notes):
             raise CompactionConflict(f"another job has made corrections {read.run} of {path}; this one stops")

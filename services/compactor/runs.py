@@ -165,28 +165,6 @@ def require_same_changelog(
         )
 
 
-def pending_late_runs(covered: Mapping[str, int], log: Sequence[Version]) -> list[Mapping[str, Any]]:
-    """What the appends of a store's corrections said that are not covered: each late topic's newest, in their order.
-
-    `covered` is by the id of a late topic its newest run. An earlier release's append does not name its topic: it is
-    not covered where no topic has a run that is as new.
-    """
-    of_all = max(covered.values(), default=0)
-    found: dict[str | None, Mapping[str, Any]] = {}
-    for note in (version.note for version in standing(log) if LATE_RUN in version.note):
-        topic_id = note.get(LATE_TOPIC_ID)
-        run = of_all if topic_id is None else covered.get(topic_id, 0)
-        if note[LATE_RUN] > max(run, found.get(topic_id, {}).get(LATE_RUN, 0)):
-            found[topic_id] = note
-    return sorted(found.values(), key=lambda note: int(note[LATE_RUN]))
-
-
-def next_late_run(covered_run: int, log: Sequence[Version]) -> int:
-    """The number of a store's next corrections; that of another job's append, if it is not covered: one of two wins."""
-    pending = newest(standing(log), LATE_RUN)
-    return pending if pending > covered_run else max(covered_run, newest(log, LATE_RUN)) + 1
-
-
 def put_back(covered_run: int, next_: Next) -> str | None:
     """What is to be said where `state` is older than `closed` by more than a run that crashed; None where it is not."""
     newer = {store: run for store, run in sorted(next_.appended.items()) if run > covered_run}

@@ -225,8 +225,10 @@ def appended_before(spark: SparkSession, path: str) -> dict[int, int]:
     return {row.partition: row.last + 1 for row in rows}
 
 
-def closed_frame(finals: DataFrame, store: StoreSchema, revision: Any = None) -> DataFrame:
-    """Decoded finals (as `bodies.final_rows` gives them) as rows of `closed/<store>`, of revision 0 if not told.
+def closed_frame(finals: DataFrame, store: StoreSchema, *, are_corrections: bool = False) -> DataFrame:
+    """Decoded finals (as `bodies.final_rows` gives them) as rows of `closed/<store>`, of revision 0.
+
+    Corrections have a `revision` of their own beside them, and `corrected_by`.
 
     A closing time that no timestamp can say is null: one record from the far future closes windows that are sound.
     """
@@ -242,9 +244,10 @@ def closed_frame(finals: DataFrame, store: StoreSchema, revision: Any = None) ->
         "state",
         closed_at.alias("closed_at"),
         F.timestamp_millis("written_ms").alias("written_at"),
-        (F.lit(0) if revision is None else revision).alias("revision"),
+        (F.col("revision").cast("int") if are_corrections else F.lit(0)).alias("revision"),
         "partition",
         "changelog_offset",
+        (F.col("corrected_by") if are_corrections else F.lit(None).cast("string")).alias("corrected_by"),
         F.to_date(F.timestamp_millis("end_ms")).alias("day"),
     )
 

@@ -31,7 +31,7 @@ IS_LIVE = "live"  # what a run's rows have beside them: whether the MERGE writes
 STATE_COLUMNS = (*(name for name, _ in (*STATE_HEAD, *STATE_TAIL)), IS_LIVE)
 CLOSED_COLUMNS = (
     *("key", "start", "end", "start_ms", "end_ms", "state", "closed_at", "written_at"),
-    *("revision", "partition", "changelog_offset", "day"),
+    *("revision", "partition", "changelog_offset", "corrected_by", "day"),
 )
 _FORBIDDEN = frozenset(" ,;{}()\n\t=/\\")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +20,8 @@ from services.compactor.failures import CompactionConflict
 from services.compactor.generations import layouts_of
 from services.compactor.kafka import topic_name, topic_offsets
 from services.compactor.late_coverage import LateCoverage
+from services.compactor.late_runs import next_late_run, notes, pending
 from services.compactor.nearby import newest_windows
-from services.compactor.runs import next_late_run, pending_late_runs
 from services.compactor.settings import AuditSettings, CompactSettings
 from services.local.kafka import EmbeddedKafka
 from shared.common import lake
@@ -33,6 +34,9 @@ from shared.streams.latest import Latest
 
 def value(delay: float | None) -> bytes:
     return msgspec.json.encode({"delay": delay, "place": "x"})
+
+
+READ = _Range(3, "t-late", "id", {}, {0: 5, 1: 7, 2: 9})
 
 
 class Crashing(Corrections):
@@ -309,6 +313,71 @@ def test_corrections_of_several_topics_that_state_lacks_are_not_made_again(
     assert records_in_windows(spark, settings) == len(task.source)
 
 
+class Late:
+    """One late record after the other, and tables that are put back."""
+
+    def __init__(self, spark: Any, correctable: Any, topics: Any, settings: CompactSettings, copies: Path) -> None:
+        self.spark, self.simulation, self.topics, self.settings = spark, correctable, topics, settings
+        (self.task,) = correctable.tasks
+        self.copies, self.told, self.closed = copies, list[str](), f"{settings.tables}/closed/banks"
+
+    def take(self, time: int, key: bytes = b"a", **more: Any) -> Corrected | None:
+        """What the compaction after this record corrects."""
+        self.task.take(key, value(1.0), time)
+        self.task.commit()
+        self.topics.write(self.simulation)
+        self.told = []
+        job = Compaction(self.spark, self.settings.model_copy(update=more), self.told.append)
+        job.run()
+        return job.corrected
+
+    def copy_rows(self, table: str, column: str) -> None:
+        rows = self.spark.read.format("delta").load(f"{self.settings.tables}/{table}")
+        rows.write.partitionBy(column).format("delta").save(str(self.copies / table))
+
+    def put_back(self, table: str) -> None:
+        shutil.rmtree(f"{self.settings.tables}/{table}")
+        shutil.copytree(self.copies / table, f"{self.settings.tables}/{table}")
+        self.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+
+    def windows(self) -> list[Any]:
+        """Bounds and count of the sessions of the key that is late."""
+        return [row[1:4] for row in windows(self.spark, self.settings) if row[0] == "a"]
+
+
+@pytest.fixture
+def late(spark: Any, correctable: Any, topics: Any, settings: CompactSettings, tmp_path: Path) -> Late:
+    """A session of one record that has been closed."""
+    made = Late(spark, correctable, topics, settings, tmp_path / "copies")
+    made.task.take(b"a", value(1.0), 1000)
+    made.take(3000, b"z", with_late=False)
+    return made
+
+
+@pytest.mark.soak
+def test_corrections_in_copies_of_rows_are_not_made_again(late: Late) -> None:
+    """Where corrections came between the copies of `state` and of `closed`, rows say what they took; those of an
+    earlier release do not, and then nothing is corrected before all of it is made anew."""
+    late.copy_rows("state", "partition")
+    assert late.take(1010) == Corrected(1, corrected_windows=1, superseded_windows=1)
+    late.copy_rows("closed/banks", "day")
+    for table in ("state", "closed/banks"):
+        late.put_back(table)
+    assert late.take(3010, b"z", with_late=False) is None
+    assert late.take(3020, b"z") == Corrected()
+    assert f"the log of {late.closed} does not go back to corrections 0, " in "".join(late.told)
+    assert late.windows() == [(1000, 1010, 2)]
+    for table in ("state", "closed/banks"):
+        late.put_back(table)
+    late.spark.sql(f"UPDATE {tables.delta(late.closed)} SET corrected_by = NULL")
+    with pytest.raises(NotCorrectable, match="could count twice") as refused:
+        late.take(3030, b"z")
+    for sql in re.findall(r"(?:DELETE|UPDATE) .*?(?=, then |$)", str(refused.value)):
+        late.spark.sql(sql)
+    assert late.take(1020) == Corrected(2, corrected_windows=1, superseded_windows=1)
+    assert late.windows() == [(1000, 1020, 3)]
+
+
 def test_a_late_topic_is_found_by_its_id(spark: Any, topics: Any, settings: CompactSettings) -> None:
     """Earlier releases kept that alone."""
     topics.make(settings.application)
@@ -333,9 +402,9 @@ def corrected_rows(
     for folder in gone:
         shutil.rmtree(Path(path) / folder)
     columns = "partition INT, key BINARY, timestamp_ms BIGINT, closed_ms BIGINT"
-    schema = f"{columns}, state {tables.struct_type(layout)}, source_offset BIGINT, is_own BOOLEAN"
-    frame = spark.createDataFrame([(*row, nth, False) for nth, row in enumerate(late)], schema)
-    rows = Corrections(spark, settings, print, "job")._rows(store, layout, frame, path)
+    schema = f"{columns}, state {tables.struct_type(layout)}, source_offset BIGINT, is_own BOOLEAN, late_partition INT"
+    frame = spark.createDataFrame([(*row, nth, False, row[0]) for nth, row in enumerate(late)], schema)
+    rows = Corrections(spark, settings, print, "job")._rows(store, layout, frame, READ)
     found = rows.selectExpr("partition", "start_ms", "end_ms", "n", "latest", "revision", "unix_millis(closed_at)")
     return sorted(tuple(row) for row in found.collect())
 
@@ -381,11 +450,13 @@ def test_lists_are_in_the_order_in_which_records_came(spark: Any, settings: Comp
     closed = spark.createDataFrame(finals, tables.final_schema(layout))
     tables.append_closed(tables.closed_frame(closed, store), store, path, ("finals", 1), "{}")
     columns = "partition INT, key BINARY, timestamp_ms BIGINT, closed_ms BIGINT"
-    form = f"{columns}, state {tables.struct_type(layout)}, source_offset BIGINT, is_own BOOLEAN"
-    frame = spark.createDataFrame([(*row, nth, False) for nth, row in enumerate(late)], form)
-    rows = Corrections(spark, settings, print, "job")._rows(store, layout, frame, path).filter("state IS NOT NULL")
-    (found,) = rows.select("start_ms", "end_ms", "pages", "last", "state.pages_n").collect()
-    assert tuple(found) == (10, 30, '["b","c","y","a"]', '"c"', 5)
+    form = f"{columns}, state {tables.struct_type(layout)}, source_offset BIGINT, is_own BOOLEAN, late_partition INT"
+    frame = spark.createDataFrame([(*row, nth, False, nth % 2) for nth, row in enumerate(late)], form)
+    rows = Corrections(spark, settings, print, "job")._rows(store, layout, frame, READ).filter("state IS NOT NULL")
+    (found,) = rows.select("start_ms", "end_ms", "pages", "last", "state.pages_n", "corrected_by").collect()
+    assert tuple(found[:-1]) == (10, 30, '["b","c","y","a"]', '"c"', 5)
+    by = {"run": 3, "topic": "t-late", "topic_id": "id", "to_offsets": {"0": 5, "1": 7}}
+    assert msgspec.json.decode(found.corrected_by) == by
 
 
 DAY_MS = 86_400_000
@@ -500,8 +571,8 @@ def test_of_two_jobs_with_corrections_one_wins(spark: Any, settings: CompactSett
     with pytest.raises(CompactionConflict, match="another job has made corrections 1"):
         second._append(store, rows, path, read)
     assert spark.read.format("delta").load(path).count() == 1
-    (pending,) = pending_late_runs({}, second._log(path))
-    assert (next_late_run(0, second._log(path)), pending["to_offsets"]) == (1, {"0": 5})
+    (lacking,) = pending({}, notes(second._log(path)))
+    assert (next_late_run(0, second._log(path)), lacking["to_offsets"]) == (1, {"0": 5})
     second._cover(store, read._replace(run=2, end={0: 9}))
     first._cover(store, read)
     (row,) = spark.read.format("delta").load(state).filter("row = 'late'").collect()

@@ -15,16 +15,13 @@ from services.compactor.runs import (
     CLOSED,
     CORRECTED,
     LATE_RUN,
-    LATE_TOPIC_ID,
     OF_A_BACKFILL,
     RUN,
     TOPIC_ID,
     TablesDisagree,
     Version,
     is_down_to,
-    next_late_run,
     next_run,
-    pending_late_runs,
     put_back,
     require_same_changelog,
 )
@@ -167,34 +164,12 @@ def test_a_closed_that_lacks_corrections_is_refused() -> None:
     assert next_run(COVERED, 2, state, {"s": log({})}).corrected == {}  # a copy of rows
 
 
-def test_corrections_have_numbers_of_their_own() -> None:
-    """What an append did that no MERGE covers counts, unless a RESTORE took it back: then its number is spent."""
-    late = log(append(1), {LATE_RUN: 1}, {LATE_RUN: 2})
-    assert (next_late_run(1, late), pending_late_runs({"a": 1}, late)) == (2, [{LATE_RUN: 2}])
-    assert (next_late_run(2, late), pending_late_runs({"a": 1, "b": 2}, late)) == (3, [])
-    restored = [Version(3, {}, 1), *late]
-    assert (next_late_run(1, restored), pending_late_runs({"a": 1}, restored)) == (3, [])
-
-
 def test_a_log_is_looked_at_as_far_back_as_to_a_run_that_is_covered() -> None:
     """The newest one of another topic says nothing of those before it; what a RESTORE took back is none."""
     corrected = log(append(1), {LATE_RUN: 4}, {LATE_RUN: 7})
     assert is_down_to(corrected, LATE_RUN, None)
     assert [is_down_to(corrected, LATE_RUN, run) for run in (3, 4, 7)] == [False, True, True]
     assert not is_down_to([Version(3, {}, 0), *corrected], LATE_RUN, None)
-
-
-def test_of_each_late_topic_what_is_not_covered_is_pending() -> None:
-    """An earlier `state` may lack the corrections of several topics; of each the newest says how far it was read."""
-    a1, b2, a3, c4 = ({LATE_RUN: run, LATE_TOPIC_ID: topic} for topic, run in (("a", 1), ("b", 2), ("a", 3), ("c", 4)))
-    corrected = log(append(1), a1, b2, a3, merge(1), c4)
-    assert pending_late_runs({}, corrected) == [b2, a3, c4]
-    assert pending_late_runs({"a": 1, "b": 0}, corrected) == [b2, a3, c4]
-    assert pending_late_runs({"a": 1, "c": 4}, corrected) == [b2, a3]
-    assert pending_late_runs({"a": 5, "b": 2}, corrected) == [c4]
-    unnamed = {LATE_RUN: 5}
-    assert pending_late_runs({"a": 3, "b": 2}, log(a1, b2, a3, c4, unnamed)) == [c4, unnamed]
-    assert pending_late_runs({"a": 6, "b": 2}, log(a1, b2, a3, c4, unnamed)) == [c4]
 
 
 def row(version: int, text: str | None = None, restored: dict[str, str | None] | None = None) -> Row:
