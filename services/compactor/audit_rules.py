@@ -166,7 +166,7 @@ def unknown_before(known: Rules, source: str, start: Mapping[int, int]) -> dict[
 
 
 class Shorter(NamedTuple):
-    """Records of a partition before this source offset were taken by a shorter gap or grace than those behind it."""
+    """Before this source offset of a partition windows were closed by a shorter gap or grace than behind it."""
 
     partition: int
     before: int
@@ -174,13 +174,19 @@ class Shorter(NamedTuple):
 
 
 def shorter_before(known: Rules, store: StoreSchema) -> list[Shorter]:
-    """Where gap and grace were together shorter than the store's, and until which source offsets."""
+    """Where gap and grace were together shorter than the store's, and until which source offsets.
+
+    A rule under which no record came and time was not moved on has closed nothing.
+    """
     found = []
     for partition, own in by_partition(known).items():
         for (_, rule), (_, after) in pairwise(own):
             then = next((s for s in rule.stores if s.name == store.name), None)
-            if then is not None and then.patience_ms < store.patience_ms:
-                found.append(Shorter(partition, after.sources.get(store.source, 0), then.patience_ms))
+            before = after.sources.get(store.source, 0)
+            came = before > rule.sources.get(store.source, 0)
+            moved = rule.moved_ms is None or rule.moved_ms != after.moved_ms
+            if then is not None and then.patience_ms < store.patience_ms and (came or moved):
+                found.append(Shorter(partition, before, then.patience_ms))
     return found
 
 

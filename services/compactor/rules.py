@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
+from msgspec import UNSET
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import Window as SparkWindow
@@ -31,12 +32,16 @@ Place = tuple[int, int]
 """A changelog partition and offset."""
 
 
-class Rule(msgspec.Struct, frozen=True):
-    """What commits say from one on. `sources` is what had been taken before that one: nothing where it is the first."""
+class Rule(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What commits say from one on. `sources` is what had been taken before that one: nothing where it is the first.
+
+    `moved_ms` is by how much time had been moved on without a record before it; None where that is not known.
+    """
 
     sources: dict[str, int]
     guarantee: str
     stores: tuple[StoreSchema, ...]
+    moved_ms: int | None = None
 
 
 Rules = dict[Place, Rule]
@@ -46,7 +51,8 @@ Rules = dict[Place, Rule]
 class Said(NamedTuple):
     """Commits of a partition that follow each other and say the same, with the offsets of the `first` and `last`.
 
-    `began` and `ended` are the source offsets that these two say.
+    `began` and `ended` are the source offsets that these two say; up to the last one time was moved on by `moved_ms`
+    without a record.
     """
 
     partition: int
@@ -56,12 +62,13 @@ class Said(NamedTuple):
     stores: tuple[StoreSchema, ...]
     began: dict[str, int]
     ended: dict[str, int]
+    moved_ms: int = 0
 
 
 def said(valid: DataFrame) -> list[Row]:
     """What valid progress records (partition, offset, value) say, in order, with those as one that say the same.
 
-    Columns of `Said`, `stores`, `began` and `ended` as texts, and the whole `value` of the last.
+    Columns of `Said`, `stores`, `began`, `ended` and `moved` as texts, and the whole `value` of the last.
     """
     order = SparkWindow.partitionBy("partition").orderBy("offset")
     same = (F.lag(name).over(order).eqNullSafe(F.col(name)) for name in ("stores", "guarantee"))
@@ -75,13 +82,14 @@ def said(valid: DataFrame) -> list[Row]:
         F.min_by("value", "offset").alias("first_value"),
         F.max_by("value", "offset").alias("value"),
     )
-    bounds = (text_of("sources", "first_value").alias("began"), text_of("sources").alias("ended"))
-    rows = of.select("partition", "first", "last", "guarantee", "stores", *bounds, "value").collect()
+    began, ended = text_of("sources", "first_value").alias("began"), text_of("sources").alias("ended")
+    moved = text_of("idle.total_ms").alias("moved")
+    rows = of.select("partition", "first", "last", "guarantee", "stores", began, ended, moved, "value").collect()
     return sorted(rows, key=lambda row: (int(row.partition), int(row.first)))
 
 
 def text_of(name: str, value: str = "value") -> SparkColumn:
-    """A field of a progress record, as JSON; null where there is none."""
+    """A field of a progress record, by its path, as JSON; null where there is none."""
     body = F.substring(value, ENVELOPE_BYTES + 1, 2**31 - 1).cast("string")
     return F.get_json_object(body, f"$.{name}").alias(name)
 
@@ -90,7 +98,8 @@ def decoded(row: Row) -> Said:
     """A row of `said`. Raises MsgspecError where it is not what a progress record says."""
     began, ended = (msgspec.json.decode(text or "{}", type=dict[str, int]) for text in (row.began, row.ended))
     stores = msgspec.json.decode(row.stores, type=tuple[StoreSchema, ...])
-    return Said(row.partition, row.first, row.last, row.guarantee, stores, began, ended)
+    moved_ms = msgspec.json.decode(row.moved or "0", type=int)
+    return Said(row.partition, row.first, row.last, row.guarantee, stores, began, ended, moved_ms)
 
 
 def begun(commits: Iterable[Said], before: Mapping[int, Progress], cut: Collection[int] = ()) -> Rules:
@@ -100,14 +109,18 @@ def begun(commits: Iterable[Said], before: Mapping[int, Progress], cut: Collecti
     the partition's first, but in those that are `cut`: what came before it is not known.
     """
     found: Rules = {}
-    had = {p: Rule(one.sources, one.guarantee, one.stores) for p, one in before.items()}
+    had = {p: Rule(one.sources, one.guarantee, one.stores, _moved_ms(one)) for p, one in before.items()}
     for one in commits:
-        earlier, unknown = had.get(one.partition), one.began if one.partition in cut else {}
-        if earlier is None or (earlier.guarantee, earlier.stores) != (one.guarantee, one.stores):
-            taken = unknown if earlier is None else earlier.sources
-            found[one.partition, one.first] = Rule(taken, one.guarantee, one.stores)
-        had[one.partition] = Rule(one.ended, one.guarantee, one.stores)
+        nothing = Rule(one.began, "", ()) if one.partition in cut else Rule({}, "", (), 0)
+        earlier = had.get(one.partition, nothing)
+        if (earlier.guarantee, earlier.stores) != (one.guarantee, one.stores):
+            found[one.partition, one.first] = Rule(earlier.sources, one.guarantee, one.stores, earlier.moved_ms)
+        had[one.partition] = Rule(one.ended, one.guarantee, one.stores, one.moved_ms)
     return found
+
+
+def _moved_ms(progress: Progress) -> int:
+    return 0 if progress.idle is UNSET else progress.idle.total_ms
 
 
 def of_earlier_releases(covered: Mapping[int, Row], known: Iterable[Place]) -> Rules:
@@ -118,8 +131,9 @@ def of_earlier_releases(covered: Mapping[int, Row], known: Iterable[Place]) -> R
     found: Rules = {}
     for partition in covered.keys() - {partition for partition, _ in known}:
         offset, progress = covered[partition].changelog_offset, decode_progress(covered[partition].progress.encode())
-        sources = progress.sources if offset else {}
-        found[partition, offset - 1] = Rule(sources, progress.guarantee, progress.stores)
+        # Its commits began earlier, and may have moved time then.
+        sources, moved_ms = (progress.sources, None) if offset else ({}, 0)
+        found[partition, offset - 1] = Rule(sources, progress.guarantee, progress.stores, moved_ms)
     return found
 
 

@@ -185,6 +185,51 @@ def progress_rows(spark: Any, driver: TopologyTestDriver, first: int) -> Any:
     return spark.createDataFrame([(0, value) for value in values], "partition int, value binary")
 
 
+def tumbling(topic: str, grace_ms: int) -> Topology:
+    builder = StreamsBuilder()
+    windows = builder.stream(topic).group_by_key().tumbling_window(SPAN_MS, grace_ms)
+    windows.aggregate("tumbling", n=Count()).on_close().to(f"{topic}-out")
+    return builder.build()
+
+
+@pytest.mark.soak
+async def test_a_shorter_grace_that_is_taken_back_unused_is_no_matter_to_an_audit(
+    kafka: EmbeddedKafka, spark: Any, topic_name: str, jobs: Any
+) -> None:
+    """Where time had been moved on before it, and a commit without a record is all that there was of it: what it would
+    have closed is open, and nothing is refused or differs, before a compaction and after it."""
+    compact, audit = jobs
+    async with chain_of(kafka, topic_name, 1) as chain:
+        async with running(worker := chain.worker(tumbling(topic_name, LONG_MS), idle_advance_ms=IDLE_ADVANCE_MS)):
+            await feed(chain, worker, lambda now: [1_000])
+        newest = (await chain.confirmed(0)).progress
+        assert newest is not None
+        time_ms = newest.operator_times_ms["tumbling"]
+        async with running(worker := chain.worker(tumbling(topic_name, 0))):
+
+            async def has_committed() -> bool:
+                for task in [o.task for o in worker.tasks().values() if o.task is not None]:
+                    if task.commit_number or task.is_committing:
+                        return not task.is_committing
+                    task.needs_commit = True  # as a punctuation does
+                return False
+
+            await until(has_committed)
+        newest = (await chain.confirmed(0)).progress
+        assert newest is not None
+        assert newest.close_times_ms == {"tumbling": time_ms - LONG_MS}
+        times = [time_ms - 2 * SPAN_MS, 1_000, time_ms + 1, time_ms + 3 * LONG_MS]
+        await send(chain, *(ProducerRecord(topic_name, b'{"id":1}', b"k", (), 0, ms) for ms in times))
+        chain.sent += [(0, b"k", ms, 1) for ms in times]
+        async with running(worker := chain.worker(tumbling(topic_name, LONG_MS), idle_advance_ms=10_000_000)):
+            await chain.wait_processed(worker)
+    for _ in range(2):
+        report = await asyncio.to_thread(audit, "tumbling")
+        assert report.ok, report
+        assert report.late == 0
+        await asyncio.to_thread(compact)
+
+
 @pytest.mark.soak
 async def test_a_longer_grace_after_quiet_is_audited_from_behind_what_was_closed(
     kafka: EmbeddedKafka, spark: Any, topic_name: str, jobs: Any, tmp_path: Path
@@ -192,19 +237,13 @@ async def test_a_longer_grace_after_quiet_is_audited_from_behind_what_was_closed
     """What the shorter grace closed while the topic was quiet is late under the longer one: the refusals name a start
     behind it, from which on nothing differs."""
 
-    def tumbling(grace_ms: int) -> Topology:
-        builder = StreamsBuilder()
-        windows = builder.stream(topic_name).group_by_key().tumbling_window(SPAN_MS, grace_ms)
-        windows.aggregate("tumbling", n=Count()).on_close().to(f"{topic_name}-out")
-        return builder.build()
-
     def start_of(refused: NotAuditable) -> int:
         found = re.search(r"--start (\d+)", str(refused))
         assert found is not None
         return int(found[1])
 
     async with chain_of(kafka, topic_name, 1) as chain:
-        async with running(worker := chain.worker(tumbling(0), idle_advance_ms=IDLE_ADVANCE_MS)):
+        async with running(worker := chain.worker(tumbling(topic_name, 0), idle_advance_ms=IDLE_ADVANCE_MS)):
             await feed(chain, worker, lambda now: [1_000])
         newest = (await chain.confirmed(0)).progress
         assert newest is not None
@@ -213,7 +252,7 @@ async def test_a_longer_grace_after_quiet_is_audited_from_behind_what_was_closed
         times = [closed_ms - SPAN_MS, *later]
         await send(chain, *(ProducerRecord(topic_name, b'{"id":1}', b"k", (), 0, ms) for ms in times))
         chain.sent += [(0, b"k", ms, 1) for ms in times]
-        async with running(worker := chain.worker(tumbling(LONG_MS), idle_advance_ms=10_000_000)):
+        async with running(worker := chain.worker(tumbling(topic_name, LONG_MS), idle_advance_ms=10_000_000)):
             await chain.wait_processed(worker)
         assert [record.timestamp for record in await chain.read(f"{topic_name}-late")] == times[:1]
     base: dict[str, Any] = {"application": topic_name, "lake": str(tmp_path), "kafka": kafka_of(kafka)}

@@ -28,8 +28,8 @@ def progress(taken: int, *stores: StoreSchema) -> Progress:
     return Progress("app", "exactly_once", {"in": taken}, 0, {}, {}, stores, 0)
 
 
-def rule(begins: int, *stores: StoreSchema) -> Rule:
-    return Rule({"in": begins}, "exactly_once", stores)
+def rule(begins: int, *stores: StoreSchema, moved_ms: int | None = None) -> Rule:
+    return Rule({"in": begins}, "exactly_once", stores, moved_ms)
 
 
 def test_an_era_is_what_commits_of_one_rule_took() -> None:
@@ -115,6 +115,24 @@ def test_where_gap_and_grace_were_shorter() -> None:
     }
     assert shorter_before(known, NEW) == [Shorter(0, 10, 100), Shorter(0, 40, 100)]
     assert shorter_before(known, short) == []
+
+
+def test_a_shorter_rule_closed_nothing_where_nothing_came() -> None:
+    """Neither a record nor an advance; where an earlier release does not say whether time was moved on, it may have."""
+    short = msgspec.structs.replace(NEW, grace_ms=0)
+    for begun, after, expected in (
+        ((5, 70), (5, 70), []),
+        ((5, 70), (5, 71), [Shorter(0, 5, 100)]),
+        ((5, 70), (6, 70), [Shorter(0, 6, 100)]),
+        ((5, None), (5, None), [Shorter(0, 5, 100)]),
+        ((5, None), (5, 70), [Shorter(0, 5, 100)]),
+    ):
+        known = {
+            (0, 1): rule(0, NEW, moved_ms=0),
+            (0, 8): rule(begun[0], short, moved_ms=begun[1]),
+            (0, 9): rule(after[0], NEW, moved_ms=after[1]),
+        }
+        assert shorter_before(known, NEW) == expected
 
 
 def test_records_of_closed_times_are_refused_with_a_start_behind_them() -> None:
