@@ -57,7 +57,10 @@ class ClosedScan:
         keys, values, has = columns.keys, columns.values, self._wanted.keys.has
         offsets = columns.offsets.tolist()
         for i, value in enumerate(values):
-            if value is not None and ((mark := value[:2]) in PASSED_OVER or (mark == CLOSED and not has(keys[i]))):
+            is_told = value is not None and (
+                (mark := value[:2]) in PASSED_OVER or (mark == CLOSED and not has(keys[i]))
+            )
+            if is_told and offsets[i] not in self._reader.skip:
                 continue
             self._feed(columns, offsets[i], keys[i], value)
             if self.is_full or self.is_past:

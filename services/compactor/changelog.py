@@ -31,7 +31,7 @@ from services.compactor.bodies import (
     bad_rows,
     beyond_time,
 )
-from services.compactor.epochs import EPOCH_BYTES, Corrupt, require_takeovers, valid_progress, with_epochs
+from services.compactor.epochs import EPOCH_BYTES, Corrupt, named, require_takeovers, valid_progress, with_epochs
 from services.compactor.generations import Stores, late_topics_left, layouts_of, newest_of, require_successor
 from services.compactor.unread_progress import unread_progress
 from shared.common.errors import CorruptRecord
@@ -129,7 +129,7 @@ def read_window(
     """
     everything = split(records)
     foreign, wrong = is_foreign(skip), F.coalesce(_is_corrupt(), F.lit(True))
-    foreign_records, is_sound = _survey(topic, everything, foreign, wrong)
+    foreign_records, is_sound, begins = _survey(topic, everything, foreign, wrong)
     parts = everything.filter(~foreign)
     unread = unread_progress(spark, parts.filter(~wrong))
     corrupt = () if is_sound and unread is None else _corrupt_records(topic, parts, wrong, unread, skip_corrupt)
@@ -138,8 +138,7 @@ def read_window(
     if unread is not None:
         parts = parts.join(unread, ["partition", "offset"], "left_anti")
     controls = with_epochs(parts, {p: c.epoch for p, c in covered.items()})
-    if corrupt or skip:
-        require_takeovers(topic, controls, corrupt)
+    require_takeovers(topic, controls, corrupt, named(everything, skip, begins) if skip else ())
     valid = valid_progress(controls)
     said = rules.said(valid)
     newest = _newest(said)
@@ -249,11 +248,15 @@ def is_foreign(skip: frozenset[tuple[int, int]]) -> SparkColumn:
     return ~F.coalesce(mark, F.lit(False)) | skipped
 
 
-def _survey(topic: str, records: DataFrame, foreign: SparkColumn, wrong: SparkColumn) -> tuple[int, bool]:
-    """Warn of each partition's foreign records; their number, and whether none of the others is corrupt."""
+def _survey(
+    topic: str, records: DataFrame, foreign: SparkColumn, wrong: SparkColumn
+) -> tuple[int, bool, dict[int, int]]:
+    """Warn of each partition's foreign records; their number, whether none of the others is corrupt, and by partition
+    the first offset."""
     found = (
         F.count_if(foreign).alias("number"),
         F.min(F.when(foreign, F.col("offset"))).alias("first"),
+        F.min("offset").alias("begins"),
         F.coalesce(F.bool_or(~foreign & wrong), F.lit(False)).alias("is_wrong"),
     )
     rows = records.groupBy("partition").agg(*found).collect()
@@ -265,7 +268,8 @@ def _survey(topic: str, records: DataFrame, foreign: SparkColumn, wrong: SparkCo
             first_offset=row.first,
             records=row.number,
         )
-    return sum(int(row.number) for row in rows), not any(row.is_wrong for row in rows)
+    begins = {int(row.partition): int(row.begins) for row in rows}
+    return sum(int(row.number) for row in rows), not any(row.is_wrong for row in rows), begins
 
 
 def _is_corrupt() -> SparkColumn:

@@ -1,12 +1,13 @@
 """Which epoch is in force where a record stands, and what hangs on a takeover record that is missing.
 
-An epoch is in force from its takeover record on. Where that one cannot be read, nothing that its owner committed
-counts, up to the takeover of the next: who passed over it would keep what was before, and say that nothing is new.
+An epoch is in force from its takeover record on. Where that one cannot be read or is not there, nothing that its owner
+committed counts: who passed over it would keep what was before, and say that nothing is new. It is as `ChangelogReader`
+has it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from pyspark.sql import Column as SparkColumn
@@ -17,11 +18,13 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 from services.compactor import tables
 from shared.common.errors import CorruptRecord
 from shared.common.log import get_logger
-from shared.streams.changelog_format import PROGRESS, TAKEOVER
+from shared.streams.changelog_format import PROGRESS, TAKEOVER, decode, way_out, without_takeover
+from shared.streams.changelog_reader import NO_EPOCH
 
 log = get_logger(__name__)
 
 EPOCH_BYTES = 4
+NONE_IN_FORCE = NO_EPOCH.to_bytes(EPOCH_BYTES, "big")
 
 
 class Corrupt(NamedTuple):
@@ -32,6 +35,14 @@ class Corrupt(NamedTuple):
     key: bytes | None
     value: bytes | None
     reason: str
+
+
+class Named(NamedTuple):
+    """A record that is left out by name, and the epoch that it says; None where it cannot be read."""
+
+    partition: int
+    offset: int
+    epoch: int | None
 
 
 def epoch_bytes() -> SparkColumn:
@@ -49,7 +60,8 @@ def with_epochs(parts: DataFrame, epochs: Mapping[int, int]) -> DataFrame:
     so_far = SparkWindow.partitionBy("partition").orderBy("offset").rowsBetween(SparkWindow.unboundedPreceding, 0)
     # Of takeovers of the same epoch the first declared it.
     place = F.struct(epoch.alias("epoch"), (-F.col("offset")).alias("back"))
-    highest = F.max(F.when(F.col("operation") == F.lit(TAKEOVER), place)).over(so_far)
+    declares = F.col("operation") == F.lit(TAKEOVER)
+    highest = F.max(F.when(declares, place)).over(so_far)
     taken, at_start = F.col("highest.epoch"), _epoch_at_start(epochs)
     is_newer = F.coalesce(taken > at_start, taken.isNotNull())
     offset = F.when(is_newer, -F.col("highest.back")).otherwise(F.lit(-1))
@@ -69,20 +81,33 @@ def valid_progress(controls: DataFrame) -> DataFrame:
     return controls.filter(is_valid).drop("epoch", "in_force")
 
 
-def require_takeovers(topic: str, controls: DataFrame, corrupt: Sequence[Corrupt]) -> None:
-    """Raise CorruptRecord where one of the corrupt records is a takeover, or stands before commits that lack theirs.
+def named(records: DataFrame, skip: Collection[tuple[int, int]], begins: Mapping[int, int]) -> tuple[Named, ...]:
+    """What the named records say, of partitions that begin at these offsets; those before are not read any more."""
+    offsets = sorted({offset for partition, offset in skip if partition in begins})
+    found = records.filter(F.col("offset").isin(offsets)).select("partition", "offset", "value").collect()
+    read = [Named(r.partition, r.offset, _epoch_of(r.value)) for r in found if (r.partition, r.offset) in skip]
+    return (*read, *(Named(p, at, None) for p, at in sorted(skip) if at < begins.get(p, 0)))
 
-    Commits that lack theirs for another reason (it was named, to be left out) are warned of.
+
+def _epoch_of(value: bytes | None) -> int | None:
+    try:
+        return decode(None if value is None else bytes(value)).epoch
+    except CorruptRecord:
+        return None
+
+
+def require_takeovers(topic: str, controls: DataFrame, corrupt: Sequence[Corrupt], left_out: Sequence[Named]) -> None:
+    """Raise CorruptRecord where one of the corrupt records is a takeover, or commits lack theirs.
+
+    Those that were left out by name, with a record of their epoch or one that nobody can read, are warned of.
     """
     for one in corrupt:
         if (one.value or b"")[1:2] == TAKEOVER:
             raise _refused(topic, one, "it is a takeover record")
     for row in _without_takeover(controls):
-        before = [one for one in corrupt if one.partition == row.partition and one.offset < row.first]
         epoch = int.from_bytes(row.epoch, "big")
-        if before:
-            told = f"commits of epoch {epoch} follow (offset {row.first} is the first), and no takeover record of it"
-            raise _refused(topic, before[0], told)
+        if not any(_speaks_for(one, row, epoch) for one in left_out):
+            raise _lost(topic, row, epoch, corrupt)
         log.warning(
             "commits of an epoch without a takeover record were passed over",
             topic=topic,
@@ -93,12 +118,28 @@ def require_takeovers(topic: str, controls: DataFrame, corrupt: Sequence[Corrupt
         )
 
 
+def _speaks_for(one: Named, row: Row, epoch: int) -> bool:
+    if one.partition != row.partition or one.offset >= row.first:
+        return False
+    return one.epoch == epoch or (one.epoch is None and one.offset > row.taken_offset)
+
+
 def _without_takeover(controls: DataFrame) -> list[Row]:
-    """By partition and epoch the first progress record above the epoch in force, and their number."""
-    lacks = (F.col("operation") == F.lit(PROGRESS)) & F.coalesce(F.col("epoch") > F.col("in_force"), F.lit(True))
-    bounds = (F.min("offset").alias("first"), F.count(F.lit(1)).alias("number"))
-    rows = controls.filter(lacks).groupBy("partition", "epoch").agg(*bounds).collect()
+    """By partition, epoch and takeover in force the first progress record above that epoch, and their number."""
+    in_force = F.coalesce("in_force", F.lit(NONE_IN_FORCE))
+    lacks = (F.col("operation") == F.lit(PROGRESS)) & (F.col("epoch") > in_force)
+    bounds = (F.min("offset").alias("first"), F.count(F.lit(1)).alias("number"), F.first(in_force).alias("in_force"))
+    rows = controls.filter(lacks).groupBy("partition", "epoch", "taken_offset").agg(*bounds).collect()
     return sorted(rows, key=lambda row: (row.partition, row.first))
+
+
+def _lost(topic: str, row: Row, epoch: int, corrupt: Sequence[Corrupt]) -> CorruptRecord:
+    """Why commits without a takeover are refused: a corrupt record before them may have been it."""
+    if before := [one for one in corrupt if one.partition == row.partition and one.offset < row.first]:
+        told = f"commits of epoch {epoch} follow (offset {row.first} is the first), and no takeover record of it"
+        return _refused(topic, before[0], told)
+    said = without_takeover(epoch, int.from_bytes(row.in_force, "big"))
+    return CorruptRecord(f"{topic}-{row.partition} at offset {row.first}: {said}. {way_out(row.partition, row.first)}")
 
 
 def _refused(topic: str, one: Corrupt, why: str) -> CorruptRecord:

@@ -303,6 +303,15 @@ def way_out(partition: int, offset: int) -> str:
     )
 
 
+def without_takeover(epoch: int, in_force: int) -> str:
+    """Why a commit of an epoch above the one in force (0: none is) is refused."""
+    return (
+        f"a commit of epoch {epoch}, and no takeover record of it (in force is {in_force or 'none'}): that was damaged "
+        "or lost, and nothing that its owner committed would count. Put the topic back from a copy, or start afresh "
+        "(`penstock streams reset`). To do without all commits of that epoch, name this one or the takeover"
+    )
+
+
 def parse_places(text: str) -> frozenset[tuple[int, int]]:
     """The (partition, offset) pairs of the setting `skip_changelog_records`.
 

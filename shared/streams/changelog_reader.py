@@ -15,6 +15,9 @@ from shared.common.topic_names import REPARTITION_SUFFIX
 from shared.streams import changelog_format as fmt
 from shared.streams.changelog_format import Entry, Progress, StoreSchema
 
+NO_EPOCH = 0
+"""Before the first takeover record, and in none: what says to be of it never counts."""
+
 ROWS = frozenset(("table", "join"))
 """Kinds of stores whose rows are values of the user's, not aggregations."""
 
@@ -60,10 +63,13 @@ class ChangelogReader:
 
     Where `stores` says what the reader's own topology has, a commit that was written under another raises
     SchemaMismatch before any of its changes is applied. `skip` are offsets that are passed over whatever they hold;
-    they count as foreign. `takeover_offset` is where the epoch in force was declared: of two owners that write the same
-    epoch at once, the one whose record that is has won. Where a takeover is passed over, what its owner wrote has a
-    `highest_epoch` above the one in force, first said at `highest_offset` (None: before what was read). What lies
-    before `covered_offset` has been applied, or counts for nobody.
+    they count as foreign. With one of them goes all that its epoch's owner committed, if a takeover is missing; where
+    its epoch cannot be read, any epoch's that the one in force is below: those are `lost_commits`, from
+    `first_lost_offset` on. Other commits without a takeover are refused. `takeover_offset` is where the epoch in force
+    was declared: of two owners that write the same epoch at once, the one whose record that is has won. Where a
+    takeover is passed over, what its owner wrote has a `highest_epoch` above the one in force, first said at
+    `highest_offset` (None: before what was read). What lies before `covered_offset` has been applied, or counts for
+    nobody.
 
     `feed` raises HistoryMissing where no epoch is known yet and the changelog rests on a backfill's tables.
     """
@@ -72,7 +78,7 @@ class ChangelogReader:
         self,
         apply: Callable[[Change], None],
         *,
-        epoch: int = 0,
+        epoch: int = NO_EPOCH,
         progress: Progress | None = None,
         stores: tuple[StoreSchema, ...] | None = None,
         skip: frozenset[int] = frozenset(),
@@ -86,6 +92,11 @@ class ChangelogReader:
         self.covered_offset: int | None = None
         self.entries_applied = self.entries_ignored = self.foreign_records = 0
         self.first_foreign_offset: int | None = None
+        self.lost_commits = 0
+        self.first_lost_offset: int | None = None
+        self._named_epochs: set[int] = set()
+        self._names_unread: bool | None = None
+        """Whether a record is named that nobody can read, since the epoch in force; None before any record."""
         self._pending: dict[int, list[tuple[Entry, bytes, int]]] = {}
 
     def __repr__(self) -> str:
@@ -113,6 +124,10 @@ class ChangelogReader:
 
     def feed(self, offset: int, key: bytes | None, value: bytes | None) -> None:
         """Take the record at `offset`; CorruptEntry names the record that cannot be read: it, or one it confirms."""
+        if self._names_unread is None:
+            self._names_unread = any(named < offset for named in self.skip)
+        if offset in self.skip:
+            self._leave_out(offset, value)
         if fmt.is_foreign(value) or offset in self.skip:
             self.foreign_records += 1
             if self.first_foreign_offset is None:
@@ -131,15 +146,16 @@ class ChangelogReader:
     def _feed(self, offset: int, key: bytes | None, entry: Entry) -> None:
         if entry.operation == fmt.TAKEOVER:
             if entry.epoch > self.epoch:
-                if self.epoch == 0 and (tables := fmt.history_before(entry.body)) is not None:
+                if self.epoch == NO_EPOCH and (tables := fmt.history_before(entry.body)) is not None:
                     raise HistoryMissing(tables)
-                self.epoch, self.takeover_offset = entry.epoch, offset
+                self.epoch, self.takeover_offset, self._names_unread = entry.epoch, offset, False
                 self._forget()
         elif entry.operation == fmt.PROGRESS:
             progress = fmt.decode_progress(entry.body)  # whether it counts or not, as with every other record
             if entry.epoch == self.epoch:
                 self._confirm(entry, progress)
             else:
+                self._require_takeover(entry, offset)
                 self._ignore(entry, offset)
         elif key is None:
             raise CorruptRecord(f"an entry {entry.operation!r} for store {entry.store} without a key")
@@ -147,6 +163,21 @@ class ChangelogReader:
             self._pending.setdefault(entry.commit, []).append((entry, key, offset))
         else:
             self._ignore(entry, offset)
+
+    def _leave_out(self, offset: int, value: bytes | None) -> None:
+        try:
+            self._named_epochs.add(fmt.decode(value).epoch)
+        except CorruptRecord:
+            self._names_unread = True
+
+    def _require_takeover(self, entry: Entry, offset: int) -> None:
+        if entry.epoch <= self.epoch:
+            return
+        if entry.epoch not in self._named_epochs and not self._names_unread:
+            raise CorruptRecord(fmt.without_takeover(entry.epoch, self.epoch))
+        self.lost_commits += 1
+        if self.first_lost_offset is None:
+            self.first_lost_offset = offset
 
     def _ignore(self, entry: Entry, offset: int) -> None:
         self.entries_ignored += 1

@@ -184,6 +184,14 @@ class Restoring:
                 first_offset=reader.first_foreign_offset,
                 records=reader.foreign_records,
             )
+        if reader.lost_commits:
+            log.warning(
+                "commits of an epoch without a takeover record were passed over",
+                topic=self.at.topic,
+                partition=self.at.partition,
+                first_offset=reader.first_lost_offset,
+                commits=reader.lost_commits,
+            )
 
     def next_epoch(self) -> int:
         """What the next owner takes; CorruptRecord where there is none any more."""

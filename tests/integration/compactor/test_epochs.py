@@ -17,7 +17,9 @@ from shared.streams import changelog_format as log
 from shared.streams.changelog_reader import Change, ChangelogReader, CorruptEntry
 
 Case = tuple[tuple[bytes, ...], tuple[int, ...]]
-LOGS, RECORDS_MAX, EPOCH_MAX, COMMIT_MAX = 100, 40, 3, 2
+Record = tuple[bytes | None, bytes | None]
+LOGS, RECORDS_MAX, EPOCH_MAX, COMMIT_MAX, REFUSALS = 100, 40, 3, 2, 5
+WRONG = [(b'"wall_ms":0', b'"wall_ms":"a"'), (b'"version":1', b'"version":null'), (b"}", b"")]
 
 
 @pytest.fixture
@@ -109,46 +111,109 @@ def test_a_progress_record_is_what_every_reader_takes_for_one(
     assert {newest.covered_offset for newest in window.newest.values()} == {4, 5}
 
 
+class Read:
+    """A log of one partition as the Python reader takes it: what it applied, and up to which offset it counts."""
+
+    def __init__(self, records: list[Record], begins: int, skip: frozenset[int]) -> None:
+        self.applied: list[int] = []
+        self.covers = 0
+        self.refused: int | None = None
+        reader = ChangelogReader(self._apply, epoch=begins, skip=skip)
+        for offset, (key, value) in enumerate(records):
+            before = reader.progress
+            try:
+                reader.feed(offset, key, value)
+            except CorruptEntry as e:
+                self.refused = e.offset
+                return
+            self.covers = offset + 1 if reader.progress is not before else self.covers
+
+    def _apply(self, change: Change) -> None:
+        self.applied.append(int(change.key))
+
+
+def drawn(draw: random.Random, offset: int, done: log.Progress) -> Record:
+    """A record of any owner, or one that nobody can read."""
+    epoch, commit, kind = draw.randint(1, EPOCH_MAX), draw.randint(1, COMMIT_MAX), draw.choice("TTTGGGGGLLLLLLLLLLWXF")
+    if kind == "T":
+        return None, log.encode_takeover(epoch, log.Takeover("log", "test", 0))
+    if kind == "G":
+        return None, log.encode_progress(epoch, commit, done)
+    if kind == "W":
+        return None, log.encode_progress(epoch, commit, done).replace(*draw.choice(WRONG))
+    if kind == "X":
+        return None, OF_NO_OPERATION
+    if kind == "F":
+        return None, b"\x00" + TAKEOVER[1:]
+    return b"%d" % offset, log.encode_deleted(0, epoch, commit, 0)
+
+
 def test_spark_and_the_reader_agree_on_what_counts(spark: Any, new_simulation: Callable[[str, int], Any]) -> None:
-    """Whatever takeovers were named or came twice, whatever commits began again, and whoever wrote what among them."""
+    """Whatever takeovers were named or came twice, whatever commits began again, and whoever wrote what among them.
+
+    What the reader refuses is named, and then the next, until there is no more; Spark refuses the same.
+    """
     (task,) = new_simulation("log", 1).tasks
     task.commit()
     done = log.decode_progress(log.decode(task.changelog[-1][1]).body)
-    store = 0
     rows, covered, skip, expected = [], {}, set(), {}
+    refusals: list[tuple[list[Record], int, frozenset[int], int]] = []
     for partition in range(LOGS):
         draw = random.Random(partition)
         begins = draw.randrange(2) * draw.randrange(EPOCH_MAX)
+        records = [drawn(draw, offset, done) for offset in range(RECORDS_MAX)]
         named = frozenset(draw.sample(range(RECORDS_MAX), draw.randrange(4)))
-        applied: list[int] = []
-
-        def apply(change: Change, applied: list[int] = applied) -> None:
-            applied.append(int(change.key))
-
-        reader = ChangelogReader(apply, epoch=begins, skip=named)
-        counts = 0
-        for offset in range(RECORDS_MAX):
-            epoch, commit = draw.randint(1, EPOCH_MAX), draw.randint(1, COMMIT_MAX)
-            kind = draw.choice("TGGLLLLL")
-            if kind == "T":
-                key, value = None, log.encode_takeover(epoch, log.Takeover("log", "test", 0))
-            elif kind == "G":
-                key, value = None, log.encode_progress(epoch, commit, done)
-            else:
-                key, value = b"%d" % offset, log.encode_deleted(store, epoch, commit, 0)
-            rows.append((partition, offset, 0, key, value))
-            before = reader.progress
-            reader.feed(offset, key, value)
-            counts = offset + 1 if reader.progress is not before else counts
+        while (refused := (read := Read(records, begins, named)).refused) is not None:
+            refusals.append((records[: refused + 1], begins, named, refused))
+            named |= {refused}
+        rows += [(partition, offset, 0, *record) for offset, record in enumerate(records)]
         if begins:
             covered[partition] = Newest(0, begins, 0, b"", done)
         skip |= {(partition, offset) for offset in named}
-        expected[partition] = (applied, counts)
+        expected[partition] = read
     window = read_window(spark, "log", spark.createDataFrame(rows, READ_SCHEMA), covered, frozenset(skip))
     found: dict[int, list[int]] = {p: [] for p in expected}
     for row in window.entries.select("partition", "offset").orderBy("partition", "offset").collect():
         found[row.partition].append(row.offset)
-    assert found == {p: sorted(applied) for p, (applied, _) in expected.items()}
+    assert found == {p: sorted(read.applied) for p, read in expected.items()}
     newest = {p: one.covered_offset for p, one in window.newest.items()}
-    assert newest == {p: counts for p, (_, counts) in expected.items() if counts}
-    assert sum(map(len, found.values())) > LOGS
+    assert newest == {p: read.covers for p, read in expected.items() if read.covers}
+    assert sum(map(len, found.values())) > LOGS / 2
+    for records, begins, named, refused in random.Random(0).sample(refusals, REFUSALS):
+        frame = spark.createDataFrame([(0, at, 0, *record) for at, record in enumerate(records)], READ_SCHEMA)
+        known = {0: Newest(0, begins, 0, b"", done)} if begins else {}
+        with pytest.raises(CorruptRecord, match=rf"^log-0 at offset {refused}: "):
+            read_window(spark, "log", frame, known, frozenset((0, at) for at in named))
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        (TAKEOVER, None),
+        (OF_NO_OPERATION, None),
+        (LATER, r"at offset 2: .* epoch 2 follow \(offset 3 is the first\)"),
+    ],
+    ids=["takeover", "unreadable", "of-another-epoch"],
+)
+def test_a_named_takeover_counts_as_named_with_other_corrupt_records(
+    spark: Any, read: Callable[..., Window], named: bytes, said: str | None
+) -> None:
+    """One between it and its owner's commits is left out as any other, and nobody is asked to name it too."""
+    case: Case = ((named, OF_NO_OPERATION), (2,))
+    if said is not None:
+        with pytest.raises(CorruptRecord, match=said):
+            read(case, named=1)
+        return
+    window = read(case, named=1)
+    assert [(c.partition, c.offset) for c in window.corrupt] == [(0, 2)]
+    assert {p: newest.covered_offset for p, newest in window.newest.items()} == {0: 1}
+
+
+def test_commits_without_a_takeover_are_refused_by_their_own_place(read: Callable[..., Window]) -> None:
+    """Where its mark is damaged nobody can tell it from a foreign record: what it leaves behind tells."""
+    damaged = b"\x00" + TAKEOVER[1:]
+    with pytest.raises(CorruptRecord, match=r"^log-0 at offset 2: a commit of epoch 2, and no takeover .*\"0:2\""):
+        read(((damaged,), (2, 2)))
+    for named in (1, 2):
+        window = read(((damaged,), (2, 2, 1)), named=named)
+        assert {p: newest.covered_offset for p, newest in window.newest.items()} == {0: 5}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,8 +92,9 @@ class Read:
         return None if self.reader.progress is None else self.reader.progress.sources["in"]
 
 
-def read(*log: Written) -> Read:
+def read(*log: Written, skip: Collection[int] = ()) -> Read:
     out = Read()
+    out.reader = ChangelogReader(out._apply, skip=frozenset(skip))
     for offset, (key, value) in enumerate(log):
         out.reader.feed(offset, key, value)
     return out
@@ -177,15 +178,51 @@ def test_the_winner_of_an_epoch_is_known_by_its_offset() -> None:
     assert (reader.epoch, reader.takeover_offset) == (2, 1)
 
 
-def test_a_takeover_that_is_passed_over_takes_its_epoch_with_it() -> None:
+UNREADABLE = (None, b"\x03" + fmt.encode_takeover(2, Takeover("app", "host", 0))[1:])
+FOREIGN_TAKEOVER = (None, b"\x00" + fmt.encode_takeover(2, Takeover("app", "host", 0))[1:])
+
+
+@pytest.mark.parametrize("named", [takeover(2), UNREADABLE, FOREIGN_TAKEOVER], ids=["sound", "unreadable", "unmarked"])
+def test_a_takeover_that_is_named_takes_its_epoch_with_it(named: Written) -> None:
     """What its owner wrote never counts, neither when the same epoch is taken again; the next owner goes above it."""
-    dead = [live(2, 1, b"b"), progress(2, 1, at=2), live(2, 2, b"c")]
-    got = read(takeover(1), live(1, 1, b"a"), progress(1, 1, at=1), *dead)
+    dead = [live(2, 1, b"b"), progress(2, 1, at=2), live(2, 2, b"c"), progress(2, 2, at=3)]
+    got = read(takeover(1), live(1, 1, b"a"), progress(1, 1, at=1), named, *dead, skip={3})
     assert (got.state, got.at) == ({(b"a", 0): b"1/1"}, 1)
     assert (got.reader.epoch, got.reader.next_epoch) == (1, 3)
-    for offset, (key, value) in enumerate([takeover(2), live(2, 1, b"d"), progress(2, 1, at=3)], 6):
+    assert (got.reader.lost_commits, got.reader.first_lost_offset) == (2, 5)
+    for offset, (key, value) in enumerate([takeover(2), live(2, 1, b"d"), progress(2, 1, at=3)], 8):
         got.reader.feed(offset, key, value)
     assert (got.state, got.at) == ({(b"a", 0): b"1/1", (b"d", 0): b"2/1"}, 3)
+
+
+def test_commits_without_a_takeover_are_refused() -> None:
+    """An epoch is lost with its takeover, wherever that went; nobody would know what its commits were."""
+    log = [takeover(1), FOREIGN_TAKEOVER, live(2, 1, b"b"), progress(2, 1, at=2), takeover(3), progress(3, 1, at=4)]
+    said = r"offset 3: a commit of epoch 2, and no takeover record of it \(in force is 1\)"
+    with pytest.raises(CorruptEntry, match=said):
+        read(*log)
+    with pytest.raises(CorruptEntry, match=r"offset 0: .* \(in force is none\)"):
+        read(progress(1, 1))
+    for named in (1, 3):
+        got = read(*log, skip={named})
+        assert (got.state, got.at, got.reader.epoch) == ({}, 4, 3)
+
+
+def test_a_named_record_speaks_for_its_own_epoch() -> None:
+    """Where it can be read; if not, for those up to the next takeover, and so does one before the beginning."""
+    lost = progress(3, 1)
+    for log, skip in (
+        ((takeover(1), deleted(1, 1, b"a"), lost), {1}),
+        ((takeover(1), takeover(2), lost), {1}),
+        ((takeover(1), UNREADABLE, takeover(2), lost), {1}),
+        ((takeover(1), lost, UNREADABLE), {2}),
+    ):
+        with pytest.raises(CorruptEntry, match="a commit of epoch 3, and no takeover"):
+            read(*log, skip=skip)
+    got = Read()
+    got.reader = ChangelogReader(got._apply, epoch=1, skip=frozenset({5}))
+    got.reader.feed(6, *lost)
+    assert got.reader.lost_commits == 1
 
 
 @pytest.mark.parametrize("highest", [deleted(fmt.EPOCH_MAX, 1, b"a"), takeover(fmt.EPOCH_MAX)], ids=["D", "T"])
