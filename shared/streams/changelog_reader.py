@@ -165,10 +165,17 @@ class ChangelogReader:
             self._ignore(entry, offset)
 
     def _leave_out(self, offset: int, value: bytes | None) -> None:
+        """A record that is named: the next owner goes above what it may have declared."""
         try:
-            self._named_epochs.add(fmt.decode(value).epoch)
+            entry = fmt.decode(value)
         except CorruptRecord:
             self._names_unread = True
+            epoch = max(self.epoch, self.highest_epoch) + 1  # that of the owner which came next
+        else:
+            self._named_epochs.add(entry.epoch)
+            epoch = entry.epoch if entry.operation == fmt.TAKEOVER else NO_EPOCH
+        if epoch < fmt.EPOCH_MAX:
+            self._saw(epoch, offset)
 
     def _require_takeover(self, entry: Entry, offset: int) -> None:
         if entry.epoch <= self.epoch:

@@ -195,6 +195,18 @@ def test_a_takeover_that_is_named_takes_its_epoch_with_it(named: Written) -> Non
     assert (got.state, got.at) == ({(b"a", 0): b"1/1", (b"d", 0): b"2/1"}, 3)
 
 
+@pytest.mark.parametrize("named", [takeover(2), UNREADABLE, FOREIGN_TAKEOVER], ids=["sound", "unreadable", "unmarked"])
+def test_the_next_owner_goes_above_a_named_takeover_under_which_nothing_was_written(named: Written) -> None:
+    """Its owner may be about to write; a record that nobody can read may have been the next owner's."""
+    got = read(takeover(1), named, skip={1})
+    assert got.reader.next_epoch == 3
+    got.reader.feed(2, *takeover(3))
+    got.reader.feed(3, *progress(2, 1, at=9))
+    assert (got.at, got.reader.epoch, got.reader.lost_commits) == (None, 3, 0)
+    above_all = takeover(fmt.EPOCH_MAX)
+    assert read(takeover(1), above_all, skip={1}).reader.next_epoch == 2
+
+
 def test_commits_without_a_takeover_are_refused() -> None:
     """An epoch is lost with its takeover, wherever that went; nobody would know what its commits were."""
     log = [takeover(1), FOREIGN_TAKEOVER, live(2, 1, b"b"), progress(2, 1, at=2), takeover(3), progress(3, 1, at=4)]
