@@ -60,7 +60,7 @@ def with_epochs(parts: DataFrame, epochs: Mapping[int, int]) -> DataFrame:
     so_far = SparkWindow.partitionBy("partition").orderBy("offset").rowsBetween(SparkWindow.unboundedPreceding, 0)
     # Of takeovers of the same epoch the first declared it.
     place = F.struct(epoch.alias("epoch"), (-F.col("offset")).alias("back"))
-    declares = F.col("operation") == F.lit(TAKEOVER)
+    declares = (F.col("operation") == F.lit(TAKEOVER)) & (epoch > F.lit(NONE_IN_FORCE))
     highest = F.max(F.when(declares, place)).over(so_far)
     taken, at_start = F.col("highest.epoch"), _epoch_at_start(epochs)
     is_newer = F.coalesce(taken > at_start, taken.isNotNull())
@@ -78,6 +78,7 @@ def _epoch_at_start(epochs: Mapping[int, int]) -> SparkColumn:
 def valid_progress(controls: DataFrame) -> DataFrame:
     """Of `with_epochs` the progress records whose epoch is in force where they stand."""
     is_valid = (F.col("operation") == F.lit(PROGRESS)) & (F.col("epoch") == F.col("in_force"))
+    is_valid &= F.col("epoch") > F.lit(NONE_IN_FORCE)
     return controls.filter(is_valid).drop("epoch", "in_force")
 
 

@@ -152,14 +152,14 @@ class ChangelogReader:
                 self._forget()
         elif entry.operation == fmt.PROGRESS:
             progress = fmt.decode_progress(entry.body)  # whether it counts or not, as with every other record
-            if entry.epoch == self.epoch:
+            if entry.epoch == self.epoch > NO_EPOCH:
                 self._confirm(entry, progress)
             else:
                 self._require_takeover(entry, offset)
                 self._ignore(entry, offset)
         elif key is None:
             raise CorruptRecord(f"an entry {entry.operation!r} for store {entry.store} without a key")
-        elif entry.epoch == self.epoch:
+        elif entry.epoch == self.epoch > NO_EPOCH:
             self._pending.setdefault(entry.commit, []).append((entry, key, offset))
         else:
             self._ignore(entry, offset)

@@ -133,8 +133,8 @@ class Read:
 
 
 def drawn(draw: random.Random, offset: int, done: log.Progress) -> Record:
-    """A record of any owner, or one that nobody can read."""
-    epoch, commit, kind = draw.randint(1, EPOCH_MAX), draw.randint(1, COMMIT_MAX), draw.choice("TTTGGGGGLLLLLLLLLLWXF")
+    """A record of any owner, or one that nobody can read; epoch 0 is nobody's."""
+    epoch, commit, kind = draw.randint(0, EPOCH_MAX), draw.randint(1, COMMIT_MAX), draw.choice("TTTGGGGGLLLLLLLLLLWXF")
     if kind == "T":
         return None, log.encode_takeover(epoch, log.Takeover("log", "test", 0))
     if kind == "G":

@@ -237,6 +237,13 @@ def test_a_named_record_speaks_for_its_own_epoch() -> None:
     assert got.reader.lost_commits == 1
 
 
+def test_what_says_to_be_of_no_epoch_never_counts() -> None:
+    """Epoch 0 is in force before the first takeover, and for nobody; no takeover declares it."""
+    for log in ([], [takeover(0)], [takeover(1)]):
+        got = read(*log, live(0, 1, b"a"), progress(0, 1, at=1))
+        assert (got.state, got.at, got.reader.entries_ignored) == ({}, None, 2)
+
+
 @pytest.mark.parametrize("highest", [deleted(fmt.EPOCH_MAX, 1, b"a"), takeover(fmt.EPOCH_MAX)], ids=["D", "T"])
 def test_no_owner_goes_above_the_highest_epoch(highest: Written) -> None:
     """It would write what no reader takes, itself among them: the record that has the epoch is named before that."""
