@@ -8,14 +8,16 @@ import msgspec
 import pytest
 
 from shared.common import log
+from shared.common.records import Columns, ConsumerRecord
 from shared.common.settings import LogSettings
 from shared.streams.aggregations import Count, Sum
 from shared.streams.changelog_format import EPOCH_MAX, TAKEOVER, Takeover, decode, encode_deleted, encode_takeover
 from shared.streams.changelog_reader import ChangelogReader, CorruptEntry
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.local_restore import Overtaken, check_overtaken, refusal, take_up, write_restored
-from shared.streams.state.checkpoint import Checkpoint
+from shared.streams.state.checkpoint import Checkpoint, CommitPlace
 from shared.streams.state.state_directory import StateDirectory
+from shared.streams.stream_task import StreamTask
 from shared.streams.topology import Topology
 from shared.testing.topology_test_driver import TopologyTestDriver
 
@@ -82,6 +84,24 @@ def test_state_that_has_what_is_named_now_is_not_gone_on_from(
     assert (again.epoch, again.next_epoch) == (0, 2)
     assert taken_up(takeover, takeover + 1) is None
     driver.close()
+
+
+def test_what_was_left_out_by_name_is_known_after_a_commit(tmp_path: Path) -> None:
+    """Commits go on from what was restored without it: the next start throws nothing away, as long as it is named."""
+    state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
+    local = state.state_of(0)
+
+    def taken_up(*skip: int) -> int | None:
+        return take_up(ChangelogReader(lambda change: None, skip=frozenset(skip)), local, topology().schemas())
+
+    assert taken_up(3) is None
+    task = StreamTask(topology(), 0, application="app", local=local)
+    task.initialize(0)
+    task.process(Columns.of([ConsumerRecord("in", 0, 0, 5, b"a", b"{}")]), 0)
+    task.prepare_commit(0)
+    task.commit_succeeded(CommitPlace("id", 7, 7))
+    assert (taken_up(3), taken_up(3, 9), taken_up(3, 4)) == (7, 7, None)
+    local.close()
 
 
 def test_state_that_has_met_the_highest_epoch_is_not_gone_on_from(tmp_path: Path) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from shared.common.errors import ChangelogHole
 from shared.common.records import TopicPartition
 from shared.common.settings import KafkaSettings
+from shared.streams.aggregations import Count
 from shared.streams.changelog import ChangelogPartition
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.owned_task import OwnedTask
 from shared.streams.restoring import RESTORE_RECORDS_MAX, Restoring, checked_start
 from shared.streams.settings import StreamsSettings
+from shared.streams.state.checkpoint import Checkpoint
+from shared.streams.state.state_directory import StateDirectory
 from shared.streams.stream_task import StreamTask
 from shared.testing.manual_clock import ManualClock
 
@@ -106,3 +110,33 @@ async def test_the_loop_goes_on_within_a_restore() -> None:
     await restoring.read_until(10 * RESTORE_RECORDS_MAX, consumer)  # type: ignore[arg-type]
     other.cancel()
     assert turns == [step * RESTORE_RECORDS_MAX for step in range(10)]
+
+
+class Whole:
+    """A consumer of a changelog partition that has its first ten records."""
+
+    async def beginning_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, 0)
+
+    async def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, 10)
+
+
+async def test_a_restore_knows_nothing_of_a_disk_that_it_threw_away(tmp_path: Path) -> None:
+    """Neither its epochs nor its progress: what is written next is the first owner's of another topic."""
+    builder, consumer = StreamsBuilder(), Whole()
+    builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    local = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0).state_of(0)
+    task = StreamTask(builder.build(), 0, application="app", local=local)
+    task.initialize(0)
+    kafka = KafkaSettings(bootstrap_servers="localhost:1")
+    restoring = Restoring(kafka, StreamsSettings(application_id="app"), task, ManualClock(0))
+    local.write(Checkpoint("id", 3, covered_offset=5, verified_offset=5, progress=None, highest_epoch=8))
+    restoring.topic_id = "id"
+    assert await restoring._take_up_local(consumer) == local.checkpoint  # type: ignore[arg-type]
+    assert (restoring.reader.epoch, restoring.next_epoch()) == (3, 9)
+    restoring.topic_id = "another"
+    assert await restoring._take_up_local(consumer) is None  # type: ignore[arg-type]
+    reader = restoring.reader
+    assert (reader.epoch, reader.progress, restoring.next_epoch(), local.checkpoint) == (0, None, 1, None)
+    local.close()
