@@ -179,7 +179,9 @@ class ChangelogPartition:
                     await self._producer.send_offsets_to_transaction(offsets, group)
         else:
             if commit.changelog[:-1] or outputs:
-                await self._write(*outputs, entries)
+                before = await self._write(*outputs, entries)
+                if len(entries):  # in another log nothing is confirmed
+                    self._others(len(entries) - 1, before)
             last = await self._write(progress)  # it confirms the entries: only when all are written
             await self._require_in_force(self._others(len(entries), last))
         return self._place.written(len(entries), last.offset)

@@ -42,8 +42,8 @@ class LogPlace:
         least = self._next + entries
         if 0 <= offset < least:
             raise LogReplaced(
-                f"a commit is at offset {offset}, the next one that was free for it is {least}: the topic (its id was "
-                f"{self.topic_id}) was made again, or has lost its end"
+                f"a commit is at offset {offset}, and {least} was the first that was free for it: the topic (id "
+                f"{self.topic_id} before) was made again, or has lost its end"
             )
         return range(self._next, offset if offset > least else self._next)
 
