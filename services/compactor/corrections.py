@@ -231,7 +231,9 @@ class Corrections:
                 gone = f"offsets {offset} to {first - 1}"
                 self.say(f"{topic.topic}-{partition}: {gone} are gone, and what was in them is corrected by nobody")
             start[partition] = max(first, offset)
-        next_run = late_runs.next_late_run(run, self._log(self._path(store)))
+        path = self._path(store)
+        taken = late_runs.last_taken(self.spark, path, self._transaction(store))
+        next_run = late_runs.next_late_run(run, self._log(path), taken)
         end = {p: max(topic.latest[p], start[p]) for p in start}
         return _Range(next_run, topic.topic, topic.topic_id, start, end)
 

@@ -150,10 +150,13 @@ def pending(covered: Mapping[str, int], found: Iterable[Note]) -> list[Note]:
     return sorted(kept.values(), key=lambda note: int(note[LATE_RUN]))
 
 
-def next_late_run(covered_run: int, log: Sequence[Version]) -> int:
-    """The number of a store's next corrections; that of another job's append, if it is not covered: one of two wins."""
+def next_late_run(covered_run: int, log: Sequence[Version], taken: int) -> int:
+    """The number of a store's next corrections; that of another job's append, if it is not covered: one of two wins.
+
+    Delta takes no number again up to the newest that was `taken`, whatever the log still says.
+    """
     there = newest(standing(log), LATE_RUN)
-    return there if there > covered_run else max(covered_run, newest(log, LATE_RUN)) + 1
+    return there if there > covered_run else max(covered_run, newest(log, LATE_RUN), taken) + 1
 
 
 def corrected_by(run: int, topic: str, topic_id: str, ends: SparkColumn) -> SparkColumn:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from deltalake import DeltaTable
 
 from services.compactor import rules, tables
 from services.compactor.audit import run_audit
@@ -322,13 +323,14 @@ class Late:
         self.copies, self.told, self.closed = copies, list[str](), f"{settings.tables}/closed/banks"
 
     def take(self, time: int, key: bytes = b"a", **more: Any) -> Corrected | None:
-        """What the compaction after this record corrects."""
+        """What the compaction after this record corrects, once it leaves nothing."""
         self.task.take(key, value(1.0), time)
         self.task.commit()
         self.topics.write(self.simulation)
         self.told = []
-        job = Compaction(self.spark, self.settings.model_copy(update=more), self.told.append)
-        job.run()
+        settings = self.settings.model_copy(update=more)
+        while (job := Compaction(self.spark, settings, self.told.append)).run().records_left:
+            assert job.corrected is None
         return job.corrected
 
     def copy_rows(self, table: str, column: str) -> None:
@@ -339,6 +341,13 @@ class Late:
         shutil.rmtree(f"{self.settings.tables}/{table}")
         shutil.copytree(self.copies / table, f"{self.settings.tables}/{table}")
         self.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+
+    def forget_log(self) -> None:
+        """As Delta's log retention does: a checkpoint says what is there, and what is older than it goes."""
+        DeltaTable(self.closed).create_checkpoint()
+        *forgotten, _ = sorted(Path(self.closed, "_delta_log").glob("*.json"))
+        for file in [*forgotten, *Path(self.closed, "_delta_log").rglob("*.crc")]:
+            file.unlink()
 
     def windows(self) -> list[Any]:
         """Bounds and count of the sessions of the key that is late."""
@@ -376,6 +385,28 @@ def test_corrections_in_copies_of_rows_are_not_made_again(late: Late) -> None:
         late.spark.sql(sql)
     assert late.take(1020) == Corrected(2, corrected_windows=1, superseded_windows=1)
     assert late.windows() == [(1000, 1020, 3)]
+
+
+@pytest.mark.soak
+def test_corrections_that_the_log_has_forgotten_are_known(late: Late) -> None:
+    """An earlier `state` is put back where Delta's log retention took the notes: rows say what was taken, and Delta
+    which numbers were. Where the rows are gone too, their late records are corrected anew."""
+    assert late.take(1010) == Corrected(1, corrected_windows=1, superseded_windows=1)
+    shutil.copytree(f"{late.settings.tables}/state", late.copies / "state")
+    assert late.take(1020) == Corrected(1, corrected_windows=1, superseded_windows=1)
+    late.take(5000, b"z", with_late=False)
+    late.forget_log()
+    late.put_back("state")
+    assert late.take(5010, b"z") == Corrected()
+    assert f"the log of {late.closed} does not go back to corrections 1, " in "".join(late.told)
+    assert late.take(1030) == Corrected(1, corrected_windows=1, superseded_windows=1)
+    assert not [line for line in late.told if line.startswith("the log of")]
+    assert late.windows() == [(1000, 1030, 4)]
+    late.spark.sql(f"DELETE FROM {tables.delta(late.closed)} WHERE revision > 0")
+    late.forget_log()
+    late.put_back("state")
+    assert late.take(5020, b"z") == Corrected(2, corrected_windows=1, superseded_windows=1)
+    assert late.windows() == [(1000, 1030, 3)]
 
 
 def test_a_late_topic_is_found_by_its_id(spark: Any, topics: Any, settings: CompactSettings) -> None:
@@ -572,7 +603,7 @@ def test_of_two_jobs_with_corrections_one_wins(spark: Any, settings: CompactSett
         second._append(store, rows, path, read)
     assert spark.read.format("delta").load(path).count() == 1
     (lacking,) = pending({}, notes(second._log(path)))
-    assert (next_late_run(0, second._log(path)), lacking["to_offsets"]) == (1, {"0": 5})
+    assert (next_late_run(0, second._log(path), 1), lacking["to_offsets"]) == (1, {"0": 5})
     second._cover(store, read._replace(run=2, end={0: 9}))
     first._cover(store, read)
     (row,) = spark.read.format("delta").load(state).filter("row = 'late'").collect()

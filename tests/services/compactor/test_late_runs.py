@@ -37,10 +37,10 @@ EARLIER = said(None, None, None)
 def test_corrections_have_numbers_of_their_own() -> None:
     """What an append did that no MERGE covers counts, unless a RESTORE took it back: then its number is spent."""
     late = log(append(1), {LATE_RUN: 1}, {LATE_RUN: 2})
-    assert (next_late_run(1, late), pending({"a": 1}, notes(late))) == (2, [{LATE_RUN: 2}])
-    assert (next_late_run(2, late), pending({"a": 1, "b": 2}, notes(late))) == (3, [])
+    assert (next_late_run(1, late, 2), pending({"a": 1}, notes(late))) == (2, [{LATE_RUN: 2}])
+    assert (next_late_run(2, late, 2), pending({"a": 1, "b": 2}, notes(late))) == (3, [])
     restored = [Version(3, {}, 1), *late]
-    assert (next_late_run(1, restored), pending({"a": 1}, notes(restored))) == (3, [])
+    assert (next_late_run(1, restored, 2), pending({"a": 1}, notes(restored))) == (3, [])
 
 
 def test_of_each_late_topic_what_is_not_covered_is_pending() -> None:
@@ -54,6 +54,13 @@ def test_of_each_late_topic_what_is_not_covered_is_pending() -> None:
     unnamed = {LATE_RUN: 5}
     assert pending({"a": 3, "b": 2}, notes(log(a1, b2, a3, c4, unnamed))) == [c4, unnamed]
     assert pending({"a": 6, "b": 2}, notes(log(a1, b2, a3, c4, unnamed))) == [c4]
+
+
+def test_a_number_that_delta_has_is_not_taken_again() -> None:
+    """Whatever the log has forgotten; another job's append since is in the log, and wins."""
+    forgotten = [Version(9, append(4))]
+    assert [next_late_run(1, forgotten, taken) for taken in (-1, 1, 3)] == [2, 2, 4]
+    assert next_late_run(1, [Version(10, {LATE_RUN: 4}), *forgotten], 3) == 4
 
 
 @pytest.mark.parametrize(
