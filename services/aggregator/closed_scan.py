@@ -55,12 +55,11 @@ class ClosedScan:
         """Take the next records until the page is full, or past what is asked for; CorruptRecord names what is not to
         be read."""
         keys, values, has = columns.keys, columns.values, self._wanted.keys.has
-        offsets = columns.offsets.tolist()
+        offsets, skip = columns.offsets.tolist(), self._reader.skip
         for i, value in enumerate(values):
-            is_told = value is not None and (
-                (mark := value[:2]) in PASSED_OVER or (mark == CLOSED and not has(keys[i]))
-            )
-            if is_told and offsets[i] not in self._reader.skip:
+            mark = None if value is None else value[:2]
+            says_nothing = mark in PASSED_OVER or (mark == CLOSED and not has(keys[i]))
+            if says_nothing and offsets[i] not in skip:
                 continue
             self._feed(columns, offsets[i], keys[i], value)
             if self.is_full or self.is_past:

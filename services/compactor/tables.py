@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -110,19 +110,21 @@ def in_table_order(spark: SparkSession, path: str, rows: DataFrame, layouts: tup
         known = {name for name, _ in layout.columns}
         if there.fieldNames() != [name for name, _ in layout.columns]:
             own = F.col(quoted(layout.name))
-            fields = [
-                (own[f.name] if f.name in known else F.lit(None).cast(f.dataType)).alias(f.name) for f in there.fields
-            ]
-            rows = rows.withColumn(layout.name, F.when(own.isNotNull(), F.struct(*fields)))
+            rows = rows.withColumn(layout.name, _with_fields(own, known, {f.name: f.dataType for f in there.fields}))
     return rows
 
 
 def in_layout(rows: DataFrame, layout: StoreLayout) -> DataFrame:
     """`rows` of a table with the fields of their `state` as the store has them now: those the table lacks are null."""
     there: Any = rows.schema["state"].dataType
-    known, own = set(there.fieldNames()), F.col("state")
-    fields = [(own[n] if n in known else F.lit(None).cast(SQL_TYPES[t])).alias(n) for n, t in layout.columns]
-    return rows.withColumn("state", F.when(own.isNotNull(), F.struct(*fields)))
+    wanted = {name: SQL_TYPES[type_] for name, type_ in layout.columns}
+    return rows.withColumn("state", _with_fields(F.col("state"), there.fieldNames(), wanted))
+
+
+def _with_fields(own: SparkColumn, known: Collection[str], wanted: Mapping[str, Any]) -> SparkColumn:
+    """A struct with the `wanted` fields, by name their types, in that order: those that are not `known` are null."""
+    fields = [(own[n] if n in known else F.lit(None).cast(type_)).alias(n) for n, type_ in wanted.items()]
+    return F.when(own.isNotNull(), F.struct(*fields))
 
 
 def snapshot(spark: SparkSession, path: str) -> DataFrame | None:

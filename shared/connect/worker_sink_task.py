@@ -138,9 +138,8 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         answered = asyncio.ensure_future(self._commit_answered.wait())
         try:
             await asyncio.wait((poll, changed, answered), return_when=asyncio.FIRST_COMPLETED)
-            if (
-                not poll.done() and not changed.done()
-            ):  # it was to last for as long as the answer might: the next is due
+            if not poll.done() and not changed.done():
+                # The poll was to last for as long as the answer might: the next commit may be due before.
                 due_ms = self.core.next_commit_in_ms(self._clock.monotonic_ms())
                 await asyncio.wait((poll, changed), timeout=due_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
             if poll.done():

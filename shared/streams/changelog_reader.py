@@ -126,9 +126,9 @@ class ChangelogReader:
         """Take the record at `offset`; CorruptEntry names the record that cannot be read: it, or one it confirms."""
         if self._names_unread is None:
             self._names_unread = any(named < offset for named in self.skip)
-        if offset in self.skip:
+        if is_named := offset in self.skip:
             self._leave_out(offset, value)
-        if fmt.is_foreign(value) or offset in self.skip:
+        if is_named or fmt.is_foreign(value):
             self.foreign_records += 1
             if self.first_foreign_offset is None:
                 self.first_foreign_offset = offset

@@ -177,21 +177,11 @@ class Restoring:
         report.changelog_windows = reader.entries_applied - self._applied_before
         report.foreign_records = reader.foreign_records - self._foreign_before
         if report.foreign_records:
-            log.warning(
-                "records that are no changelog entries were passed over",
-                topic=self.at.topic,
-                partition=self.at.partition,
-                first_offset=reader.first_foreign_offset,
-                records=reader.foreign_records,
-            )
+            what, first = "records that are no changelog entries", reader.first_foreign_offset
+            self._warn_of(what, first, records=reader.foreign_records)
         if reader.lost_commits:
-            log.warning(
-                "commits of an epoch without a takeover record were passed over",
-                topic=self.at.topic,
-                partition=self.at.partition,
-                first_offset=reader.first_lost_offset,
-                commits=reader.lost_commits,
-            )
+            what, first = "commits of an epoch without a takeover record", reader.first_lost_offset
+            self._warn_of(what, first, commits=reader.lost_commits)
 
     def next_epoch(self) -> int:
         """What the next owner takes; CorruptRecord where there is none any more."""
@@ -203,6 +193,10 @@ class Restoring:
             raise CorruptRecord(f"{self.at}: {e}. Start afresh (`penstock streams reset`)") from e
 
     # --- inside ---
+
+    def _warn_of(self, what: str, first_offset: int | None, **number: int) -> None:
+        topic, partition = self.at
+        log.warning(f"{what} were passed over", topic=topic, partition=partition, first_offset=first_offset, **number)
 
     def _refused(self, e: CorruptEntry) -> CorruptRecord:
         return CorruptRecord(f"{self.at} at offset {e.offset}: {e.reason}. {way_out(self.at.partition, e.offset)}")

@@ -14,6 +14,8 @@ does is taken record by record for them (`arrival_order`).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from shared.common.records import Columns, Int64Array
@@ -108,20 +110,25 @@ class SessionPath(ColumnPath):
         older_ends = store.key_table.arrays["older_end"][codes]
         found = np.where(head_ends <= times, head_ends, older_ends)
         beyond = np.flatnonzero(found > times)
-        for own in np.split(beyond, np.flatnonzero(np.diff(codes[beyond])) + 1) if len(beyond) else ():
-            chain = store.chain_of(int(codes[own[0]]))  # one walk a key, however many of its records there are
-            ends = np.concatenate(([NEVER], store.table.arrays["end"][chain[::-1]]))
+        for own, ends in self._ends_by_key(codes, beyond):
             found[own] = ends[np.searchsorted(ends, times[own], side="right") - 1]
         return found
 
     def _earliest_stored(self, codes: Int64Array, earliest_ends: Int64Array) -> Int64Array:
         """The lowest end of a key's stored sessions that is not below this, for each; INT64_MAX without one."""
-        store, found = self._store, np.full(len(codes), INT64_MAX)
-        for own in np.split(np.arange(len(codes)), np.flatnonzero(np.diff(codes)) + 1) if len(codes) else ():
-            chain = store.chain_of(int(codes[own[0]]))
-            ends = np.concatenate((store.table.arrays["end"][chain[::-1]], [INT64_MAX]))
+        found = np.full(len(codes), INT64_MAX)
+        for own, ends in self._ends_by_key(codes, np.arange(len(codes))):
             found[own] = ends[np.searchsorted(ends, earliest_ends[own])]
         return found
+
+    def _ends_by_key(self, codes: Int64Array, at: Int64Array) -> Iterator[tuple[Int64Array, Int64Array]]:
+        """For each key of the records in these places, in order of `codes`: its places, and its stored sessions' ends.
+
+        They rise from NEVER to INT64_MAX. There is one walk a key, however many of its records there are.
+        """
+        for own in np.split(at, np.flatnonzero(np.diff(codes[at])) + 1) if len(at) else ():
+            chain = self._store.chain_of(int(codes[own[0]]))
+            yield own, np.concatenate(([NEVER], self._store.table.arrays["end"][chain[::-1]], [INT64_MAX]))
 
 
 def previous_lower(values: Int64Array, at: Int64Array) -> Int64Array:
