@@ -116,9 +116,9 @@ class ConsumerServiceSettings(ServiceSettings):
                 f"shutdown_timeout_ms: must be above {GIVE_UP_RESERVE_MS}: cancelling and the last commit need it"
             )
         if self.drain_timeout_ms <= 0:
-            least = GIVE_UP_RESERVE_MS + self.consumer.heartbeat_interval_ms
             raise ValueError(
-                f"consumer.rebalance_timeout_ms: must be above {least}: noticing, cancelling and the commit need it"
+                f"consumer.listener_timeout_ms and consumer.max_poll_interval_ms: must be above {GIVE_UP_RESERVE_MS}: "
+                "cancelling and the last commit need it"
             )
         return self
 
@@ -129,8 +129,8 @@ class ConsumerServiceSettings(ServiceSettings):
 
     @property
     def drain_timeout_ms(self) -> int:
-        """How long a revocation waits for handlers: a rebalance is noticed by a heartbeat, and ends for all at once."""
-        return self.consumer.rebalance_timeout_ms - self.consumer.heartbeat_interval_ms - GIVE_UP_RESERVE_MS
+        """How long a revocation waits for handlers: what the listener's call has, less the last commit."""
+        return min(self.consumer.listener_timeout_ms, self.consumer.max_poll_interval_ms) - GIVE_UP_RESERVE_MS
 
     @property
     def is_exactly_once(self) -> bool:

@@ -181,10 +181,12 @@ class _Build:
         merged = {**defaults, **props}
         if not with_prefix(self._connector, "consumer.override.").get("group.id"):
             merged["group.id"] = defaults["group.id"]  # a distributed worker's own group.id is not its sinks'
-        rebalance_ms = int(merged.get("max.poll.interval.ms", 300_000))
+        listener_ms = int(
+            merged.get("max.poll.interval.ms", 300_000)
+        )  # as long as a connector may take for its last put
         return Consumer(
             kafka_settings(props)[0],
-            consumer_settings(merged, commit_strategy="none", rebalance_timeout_ms=rebalance_ms),
+            consumer_settings(merged, commit_strategy="none", listener_timeout_ms=listener_ms),
         )
 
     def _topics(self) -> Sequence[str] | re.Pattern[str]:

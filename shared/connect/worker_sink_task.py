@@ -1,8 +1,9 @@
 """A sink task as the worker runs it: Kafka to `put`, `pre_commit` to the group's offsets.
 
-`SinkCore` decides, this awaits. The group rebalances beside the loop, so loop and listener take turns by a lock, which
-the loop lets go only while it waits for records; what was polled of a partition that has been away meanwhile is left
-out, and read again from its committed offset.
+`SinkCore` decides, this awaits. The group rebalances inside polls. A poll is cancelled for a commit or a pause, and a
+listener's call then goes on beside the loop: so loop and listener take turns by a lock, which the loop never holds
+while it polls. While a conversion waits for long, the loop polls with its partitions paused, so that the group goes on;
+what was polled of a partition that has been away meanwhile is left out, and read again from its committed offset.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ log = get_logger(__name__)
 Polled = dict[TopicPartition, Columns]
 CLOSE_TIMEOUT_MS = 30_000
 """How long the last commit and leaving the group may take together."""
+CONVERSION_PATIENCE_MS = 1_000
+"""How long a conversion may wait, for a schema, say, before polls go on beside it."""
 LEAVE_TIMEOUT_MS = 1_000
 """How long a cancelled task may take to leave the group: else its partitions wait for the session to time out."""
 
@@ -61,7 +64,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         self._consumer, self._conversion, self._reporters = consumer, conversion, reporters
         self._turn = asyncio.Lock()
         self.raw = RawRecords()
-        self._initialized = False
+        self._initialized = self._is_converting = False
         self._commit_answered = asyncio.Event()
         self._attend(conversion.waits)
         self.context: WorkerSinkTaskContext
@@ -96,7 +99,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         if polled is None:
             return
         taken, assigned = polled
-        converted = await self._convert(taken)  # without the turn: it may wait for a registry as long as that is down
+        converted = await self._convert_beside_polls(taken)
         async with self._turn:
             ours = {tp: columns for tp, columns in taken.items() if self.core.is_still_ours(tp, assigned)}
             if converted is None:
@@ -150,6 +153,34 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 if not one.done():
                     one.cancel()
             await asyncio.gather(poll, changed, answered, return_exceptions=True)
+
+    async def _convert_beside_polls(self, polled: Polled) -> dict[TopicPartition, list[SinkRecord]] | None:
+        """Without the turn: it may wait for a registry as long as that is down."""
+        converting = asyncio.ensure_future(self._convert(polled))
+        try:
+            await asyncio.wait({converting}, timeout=CONVERSION_PATIENCE_MS / 1000)
+            if converting.done():
+                return converting.result()
+            self._is_converting = True
+            self._consumer.pause(*self._consumer.assignment())
+            while not converting.done():
+                poll = asyncio.ensure_future(self._consumer.poll(CONVERSION_PATIENCE_MS))
+                await asyncio.wait({converting, poll}, return_when=asyncio.FIRST_COMPLETED)
+                if not poll.done():
+                    poll.cancel()
+                    await asyncio.wait({poll})
+                else:
+                    poll.result()
+            async with self._turn:
+                self._is_converting = False
+                if not (self.should_pause or self.core.paused_for_redelivery):
+                    self._consumer.resume(*self.core.resumable())
+            return converting.result()
+        finally:
+            self._is_converting = False
+            if not converting.done():
+                converting.cancel()
+                await asyncio.wait({converting})
 
     async def _convert(self, polled: Polled) -> dict[TopicPartition, list[SinkRecord]] | None:
         """The records of each partition; None where the task is to stop or pause, and a conversion waited."""
@@ -242,7 +273,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             positions = {tp: await self._consumer.position(tp) for tp in sorted(partitions)}
             paused = self.core.opened(positions)
             self.metrics.set("partition_count", len(self.core.assigned))
-            self._consumer.pause(*(self.core.assigned if self.should_pause else paused))
+            self._consumer.pause(*(self.core.assigned if self.should_pause or self._is_converting else paused))
             if partitions:
                 await self._call(self.task.open(frozenset(partitions)))
                 self._rewind()

@@ -125,9 +125,9 @@ class StreamWorker(RebalanceListener):
         batches = await self._poll()
         await self._tables.poll()
         async with self._lock:
-            # Rebalances happen beside the poll, and one may have come and gone within it. Nothing is given out while
-            # one goes on, and what is being restored is paused: so what came is for the tasks that run now, and none
-            # of it may be left out, since the consumer's position is past it.
+            # Rebalances happen inside the poll, and the poll gives nothing out before its listener has returned. What
+            # is being restored is paused. So what came is for the tasks that run now, and none of it may be left out,
+            # since the consumer's position is past it.
             ready = self._tasks.ready()
             if self._commits.has_ended:
                 await self._after_commit(await self._commits.settle())

@@ -65,7 +65,7 @@ class Recorded(HandlerRunner):
 def settings_of(servers: str, topic: str, strategy: str) -> ConsumerServiceSettings:
     consumer = {
         "session_timeout_ms": 1_500, "heartbeat_interval_ms": 300, "auto_offset_reset": "earliest",
-        "rebalance_timeout_ms": 8_000, "partition_assignment_strategy": strategy,
+        "listener_timeout_ms": 8_000, "partition_assignment_strategy": strategy,
     }  # fmt: skip
     return ConsumerServiceSettings(
         kafka=KafkaSettings(bootstrap_servers=servers), topics=(topic,), group_id=topic, handler="chaos:handle",

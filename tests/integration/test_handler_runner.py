@@ -211,7 +211,7 @@ async def test_a_hanging_handler_does_not_hold_a_rebalance_up(connection: KafkaS
 
     consumer = {
         "session_timeout_ms": 6_000, "heartbeat_interval_ms": 200, "auto_offset_reset": "earliest",
-        "rebalance_timeout_ms": 6_000,
+        "listener_timeout_ms": 6_000,
     }  # fmt: skip
     async with running(connection, topic_name, handler("first"), consumer=consumer) as (first, one, _):
         await until(lambda: first.finished == 9, one)

@@ -153,6 +153,11 @@ class CommitSequence:
             if (partition := self._partitions.get(tp)) is not None and partition.number == number:
                 partition.wanted = None
 
+    def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offsets of these that the coordinator has taken last."""
+        known = {tp: self._partitions[tp].committed for tp in partitions if tp in self._partitions}
+        return {tp: at.offset for tp, at in known.items() if at is not None}
+
     def keep(self, partitions: Collection[TopicPartition]) -> frozenset[TopicPartition]:
         """Forget every other partition; gives those of them that still wanted a commit."""
         dropped = frozenset(tp for tp, p in self._partitions.items() if tp not in partitions and p.wanted is not None)

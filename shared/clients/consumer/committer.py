@@ -55,8 +55,10 @@ class Committer:
         is_managed: Callable[[], bool],
         require_stable: bool,
         gone_because: Callable[[], str] = str,
+        is_rejoining: Callable[[], bool] = bool,
     ) -> None:
-        """`gone_because` says why the member has lost its place, "" where it does not know."""
+        """`gone_because` says why the member has lost its place, "" where it does not know; `is_rejoining` whether it
+        joins the next generation and keeps its partitions: a commit then waits for that generation."""
         self._connection = connection
         self._member = member
         self._metrics = metrics
@@ -64,11 +66,14 @@ class Committer:
         self._is_managed = is_managed
         self._require_stable = require_stable
         self._gone_because = gone_because
+        self._is_rejoining = is_rejoining
         self.sequence = CommitSequence()
         self._task: asyncio.Task[None] | None = None
         self._waiting: list[tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, int], OnCommit]] = []
         self._changed = asyncio.Event()
         self._last_error: PenstockError | None = None
+        self._refusal: PenstockError | None = None
+        """The last error, where trying again is of no use."""
         self._refused_since: dict[TopicPartition, float] = {}
         self._given_up: dict[TopicPartition, tuple[int, PenstockError]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -99,15 +104,15 @@ class Committer:
         """
         where = self._where(self._member())
         numbers = self.sequence.register(offsets)
-        self._last_error = None
+        self._last_error = self._refusal = None
         self._start()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while not self._is_settled(numbers):
                     if self.sequence.is_dropped(numbers):
                         raise self._taken_away()
-                    if self._last_error is not None and not self._passing(self._last_error):
-                        raise self._last_error
+                    if self._refusal is not None:
+                        raise self._refusal
                     if self._task is None or self._task.done():
                         self._start()
                     self._changed.clear()
@@ -153,6 +158,10 @@ class Committer:
             self._tell(entry, self._taken_away())
         self._changed.set()
         self._start()
+
+    def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """The last offsets of these that this member has committed since they were assigned to it."""
+        return self.sequence.committed(partitions)
 
     def _taken_away(self) -> CommitFailed:
         reason = self._gone_because() or "the partitions were taken away"
@@ -243,6 +252,7 @@ class Committer:
             else:
                 self._metrics.committed(self._clock.monotonic_ms() - started_ms)
         self._last_error = None if self._is_of_before(commit) else error
+        self._refusal = None if error is None or self._passing(error) else self._last_error
         if unsure:
             await self._read_back(unsure)
         self._look_again()
@@ -355,9 +365,10 @@ class Committer:
         """Whether the group has assigned anew since it was sent: an error is that generation's then."""
         return commit.generation != self._member().generation_id
 
-    @staticmethod
-    def _passing(error: PenstockError) -> bool:
-        return isinstance(error, RetriableError) and not isinstance(error, RebalanceInProgress)
+    def _passing(self, error: PenstockError) -> bool:
+        if isinstance(error, RebalanceInProgress | IllegalGeneration):
+            return self._is_rejoining()
+        return isinstance(error, RetriableError)
 
     def _tell(
         self,

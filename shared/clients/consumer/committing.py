@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from shared.clients.consumer.committer import OnCommit
 from shared.clients.consumer.offsets import OffsetLookups
 from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import CommitFailed, IllegalState, RebalanceInProgress, UnknownTopicOrPartition
+from shared.common.errors import CommitFailed, IllegalState, UnknownTopicOrPartition
 from shared.common.offset_checks import checked_offsets
 from shared.common.records import OffsetAndMetadata, TopicPartition
 
@@ -25,49 +25,78 @@ class Committing(OffsetLookups):
     async def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, timeout_ms: float | None = None
     ) -> None:
-        """Commit `offsets` (each the next to read), by default everything polled, and wait.
+        """Commit `offsets` (each the next to read), by default everything handed out, and wait.
 
         Pending asynchronous commits go first or with it, also where there is nothing else to commit. Raises
-        IllegalGeneration, UnknownMember, RebalanceInProgress, FencedInstanceId, KafkaTimeout after `timeout_ms`
-        (default `commit_timeout_ms`), IllegalState without a group, ValueError and TypeError for what is no offset.
+        CommitFailed (IllegalGeneration, UnknownMember) where this member did not commit an offset that the call
+        covers: one of `offsets`, or one handed out since the last commit, also of a partition that was revoked or lost
+        meanwhile, which is reported once. All others are committed. Raises FencedInstanceId, KafkaTimeout after
+        `timeout_ms` (default `commit_timeout_ms`), IllegalState without a group, ValueError and TypeError for an
+        invalid offset.
         """
-        wanted = self._offsets(offsets)
-        await self._check_in_time(True)
+        positions = self._membership.positions
+        wanted, lost = self._covered(offsets)
         # From here on: a rebalance that comes while this waits must not commit what lies before it.
-        self._membership.positions.registered(wanted)
-        await self._committer.commit(wanted, self._settings.commit_timeout_ms if timeout_ms is None else timeout_ms)
+        positions.registered(wanted)
+        try:
+            await self._committer.commit(wanted, self._settings.commit_timeout_ms if timeout_ms is None else timeout_ms)
+        except CommitFailed:
+            positions.reported({tp: at.offset for tp, at in wanted.items()})
+            raise
+        positions.recovered({tp: at.offset for tp, at in wanted.items()})
+        if lost:
+            positions.reported(lost)
+            raise self._membership.not_committed(lost)
 
     def commit_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, callback: OnCommit | None = None
     ) -> None:
-        """Commit `offsets`, by default everything polled, beside the caller.
+        """Commit `offsets`, by default everything handed out, beside the caller.
 
         Passing failures are retried while no newer offset covers them. `callback(offsets, error)` is called once on the
-        event loop: None when these offsets or newer ones are committed.
+        event loop: None when these offsets or newer ones are committed, CommitFailed where `commit` would raise it.
         """
-        wanted = self._offsets(offsets)
-        if wanted:
-            self._membership.positions.registered(wanted)
-            self._committer.commit_async(wanted, callback)
-        elif callback is not None:
+        positions = self._membership.positions
+        wanted, lost = self._covered(offsets)
+        positions.registered(wanted)
+        if callback is None:
+            self._committer.commit_async(wanted)
+            return
+
+        def answered(offsets: Mapping[TopicPartition, OffsetAndMetadata], error: Exception | None) -> None:
+            at = {tp: each.offset for tp, each in offsets.items()}
+            if error is None:
+                positions.recovered(at)
+            elif isinstance(error, CommitFailed):
+                positions.reported(at)
+            callback(offsets, error)
+
+        if lost:
+            self._committer.commit_async(wanted)
+            both = {**{tp: OffsetAndMetadata(offset) for tp, offset in lost.items()}, **wanted}
+            asyncio.get_running_loop().call_soon(answered, both, self._membership.not_committed(lost))
+        elif wanted:
+            self._committer.commit_async(wanted, answered)
+        else:
             asyncio.get_running_loop().call_soon(callback, wanted, None)
 
     async def _commit_as_configured(self) -> None:
         strategy, positions = self._settings.commit_strategy, self._membership.positions
-        offsets = positions.uncommitted()
-        if strategy == "none" or not offsets:
+        if strategy == "none":
+            return
+        owned = self._fetching.owned
+        offsets = {tp: at for tp, at in positions.uncommitted().items() if tp in owned}
+        if not offsets:
             return
         if strategy == "sync":
-            standing = self._membership.standing
             try:
                 await self._committer.commit(offsets, self._settings.commit_timeout_ms)
             except UnknownTopicOrPartition:  # given up: said once, the other partitions are committed
                 positions.registered(offsets)
                 raise
-            except (RebalanceInProgress, CommitFailed) as e:
-                if not self._membership.will_go_on(e, standing):
-                    raise
-                return  # it goes on under the new generation, or with the partition's next owner
+            except CommitFailed:
+                positions.reported({tp: at.offset for tp, at in offsets.items()})
+                raise
         elif strategy == "auto" and SYSTEM_CLOCK.monotonic_ms() < self._next_commit_ms and not positions.has_drifting:
             return
         else:
@@ -75,18 +104,25 @@ class Committing(OffsetLookups):
             self._committer.commit_async(offsets)
         positions.registered(offsets)
 
-    def _offsets(
+    def _covered(
         self, given: Mapping[TopicPartition, OffsetAndMetadata | int] | None
-    ) -> dict[TopicPartition, OffsetAndMetadata]:
+    ) -> tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, int]]:
+        """What a commit of `given` covers: the offsets to be sent, and those that this member cannot commit any more.
+
+        A member commits only what the group has assigned to it: another one may be further with the rest.
+        """
         self._check_open()
         if self._settings.group_id is None:
             raise IllegalState("commit needs a group_id")
-        if given is None:
-            return self._membership.positions.polled()
-        return checked_offsets(given)
-
-    async def _check_in_time(self, has_offsets: bool) -> None:
-        if await self._fetching.leave_if_overdue():
-            self._membership.begin_anew()
-            if has_offsets:
-                raise CommitFailed(f"{self._who()}: not committed: {self._fetching.gone_because}")
+        positions = self._membership.positions
+        wanted = positions.polled() if given is None else checked_offsets(given)
+        self._fetching.leave_if_overdue()
+        if not self._fetching.is_managed:
+            return wanted, {}
+        owned = self._fetching.owned
+        mine = {tp: at for tp, at in wanted.items() if tp in owned}
+        if given is not None:
+            return mine, {tp: at.offset for tp, at in wanted.items() if tp not in owned}
+        gone = wanted.keys() - owned
+        lost = positions.handed_out(gone, self._committer.committed(gone))
+        return mine, lost | positions.forfeited({tp: at.offset for tp, at in mine.items()})

@@ -7,8 +7,8 @@
                 ...
             consumer.commit_async()
 
-The group works in the background: rebalances happen beside the code that polls, and the listener is awaited there.
-So what a poll returned counts as processed only when the next poll is made; revocation commits no more than that.
+What a poll returned counts as processed when the next poll is made. Rebalances happen inside polls alone: heartbeats go
+on in the background, the listener is called by the next poll. So a listener that commits takes what was processed.
 
     async for record in consumer:
         ...
@@ -90,6 +90,7 @@ class Consumer(Committing):
             is_managed=lambda: self._fetching.is_managed,
             require_stable=settings.isolation_level == "read_committed",
             gone_because=lambda: self._fetching.gone_because,
+            is_rejoining=lambda: self._fetching.is_rejoining,
         )
         self._membership = Membership(self._fetching, self._committer, settings, self._metrics)
         self._state = "new"
@@ -122,7 +123,7 @@ class Consumer(Committing):
         Of an `async for` that was the record before the last, as the last one may not have been processed.
 
         `timeout_ms` bounds all of it, but for the 200 ms that telling the group always has; by default
-        `rebalance_timeout_ms` bounds commit and listener, and the answers to the last requests are waited for.
+        `listener_timeout_ms` bounds commit and listener, and the answers to the last requests are waited for.
         """
         await self._close(timeout_ms, processed=True)
 
@@ -171,12 +172,14 @@ class Consumer(Committing):
     async def poll(self, timeout_ms: float, max_records: int | None = None) -> dict[TopicPartition, Columns]:
         """Up to `max_records` (default `max_poll_records`) records, as soon as there are any, {} after `timeout_ms`.
 
-        Also makes what earlier polls returned count as processed, and commits it as `commit_strategy` says. Raises what
-        a listener raised, NoOffsetForPartition and OffsetOutOfRange (under `auto_offset_reset=none`), CorruptRecord,
-        SerializationError (a deserializer's, with the record's place), AuthorizationFailed, IllegalState (closed);
-        CommitFailed where it comes later than `max_poll_interval_ms` after the one before and had something to commit;
-        under `sync` what `commit` raises, but for what an ordinary rebalance puts off; ValueError for
-        `max_records` below 1.
+        Also makes what earlier polls returned count as processed, commits it as `commit_strategy` says, and calls the
+        rebalance listener where it is due, whatever `timeout_ms` says. A poll that is cancelled leaves the listener's
+        call to its end, and the next one waits for it.
+
+        Raises what a listener raised, NoOffsetForPartition and OffsetOutOfRange (under `auto_offset_reset=none`),
+        CorruptRecord, SerializationError (a deserializer's, with the record's place), AuthorizationFailed, IllegalState
+        (closed); under a `commit_strategy` CommitFailed, once, where partitions were lost with records that were handed
+        out and not committed; under `sync` what `commit` raises; ValueError for `max_records` below 1.
         """
         taken = await self._poll(timeout_ms, max_records)
         positions = {tp: each.position for tp, each in taken.items()}
@@ -194,17 +197,19 @@ class Consumer(Committing):
         limit = self._settings.max_poll_records if max_records is None else max_records
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_ms
         self._positions.processed()
-        await self._check_in_time(self._settings.commit_strategy != "none" and bool(self._positions.uncommitted()))
+        self._fetching.polled()
         with self._fetching.polling(), self._until_polled():
+            await self._fetching.call_listener()
             self._membership.raise_pending()
             await self._commit_as_configured()
             await asyncio.sleep(0)  # heartbeats, joins and fetches go on, also where records are always at hand
             while True:
                 self._check_open()
+                await self._fetching.call_listener()
                 self._membership.raise_pending()
                 self._fetching.check_errors()
                 self._raise_undecodable()
-                if not self._membership.rebalancing and (taken := await self._take(limit)):
+                if taken := await self._take(limit):
                     return taken
                 now_ms = SYSTEM_CLOCK.monotonic_ms()
                 if now_ms >= deadline_ms:
@@ -227,7 +232,8 @@ class Consumer(Committing):
             await self._let_others_run()
         positions, unread = self._positions, self._positions.unread
         positions.processed()
-        while self._membership.rebalancing or (found := unread.next(self._fetching.paused())) is None:
+        self._fetching.polled()
+        while self._fetching.is_listener_due or (found := unread.next(self._fetching.paused())) is None:
             positions.taken(await self._poll(ITERATION_TIMEOUT_MS, None))
         record, position, epoch = found
         positions.returned_one(record.topic_partition, position, epoch)
@@ -277,7 +283,7 @@ class Consumer(Committing):
         return self._fetching.paused()
 
     def enforce_rebalance(self) -> None:
-        """Have the group assign anew."""
+        """Have the group assign again, in the next polls."""
         self._check_open()
         if self._settings.group_id is None:
             raise IllegalState("enforce_rebalance needs a group_id")
@@ -304,7 +310,7 @@ class Consumer(Committing):
         """
         if self._settings.group_id is None:
             raise IllegalState("no group_id is set")
-        return GroupMetadata(self._settings.group_id, *self._membership.identity, self._settings.group_instance_id)
+        return GroupMetadata(self._settings.group_id, *self._fetching.identity, self._settings.group_instance_id)
 
     @contextlib.contextmanager
     def _until_polled(self) -> Iterator[None]:

@@ -3,27 +3,35 @@
 Two tasks. One takes step after step: JoinGroup, the leader's assignment, SyncGroup, the listener's calls. The other
 sends the heartbeats, during the listener's calls as well, since these may take longer than a session. The requests
 themselves are every member's (`shared.clients.group.requests`).
+
+The listener is called only while a poll waits for it (`listening`), so never beside the code that processes records.
+Until then the step is due, and the poll hands out nothing. A call that has begun goes on to its end, also where the
+poll that waits for it is cancelled; the next poll waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from shared.clients.connection import Connection
 from shared.clients.consumer.group_protocol import PROTOCOL_TYPE
 from shared.clients.consumer.group_state import GroupState
 from shared.clients.consumer.group_steps import Complete, Gather, Leave, Lose, Revoke, Step
+from shared.clients.group.member_states import MemberState
 from shared.clients.group.requests import GroupRequests
-from shared.clients.group.steps import Join, Sync, Wait
+from shared.clients.group.steps import NO_GENERATION, Join, Sync, Wait
 from shared.common.clock import Clock
 from shared.common.errors import IllegalState, PenstockError
 from shared.common.log import get_logger
 from shared.common.records import TopicPartition
 
 log = get_logger(__name__)
+
+SYNC_END_MS = 2_000
+"""How long a close waits for a sync under way, whose answer takes a round trip once the leader has sent its own."""
 
 
 class Rebalances(Protocol):
@@ -48,7 +56,7 @@ class GroupCoordinator:
         *,
         rebalance_timeout_ms: int,
         idle_ms: Callable[[], float],
-        on_failed: Callable[[], None],
+        on_news: Callable[[], None],
         before_step: Callable[[], None],
     ) -> None:
         self._connection, self.state, self._rebalances, self._clock = connection, state, rebalances, clock
@@ -60,10 +68,13 @@ class GroupCoordinator:
             rebalance_timeout_ms=rebalance_timeout_ms,
             on_heartbeat=self._after_heartbeat,
         )
-        self._idle_ms, self._on_failed, self._before_step = idle_ms, on_failed, before_step
+        self._idle_ms, self._on_news, self._before_step = idle_ms, on_news, before_step
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._calling = self._stopping = False
+        self._calling = self._stopping = self._listener_due = False
+        self._listening = 0
+        self._settled = asyncio.Event()
+        self._leaving_id = ""
         self._broken: BaseException | None = None
         self._began_ms: int | None = None
         self._watch: asyncio.TimerHandle | None = None
@@ -92,19 +103,66 @@ class GroupCoordinator:
             self.wake()
             raise error
 
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """A block in which the listener may be called: the caller processes no records."""
+        self._listening += 1
+        if self._listener_due:
+            self.wake()
+        try:
+            yield
+        finally:
+            self._listening -= 1
+
+    @property
+    def is_listener_due(self) -> bool:
+        """Whether the listener is to be called, or is being called, before anything else is handed out."""
+        if self._stopping or self._broken is not None:
+            return False
+        return self._listener_due or self.state.is_forgotten
+
+    async def call_listener(self) -> None:
+        """Let the listener be called, and wait until that is done."""
+        while self.is_listener_due:
+            self._settled.clear()
+            with self.listening():
+                await self._settled.wait()
+
+    def leave_if_overdue(self) -> None:
+        """Leave where nobody has polled for `max_poll_interval_ms`: blocking code keeps the loop from noticing."""
+        if not self._calling and (left := self.state.leave_if_idle(self._idle_ms())) is not None:
+            self._say_left(left)
+            self._leaving_id = left.member_id
+            self.wake()
+
     @property
     def rebalance_ms(self) -> float:
         """How long the rebalance has taken that goes on now."""
         return 0.0 if self._began_ms is None else float(self._clock.monotonic_ms() - self._began_ms)
 
     async def stop_joining(self, timeout_ms: float) -> None:
-        """Take no further step; a listener's call that is under way has so long to end."""
+        """Take no further step; a listener's call that is under way has so long to end.
+
+        A sync under way is waited for too, for SYNC_END_MS at most: before it the group takes no commits, and those of
+        a cooperative member that goes are still to come.
+        """
         self._stopping = True
         self.wake()
         for task in self._tasks[:1]:
             if self._calling:
                 await asyncio.wait([task], timeout=timeout_ms / 1000)
+            elif self._is_syncing:
+                await asyncio.wait([task], timeout=min(timeout_ms, SYNC_END_MS) / 1000)
             await _cancel(task)
+
+    @property
+    def _is_syncing(self) -> bool:
+        return self.state.state is MemberState.SYNCING
+
+    @property
+    def is_rejoining(self) -> bool:
+        """Whether the member keeps its partitions and is on its way into the next generation."""
+        return self.state.is_rejoining and not self._stopping
 
     async def close(self) -> None:
         """Leave the group, unless the member is static: its place is kept until its session is over."""
@@ -118,6 +176,9 @@ class GroupCoordinator:
         """One step."""
         self._wake.clear()
         self._before_step()
+        if self._leaving_id:
+            member_id, self._leaving_id = self._leaving_id, ""
+            await self._requests.leave(member_id)
         step = self.state.next_step(self._clock.monotonic_ms(), self._idle_ms())
         try:
             await self._do(step)
@@ -129,11 +190,13 @@ class GroupCoordinator:
     async def _do(self, step: Step) -> None:
         if self._began_ms is None and isinstance(step, Join | Revoke):
             self._began_ms = self._clock.monotonic_ms()
+        self._set_listener_due(isinstance(step, Revoke | Lose | Complete))
+        if self._listener_due and not self._listening:
+            await self._wait(self.state.config.max_poll_interval_ms - self._idle_ms())
+            return
         match step:
             case Wait(ms):
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(None if ms is None else ms / 1000):
-                        await self._wake.wait()
+                await self._wait(ms)
             case Revoke(partitions) | Lose(partitions):
                 await self._call(self._rebalances.on_revoked(partitions, lost=isinstance(step, Lose)))
                 self.state.on_revoked(partitions)
@@ -150,12 +213,27 @@ class GroupCoordinator:
             case Sync():
                 self.state.on_sync(await self._requests.sync(step), self._clock.monotonic_ms())
             case Leave(member_id):
-                what = "left the group" if member_id else "gave up its place, which is kept for a session"
-                limit_ms = self.state.config.max_poll_interval_ms
-                self.gone_because = f"{what}: no poll within max_poll_interval_ms={limit_ms}"
-                log.error(self.gone_because, **self._requests.fields())
+                self._say_left(step)
                 if member_id:
                     await self._requests.leave(member_id)
+
+    async def _wait(self, ms: float | None) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if ms is None else max(0.0, ms) / 1000):
+                await self._wake.wait()
+
+    def _set_listener_due(self, is_due: bool) -> None:
+        """Polls that wait are woken: by a step that is due to have it called, by others to look again."""
+        if is_due or self._listener_due:
+            self._on_news()
+        self._listener_due = is_due
+        self._settled.set()
+
+    def _say_left(self, step: Leave) -> None:
+        what = "left the group" if step.member_id else "gave up its place, which is kept for a session"
+        limit_ms = self.state.config.max_poll_interval_ms
+        self.gone_because = f"{what}: no poll within max_poll_interval_ms={limit_ms}"
+        log.error(self.gone_because, **self._requests.fields())
 
     async def _call(self, call: Any) -> None:
         self._calling = True
@@ -177,7 +255,7 @@ class GroupCoordinator:
 
     async def _main_loop(self) -> None:
         try:
-            while not self._stopping:
+            while not self._stopping or self._is_syncing:
                 await self.run_once()
         except asyncio.CancelledError as e:
             task = asyncio.current_task()
@@ -185,11 +263,13 @@ class GroupCoordinator:
                 raise
             log.error("group membership broke", **self._requests.fields(), reason="cancelled from within")
             self._broken = IllegalState(f"{self.state.where()}: cancelled from within: {e}")
-            self._on_failed()
+            self._on_news()
         except Exception as e:
             log.exception("group membership broke", **self._requests.fields())
             self._broken = e
-            self._on_failed()
+            self._on_news()
+        finally:
+            self._settled.set()
 
     def _watch_loop(self, due_ms: float) -> None:
         """Code that does not await holds up heartbeats as well: say so before the group does."""
@@ -201,17 +281,17 @@ class GroupCoordinator:
         self._watch = asyncio.get_running_loop().call_later(wait_ms / 1000, self._watch_loop, now_ms + wait_ms)
 
     def _after_heartbeat(self, all_is_well: bool) -> None:
-        if all_is_well:
+        if all_is_well and self.state.generation != NO_GENERATION:  # and not the answer for a member that has left
             self.gone_because = ""
             return
         if self.state.error is not None:
-            self._on_failed()
+            self._on_news()
         self.wake()
 
     def _follow_up(self) -> None:
         self._requests.follow_up()
         if self.state.error is not None:
-            self._on_failed()
+            self._on_news()
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

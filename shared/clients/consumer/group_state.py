@@ -1,8 +1,9 @@
 """A member's way through its group: what it does next, and what it makes of every answer.
 
 Nothing here waits or sends. `next_step` says what is to be done now, whoever awaits it tells the outcome (`on_join`,
-`on_sync`, ...) and asks again. Heartbeats run beside it. What is alike for all members of groups, with the states and
-the ways between them, is in `shared.clients.group`.
+`on_sync`, ...) and asks again. A step that calls the listener may have to wait for a poll: until its outcome is told,
+`next_step` returns it again, or what has become of it meanwhile. Heartbeats run beside it. What is alike for all
+members of groups, with the states and the ways between them, is in `shared.clients.group`.
 
 What a member holds (`owned`) ends in one of two ways. It is revoked while the member's generation counts: everything
 before it joins (eager), or what the new assignment lacks, after which it joins again (cooperative). Or it is lost,
@@ -46,6 +47,11 @@ class GroupState(Member):
     _target: frozenset[TopicPartition] = frozenset()
     _counts: Mapping[str, int] | None = None
     _watches: bool = False
+    _back: frozenset[TopicPartition] = frozenset()
+    """What is given back while PREPARING."""
+    identity: tuple[int, str] = (NO_GENERATION, "")
+    """The generation and member id under which `owned` was assigned; after a loss it stays until the next assignment,
+    so that the group refuses commits made under it."""
     _sticky: tuple[frozenset[TopicPartition], int] = (frozenset(), NO_GENERATION)
 
     def __repr__(self) -> str:
@@ -60,14 +66,15 @@ class GroupState(Member):
         )
 
     @property
-    def is_between(self) -> bool:
-        """Whether a rebalance is under way on this member's side."""
-        return self.state not in (MemberState.STABLE, MemberState.LEFT, MemberState.FAILED)
+    def is_rejoining(self) -> bool:
+        """Whether a join or sync is under way and partitions are kept meanwhile, as a cooperative member does."""
+        is_joining = self.state in (MemberState.UNJOINED, MemberState.JOINING, MemberState.SYNCING)
+        return is_joining and self.generation != NO_GENERATION and bool(self.owned)
 
     @property
-    def has_left(self) -> bool:
-        """Whether the member went for want of polls, and was not called back yet."""
-        return self.state is MemberState.LEFT
+    def is_forgotten(self) -> bool:
+        """Whether the group has dropped this member while it owned partitions: they are lost."""
+        return self.generation == NO_GENERATION and bool(self.owned)
 
     # --- what the consumer does ---
 
@@ -114,19 +121,39 @@ class GroupState(Member):
                 return self._lose_if_forgotten()
             case MemberState.SYNCING:
                 return self._synchronize()
-            case MemberState.COMPLETING:
-                return self._complete()
-            case MemberState.PREPARING | MemberState.JOINING:
+            case MemberState.JOINING:
                 return Wait(None)
+            case MemberState.PREPARING if self.generation == NO_GENERATION:
+                self._to(MemberState.UNJOINED)
+                return self._lose_if_forgotten()
+            case MemberState.PREPARING:
+                return self.leave_if_idle(idle_ms) or Revoke(self._back)
+            case MemberState.COMPLETING:
+                return self.leave_if_idle(idle_ms) or self._complete()
         return self._between(now_ms, idle_ms)
+
+    def leave_if_idle(self, idle_ms: float) -> Leave | None:
+        """Out of the group where nobody has polled for `max_poll_interval_ms`; None while a request is under way, whose
+        answer comes first."""
+        if idle_ms < self.config.max_poll_interval_ms or self.generation == NO_GENERATION:
+            return None
+        if self.state in (MemberState.JOINING, MemberState.SYNCING):
+            return None
+        self._to(MemberState.LEFT)
+        return Leave(self.leave())
+
+    def _stop_joining(self) -> Step:
+        self._to(MemberState.LEFT)
+        member_id = self.leave()  # of a place that the group keeps for a join to come
+        return Leave(member_id) if member_id else Wait(0)
 
     def _between(self, now_ms: int, idle_ms: float) -> Step:
         """UNJOINED or STABLE: keep still, leave, or prepare to join."""
         if not self.topics and not self.owned:
             return Wait(None)
-        if idle_ms >= self.config.max_poll_interval_ms:
-            return self._leave_idle()
         idle_left = self.config.max_poll_interval_ms - idle_ms
+        if idle_left <= 0:
+            return self.leave_if_idle(idle_ms) or self._stop_joining()
         if self.state is MemberState.STABLE:
             if not self._rejoin:
                 return Wait(idle_left)
@@ -144,6 +171,7 @@ class GroupState(Member):
             back = self.owned
         if back:
             self._to(MemberState.PREPARING)
+            self._back = back
             return Revoke(back)
         self._to(MemberState.JOINING)
         self._rejoin = False
@@ -179,12 +207,6 @@ class GroupState(Member):
         assert self.generation == NO_GENERATION
         return Lose(self.owned) if self.owned else Wait(0 if self.state is MemberState.UNJOINED else None)
 
-    def _leave_idle(self) -> Step:
-        was_in = self.generation != NO_GENERATION
-        self._to(MemberState.LEFT)
-        member_id = self.leave()
-        return Leave(member_id) if member_id or was_in else Wait(0)
-
     def leave(self) -> str:
         """For good; gives the member id that the group is to be told, "" for none: a static member stays in it."""
         member_id = self.member_id if self.config.instance_id is None else ""
@@ -212,6 +234,7 @@ class GroupState(Member):
     def adopt(self) -> None:
         """The assignment is in force: before the listener hears of it."""
         self.owned = self._target
+        self.identity = self.generation, self.member_id
         self._sticky = (self.owned, self.generation)
 
     def on_join(self, answer: JoinAnswer, now_ms: int) -> None:
@@ -222,6 +245,8 @@ class GroupState(Member):
         came_back = self.config.instance_id is not None and not self.member_id
         if not self.is_joined(answer, now_ms):
             return
+        if self.owned:  # a cooperative member keeps what it owns, under the new generation
+            self.identity = self.generation, self.member_id
         # A static leader that came back is not told that it leads, so that nothing is assigned anew: it is to watch
         # the topics all the same. Of a member that does not lead the coordinator takes no notice.
         self._watches = self.is_leader or came_back

@@ -8,8 +8,11 @@ from shared.common.records import TopicPartition
 class RebalanceListener:
     """Base with all methods doing nothing; override what is wanted.
 
-    Each is awaited, with `rebalance_timeout_ms`, beside the code that polls; poll gives nothing meanwhile. What a
-    method raises (or its time running out, as KafkaTimeout) is raised by the next poll. Do not poll in them.
+    They are called inside `poll`, the next record of an `async for`, and `close`, and nowhere else, each within
+    `listener_timeout_ms`; heartbeats go on meanwhile. What a method raises (or its time running out, as KafkaTimeout)
+    is raised by that poll. A `commit()` in them takes everything that was handed out. Do not poll in them.
+
+    Source of the semantics: Java's ConsumerRebalanceListener.
     """
 
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:

@@ -1,14 +1,14 @@
 """What a rebalance does to a consumer: who is told, what is committed before, and what is forgotten.
 
-A revocation runs beside the user's code, so it commits what polls before the current one returned, and no more
-(`positions.py`).
+The listener is called inside `poll`, the next record of an iteration, and `close`, as with the Java consumer. So all
+that was handed out has been processed by then, or counts as processed (`positions.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 
 from shared.clients.consumer.committer import Committer
 from shared.clients.consumer.fetching import Fetching
@@ -17,22 +17,14 @@ from shared.clients.consumer.metrics import ConsumerMetrics
 from shared.clients.consumer.positions import Positions
 from shared.clients.consumer.settings import ConsumerSettings
 from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import (
-    CommitFailed,
-    FencedInstanceId,
-    IllegalGeneration,
-    IllegalState,
-    KafkaTimeout,
-    PenstockError,
-    RebalanceInProgress,
-    UnknownMember,
-)
+from shared.common.errors import CommitFailed, IllegalState, KafkaTimeout, PenstockError, UnknownMember
 from shared.common.log import get_logger
 from shared.common.records import TopicPartition
 
 log = get_logger(__name__)
 
 NO_GENERATION = -1
+NOT_OWNED = "this member does not own the partitions any more"
 
 
 class Membership:
@@ -46,82 +38,44 @@ class Membership:
         self._settings = settings
         self._metrics = metrics
         self.listener: RebalanceListener | None = None
-        self.rebalancing = False
-        self.identity = (NO_GENERATION, "")
         self._owned: frozenset[TopicPartition] = frozenset()
-        self._losses = 0
         self._errors: deque[BaseException] = deque()
-        self._settled = asyncio.Event()
+        self._why_gone = NOT_OWNED
         self.positions = Positions()
 
     def raise_pending(self) -> None:
-        """Raise what a listener raised since the last poll."""
+        """Raise what a listener raised, and under a `commit_strategy` what was lost before it was committed."""
         if self._errors:
             raise self._errors.popleft()
+        if self._settings.commit_strategy != "none" and (lost := self.positions.take_forfeited()):
+            raise self.not_committed(lost)
 
     async def wait(self, timeout_ms: float) -> None:
-        """Until there may be something to return."""
-        if self.rebalancing:
-            try:
-                async with asyncio.timeout(timeout_ms / 1000):
-                    await self._settled.wait()
-            except TimeoutError:
-                return
-        else:
+        """Until there may be something to return; the listener may be called meanwhile."""
+        with self._fetching.listening():
             await self._fetching.wait_for_data(timeout_ms)
 
-    def begin_anew(self) -> None:
-        """The place in the group was just given up: poll gives nothing before there is a new one, nor is anything of
-        before committed."""
-        self.positions.forget_except(())
-        self._committer.keep(())
-        self.rebalancing = True
-        self._settled.clear()
-
-    @property
-    def standing(self) -> tuple[int, int]:
-        """How often partitions were lost so far, and the generation whose work is done now."""
-        return self._losses, self.identity[0]
-
-    def will_go_on(self, error: PenstockError, standing: tuple[int, int]) -> bool:
-        """Whether a commit failed for an ordinary rebalance alone: `standing` is of before it was tried.
-
-        Then nothing is lost by it. Of partitions that are kept it is made under the new generation; others have been
-        given back, and their next owner goes on from what was committed.
-        """
-        losses, generation = standing
-        if isinstance(error, RebalanceInProgress):
-            return True
-        if self._losses != losses or isinstance(error, UnknownMember | FencedInstanceId):
-            return False
-        if isinstance(error, IllegalGeneration):
-            return self._fetching.is_joining or self._fetching.generation > generation
-        return isinstance(error, CommitFailed)  # taken away, and not lost
+    def not_committed(self, offsets: Mapping[TopicPartition, int]) -> CommitFailed:
+        """The error of offsets that this member cannot commit any more."""
+        if self._fetching.identity[0] == NO_GENERATION:
+            return UnknownMember(f"{self._who()}: not assigned anything by the group yet")
+        reason = self._fetching.gone_because or self._why_gone
+        named = ", ".join(f"{tp} offset {offset}" for tp, offset in sorted(offsets.items()))
+        return CommitFailed(f"{self._who()}: not committed: {named}: {reason}")
 
     async def on_revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
-        """Partitions are given back, or were lost already: all of them before an eager member joins anew."""
-        self._begin()
-        self._losses += lost
-        if not lost:
-            await self._give_back(partitions, lost=False, limit_ms=self._settings.rebalance_timeout_ms)
-        if lost or self._fetching.is_cooperative:
-            # From here on another may commit them, so that nothing may be left which would go out later.
-            kept = self._fetching.assignment() - partitions
-            self.positions.forget_except(kept)
-            self._committer.keep(kept)
+        """Partitions are given back, or were lost already: all of them before an eager member joins again."""
+        self._why_gone = (lost and self._fetching.gone_because) or NOT_OWNED
         if lost:
-            await self._give_back(partitions, lost=True, limit_ms=self._settings.rebalance_timeout_ms)
-        if self._fetching.is_cooperative and self._fetching.generation != NO_GENERATION:
-            self._end()
+            self._let_go(partitions, lost=True)
+        await self._give_back(partitions, lost=lost, limit_ms=self._listener_limit_ms)
+        if not lost:
+            self._let_go(partitions, lost=False)
 
     async def on_assigned(self, partitions: frozenset[TopicPartition], added: frozenset[TopicPartition]) -> None:
         """After the group has assigned; `added` are those that were not ours before."""
-        self._begin()
         self._metrics.no_lag(self._owned - partitions)
         self._owned = partitions
-        self._committer.keep(partitions)
-        # What is new is read from its committed offset, so positions of an earlier generation say nothing any more.
-        self.positions.forget_except(partitions - added)
         log.info(
             "assigned",
             group_id=self._settings.group_id,
@@ -131,47 +85,47 @@ class Membership:
         )
         try:
             if self.listener is not None:
-                await self._call(
-                    self.listener.on_partitions_assigned(added),
-                    "on_partitions_assigned",
-                    self._settings.rebalance_timeout_ms,
-                )
+                call = self.listener.on_partitions_assigned(added)
+                await self._call(call, "on_partitions_assigned", self._listener_limit_ms)
         finally:
             self._metrics.rebalanced(self._fetching.rebalance_ms)
-            self._end()
 
     async def leave(self, timeout_ms: float | None) -> None:
         """The last commit and revocation, before the group is left; `timeout_ms` bounds all of it."""
         if self._settings.group_id is None:
             return
-        self.rebalancing = True
-        limit_ms = float(self._settings.rebalance_timeout_ms) if timeout_ms is None else timeout_ms
+        limit_ms = self._listener_limit_ms if timeout_ms is None else timeout_ms
         started_ms = SYSTEM_CLOCK.monotonic_ms()
         await self._fetching.stop_joining(limit_ms)
         partitions = self._fetching.assignment()
         lost = bool(self._fetching.topics()) and self._fetching.generation == NO_GENERATION
         left_ms = max(0.0, limit_ms - (SYSTEM_CLOCK.monotonic_ms() - started_ms))
+        if lost:
+            self._committer.keep(())
         await self._give_back(partitions, lost=lost, limit_ms=left_ms)
-        self.raise_pending()
+        if self._errors:
+            raise self._errors.popleft()
 
-    def _begin(self) -> None:
-        """Poll gives nothing from here on."""
-        if self._fetching.generation != NO_GENERATION:
-            # The identity of work done from here on. Work of the generation before keeps the old one, whatever the
-            # group has agreed on in the background, and so does work that was lost: its commits must be refused.
-            self.identity = (self._fetching.generation, self._fetching.member_id)
-        self.rebalancing = True
-        self._settled.clear()
+    @property
+    def _listener_limit_ms(self) -> float:
+        return float(min(self._settings.listener_timeout_ms, self._settings.max_poll_interval_ms))
 
-    def _end(self) -> None:
-        self.rebalancing = False
-        self._settled.set()
+    def _let_go(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
+        """From here on another member may commit these, so that nothing may be left which would go out later.
+
+        What was handed out and not committed is remembered until the user was told, but for an ordinary revocation
+        under a `commit_strategy`: the next owner goes on from what was committed.
+        """
+        kept = self._fetching.assignment() - partitions
+        if lost or self._settings.commit_strategy == "none":
+            self.positions.forfeit(partitions, self._committer.committed(partitions))
+        self.positions.forget_except(kept)
+        self._committer.keep(kept)
 
     async def _give_back(self, partitions: frozenset[TopicPartition], *, lost: bool, limit_ms: float) -> None:
         """Listener and commit, within one limit."""
         listener, started_ms = self.listener, SYSTEM_CLOCK.monotonic_ms()
         if lost:
-            self._committer.keep(())
             if listener is not None and partitions:
                 await self._call(listener.on_partitions_lost(partitions), "on_partitions_lost", limit_ms)
             return
@@ -205,7 +159,7 @@ class Membership:
     def _who(self) -> str:
         return (
             f"client {self._fetching.client_id}, group {self._settings.group_id}, "
-            f"generation {self._fetching.generation}"
+            f"generation {self._fetching.identity[0]}, member {self._fetching.identity[1]}"
         )
 
     def _note(self, error: Exception, name: str) -> None:

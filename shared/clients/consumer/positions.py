@@ -6,6 +6,9 @@ user (`_registered`). What commits by itself takes `_processed` and no more, and
 In an `async for` each record is returned by itself; the rest of its batch is `unread`, and nobody's position has passed
 it. A position that the reset policy found, or that moved over offsets without a record, counts like one that was read.
 
+Records that were handed out and not committed when their partition went are `forfeited`: the next commit that covers
+them says so, once.
+
 >>> clicks = TopicPartition("clicks", 0)
 >>> positions = Positions()
 >>> positions.returned({clicks: 3})
@@ -20,7 +23,7 @@ it. A position that the reset policy found, or that moved over offsets without a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from shared.clients.connection import NO_EPOCH
 from shared.clients.consumer.fetch_state import Move
@@ -28,6 +31,7 @@ from shared.clients.consumer.unread import Taken, Unread
 from shared.common.records import OffsetAndMetadata, TopicPartition
 
 _At = tuple[int, int]  # a position, and the leader epoch of the record before it
+_Offsets = dict[TopicPartition, int]
 
 
 class Positions:
@@ -37,6 +41,9 @@ class Positions:
         self._returned: dict[TopicPartition, _At] = {}
         self._processed: dict[TopicPartition, _At] = {}
         self._registered: dict[TopicPartition, int] = {}
+        self._handed: dict[TopicPartition, int] = {}
+        self._reported: dict[TopicPartition, int] = {}
+        self._forfeited: dict[TopicPartition, int] = {}
         self.unread = Unread()
         self.is_one_by_one = False
         """Whether what was returned last is one record, of an iteration."""
@@ -52,6 +59,7 @@ class Positions:
         for tp, position in positions.items():
             self._note_return(tp, position)
             self._returned[tp] = position, epochs.get(tp, NO_EPOCH)
+        self._handed.update(positions)
         self.is_one_by_one = False
 
     def taken(self, taken: Mapping[TopicPartition, Taken]) -> None:
@@ -63,6 +71,7 @@ class Positions:
     def returned_one(self, tp: TopicPartition, position: int, epoch: int) -> None:
         """An iteration returned one of the records that were taken."""
         self._returned[tp] = position, epoch
+        self._handed[tp] = position
         self.is_one_by_one = True
 
     def moved(self, tp: TopicPartition, move: Move) -> None:
@@ -102,9 +111,41 @@ class Positions:
         """The positions after everything that was returned, for a commit that the user asks for."""
         return {tp: OffsetAndMetadata(p, "", epoch) for tp, (p, epoch) in (self._processed | self._returned).items()}
 
+    def handed_out(self, partitions: Collection[TopicPartition], committed: Mapping[TopicPartition, int]) -> _Offsets:
+        """Of these, the positions after the records handed out that are above what was `committed`."""
+        return {tp: at for tp, at in self._handed.items() if tp in partitions and at > committed.get(tp, -1)}
+
+    def reported(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """The user was told that these are not committed: once is enough."""
+        for tp, offset in offsets.items():
+            self._reported[tp] = max(offset, self._reported.get(tp, -1))
+        self.recovered(offsets)
+
+    def recovered(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """These are committed after all: what was forfeited up to there is not."""
+        for tp, offset in offsets.items():
+            if self._forfeited.get(tp, -1) <= offset:
+                self._forfeited.pop(tp, None)
+
+    def forfeit(self, partitions: Collection[TopicPartition], committed: Mapping[TopicPartition, int]) -> None:
+        """These go: remember what was handed out of them and not committed, until the user was told."""
+        for tp, offset in self.handed_out(partitions, committed).items():
+            if offset > self._reported.get(tp, -1):
+                self._forfeited[tp] = max(offset, self._forfeited.get(tp, -1))
+
+    def forfeited(self, beyond: Mapping[TopicPartition, int]) -> _Offsets:
+        """What was handed out and not committed before its partition went, where that is beyond these offsets."""
+        return {tp: offset for tp, offset in self._forfeited.items() if offset > beyond.get(tp, -1)}
+
+    def take_forfeited(self) -> _Offsets:
+        """The same of all partitions; the user is told now."""
+        forfeited, self._forfeited = self._forfeited, {}
+        return forfeited
+
     def sought(self, tp: TopicPartition, offset: int) -> None:
         """The user's own position: what was read and committed before says nothing any more."""
         self.unread.drop([tp])
+        self._handed.pop(tp, None)
         self._returned.pop(tp, None)
         self._registered.pop(tp, None)
         self._processed[tp] = offset, NO_EPOCH
@@ -113,7 +154,7 @@ class Positions:
         """Only these are read now."""
         kept = set(partitions)
         self.unread.keep(kept)
-        for hand in (self._returned, self._processed, self._registered):
+        for hand in (self._returned, self._processed, self._registered, self._handed, self._reported):
             for tp in [tp for tp in hand if tp not in kept]:
                 del hand[tp]
 

@@ -32,8 +32,12 @@ class ReadingSettings(Section):
     commit_timeout_ms: PositiveMs = Field(60_000, description="a commit that is waited for is retried so long")
     session_timeout_ms: PositiveMs = 45_000
     heartbeat_interval_ms: PositiveMs = 3_000
-    max_poll_interval_ms: PositiveMs = 300_000
-    rebalance_timeout_ms: PositiveMs = Field(60_000, description="for the members to join, and for one listener call")
+    max_poll_interval_ms: PositiveMs = Field(
+        300_000, description="between two polls; the group waits so long for a member to take part in a rebalance"
+    )
+    listener_timeout_ms: PositiveMs = Field(
+        60_000, description="one call of the rebalance listener; max_poll_interval_ms where that is shorter"
+    )
     partition_assignment_strategy: Literal["range", "roundrobin", "sticky", "cooperative-sticky"] = "range"
     fetch_min_bytes: int = Field(1, ge=1)
     fetch_max_bytes: int = Field(50 * 1024 * 1024, ge=1)

@@ -7,6 +7,7 @@ Holds the consumer's connection, its subscription and its place in the group. Wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
@@ -31,8 +32,6 @@ LEAVE_TIME_MS = 200
 for a session timeout."""
 UNKNOWN_TOPIC_REFRESH_MS = 1_000
 """How often metadata is asked for while a subscribed topic does not exist."""
-OVERDUE_TURNS_MAX = 100
-"""So many turns of the event loop the group's task has to notice that a poll came too late."""
 
 
 class Subscribing:
@@ -81,9 +80,9 @@ class Subscribing:
             self._group,
             self,
             SYSTEM_CLOCK,
-            rebalance_timeout_ms=settings.rebalance_timeout_ms,
+            rebalance_timeout_ms=settings.max_poll_interval_ms,
             idle_ms=lambda: self.idle_ms,
-            on_failed=self._wake_poll,
+            on_news=self._wake_poll,
             before_step=self._note_metadata,
         )
 
@@ -121,19 +120,24 @@ class Subscribing:
         return "" if self._coordinator is None else self._coordinator.gone_because
 
     @property
-    def is_joining(self) -> bool:
-        """Whether the member is on its way from one generation to the next, and still counts as one of the group's."""
-        return self._group is not None and self._group.generation != NO_GENERATION and self._group.is_between
+    def identity(self) -> tuple[int, str]:
+        """The generation and member id under which partitions were assigned last; -1 and "" before."""
+        return (NO_GENERATION, "") if self._group is None else self._group.identity
+
+    @property
+    def owned(self) -> Partitions:
+        """What is read and may be committed: what is assigned, without what the group has taken away unasked."""
+        return NONE if self.is_managed and self.generation == NO_GENERATION else self._assignment
+
+    @property
+    def is_rejoining(self) -> bool:
+        """Whether a member that keeps its partitions is on its way into the next generation."""
+        return self._coordinator is not None and self._coordinator.is_rejoining
 
     @property
     def rebalance_ms(self) -> float:
         """How long the rebalance has taken that goes on now."""
         return 0.0 if self._coordinator is None else self._coordinator.rebalance_ms
-
-    @property
-    def is_cooperative(self) -> bool:
-        """Whether partitions are kept during a rebalance."""
-        return self._group is not None and self._group.assignor.is_cooperative
 
     @property
     def is_subscribed(self) -> bool:
@@ -150,22 +154,34 @@ class Subscribing:
         """How long nothing has been polled."""
         return 0.0 if self._polls else float(SYSTEM_CLOCK.monotonic_ms() - self._polled_ms)
 
-    async def leave_if_overdue(self) -> bool:
-        """Whether the member has just left, since it is longer than `max_poll_interval_ms` since the last poll ended.
+    def leave_if_overdue(self) -> None:
+        """Leave the group where it is longer than `max_poll_interval_ms` since the last poll ended.
 
-        The group's own task cannot have noticed that where it was blocked code that took so long.
+        The group's own task cannot have noticed that where it was blocking code that took so long.
         """
-        group, coordinator = self._group, self._coordinator
-        if group is None or coordinator is None or group.generation == NO_GENERATION:
-            return False
-        if self.idle_ms < self._consumer_settings.max_poll_interval_ms:
-            return False
-        for _ in range(OVERDUE_TURNS_MAX):
-            coordinator.wake()
-            await asyncio.sleep(0)
-            if group.has_left:
-                return True
-        return False
+        if self._coordinator is not None:
+            self._coordinator.leave_if_overdue()
+
+    @property
+    def is_listener_due(self) -> bool:
+        """Whether the listener is to be called before any more records are handed out."""
+        return self._coordinator is not None and self._coordinator.is_listener_due
+
+    async def call_listener(self) -> None:
+        """Let the listener be called where it is due, and wait until that is done."""
+        if self._coordinator is not None:
+            await self._coordinator.call_listener()
+
+    def listening(self) -> contextlib.AbstractContextManager[None]:
+        """A block in which the listener may be called: the caller processes no records."""
+        return contextlib.nullcontext() if self._coordinator is None else self._coordinator.listening()
+
+    def polled(self) -> None:
+        """The user asks for more: the consumer counts as alive for `max_poll_interval_ms` from now, if it still did."""
+        now_ms = SYSTEM_CLOCK.monotonic_ms()
+        if now_ms - self._polled_ms >= self._consumer_settings.max_poll_interval_ms:
+            self.leave_if_overdue()
+        self._polled_ms = now_ms
 
     def subscribe(self, topics: Sequence[str] | re.Pattern[str], rebalances: Rebalances) -> None:
         """Read topics, or all whose whole name a pattern matches; `rebalances` hears what the group assigns."""
@@ -236,7 +252,7 @@ class Subscribing:
         self._polled_ms = SYSTEM_CLOCK.monotonic_ms()
 
     async def on_revoked(self, partitions: Partitions, *, lost: bool) -> None:
-        """From the group: these go. They are read until the listener has returned, lost ones no more at all."""
+        """From the group: these go. They are assigned until the listener has returned, lost ones no more at all."""
         left = self._assignment - partitions
         if lost:
             self._read(left, left)

@@ -59,7 +59,7 @@ async def running(cluster: FakeCluster, handle: Handle, **changes: object) -> As
     """A runner whose output, dead letters and offsets go into transactions; its end is in order."""
     consumer = {
         "session_timeout_ms": 1_000, "heartbeat_interval_ms": 20, "auto_offset_reset": "earliest",
-        "rebalance_timeout_ms": 7_000, "fetch_max_wait_ms": 20, **changes.pop("consumer", {}),  # type: ignore[dict-item]
+        "listener_timeout_ms": 7_000, "fetch_max_wait_ms": 20, **changes.pop("consumer", {}),  # type: ignore[dict-item]
     }  # fmt: skip
     settings = ConsumerServiceSettings(
         kafka=kafka_of(cluster), topics=("in",), group_id="g", handler="tests:handle", consumer=consumer,
@@ -161,7 +161,7 @@ async def test_what_is_beyond_the_gap_is_not_written_again(cluster: FakeCluster,
         return ProducerRecord("out", record.value)
 
     await fill(cluster, [b"%d" % i for i in range(40)], keys=40)
-    async with running(cluster, handle, consumer={"rebalance_timeout_ms": 6_000}) as runner:
+    async with running(cluster, handle, consumer={"listener_timeout_ms": 6_000}) as runner:
         await activity.until(lambda: runner.finished == 39)
         await activity.until(lambda: len(out(cluster)) == 39)
         runner.scheduler.revoke(runner.scheduler.partitions)  # as a process that is killed: nothing more is finished

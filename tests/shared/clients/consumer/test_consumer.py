@@ -392,10 +392,11 @@ async def test_who_does_not_poll_is_told_why_its_commits_fail(cluster: FakeClust
     async with opened(cluster, max_poll_interval_ms=60) as consumer:
         consumer.subscribe(["t"])
         await read(consumer, 3)
+        before = consumer.group_metadata().generation_id
         await asyncio.wait_for(left.wait(), 5)
         with pytest.raises(CommitFailed, match="left the group: no poll within max_poll_interval_ms=60"):
             await consumer.commit({A: 1})
-        await until(consumer, consumer.assignment)
+        await until(consumer, lambda: consumer.group_metadata().generation_id > before)
         await consumer.commit({A: 2})
 
 

@@ -26,7 +26,7 @@ async def test_the_clients_code_runs() -> None:
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
         async with Producer(kafka) as producer:
             assert await (await producer.send_many([ProducerRecord("orders", b"tea")] * 3)).first_error() is None
-        for group, name, outcome in (("a", "count", 3), ("b", "values", [b"tea"] * 3)):
+        for group, name, outcome in (("a", "count", 3), ("b", "values", [b"tea"] * 3), ("c", "process", [b"tea"] * 3)):
             async with Consumer(kafka, ConsumerSettings(group_id=group, auto_offset_reset="earliest")) as consumer:
                 assert await shown[name](consumer, 3) == outcome
             assert cluster.committed(group)[TopicPartition("orders", 0)].offset == 3
@@ -46,10 +46,10 @@ async def test_its_handlers_are_handlers(tmp_path: Path, monkeypatch: Any) -> No
 def test_what_it_names_is_there() -> None:
     """Errors, settings, strategies, orderings and headers are called what it calls them."""
     errors = set(re.findall(r"`([A-Z][a-z]\w+[A-Z]\w+)`", TEXT)) - {"RebalanceListener"}
-    assert len(errors) > 6
+    assert len(errors) > 5
     assert [name for name in errors if not hasattr(penstock.errors, name)] == []
     own, client = ConsumerServiceSettings.model_fields, ConsumerSettings.model_fields
-    others = {"commit_async", "not_retriable", "penstock_consumer_offsets_skipped_total"}
+    others = {"commit_async", "on_partitions_lost", "not_retriable", "penstock_consumer_offsets_skipped_total"}
     settings = set(re.findall(r"`([a-z]+_[a-z_]+)`", TEXT)) - others
     assert len(settings) > 10
     assert [name for name in settings if name not in own and name not in client] == []

@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import ClassVar
 
 import pytest
 
@@ -35,7 +36,12 @@ async def cluster() -> AsyncIterator[FakeCluster]:
 
 
 def member(cluster: FakeCluster, **given: object) -> Consumer:
-    kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=2_000, retry_backoff_ms=5)
+    kafka = KafkaSettings(
+        bootstrap_servers=cluster.bootstrap_servers,
+        client_id=given.pop("client_id", None),  # type: ignore[arg-type]
+        request_timeout_ms=2_000,
+        retry_backoff_ms=5,
+    )
     settings = {"group_id": "g", "auto_offset_reset": "earliest", "heartbeat_interval_ms": 20, "fetch_max_wait_ms": 20}
     return Consumer(kafka, ConsumerSettings.model_validate({"max_poll_records": 3, **settings, **given}))
 
@@ -197,15 +203,15 @@ async def test_a_close_has_one_deadline_and_the_group_is_told(cluster: FakeClust
         assert len(left) == left_so_far
 
 
-async def test_a_revocation_stays_within_the_rebalance_timeout(cluster: FakeCluster) -> None:
-    """Listener and commit together, so that the group does not give the member up meanwhile."""
+async def test_a_revocation_stays_within_the_listener_timeout(cluster: FakeCluster) -> None:
+    """Listener and commit together have one limit."""
 
     class Hangs(RebalanceListener):
         async def on_partitions_revoked(self, partitions: Partitions) -> None:
             await asyncio.Event().wait()
 
     joins: list[float] = []
-    consumer = member(cluster, rebalance_timeout_ms=600)
+    consumer = member(cluster, listener_timeout_ms=600)
     await consumer.start()
     consumer.subscribe(["t"], Hangs())
     async with asyncio.timeout(10):
@@ -223,3 +229,320 @@ async def test_a_revocation_stays_within_the_rebalance_timeout(cluster: FakeClus
         assert 0.5 < joins[0] - started < 1.15
         with contextlib.suppress(KafkaTimeout):
             await consumer.close()
+
+
+class Commits(RebalanceListener):
+    """The recipe of Kafka's documentation: commit in `on_partitions_revoked`."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+        self.calls: list[tuple[str, Partitions]] = []
+
+    async def on_partitions_revoked(self, partitions: Partitions) -> None:
+        self.calls.append(("revoked", partitions))
+        await self.consumer.commit()
+
+    async def on_partitions_lost(self, partitions: Partitions) -> None:
+        self.calls.append(("lost", partitions))
+
+
+async def handed_out(consumer: Consumer, count: int) -> dict[TopicPartition, int]:
+    """Poll until so many records came; the position after the last of each partition."""
+    positions: dict[TopicPartition, int] = {}
+    records = 0
+    while records < count:
+        for tp, columns in (await consumer.poll(50)).items():
+            records += len(columns)
+            positions[tp] = columns.offsets.item(-1) + 1
+    return positions
+
+
+def offsets_of(cluster: FakeCluster) -> dict[TopicPartition, int]:
+    return {tp: at.offset for tp, at in cluster.committed("g").items()}
+
+
+async def heartbeats(cluster: FakeCluster, client_id: str, count: int) -> None:
+    """Until the member has sent so many more."""
+    sent = [0]
+
+    def note(request: Request) -> None:
+        sent[0] += request.client_id == client_id
+
+    with cluster.control(Api.HEARTBEAT, note):
+        while sent[0] < count:  # noqa: ASYNC110 - beside the user's code
+            await asyncio.sleep(0)
+
+
+STRATEGIES = pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+
+
+@STRATEGIES
+async def test_a_listener_waits_for_the_poll(cluster: FakeCluster, strategy: str) -> None:
+    """While records are processed the listener is not called and nothing is committed; the next poll calls it, which
+    says that they were processed."""
+    async with opened(cluster, partition_assignment_strategy=strategy, client_id="one") as first:
+        listener = Commits(first)
+        first.subscribe(["t"], listener)
+        at = await handed_out(first, 9)
+        async with opened(cluster, partition_assignment_strategy=strategy) as second:
+            second.subscribe(["t"])
+            joining = asyncio.create_task(until(second, second.assignment))
+            await heartbeats(cluster, "one", 5)  # it has long been told of the rebalance
+            assert listener.calls == []
+            assert offsets_of(cluster) == {}
+            assert not joining.done()
+            while not joining.done():
+                await first.poll(10, 1)
+            await joining
+        ((name, revoked),) = listener.calls
+        assert name == "revoked"
+        assert {tp: offsets_of(cluster)[tp] for tp in revoked & at.keys()} == {tp: at[tp] for tp in revoked & at.keys()}
+
+
+@STRATEGIES
+async def test_a_crash_in_the_middle_of_a_batch_loses_no_record(cluster: FakeCluster, strategy: str) -> None:
+    """The listener that commits was not called, so the next member reads what the first had not processed."""
+    given = {"partition_assignment_strategy": strategy, "session_timeout_ms": 300}
+    crashed = member(cluster, client_id="one", **given)
+    await crashed.start()
+    crashed.subscribe(["t"], Commits(crashed))
+    async with opened(cluster, **given) as second:
+        await handed_out(crashed, 9)
+        second.subscribe(["t"])
+        joining = asyncio.create_task(until(second, lambda: second.assignment() == {A, B}))
+        await heartbeats(cluster, "one", 5)
+        await crashed._fetching.connection.close()  # as a process that is killed
+        await joining
+        assert {tp: await second.position(tp) for tp in (A, B)} != {A: 3, B: 3}
+        assert offsets_of(cluster) == {}
+    with contextlib.suppress(Exception):
+        await crashed.close(100)
+
+
+@STRATEGIES
+async def test_an_iteration_calls_the_listener_before_the_next_record(cluster: FakeCluster, strategy: str) -> None:
+    """Also where records are unread; what a listener commits there has the record before, and none of the unread."""
+    async with opened(cluster, partition_assignment_strategy=strategy, max_poll_records=None, client_id="one") as first:
+        listener = Commits(first)
+        first.subscribe(["t"], listener)
+        given: dict[TopicPartition, int] = {}
+        async with opened(cluster, partition_assignment_strategy=strategy) as second:
+            async for record in first:
+                given[record.topic_partition] = record.offset + 1
+                if sum(given.values()) == 5:
+                    second.subscribe(["t"])
+                    joining = asyncio.create_task(until(second, second.assignment))
+                    await heartbeats(cluster, "one", 5)
+                    assert (listener.calls, offsets_of(cluster)) == ([], {})
+                    at_call = dict(given)
+                elif listener.calls:
+                    break
+            assert first._positions.unread or given != at_call
+            for tp, offset in at_call.items():
+                assert offset <= offsets_of(cluster)[tp] <= given[tp]
+            joining.cancel()
+            await asyncio.wait([joining])
+
+
+async def test_a_revocation_waits_for_a_poll_until_its_interval_is_over(cluster: FakeCluster) -> None:
+    """The group waits `max_poll_interval_ms` for a member that processes; then its partitions are lost."""
+    async with opened(cluster, max_poll_interval_ms=400, client_id="one") as first:
+        listener = Commits(first)
+        first.subscribe(["t"], listener)
+        await handed_out(first, 3)
+        async with opened(cluster) as second:
+            second.subscribe(["t"])
+            started = time.monotonic()
+            await until(second, lambda: second.assignment() == {A, B})
+            assert time.monotonic() - started > 0.3
+            assert listener.calls == []
+            await first.poll(0)
+            assert listener.calls == [("lost", frozenset({A, B}))]
+
+
+async def test_a_listener_may_take_longer_than_a_session(cluster: FakeCluster) -> None:
+    """Heartbeats go on while it is awaited, so the group keeps the member."""
+
+    class Slow(RebalanceListener):
+        calls: ClassVar[list[str]] = []
+
+        async def on_partitions_revoked(self, partitions: Partitions) -> None:
+            await heartbeats(cluster, "one", 30)
+            self.calls.append("revoked")
+
+        async def on_partitions_lost(self, partitions: Partitions) -> None:
+            self.calls.append("lost")
+
+    async with opened(cluster, session_timeout_ms=200, client_id="one") as consumer:
+        consumer.subscribe(["t"], Slow())
+        await handed_out(consumer, 3)
+        before = consumer.group_metadata().generation_id
+        consumer.enforce_rebalance()
+        await until(consumer, lambda: consumer.group_metadata().generation_id > before)
+        assert Slow.calls == ["revoked"]
+
+
+async def test_a_poll_that_is_cancelled_leaves_the_listener_to_its_end(cluster: FakeCluster) -> None:
+    """The call goes on, is not made again, and the next poll gives no records before it has ended."""
+    began, go_on = asyncio.Event(), asyncio.Event()
+    calls: list[str] = []
+
+    class Held(RebalanceListener):
+        async def on_partitions_revoked(self, partitions: Partitions) -> None:
+            calls.append("began")
+            began.set()
+            await go_on.wait()
+            calls.append("ended")
+
+    async with opened(cluster) as consumer:
+        consumer.subscribe(["t"], Held())
+        await handed_out(consumer, 3)
+        consumer.enforce_rebalance()
+        poll = asyncio.create_task(until(consumer, lambda: False))
+        await began.wait()
+        poll.cancel()
+        await asyncio.wait([poll])
+        assert calls == ["began"]
+        poll = asyncio.create_task(until(consumer, lambda: calls[-1] == "ended"))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not poll.done()
+        go_on.set()
+        await poll
+        assert calls == ["began", "ended"]
+
+
+@pytest.mark.parametrize("is_blocked", [True, False])
+@pytest.mark.parametrize("what", ["commit", "commit given", "commit_async", "poll", "next"])
+@pytest.mark.parametrize("strategy", ["none", "auto", "sync", "async"])
+async def test_a_commit_after_max_poll_interval_fails_once(
+    cluster: FakeCluster, strategy: str, what: str, is_blocked: bool
+) -> None:
+    """The commit (under a strategy the poll) says that nothing was committed, however the time went; all goes on."""
+    left = asyncio.Event()
+    cluster.control(Api.LEAVE_GROUP, lambda _: left.set())
+    errors: list[Exception | None] = []
+    given = {"commit_strategy": strategy, "auto_commit_interval_ms": 60_000, "max_poll_interval_ms": 150}
+    async with opened(cluster, **given) as consumer:
+        consumer.subscribe(["t"])
+        at = await handed_out(consumer, 3)
+        before = offsets_of(cluster)
+        if is_blocked:
+            hold_up(0.2)
+        else:
+            await asyncio.wait_for(left.wait(), 5)
+        try:
+            match what:
+                case "commit":
+                    await consumer.commit()
+                case "commit given":
+                    await consumer.commit(at)
+                case "commit_async":
+                    consumer.commit_async(callback=lambda _, error: errors.append(error))
+                    await asyncio.sleep(0)
+                case "poll":
+                    await consumer.poll(50)
+                case "next":
+                    await anext(consumer)
+        except CommitFailed as e:
+            errors.append(e)
+        is_silent = strategy == "none" and what in ("poll", "next")
+        assert [type(e) for e in errors] == ([] if is_silent else [CommitFailed])
+        assert all("no poll within max_poll_interval_ms=150" in str(e) for e in errors)
+        assert offsets_of(cluster) == before
+        generation = consumer.group_metadata().generation_id
+        await until(consumer, lambda: consumer.group_metadata().generation_id >= generation and consumer.assignment())
+        await handed_out(consumer, 9)
+        await consumer.commit()
+        assert sum(offsets_of(cluster).values()) > sum(before.values())
+
+
+@STRATEGIES
+@pytest.mark.parametrize("call", ["commit", "commit_async"])
+async def test_a_commit_while_the_group_rebalances_holds(cluster: FakeCluster, strategy: str, call: str) -> None:
+    """A member that is still at work on its batch owns it: what it commits then is committed, and not read again."""
+    async with opened(cluster, partition_assignment_strategy=strategy, client_id="one") as first:
+        first.subscribe(["t"])
+        at = await handed_out(first, 9)
+        async with opened(cluster, partition_assignment_strategy=strategy) as second:
+            second.subscribe(["t"])
+            joining = asyncio.create_task(until(second, second.assignment))
+            await heartbeats(cluster, "one", 5)
+            if call == "commit":
+                await first.commit()
+            else:
+                told: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+                first.commit_async(callback=lambda _, error: told.set_result(error))
+                assert await asyncio.wait_for(told, 5) is None
+            assert offsets_of(cluster) == at
+            again: dict[TopicPartition, int] = {}
+            while not joining.done() or not again:
+                for tp, columns in (await first.poll(10)).items():
+                    again.setdefault(tp, columns.offsets.item(0))
+            await joining
+        assert all(offset >= at[tp] for tp, offset in again.items() if tp in at)
+
+
+@STRATEGIES
+async def test_what_was_given_back_uncommitted_is_said_once(cluster: FakeCluster, strategy: str) -> None:
+    """Without a listener and a strategy nobody commits in a revocation: the next commit that covers it says so."""
+    async with opened(cluster, partition_assignment_strategy=strategy) as first:
+        first.subscribe(["t"])
+        at = await handed_out(first, 40)
+        async with opened(cluster, partition_assignment_strategy=strategy) as second:
+            second.subscribe(["t"])
+            joining = asyncio.create_task(until(second, second.assignment))
+            while not joining.done() or not first.assignment():
+                for tp, columns in (await first.poll(0, 1)).items():
+                    at[tp] = max(at.get(tp, 0), columns.offsets.item(-1) + 1)
+            await joining
+            (gone,) = second.assignment()
+            with pytest.raises(CommitFailed, match=f"not committed: .*{gone} offset {at[gone]}"):
+                await first.commit()
+            assert offsets_of(cluster).get(gone, 0) == 0
+            await first.commit()  # it was said once
+            with pytest.raises(CommitFailed, match=f"{gone} offset 7"):
+                await first.commit({gone: 7})  # another's now
+            assert offsets_of(cluster).get(gone, 0) == 0
+
+
+async def test_a_commit_that_catches_up_has_nothing_to_say(cluster: FakeCluster) -> None:
+    """Records that came again and were committed then are not lost: neither commit nor callback says they were."""
+    async with opened(cluster) as consumer:
+        consumer.subscribe(["t"])
+        at = await handed_out(consumer, 9)
+        consumer.enforce_rebalance()
+        before = consumer.group_metadata().generation_id
+        await until(consumer, lambda: consumer.group_metadata().generation_id > before)
+        again: dict[TopicPartition, int] = {}
+        while any(again.get(tp, 0) < offset for tp, offset in at.items()):
+            again |= {tp: columns.offsets.item(-1) + 1 for tp, columns in (await consumer.poll(50)).items()}
+        await consumer.commit()
+        assert offsets_of(cluster).items() >= again.items()
+
+
+async def test_an_async_commit_that_a_newer_one_superseded_has_succeeded(cluster: FakeCluster) -> None:
+    """Its callback is told so when the newer one is stored."""
+    async with opened(cluster) as consumer:
+        consumer.subscribe(["t"])
+        await handed_out(consumer, 3)
+        told: list[tuple[int, Exception | None]] = []
+        with cluster.control(Api.OFFSET_COMMIT, Drop(), times=1):
+            consumer.commit_async({A: 1}, lambda _, error: told.append((1, error)))
+            await asyncio.sleep(0)
+            consumer.commit_async({A: 2}, lambda _, error: told.append((2, error)))
+        await consumer.commit({A: 3})
+        assert told == [(1, None), (2, None)]
+        assert offsets_of(cluster)[A] == 3
+
+
+async def test_an_auto_commit_that_fails_in_a_revocation_is_not_reported(cluster: FakeCluster) -> None:
+    """The next owner reads the records again; a poll of an ordinary rebalance raises nothing."""
+    async with opened(cluster, commit_strategy="auto", listener_timeout_ms=50) as consumer:
+        consumer.subscribe(["t"])
+        await handed_out(consumer, 3)
+        before = consumer.group_metadata().generation_id
+        with cluster.control(Api.OFFSET_COMMIT, Drop()):
+            consumer.enforce_rebalance()
+            await until(consumer, lambda: consumer.group_metadata().generation_id > before)
+        await consumer.commit()
