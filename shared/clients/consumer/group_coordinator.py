@@ -30,8 +30,8 @@ from shared.common.records import TopicPartition
 
 log = get_logger(__name__)
 
-SYNC_END_MS = 2_000
-"""How long a close waits for a sync under way, whose answer takes a round trip once the leader has sent its own."""
+JOIN_END_MS = 2_000
+"""How long a close waits for a join under way: the answers take two round trips once all members have joined."""
 
 
 class Rebalances(Protocol):
@@ -143,21 +143,22 @@ class GroupCoordinator:
     async def stop_joining(self, timeout_ms: float) -> None:
         """Take no further step; a listener's call that is under way has so long to end.
 
-        A sync under way is waited for too, for SYNC_END_MS at most: before it the group takes no commits, and those of
-        a cooperative member that goes are still to come.
+        A cooperative member's join under way is waited for too, for JOIN_END_MS at most: until its sync is answered the
+        group may refuse commits, and the last one is still to come. A group that has not answered the join by then
+        still waits for others, and takes commits of the generation before.
         """
         self._stopping = True
         self.wake()
         for task in self._tasks[:1]:
             if self._calling:
                 await asyncio.wait([task], timeout=timeout_ms / 1000)
-            elif self._is_syncing:
-                await asyncio.wait([task], timeout=min(timeout_ms, SYNC_END_MS) / 1000)
+            elif self._ends_join:
+                await asyncio.wait([task], timeout=min(timeout_ms, JOIN_END_MS) / 1000)
             await _cancel(task)
 
     @property
-    def _is_syncing(self) -> bool:
-        return self.state.state is MemberState.SYNCING
+    def _ends_join(self) -> bool:
+        return self.state.is_rejoining and self.state.state is not MemberState.UNJOINED
 
     @property
     def is_rejoining(self) -> bool:
@@ -255,7 +256,7 @@ class GroupCoordinator:
 
     async def _main_loop(self) -> None:
         try:
-            while not self._stopping or self._is_syncing:
+            while not self._stopping or self._ends_join:
                 await self.run_once()
         except asyncio.CancelledError as e:
             task = asyncio.current_task()
