@@ -9,127 +9,60 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import contextlib
 import json
-import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import time
-import urllib.request
 import venv
 from collections.abc import Iterator
-from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from packaging.markers import Marker
-from packaging.utils import canonicalize_name
 
 from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin, event_time_topic
 from shared.common.settings import KafkaSettings
+from tests.integration.environments import (
+    LOCK,
+    ROOT,
+    SYSTEM_PATH,
+    ask,
+    distributions,
+    free_port,
+    get,
+    make_environment,
+    pinned,
+    pip,
+    started,
+)
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"]
 DASHBOARD = json.loads((ROOT / "deploy/grafana/dashboards/penstock.json").read_text(encoding="utf-8"))
-LOCK = ROOT / "deploy" / "requirements.lock"
 SECRET = "0123456789abcdef"
-# Without the developers' commands, where their environment is an activated one.
-SYSTEM_PATH = os.pathsep.join(p for p in os.environ["PATH"].split(":") if Path(p) != Path(sys.executable).parent)
 START_TIMEOUT_SECONDS = 60
 TOPICS = ("flights", "banks")
-
-
-def pip(*arguments: str | Path) -> None:
-    command = [sys.executable, "-m", "pip", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def pinned(lock: Path) -> dict[str, str]:
-    """Version by canonical name of what the lock has for this Python."""
-    marked = re.findall(r"^([\w.-]+)==([^ ]+)(?: ; (.+?))? \\$", lock.read_text(encoding="utf-8"), re.MULTILINE)
-    return {canonicalize_name(n): version for n, version, marker in marked if not marker or Marker(marker).evaluate()}
-
-
-def link(name: str, version: str, python: Path) -> None:
-    """Give another environment a distribution of this one, file by file; commands start the other one's Python."""
-    found = distribution(name)
-    assert found.version == version, f"{name}: the two locks differ, or scripts/install was not run"
-    here, there = Path(sys.prefix), python.parent.parent
-    for file in found.files or ():
-        path = Path(os.path.normpath(str(file.locate())))
-        if path.suffix == ".pyc" or not path.is_file():
-            continue
-        target = there / path.relative_to(here)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if path.parent.name == "bin" and path.read_bytes().startswith(b"#!" + os.fsencode(here)):
-            target.write_bytes(b"\n".join([b"#!" + os.fsencode(python), *path.read_bytes().split(b"\n")[1:]]))
-            shutil.copymode(path, target)
-            continue
-        try:
-            os.link(path, target)
-        except OSError:  # on another disk
-            shutil.copy2(path, target)
-
-
-def fresh_environment(folder: Path, lock: Path, *, from_index: bool = False) -> Path:
-    """The Python of a virtual environment in `folder` that has the lock's packages and Penstock's wheel alone.
-
-    The packages are those that scripts/install put into this environment, or, with `from_index`, pip's own, as in the
-    image. Without pip or setuptools in it: they would lend what the lock does not name.
-    """
-    pip("wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT)
-    (wheel,) = folder.glob("penstock-*.whl")
-    venv.create(folder / "venv", symlinks=True, with_pip=False)
-    python = folder / "venv" / "bin" / "python"
-    if from_index:
-        pip("--python", python, "install", "--quiet", "--require-hashes", "--use-pep517", "-r", lock)
-    else:
-        for name, version in pinned(lock).items():
-            link(name, version, python)
-    # With its dependencies, but from nowhere: one that the lock left out ends it here.
-    pip("--python", python, "install", "--quiet", "--no-index", wheel)
-    return python
 
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The bin folder of a new virtual environment that is what the image has; one for the run, and about 1 GB."""
     folder = tmp_path_factory.mktemp("compose")
-    yield fresh_environment(folder, LOCK).parent
+    yield make_environment(folder, pinned(LOCK)).parent
     shutil.rmtree(folder / "venv")
-
-
-def ask(python: Path, code: str, *arguments: str) -> str:
-    """What a Python prints that sees neither the checkout nor the user's own packages."""
-    command = [python, "-I", "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=python.parent).stdout.strip()
 
 
 def test_environment_is_the_lock(installed: Path) -> None:
     """The new environment has the distributions that the lock names for this Python, Penstock's wheel, and no other."""
     python = installed / "python"
-    listed = ask(python, "from importlib.metadata import distributions as d; print(*(x.name for x in d()), sep='\\n')")
     named = set(pinned(LOCK))
     assert len(named) > 30
-    assert {canonicalize_name(name) for name in listed.split()} == named | {"penstock"}
+    assert distributions(python) == named | {"penstock"}
     site = ask(python, "import services; print(services.__file__)")
     assert Path(site).is_relative_to(installed.parent), "the checkout is seen instead of the wheel"
-
-
-@pytest.mark.soak
-def test_the_image_s_environment(tmp_path: Path) -> None:
-    """What pip makes of the lock, with every hash checked, is the environment that the services are tried in."""
-    python = fresh_environment(tmp_path, LOCK, from_index=True)
-    listed = ask(python, "from importlib.metadata import distributions as d; print(*(x.name for x in d()), sep='\\n')")
-    assert {canonicalize_name(name) for name in listed.split()} == set(pinned(LOCK)) | {"penstock"}
 
 
 def missing(python: Path, names: set[str]) -> set[str]:
@@ -184,12 +117,6 @@ def bootstrap_servers(kafka: EmbeddedKafka) -> str:
     return kafka.bootstrap_servers
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 def here(value: Any, replaced: dict[str, str]) -> str:
     """A value of compose.yaml with the secrets filled in and the places replaced."""
     text = re.sub(r"\$\{\w+:\?[^}]*\}", SECRET, str(value))
@@ -211,22 +138,6 @@ def places(service: str, bootstrap_servers: str, folder: Path, port: int) -> dic
     return found
 
 
-@contextlib.contextmanager
-def started(command: list[str], environment: dict[str, str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a folder of its own, its output in `output` there; killed at the end if it still runs."""
-    inherited = {name: os.environ[name] for name in ("HOME", "JAVA_HOME", "LANG") if name in os.environ}
-    with (folder / "output").open("ab") as output:
-        process = subprocess.Popen(
-            command, env=inherited | environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-        )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-
-
 def wait_until_healthy(
     check: list[str], environment: dict[str, str], process: subprocess.Popen[bytes], folder: Path
 ) -> None:
@@ -238,11 +149,6 @@ def wait_until_healthy(
         time.sleep(0.3)
     said = (folder / "output").read_text(encoding="utf-8", errors="replace")[-4000:]
     pytest.fail(f"not healthy within {START_TIMEOUT_SECONDS} s; exit status {process.poll()}:\n{said}")
-
-
-def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return str(answer.read().decode())
 
 
 @pytest.mark.parametrize("service", ["producer", "consumer", "aggregator", "admin"])
