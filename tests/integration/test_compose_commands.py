@@ -39,6 +39,7 @@ from tests.integration.environments import (
     pip,
     started,
 )
+from tests.integration.promtool import assert_clean
 
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"]
 DASHBOARD = json.loads((ROOT / "deploy/grafana/dashboards/penstock.json").read_text(encoding="utf-8"))
@@ -164,18 +165,19 @@ def test_command_runs(service: str, installed: Path, bootstrap_servers: str, tmp
     with started([str(installed / command[0]), *command[1:]], environment, tmp_path) as process:
         wait_until_healthy([here(part, replaced) for part in check], environment, process, tmp_path)
         assert json.loads(get(f"http://127.0.0.1:{port}/health"))["service"] == service
-        wait_for_metrics(f"http://127.0.0.1:{port}/metrics", shown_of(service))
+        assert_clean(wait_for_metrics(f"http://127.0.0.1:{port}/metrics", shown_of(service)))
         process.send_signal(signal.SIGTERM)
         status = process.wait(timeout=60)
         assert status == 0, (tmp_path / "output").read_text(encoding="utf-8", errors="replace")[-4000:]
 
 
-def wait_for_metrics(url: str, wanted: set[str]) -> None:
-    """Until all are served: some come only once a partition is assigned."""
+def wait_for_metrics(url: str, wanted: set[str]) -> str:
+    """The page of metrics, once it has all that are wanted: some come only once a partition is assigned."""
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
-    while missing := wanted - served(get(url)):
+    while missing := wanted - served(page := get(url)):
         assert time.monotonic() < deadline, f"in the dashboard, but not served: {missing}"
         time.sleep(0.3)
+    return page
 
 
 def shown_of(service: str) -> set[str]:
