@@ -15,17 +15,22 @@ import shutil
 import signal
 import subprocess
 import time
+import urllib.error
 import venv
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 import yaml
 
+from penstock import Producer
 from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin, event_time_topic
 from shared.common.settings import KafkaSettings
+from tests.integration.connect import postgres
 from tests.integration.environments import (
     LOCK,
     ROOT,
@@ -41,7 +46,8 @@ from tests.integration.environments import (
 )
 from tests.integration.promtool import assert_clean
 
-SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 DASHBOARD = json.loads((ROOT / "deploy/grafana/dashboards/penstock.json").read_text(encoding="utf-8"))
 SECRET = "0123456789abcdef"
 START_TIMEOUT_SECONDS = 60
@@ -127,8 +133,10 @@ def here(value: Any, replaced: dict[str, str]) -> str:
 
 
 def places(service: str, bootstrap_servers: str, folder: Path, port: int) -> dict[str, str]:
+    """What stands here for the places that a service knows in compose: addresses, volumes, files of the checkout."""
     found = {
         "kafka-1:9092,kafka-2:9092,kafka-3:9092": bootstrap_servers,
+        f"http://{service}:8080": f"http://127.0.0.1:{port}",
         "8080": str(port),
         "spark://spark-master:7077": "local[1]",
     }
@@ -136,6 +144,10 @@ def places(service: str, bootstrap_servers: str, folder: Path, port: int) -> dic
         source, target = mount.split(":")[:2]
         (folder / source).mkdir(exist_ok=True)
         found[target] = str(folder / source)
+    for config in SERVICES[service].get("configs", ()):
+        file = folder / Path(config["target"]).name
+        file.write_text(here(COMPOSE["configs"][config["source"]]["content"], found), encoding="utf-8")
+        found[config["target"]] = str(file)
     return found
 
 
@@ -152,23 +164,117 @@ def wait_until_healthy(
     pytest.fail(f"not healthy within {START_TIMEOUT_SECONDS} s; exit status {process.poll()}:\n{said}")
 
 
-@pytest.mark.parametrize("service", ["producer", "consumer", "aggregator", "admin"])
-def test_command_runs(service: str, installed: Path, bootstrap_servers: str, tmp_path: Path) -> None:
-    """A service comes up healthy by compose's command and check, serves what the dashboard shows, and ends with 0."""
+@contextmanager
+def service_running(
+    service: str, installed: Path, bootstrap_servers: str, folder: Path
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A service by compose's command, healthy by compose's check: its process and its HTTP port."""
     port = free_port()
-    replaced = places(service, bootstrap_servers, tmp_path, port)
+    replaced = places(service, bootstrap_servers, folder, port)
     environment = {name: here(value, replaced) for name, value in SERVICES[service]["environment"].items()}
     environment["PATH"] = f"{installed}:{SYSTEM_PATH}"
     command = [here(part, replaced) for part in SERVICES[service]["command"]]
     kind, *check = SERVICES[service]["healthcheck"]["test"]
     assert kind == "CMD"
-    with started([str(installed / command[0]), *command[1:]], environment, tmp_path) as process:
-        wait_until_healthy([here(part, replaced) for part in check], environment, process, tmp_path)
+    with started([str(installed / command[0]), *command[1:]], environment, folder) as process:
+        wait_until_healthy([here(part, replaced) for part in check], environment, process, folder)
+        yield process, port
+
+
+def stop(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """End a service as the engine does; its exit status is 0."""
+    process.send_signal(signal.SIGTERM)
+    status = process.wait(timeout=60)
+    assert status == 0, (folder / "output").read_text(encoding="utf-8", errors="replace")[-4000:]
+
+
+@pytest.mark.parametrize("service", ["producer", "consumer", "aggregator", "admin"])
+def test_command_runs(service: str, installed: Path, bootstrap_servers: str, tmp_path: Path) -> None:
+    """A service comes up healthy by compose's command and check, serves what the dashboard shows, and ends with 0."""
+    with service_running(service, installed, bootstrap_servers, tmp_path) as (process, port):
         assert json.loads(get(f"http://127.0.0.1:{port}/health"))["service"] == service
         assert_clean(wait_for_metrics(f"http://127.0.0.1:{port}/metrics", shown_of(service)))
-        process.send_signal(signal.SIGTERM)
-        status = process.wait(timeout=60)
-        assert status == 0, (tmp_path / "output").read_text(encoding="utf-8", errors="replace")[-4000:]
+        stop(process, tmp_path)
+
+
+def test_connect_worker_runs(installed: Path, bootstrap_servers: str, tmp_path: Path) -> None:
+    """The Connect worker comes up by compose's command and check, asks for compose's token, and ends with 0."""
+    with service_running("connect", installed, bootstrap_servers, tmp_path) as (process, port):
+        assert_clean(get(f"http://127.0.0.1:{port}/metrics"))
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            get(f"http://127.0.0.1:{port}/connectors")
+        stop(process, tmp_path)
+
+
+@pytest.mark.skipif(not postgres.found(), reason="no Postgres: initdb, pg_ctl and postgres must be on the PATH")
+def test_connect_worker_writes_to_postgres(installed: Path, bootstrap_servers: str, tmp_path: Path) -> None:
+    """What `connectors` makes writes a closed window to compose's database; made once more it goes on."""
+    user, database = (SERVICES["postgres"]["environment"][f"POSTGRES_{name}"] for name in ("USER", "DB"))
+    running = service_running("connect", installed, bootstrap_servers, tmp_path)
+    with postgres.server() as admin_url, running as (process, port):
+        address = admin_url.partition("@")[2].partition("/")[0]
+        for statement in (f"CREATE ROLE {user} LOGIN", f"CREATE DATABASE {database} OWNER {user}"):
+            asyncio.run(in_postgres(admin_url, statement))
+        url = f"postgresql://{user}@{address}/{database}"
+        create_connectors(installed, port, address, tmp_path)
+        asyncio.run(send_bank(bootstrap_servers, flights=41))
+        wait_for_rows(url, [("UA-EWR", 41, 7.5)], tmp_path)
+        create_connectors(installed, port, address, tmp_path)
+        asyncio.run(send_bank(bootstrap_servers, flights=42))
+        wait_for_rows(url, [("UA-EWR", 42, 7.5)], tmp_path)
+        assert_clean(wait_for_metrics(f"http://127.0.0.1:{port}/metrics", shown_of("connect")))
+        stop(process, tmp_path)
+
+
+def create_connectors(installed: Path, port: int, database: str, folder: Path) -> None:
+    """Run compose's one-shot service that makes the connectors, with the addresses of this worker and this Postgres."""
+    service = SERVICES["connectors"]
+    replaced = {"http://connect:8080": f"http://127.0.0.1:{port}"}
+    for mount in service["volumes"]:
+        source, target = mount.split(":")[:2]
+        copy = shutil.copytree(ROOT / source, folder / "connectors", dirs_exist_ok=True)
+        for file in copy.iterdir():
+            file.write_text(file.read_text(encoding="utf-8").replace("//postgres:5432/", f"//{database}/"))
+        replaced[target] = str(copy)
+    environment = {name: here(value, replaced) for name, value in service["environment"].items()}
+    name, *arguments = (here(part, replaced) for part in service["command"])
+    done = subprocess.run(
+        [installed / name, *arguments],
+        env=environment | {"PATH": f"{installed}:{SYSTEM_PATH}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+async def send_bank(bootstrap_servers: str, flights: int) -> None:
+    """A closed window as the aggregator writes it."""
+    window = {"key": "UA-EWR", "start": 1_357_034_400_000, "end": 1_357_038_000_000}
+    value = json.dumps({**window, "flights": flights, "mean_delay": 7.5}).encode()
+    async with Producer(KafkaSettings(bootstrap_servers=bootstrap_servers)) as producer:
+        await (await producer.send("banks", value, key=b"UA-EWR"))
+
+
+async def in_postgres(url: str, statement: str) -> list[tuple[Any, ...]]:
+    """The rows of one statement."""
+    connection = await asyncpg.connect(url)
+    try:
+        return [tuple(row) for row in await connection.fetch(statement)]
+    finally:
+        await connection.close()
+
+
+def wait_for_rows(url: str, wanted: list[tuple[Any, ...]], folder: Path) -> None:
+    """Until the table of windows has these rows."""
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    rows: list[tuple[Any, ...]] = []
+    while rows != wanted:
+        with suppress(asyncpg.UndefinedTableError):
+            rows = asyncio.run(in_postgres(url, "SELECT key, flights, mean_delay FROM banks"))
+        said = (folder / "output").read_text(encoding="utf-8", errors="replace")[-4000:]
+        assert time.monotonic() < deadline, f"{rows}\n{said}"
+        time.sleep(0.3)
 
 
 def wait_for_metrics(url: str, wanted: set[str]) -> str:
@@ -183,7 +289,7 @@ def wait_for_metrics(url: str, wanted: set[str]) -> str:
 def shown_of(service: str) -> set[str]:
     """The metrics of a service in the dashboard's queries."""
     queries = " ".join(target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"])
-    found = re.findall(rf'(penstock_\w+?)(?:_bucket)?\{{service="{service}"', queries)
+    found = re.findall(rf'((?:penstock|kafka_connect)_\w+?)(?:_bucket)?\{{service="{service}"', queries)
     assert found or service == "admin", "the dashboard shows nothing of it"
     return set(found)
 
