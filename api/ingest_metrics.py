@@ -13,22 +13,24 @@ class IngestMetrics:
     """See the module."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._requests = metrics.counter(registry, "ingest_requests", "Requests answered.", "topic", "status")
+        self._requests = metrics.counter(registry, "ingest_requests", "Ingest requests answered.", "topic", "status")
         self._refusals = metrics.counter(
-            registry, "ingest_refused_requests", "Requests of which nothing was looked at, by reason.", "error_code"
+            registry, "ingest_refused_requests", "Ingest requests rejected as a whole.", "error_code"
         )
         self._stored = metrics.counter(registry, "ingest_stored_records", "Records acknowledged by Kafka.", "topic")
         self._refused = metrics.counter(
-            registry, "ingest_refused_records", "Events not stored, by reason.", "topic", "error_code"
+            registry, "ingest_refused_records", "Events that were not stored.", "topic", "error_code"
         )
         self._unknown = metrics.counter(
             registry,
             "ingest_unknown_records",
-            "Events that may or may not be stored, by reason.",
+            "Events that may or may not be stored.",
             "topic",
             "error_code",
         )
-        self._seconds = metrics.histogram(registry, "ingest_request_seconds", "Last byte to answer.", "topic")
+        self._seconds = metrics.histogram(
+            registry, "ingest_request_seconds", "From the last byte of a request to its answer.", "topic"
+        )
         # Looking a label up costs several times what counting does.
         self._answered: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self._stored_in: dict[str, Counter] = {}

@@ -1,4 +1,4 @@
-"""The script of continuous integration, on a copy of it beside stand-ins for the scripts that it calls."""
+"""The scripts of continuous integration, on copies of them beside stand-ins for what they call."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ def run(folder: Path, *, failing: str = "", seconds: int = 0) -> tuple[int, str,
     (folder / ".ci").mkdir()
     (folder / "scripts").mkdir()
     shutil.copy(ROOT / ".ci" / "run", folder / ".ci" / "run")
+    (folder / ".ci" / "tools").write_text(f"#!/bin/sh\necho {folder / 'tools'}\n", encoding="utf-8")
+    (folder / ".ci" / "tools").chmod(0o755)
     for name in PARTS:
-        (folder / name).write_text(f"#!/bin/sh\necho ran {name}\nexit {int(name == failing)}\n", encoding="utf-8")
+        script = f"#!/bin/sh\necho ran {name}\ncommand -v found-by-tests\nexit {int(name == failing)}\n"
+        (folder / name).write_text(script, encoding="utf-8")
         (folder / name).chmod(0o755)
     # bash's own clock counts on from what it is set to.
     command = ["bash", "-c", f"SECONDS={seconds}; . .ci/run", ".ci/run"]
@@ -50,3 +53,59 @@ def test_too_long_is_a_warning_alone(tmp_path: Path, seconds: int, warns: bool) 
     status, _, warned = run(tmp_path, seconds=seconds)
     assert status == 0
     assert ("warning: the whole took more than 15 minutes" in warned) is warns
+
+
+def test_tools_are_found_by_the_parts(tmp_path: Path) -> None:
+    """What .ci/tools fetched is on the path of each part."""
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "found-by-tests").touch(mode=0o755)
+    status, said, _ = run(tmp_path)
+    assert status == 0
+    assert said.count(str(tmp_path / "tools" / "found-by-tests")) == len(PARTS)
+
+
+def tools(folder: Path, commands: dict[str, str]) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of .ci/tools with these shell scripts as the commands on PATH."""
+    (folder / "bin").mkdir()
+    for name in ("bash", "mktemp", "rm", "mkdir", "mv", "tar", "cat"):
+        (folder / "bin" / name).symlink_to(shutil.which(name) or "")
+    for name, script in commands.items():
+        (folder / "bin" / name).write_text(f"#!/bin/bash\n{script}\n", encoding="utf-8")
+        (folder / "bin" / name).chmod(0o755)
+    done = subprocess.run(
+        [ROOT / ".ci" / "tools"],
+        env={"PATH": str(folder / "bin"), "HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_promtool_is_taken_out_of_its_package(tmp_path: Path) -> None:
+    """The linter is extracted into the printed folder, and a second run downloads nothing."""
+    (tmp_path / "usr" / "bin").mkdir(parents=True)
+    (tmp_path / "usr" / "bin" / "promtool").touch(mode=0o755)
+    apt = f'echo "$1" >> {tmp_path}/asked; [ "$1" = update ] && exit 100; : > prometheus_2.deb'
+    status, said, _ = tools(tmp_path, {"apt-get": apt, "dpkg-deb": f"tar -c -C {tmp_path} ./usr/bin/promtool"})
+    assert (status, said) == (0, f"{tmp_path}/.cache/penstock/tools\n")
+    assert (tmp_path / ".cache" / "penstock" / "tools" / "promtool").is_file()
+    assert (tmp_path / "asked").read_text().split() == ["update", "download"]
+    shutil.rmtree(tmp_path / "bin")
+    assert tools(tmp_path, {"apt-get": apt})[0] == 0
+    assert (tmp_path / "asked").read_text().split() == ["update", "download"]
+
+
+@pytest.mark.parametrize(
+    ("commands", "warning"),
+    [
+        ({}, ""),
+        ({"promtool": "exit 1", "apt-get": "exit 1"}, ""),
+        ({"apt-get": "exit 100"}, "warning: there is no promtool: the pages of metrics are not linted\n"),
+    ],
+)
+def test_a_machine_without_promtool_is_no_failure(tmp_path: Path, commands: dict[str, str], warning: str) -> None:
+    """Without apt, and with a promtool, nothing is done; a package that cannot be had is a warning."""
+    status, _, warned = tools(tmp_path, commands)
+    assert (status, warned) == (0, warning)

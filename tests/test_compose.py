@@ -14,18 +14,26 @@ import pytest
 import yaml
 
 from services.cli import COMMANDS
+from services.cli import SERVICES as SERVICE_COMMANDS
+from services.connect.connectors import TOKEN_VARIABLE, URL_VARIABLE
+from services.connect.main import SHUTDOWN_TIMEOUT_MS
+from services.connect.settings import advertised, is_open, listener, misspelled, read_command_line
 from services.local.demo.flights import PLAN
 from services.local.jars import KAFKA_VERSION
 from shared.clients.admin import event_time_topic
 from shared.common.setting_names import ENV_PREFIX
 from shared.common.settings import ServiceSettings
+from shared.connect.herder.settings import DistributedConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+README = ROOT / "README.md"
 BROKERS = ("kafka-1", "kafka-2", "kafka-3")
-ONE_SHOT = {"topics"}  # ends when its work is done, so it has no health
+ONE_SHOT = {"topics", "connectors"}  # ends when its work is done, so it has no health
+ENDS = {"connectors", "sessions", "streams", "dlq"}
+"""Commands among the services of `penstock --help` that end when their work is done."""
 SETTINGS = {
     "producer": "services.producer.settings:ProducerServiceSettings",
     "consumer": "services.consumer.settings:ConsumerServiceSettings",
@@ -67,7 +75,17 @@ def test_follows_the_specification() -> None:
 def test_every_part_is_there() -> None:
     """Three brokers, Spark, Postgres, each Penstock service, Prometheus and Grafana."""
     around = {"spark-master", "spark-worker", "postgres", "prometheus", "grafana"}
-    assert set(SERVICES) == {*BROKERS, *SETTINGS, *around, *ONE_SHOT}
+    assert set(SERVICES) == {*BROKERS, *SETTINGS, "connect", *around, *ONE_SHOT}
+
+
+def test_every_service_of_the_readme_is_there() -> None:
+    """Each command in README's table that runs until it is stopped is a service of compose, under its own name."""
+    table = README.read_text(encoding="utf-8").partition("| command | what it does")[2].partition("\n\n")[0]
+    services = {name for name, (panel, _, _) in COMMANDS.items() if panel == SERVICE_COMMANDS} - ENDS
+    named = {name for row in table.splitlines() for name in re.findall(r"`penstock (\w+)", row.partition(" | ")[0])}
+    assert services <= named
+    started = {service["command"][1] for service in SERVICES.values() if service.get("command", [""])[0] == "penstock"}
+    assert services & named <= started & SERVICES.keys()
 
 
 def test_images_are_pinned() -> None:
@@ -78,7 +96,7 @@ def test_images_are_pinned() -> None:
     ]
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     assert f"penstock:{version}" in images
-    assert {SERVICES[name]["image"] for name in SETTINGS} == {f"penstock:{version}"}
+    assert {SERVICES[name]["image"] for name in (*SETTINGS, "connect", "connectors")} == {f"penstock:{version}"}
 
 
 def test_kafka_is_the_version_of_the_embedded_one() -> None:
@@ -104,6 +122,7 @@ def test_services_listen_where_they_are_expected(service: str) -> None:
     scraped = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
     targets = {entry["targets"][0]: entry["labels"]["service"] for job in scraped for entry in job["static_configs"]}
     assert targets[f"{service}:{settings.http.port}"] == service
+    assert targets.keys() == {f"{name}:{settings.http.port}" for name in (*SETTINGS, "connect")}
 
 
 def test_everything_that_stays_has_a_health_check() -> None:
@@ -135,6 +154,8 @@ def test_dependencies_can_be_met() -> None:
                 assert "healthcheck" in SERVICES[other], (name, other)
             else:
                 assert (entry["condition"], other) == ("service_completed_successfully", "topics"), (name, other)
+    assert "postgres" in SERVICES["connect"]["depends_on"]
+    assert {"connect", "aggregator"} <= SERVICES["connectors"]["depends_on"].keys()
     for name in ("producer", "consumer", "aggregator"):
         assert {*BROKERS, "topics"} <= SERVICES[name]["depends_on"].keys()
     assert "spark-worker" in SERVICES["aggregator"]["depends_on"]
@@ -170,6 +191,59 @@ def test_shutdown_is_given_its_time(service: str) -> None:
 def test_services_know_every_broker(service: str) -> None:
     """A service starts with any of the three brokers down."""
     assert settings_of(service).kafka.bootstrap_servers.split(",") == [f"{broker}:9092" for broker in BROKERS]
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> DistributedConfig:
+    """The Connect worker's settings, read as the worker reads them."""
+    (mount,) = SERVICES["connect"]["configs"]
+    penstock, connect, mode, path, *flags = SERVICES["connect"]["command"]
+    assert (penstock, connect, mode, path) == ("penstock", "connect", "distributed", mount["target"])
+    file = tmp_path / "connect.properties"
+    file.write_text(interpolate(COMPOSE["configs"][mount["source"]]["content"]), encoding="utf-8")
+    config = read_command_line("distributed", [str(file), *flags]).config
+    assert isinstance(config, DistributedConfig)
+    return config
+
+
+def test_connect_worker_is_reached_where_it_is_expected(worker: DistributedConfig) -> None:
+    """The worker serves REST at the port that compose publishes, with the token that admin and connectors send."""
+    http = listener(worker)
+    assert (http.host, [inside for _, _, inside in published("connect")]) == ("0.0.0.0", [str(http.port)])
+    assert advertised(worker, http, http.port) == f"connect:{http.port}"
+    assert f"http://127.0.0.1:{http.port}/health" in SERVICES["connect"]["healthcheck"]["test"][-1]
+    asked = environment("connectors")
+    assert asked[URL_VARIABLE] == f"http://connect:{http.port}"
+    assert worker["rest.auth.token"].value == asked[TOKEN_VARIABLE] == SECRETS["PENSTOCK_AUTH_TOKEN"]
+    admin: Any = settings_of("admin")
+    assert admin.services.keys() == {*SETTINGS, "connect"} - {"admin"}
+    assert admin.services["connect"] == f"http://connect:{http.port}"
+    assert not is_open(worker, http)
+
+
+def test_connect_worker_is_set_up_for_this_cluster(worker: DistributedConfig) -> None:
+    """Every setting is a known one, any broker may be down, and stopping it is given its time."""
+    assert misspelled(worker) == []
+    assert worker.kafka.bootstrap_servers.split(",") == [f"{broker}:9092" for broker in BROKERS]
+    limit_ms = worker["task.shutdown.graceful.timeout.ms"] + SHUTDOWN_TIMEOUT_MS
+    assert int(SERVICES["connect"]["stop_grace_period"].removesuffix("s")) * 1000 > limit_ms
+
+
+def test_connector_uses_the_postgres_that_is_there(worker: DistributedConfig) -> None:
+    """The connector writes the demo's results to compose's database, with the password that both get."""
+    (mount,) = SERVICES["connectors"]["volumes"]
+    folder, target = mount.split(":")[:2]
+    penstock, connectors, create, update, path = SERVICES["connectors"]["command"]
+    assert (penstock, connectors, create, update) == ("penstock", "connectors", "create", "--update")
+    config = json.loads((ROOT / folder / Path(path).relative_to(target)).read_text(encoding="utf-8"))
+    assert config["topics"] == PLAN.results
+    database = environment("postgres")
+    assert config["connection.url"] == f"postgresql://postgres:5432/{database['POSTGRES_DB']}"
+    assert config["connection.user"] == database["POSTGRES_USER"]
+    assert config["connection.password"] == "${env:POSTGRES_PASSWORD}"
+    assert environment("connect") == {"POSTGRES_PASSWORD": database["POSTGRES_PASSWORD"]}
+    assert worker["config.providers"] == ["env"]
+    assert worker.props["config.providers.env.param.allowlist.pattern"] == "POSTGRES_PASSWORD"
 
 
 def test_brokers_form_one_cluster() -> None:

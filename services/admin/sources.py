@@ -173,7 +173,7 @@ def sum_metrics(text: str) -> dict[str, float]:
         for sample in family.samples:
             if sample.name == LATENCY:
                 totals[f"{LATENCY}|{float(sample.labels['le'])}"] += sample.value
-            elif sample.name.startswith("penstock_") and not sample.name.endswith(("_bucket", "_created")):
+            elif sample.name.startswith("penstock_") and not sample.name.endswith("_bucket"):
                 totals[sample.name] += sample.value
     return dict(totals)
 

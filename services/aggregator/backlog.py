@@ -59,14 +59,22 @@ class BacklogWatch:
         self._said = ""
         self._asked_at: Backlog | None = None
         self._records = gauge(
-            registry, "compaction_changelog_records", "Changelog records in no snapshot; NaN: not measured here."
+            registry,
+            "compaction_changelog_records",
+            "Changelog records that no snapshot covers; NaN if this instance does not measure them.",
         )
         self._records.set(math.nan)
         self._bytes = gauge(
-            registry, "compaction_changelog_bytes", "Changelog bytes in no snapshot, by share; NaN: not known here."
+            registry,
+            "compaction_changelog_bytes",
+            "Estimated changelog bytes that no snapshot covers; NaN if this instance does not know them.",
         )
         self._bytes.set(math.nan)
-        age = gauge(registry, "compaction_snapshot_age_seconds", "Age of the newest snapshot; NaN: none, or elsewhere.")
+        age = gauge(
+            registry,
+            "compaction_snapshot_age_seconds",
+            "Age of the newest snapshot; NaN if there is none or another instance compacts.",
+        )
         age.set_function(self._age_seconds)
 
     def __repr__(self) -> str:

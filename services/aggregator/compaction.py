@@ -137,19 +137,25 @@ class CompactionSupervisor:
         self._run_records_max = settings.compaction.run_records_max
         self._has_read = False
         self._last_success_ms: int | None = None
-        self._runs = counter(registry, "compaction_runs", "Compactions started.", "outcome")
+        self._runs = counter(registry, "compaction_runs", "Compactions that ended.", "outcome")
         for outcome in ("done", "lost", "failed"):  # so that a rate is there before the first of its kind
             self._runs.labels(outcome=outcome)
-        gauge(registry, "compaction_enabled", "1 if this instance would start compactions.").set(self.enabled)
-        self._failing = gauge(registry, "compaction_failures_in_a_row", "Failed compactions since the last good one.")
-        self._seconds = gauge(registry, "compaction_last_seconds", "Duration of the last successful compaction.")
-        self._running = gauge(registry, "compaction_running", "1 while a job runs here.")
-        self._rows = gauge(
-            registry, "compaction_last_rows", "Rows the last successful compaction merged, deleted or appended."
+        gauge(registry, "compaction_enabled", "1 if this instance may start compactions, else 0.").set(self.enabled)
+        self._failing = gauge(
+            registry, "compaction_failures_in_a_row", "Failed compactions since the last successful one."
         )
-        self._entries = gauge(registry, "compaction_last_entries", "Changelog entries the last compaction read.")
+        self._seconds = gauge(registry, "compaction_last_seconds", "Duration of the last successful compaction.")
+        self._running = gauge(registry, "compaction_running", "1 while this instance runs a compaction, else 0.")
+        self._rows = gauge(
+            registry, "compaction_last_rows", "Rows that the last successful compaction merged, deleted or appended."
+        )
+        self._entries = gauge(
+            registry, "compaction_last_entries", "Changelog entries that the last successful compaction read."
+        )
         at = gauge(
-            registry, "compaction_last_success_seconds", "When the last one succeeded, epoch seconds; NaN: not known."
+            registry,
+            "compaction_last_success_seconds",
+            "Unix time of the last successful compaction; NaN if it is not known.",
         )
         at.set_function(self._last_success_seconds)
 

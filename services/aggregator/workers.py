@@ -205,7 +205,7 @@ class Workers:
         tokens: dict[Any, str] = {**tokens_of(settings)}
         self.workers = [Worker(number, self._folder, tokens) for number in range(1, settings.workers + 1)]
         self._registry = CollectorRegistry()
-        name, text = "aggregator_worker_restarts", "Workers that ended by themselves and were started again."
+        name, text = "aggregator_worker_restarts", "Worker processes that ended unexpectedly and were started again."
         self._restarts = metrics.counter(self._registry, name, text, "worker")
         checks: dict[str, Check] = {worker.name: worker.check for worker in self.workers}
         any_one: Upstream = AnyWorker(self.workers)

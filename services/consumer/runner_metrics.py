@@ -18,34 +18,43 @@ class RunnerMetrics:
             metric = make(registry, f"consumer_{name}", documentation, "group", "topic")
             return cache(lambda topic: metric.labels(group=group, topic=topic))
 
-        self.handled = per_topic(counter, "handled_records", "Records whose handling is finished, by the handler.")
-        self.latency = per_topic(histogram, "handler_latency_seconds", "How long one call of the handler took.")
-        self.failures = per_topic(counter, "handler_failures", "Calls of the handler that raised or were cancelled.")
-        self.timeouts = per_topic(counter, "handler_timeouts", "Calls cancelled after handler_timeout_ms.")
-        self.retries = per_topic(counter, "retries", "Records put back to be handled again.")
+        self.handled = per_topic(counter, "handled_records", "Records that the handler has finished.")
+        self.latency = per_topic(histogram, "handler_latency_seconds", "Duration of a handler call.")
+        self.failures = per_topic(counter, "handler_failures", "Handler calls that raised an error or were cancelled.")
+        self.timeouts = per_topic(counter, "handler_timeouts", "Handler calls cancelled after handler_timeout_ms.")
+        self.retries = per_topic(counter, "retries", "Records queued for another handler call.")
         self.dead_letters = per_topic(counter, "dead_letters", "Records written to the dead-letter topic.")
         self.dead_letter_failures = per_topic(
-            counter, "dead_letter_failures", "Writes to the dead-letter topic that failed and will be made again."
+            counter, "dead_letter_failures", "Failed writes to the dead-letter topic, which are retried."
         )
         self.produced = per_topic(
-            counter, "produced_records", "Records that handlers returned, written and acknowledged."
+            counter, "produced_records", "Records returned by handlers and acknowledged by Kafka."
         )
-        self.produce_failures = per_topic(counter, "produce_failures", "Records that handlers returned, not written.")
-        self.skipped = per_topic(counter, "skipped_records", "Delivered records that an earlier owner had finished.")
-        self.ignored = per_topic(counter, "ignored_results", "Results that came after the partition was lost.")
+        self.produce_failures = per_topic(
+            counter, "produce_failures", "Records returned by handlers that could not be written."
+        )
+        self.skipped = per_topic(
+            counter, "skipped_records", "Records that an earlier owner of the partition had finished."
+        )
+        self.ignored = per_topic(counter, "ignored_results", "Handler results that came after the partition was lost.")
         self.commit_failures = counter(
-            registry, "consumer_runner_commit_failures", "Commits that failed and will be made again.", "group"
+            registry, "consumer_runner_commit_failures", "Failed commits, which are retried.", "group"
         ).labels(group=group)
-        transactions = counter(registry, "consumer_transactions", "Transactions, by result.", "group", "result")
+        transactions = counter(registry, "consumer_transactions", "Transactions that ended.", "group", "result")
         self.transactions = {each: transactions.labels(group=group, result=each) for each in ("ok", "failed")}
         self.in_flight = gauge(
-            registry, "consumer_handlers_in_flight", "Calls of the handler that are running.", "group"
+            registry, "consumer_handlers_in_flight", "Handler calls that are running.", "group"
         ).labels(group=group)
         self._lag = gauge(
-            registry, "consumer_unfinished_lag", "Records not finished, fetched or not.", "group", "topic", "partition"
+            registry,
+            "consumer_unfinished_lag",
+            "Records that are not finished, fetched or not.",
+            "group",
+            "topic",
+            "partition",
         )
         self._paused = gauge(
-            registry, "consumer_paused", "1 while the partition is paused.", "group", "topic", "partition"
+            registry, "consumer_paused", "1 while the partition is paused, else 0.", "group", "topic", "partition"
         )
         self._group = group
 

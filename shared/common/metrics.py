@@ -1,7 +1,8 @@
 """Prometheus metrics: one registry a process, one naming rule.
 
-Every metric is `penstock_<room>_<what>_<unit>`; labels are few and bounded (topic, partition, group, store), never
-a record's key. Rooms take the registry as an argument, so that a test reads its own:
+Every metric is `penstock_<room>_<what>_<unit>`. Units are Prometheus' base units, seconds and bytes. Labels are few and
+bounded (topic, partition, group, store), never a record's key. Rooms take the registry as an argument, so that a test
+reads its own:
 
 >>> from prometheus_client import CollectorRegistry
 >>> registry = CollectorRegistry()
@@ -13,21 +14,50 @@ a record's key. Rooms take the registry as an argument, so that a test reads its
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import Metric
 
 M = TypeVar("M", Counter, Gauge, Histogram)
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
+NOT_BASE_UNITS = {
+    *("s", "sec", "ms", "us", "ns", "milliseconds", "microseconds", "nanoseconds", "minutes", "hours", "days"),
+    *("b", "kb", "mb", "gb", "bits", "kilobytes", "megabytes", "kibibytes", "mebibytes", "percent", "percentage"),
+}
+"""Words that no metric's name may have: Prometheus' base units are seconds, bytes and ratios."""
+
 LATENCY_BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+def _without_created(collected: Iterable[Metric]) -> Iterable[Metric]:
+    """The metrics without their `_created` series, the time at which each series began.
+
+    The client library can leave them out for the whole process. A process that embeds Penstock decides that for its
+    own metrics, so here it is decided for each of ours.
+    """
+    for metric in collected:
+        metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+        yield metric
+
+
+class _Counter(Counter):
+    def collect(self) -> Iterable[Metric]:
+        return _without_created(super().collect())
+
+
+class _Histogram(Histogram):
+    def collect(self) -> Iterable[Metric]:
+        return _without_created(super().collect())
 
 
 def counter(registry: CollectorRegistry, name: str, documentation: str, *labels: str) -> Counter:
     """A counter `penstock_<name>_total`; the same one again where the registry already has it."""
-    return _once(registry, Counter, name, documentation, labels)
+    return _once(registry, _Counter, name, documentation, labels)
 
 
 def gauge(registry: CollectorRegistry, name: str, documentation: str, *labels: str) -> Gauge:
@@ -37,7 +67,7 @@ def gauge(registry: CollectorRegistry, name: str, documentation: str, *labels: s
 
 def histogram(registry: CollectorRegistry, name: str, documentation: str, *labels: str) -> Histogram:
     """A histogram `penstock_<name>` in seconds; the same one again where the registry already has it."""
-    return _once(registry, Histogram, name, documentation, labels, buckets=LATENCY_BUCKETS_SECONDS)
+    return _once(registry, _Histogram, name, documentation, labels, buckets=LATENCY_BUCKETS_SECONDS)
 
 
 def render(registry: CollectorRegistry) -> bytes:
@@ -48,6 +78,10 @@ def render(registry: CollectorRegistry) -> bytes:
 def _once(
     registry: CollectorRegistry, kind: type[M], name: str, documentation: str, labels: tuple[str, ...], **options: Any
 ) -> M:
+    if wrong := NOT_BASE_UNITS.intersection(name.split("_")):
+        raise ValueError(
+            f"metric {name!r}: {sorted(wrong)} is no base unit of Prometheus: use seconds, bytes or a ratio"
+        )
     full = f"penstock_{name}"
     known = registry._names_to_collectors.get(full) or registry._names_to_collectors.get(f"{full}_total")
     if isinstance(known, kind):

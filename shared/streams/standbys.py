@@ -67,7 +67,9 @@ class Standbys:
         self._kafka, self._settings, self._maker, self._clock = kafka, settings, maker, clock
         self._own: dict[int, Standby] = {}
         self._labelled: set[str] = set()
-        self._lag = gauge(registry, "streams_standby_lag", "Changelog offsets a standby has to read.", "partition")
+        self._lag = gauge(
+            registry, "streams_standby_lag", "Changelog offsets that a standby has not read yet.", "partition"
+        )
 
     def __repr__(self) -> str:
         return f"Standbys({sorted(self._own)})"

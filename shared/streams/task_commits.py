@@ -60,7 +60,7 @@ class TaskCommits:
         self._refused: dict[int, dict[OutputPlace, DataError]] = {}
         self._check_states: set[int] = set()
         self._under_way: asyncio.Task[Ended] | None = None
-        self._seconds = histogram(registry, "streams_commit_seconds", "Time of one commit.")
+        self._seconds = histogram(registry, "streams_commit_seconds", "Duration of a commit.")
 
     def refused(self, partition: int) -> Refusals:
         """What a task of this partition has to refuse."""

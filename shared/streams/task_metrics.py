@@ -27,14 +27,25 @@ class TaskMetrics:
         own = {"partition": str(partition)}
         self.records_total = self.late_total = self.dead_letters_total = self.skipped_total = self.closed_total = 0
         self.missed_windows_total = 0
-        self._records = counter(registry, "streams_records", "Records taken.", "partition").labels(**own)
-        self._late = counter(registry, "streams_late_records", "Records that came too late.", "partition", "topic")
-        self._dead = counter(registry, "streams_dead_letters", "Records refused.", "partition", "topic", "stage")
+        self._records = counter(registry, "streams_records", "Records processed.", "partition").labels(**own)
+        self._late = counter(
+            registry, "streams_late_records", "Records that came after their windows had closed.", "partition", "topic"
+        )
+        self._dead = counter(
+            registry,
+            "streams_dead_letters",
+            "Records and outputs sent to the dead-letter topic.",
+            "partition",
+            "topic",
+            "stage",
+        )
         self._skipped = counter(registry, "streams_skipped_records", "Records skipped.", "partition", "reason")
-        missed = ("streams_missed_windows", "Time windows that records came too late for.")
+        missed = ("streams_missed_windows", "Time windows that had closed before a record came.")
         self._missed = counter(registry, *missed, "partition").labels(**own)
         self._closed = counter(registry, "streams_closed_windows", "Windows closed.", "partition").labels(**own)
-        self._time = gauge(registry, "streams_stream_time_ms", "Highest event time seen.", "partition").labels(**own)
+        self._time = gauge(
+            registry, "streams_stream_time_seconds", "Highest event time, as Unix time.", "partition"
+        ).labels(**own)
         self._open = gauge(registry, "streams_open_windows", "Live windows in the stores.", "partition").labels(**own)
         self._own = own
         self.committed = Totals(0, 0, 0, 0, 0)
@@ -45,7 +56,7 @@ class TaskMetrics:
     def processed(self, records: int, stream_time_ms: int, open_windows: int) -> None:
         self.records_total += records
         self._records.inc(records)
-        self._time.set(stream_time_ms)
+        self._time.set(stream_time_ms / 1000)
         self._open.set(open_windows)
 
     def late(self, topic: str, records: int) -> None:
@@ -82,16 +93,29 @@ class RestoreMetrics:
     """What restores of an instance's tasks took."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._ms = gauge(registry, "streams_restore_ms", "How long the last restore took.", "partition")
-        self._restored = gauge(registry, "streams_restored_records", "Windows and records restored.", "partition")
+        self._seconds = gauge(registry, "streams_restore_seconds", "Duration of the last restore.", "partition")
+        self._restored = gauge(
+            registry,
+            "streams_restored_records",
+            "Windows and changelog records that the last restore read.",
+            "partition",
+        )
         self._left = gauge(
-            registry, "streams_restore_records_left", "Changelog records a restore has to read yet.", "partition"
+            registry,
+            "streams_restore_records_left",
+            "Changelog records that a running restore has not read yet.",
+            "partition",
         )
         self._rate = gauge(
-            registry, "streams_restore_records_per_second", "Changelog records a restore reads a second.", "partition"
+            registry,
+            "streams_restore_records_per_second",
+            "Changelog records that a running restore reads per second.",
+            "partition",
         )
-        self._eta = gauge(registry, "streams_restore_eta_ms", "When a restore will be done, from now.", "partition")
-        foreign = ("streams_foreign_changelog_records", "Changelog records that are no entries, passed over.")
+        self._eta = gauge(
+            registry, "streams_restore_eta_seconds", "Estimated time until a running restore ends.", "partition"
+        )
+        foreign = ("streams_foreign_changelog_records", "Changelog records of other writers, which a restore skips.")
         self._foreign = counter(registry, *foreign, "partition")
 
     def progress(self, partition: int, records_left: int, records_per_second: int | None, eta_ms: int | None) -> None:
@@ -100,10 +124,10 @@ class RestoreMetrics:
         if records_per_second is not None:
             self._rate.labels(partition=partition).set(records_per_second)
         if eta_ms is not None:
-            self._eta.labels(partition=partition).set(eta_ms)
+            self._eta.labels(partition=partition).set(eta_ms / 1000)
 
     def restored(self, partition: int, milliseconds: int, records: int, foreign_records: int) -> None:
         """A restore is done: its time, the windows and records that it read, and those that were no entries."""
-        self._ms.labels(partition=partition).set(milliseconds)
+        self._seconds.labels(partition=partition).set(milliseconds / 1000)
         self._restored.labels(partition=partition).set(records)
         self._foreign.labels(partition=partition).inc(foreign_records)

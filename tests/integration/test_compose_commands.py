@@ -9,127 +9,67 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import contextlib
 import json
-import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import time
-import urllib.request
+import urllib.error
 import venv
 from collections.abc import Iterator
-from importlib.metadata import distribution
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 import yaml
-from packaging.markers import Marker
-from packaging.utils import canonicalize_name
 
+from penstock import Producer
 from services.local.kafka import EmbeddedKafka
 from shared.clients.admin import Admin, event_time_topic
 from shared.common.settings import KafkaSettings
+from tests.integration.connect import postgres
+from tests.integration.environments import (
+    LOCK,
+    ROOT,
+    SYSTEM_PATH,
+    ask,
+    distributions,
+    free_port,
+    get,
+    make_environment,
+    pinned,
+    pip,
+    started,
+)
+from tests.integration.promtool import assert_clean
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 DASHBOARD = json.loads((ROOT / "deploy/grafana/dashboards/penstock.json").read_text(encoding="utf-8"))
-LOCK = ROOT / "deploy" / "requirements.lock"
 SECRET = "0123456789abcdef"
-# Without the developers' commands, where their environment is an activated one.
-SYSTEM_PATH = os.pathsep.join(p for p in os.environ["PATH"].split(":") if Path(p) != Path(sys.executable).parent)
 START_TIMEOUT_SECONDS = 60
 TOPICS = ("flights", "banks")
-
-
-def pip(*arguments: str | Path) -> None:
-    command = [sys.executable, "-m", "pip", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def pinned(lock: Path) -> dict[str, str]:
-    """Version by canonical name of what the lock has for this Python."""
-    marked = re.findall(r"^([\w.-]+)==([^ ]+)(?: ; (.+?))? \\$", lock.read_text(encoding="utf-8"), re.MULTILINE)
-    return {canonicalize_name(n): version for n, version, marker in marked if not marker or Marker(marker).evaluate()}
-
-
-def link(name: str, version: str, python: Path) -> None:
-    """Give another environment a distribution of this one, file by file; commands start the other one's Python."""
-    found = distribution(name)
-    assert found.version == version, f"{name}: the two locks differ, or scripts/install was not run"
-    here, there = Path(sys.prefix), python.parent.parent
-    for file in found.files or ():
-        path = Path(os.path.normpath(str(file.locate())))
-        if path.suffix == ".pyc" or not path.is_file():
-            continue
-        target = there / path.relative_to(here)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if path.parent.name == "bin" and path.read_bytes().startswith(b"#!" + os.fsencode(here)):
-            target.write_bytes(b"\n".join([b"#!" + os.fsencode(python), *path.read_bytes().split(b"\n")[1:]]))
-            shutil.copymode(path, target)
-            continue
-        try:
-            os.link(path, target)
-        except OSError:  # on another disk
-            shutil.copy2(path, target)
-
-
-def fresh_environment(folder: Path, lock: Path, *, from_index: bool = False) -> Path:
-    """The Python of a virtual environment in `folder` that has the lock's packages and Penstock's wheel alone.
-
-    The packages are those that scripts/install put into this environment, or, with `from_index`, pip's own, as in the
-    image. Without pip or setuptools in it: they would lend what the lock does not name.
-    """
-    pip("wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT)
-    (wheel,) = folder.glob("penstock-*.whl")
-    venv.create(folder / "venv", symlinks=True, with_pip=False)
-    python = folder / "venv" / "bin" / "python"
-    if from_index:
-        pip("--python", python, "install", "--quiet", "--require-hashes", "--use-pep517", "-r", lock)
-    else:
-        for name, version in pinned(lock).items():
-            link(name, version, python)
-    # With its dependencies, but from nowhere: one that the lock left out ends it here.
-    pip("--python", python, "install", "--quiet", "--no-index", wheel)
-    return python
 
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The bin folder of a new virtual environment that is what the image has; one for the run, and about 1 GB."""
     folder = tmp_path_factory.mktemp("compose")
-    yield fresh_environment(folder, LOCK).parent
+    yield make_environment(folder, pinned(LOCK)).parent
     shutil.rmtree(folder / "venv")
-
-
-def ask(python: Path, code: str, *arguments: str) -> str:
-    """What a Python prints that sees neither the checkout nor the user's own packages."""
-    command = [python, "-I", "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=python.parent).stdout.strip()
 
 
 def test_environment_is_the_lock(installed: Path) -> None:
     """The new environment has the distributions that the lock names for this Python, Penstock's wheel, and no other."""
     python = installed / "python"
-    listed = ask(python, "from importlib.metadata import distributions as d; print(*(x.name for x in d()), sep='\\n')")
     named = set(pinned(LOCK))
     assert len(named) > 30
-    assert {canonicalize_name(name) for name in listed.split()} == named | {"penstock"}
+    assert distributions(python) == named | {"penstock"}
     site = ask(python, "import services; print(services.__file__)")
     assert Path(site).is_relative_to(installed.parent), "the checkout is seen instead of the wheel"
-
-
-@pytest.mark.soak
-def test_the_image_s_environment(tmp_path: Path) -> None:
-    """What pip makes of the lock, with every hash checked, is the environment that the services are tried in."""
-    python = fresh_environment(tmp_path, LOCK, from_index=True)
-    listed = ask(python, "from importlib.metadata import distributions as d; print(*(x.name for x in d()), sep='\\n')")
-    assert {canonicalize_name(name) for name in listed.split()} == set(pinned(LOCK)) | {"penstock"}
 
 
 def missing(python: Path, names: set[str]) -> set[str]:
@@ -184,12 +124,6 @@ def bootstrap_servers(kafka: EmbeddedKafka) -> str:
     return kafka.bootstrap_servers
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 def here(value: Any, replaced: dict[str, str]) -> str:
     """A value of compose.yaml with the secrets filled in and the places replaced."""
     text = re.sub(r"\$\{\w+:\?[^}]*\}", SECRET, str(value))
@@ -199,8 +133,10 @@ def here(value: Any, replaced: dict[str, str]) -> str:
 
 
 def places(service: str, bootstrap_servers: str, folder: Path, port: int) -> dict[str, str]:
+    """What stands here for the places that a service knows in compose: addresses, volumes, files of the checkout."""
     found = {
         "kafka-1:9092,kafka-2:9092,kafka-3:9092": bootstrap_servers,
+        f"http://{service}:8080": f"http://127.0.0.1:{port}",
         "8080": str(port),
         "spark://spark-master:7077": "local[1]",
     }
@@ -208,23 +144,11 @@ def places(service: str, bootstrap_servers: str, folder: Path, port: int) -> dic
         source, target = mount.split(":")[:2]
         (folder / source).mkdir(exist_ok=True)
         found[target] = str(folder / source)
+    for config in SERVICES[service].get("configs", ()):
+        file = folder / Path(config["target"]).name
+        file.write_text(here(COMPOSE["configs"][config["source"]]["content"], found), encoding="utf-8")
+        found[config["target"]] = str(file)
     return found
-
-
-@contextlib.contextmanager
-def started(command: list[str], environment: dict[str, str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a folder of its own, its output in `output` there; killed at the end if it still runs."""
-    inherited = {name: os.environ[name] for name in ("HOME", "JAVA_HOME", "LANG") if name in os.environ}
-    with (folder / "output").open("ab") as output:
-        process = subprocess.Popen(
-            command, env=inherited | environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-        )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
 
 
 def wait_until_healthy(
@@ -240,42 +164,132 @@ def wait_until_healthy(
     pytest.fail(f"not healthy within {START_TIMEOUT_SECONDS} s; exit status {process.poll()}:\n{said}")
 
 
-def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return str(answer.read().decode())
-
-
-@pytest.mark.parametrize("service", ["producer", "consumer", "aggregator", "admin"])
-def test_command_runs(service: str, installed: Path, bootstrap_servers: str, tmp_path: Path) -> None:
-    """A service comes up healthy by compose's command and check, serves what the dashboard shows, and ends with 0."""
+@contextmanager
+def service_running(
+    service: str, installed: Path, bootstrap_servers: str, folder: Path
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A service by compose's command, healthy by compose's check: its process and its HTTP port."""
     port = free_port()
-    replaced = places(service, bootstrap_servers, tmp_path, port)
+    replaced = places(service, bootstrap_servers, folder, port)
     environment = {name: here(value, replaced) for name, value in SERVICES[service]["environment"].items()}
     environment["PATH"] = f"{installed}:{SYSTEM_PATH}"
     command = [here(part, replaced) for part in SERVICES[service]["command"]]
     kind, *check = SERVICES[service]["healthcheck"]["test"]
     assert kind == "CMD"
-    with started([str(installed / command[0]), *command[1:]], environment, tmp_path) as process:
-        wait_until_healthy([here(part, replaced) for part in check], environment, process, tmp_path)
+    with started([str(installed / command[0]), *command[1:]], environment, folder) as process:
+        wait_until_healthy([here(part, replaced) for part in check], environment, process, folder)
+        yield process, port
+
+
+def stop(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """End a service as the engine does; its exit status is 0."""
+    process.send_signal(signal.SIGTERM)
+    status = process.wait(timeout=60)
+    assert status == 0, (folder / "output").read_text(encoding="utf-8", errors="replace")[-4000:]
+
+
+@pytest.mark.parametrize("service", ["producer", "consumer", "aggregator", "admin"])
+def test_command_runs(service: str, installed: Path, bootstrap_servers: str, tmp_path: Path) -> None:
+    """A service comes up healthy by compose's command and check, serves what the dashboard shows, and ends with 0."""
+    with service_running(service, installed, bootstrap_servers, tmp_path) as (process, port):
         assert json.loads(get(f"http://127.0.0.1:{port}/health"))["service"] == service
-        wait_for_metrics(f"http://127.0.0.1:{port}/metrics", shown_of(service))
-        process.send_signal(signal.SIGTERM)
-        status = process.wait(timeout=60)
-        assert status == 0, (tmp_path / "output").read_text(encoding="utf-8", errors="replace")[-4000:]
+        assert_clean(wait_for_metrics(f"http://127.0.0.1:{port}/metrics", shown_of(service)))
+        stop(process, tmp_path)
 
 
-def wait_for_metrics(url: str, wanted: set[str]) -> None:
-    """Until all are served: some come only once a partition is assigned."""
+def test_connect_worker_runs(installed: Path, bootstrap_servers: str, tmp_path: Path) -> None:
+    """The Connect worker comes up by compose's command and check, asks for compose's token, and ends with 0."""
+    with service_running("connect", installed, bootstrap_servers, tmp_path) as (process, port):
+        assert_clean(get(f"http://127.0.0.1:{port}/metrics"))
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            get(f"http://127.0.0.1:{port}/connectors")
+        stop(process, tmp_path)
+
+
+@pytest.mark.skipif(not postgres.found(), reason="no Postgres: initdb, pg_ctl and postgres must be on the PATH")
+def test_connect_worker_writes_to_postgres(installed: Path, bootstrap_servers: str, tmp_path: Path) -> None:
+    """What `connectors` makes writes a closed window to compose's database; made once more it goes on."""
+    user, database = (SERVICES["postgres"]["environment"][f"POSTGRES_{name}"] for name in ("USER", "DB"))
+    running = service_running("connect", installed, bootstrap_servers, tmp_path)
+    with postgres.server() as admin_url, running as (process, port):
+        address = admin_url.partition("@")[2].partition("/")[0]
+        for statement in (f"CREATE ROLE {user} LOGIN", f"CREATE DATABASE {database} OWNER {user}"):
+            asyncio.run(in_postgres(admin_url, statement))
+        url = f"postgresql://{user}@{address}/{database}"
+        create_connectors(installed, port, address, tmp_path)
+        asyncio.run(send_bank(bootstrap_servers, flights=41))
+        wait_for_rows(url, [("UA-EWR", 41, 7.5)], tmp_path)
+        create_connectors(installed, port, address, tmp_path)
+        asyncio.run(send_bank(bootstrap_servers, flights=42))
+        wait_for_rows(url, [("UA-EWR", 42, 7.5)], tmp_path)
+        assert_clean(wait_for_metrics(f"http://127.0.0.1:{port}/metrics", shown_of("connect")))
+        stop(process, tmp_path)
+
+
+def create_connectors(installed: Path, port: int, database: str, folder: Path) -> None:
+    """Run compose's one-shot service that makes the connectors, with the addresses of this worker and this Postgres."""
+    service = SERVICES["connectors"]
+    replaced = {"http://connect:8080": f"http://127.0.0.1:{port}"}
+    for mount in service["volumes"]:
+        source, target = mount.split(":")[:2]
+        copy = shutil.copytree(ROOT / source, folder / "connectors", dirs_exist_ok=True)
+        for file in copy.iterdir():
+            file.write_text(file.read_text(encoding="utf-8").replace("//postgres:5432/", f"//{database}/"))
+        replaced[target] = str(copy)
+    environment = {name: here(value, replaced) for name, value in service["environment"].items()}
+    name, *arguments = (here(part, replaced) for part in service["command"])
+    done = subprocess.run(
+        [installed / name, *arguments],
+        env=environment | {"PATH": f"{installed}:{SYSTEM_PATH}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+async def send_bank(bootstrap_servers: str, flights: int) -> None:
+    """A closed window as the aggregator writes it."""
+    window = {"key": "UA-EWR", "start": 1_357_034_400_000, "end": 1_357_038_000_000}
+    value = json.dumps({**window, "flights": flights, "mean_delay": 7.5}).encode()
+    async with Producer(KafkaSettings(bootstrap_servers=bootstrap_servers)) as producer:
+        await (await producer.send("banks", value, key=b"UA-EWR"))
+
+
+async def in_postgres(url: str, statement: str) -> list[tuple[Any, ...]]:
+    """The rows of one statement."""
+    connection = await asyncpg.connect(url)
+    try:
+        return [tuple(row) for row in await connection.fetch(statement)]
+    finally:
+        await connection.close()
+
+
+def wait_for_rows(url: str, wanted: list[tuple[Any, ...]], folder: Path) -> None:
+    """Until the table of windows has these rows."""
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
-    while missing := wanted - served(get(url)):
+    rows: list[tuple[Any, ...]] = []
+    while rows != wanted:
+        with suppress(asyncpg.UndefinedTableError):
+            rows = asyncio.run(in_postgres(url, "SELECT key, flights, mean_delay FROM banks"))
+        said = (folder / "output").read_text(encoding="utf-8", errors="replace")[-4000:]
+        assert time.monotonic() < deadline, f"{rows}\n{said}"
+        time.sleep(0.3)
+
+
+def wait_for_metrics(url: str, wanted: set[str]) -> str:
+    """The page of metrics, once it has all that are wanted: some come only once a partition is assigned."""
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    while missing := wanted - served(page := get(url)):
         assert time.monotonic() < deadline, f"in the dashboard, but not served: {missing}"
         time.sleep(0.3)
+    return page
 
 
 def shown_of(service: str) -> set[str]:
     """The metrics of a service in the dashboard's queries."""
     queries = " ".join(target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"])
-    found = re.findall(rf'(penstock_\w+?)(?:_bucket)?\{{service="{service}"', queries)
+    found = re.findall(rf'((?:penstock|kafka_connect)_\w+?)(?:_bucket)?\{{service="{service}"', queries)
     assert found or service == "admin", "the dashboard shows nothing of it"
     return set(found)
 

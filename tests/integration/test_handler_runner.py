@@ -33,6 +33,7 @@ from shared.common.clock import SYSTEM_CLOCK
 from shared.common.commit_metadata import decode_finished
 from shared.common.records import ConsumerRecord, OffsetAndMetadata, ProducerRecord, RecordMetadata, TopicPartition
 from shared.common.settings import KafkaSettings
+from tests.integration.promtool import assert_clean
 
 WAIT_S = 30
 ROOT = Path(__file__).parents[2]
@@ -442,6 +443,7 @@ async def test_health_tells_a_stuck_handler(
                 f'penstock_consumer_unfinished_lag{{group="{topic_name}",partition="0",topic="{topic_name}"}} 1.0'
                 in text
             )
+            assert_clean(text)
     finally:
         work.cancel()
         with contextlib.suppress(asyncio.CancelledError):

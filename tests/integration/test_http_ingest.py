@@ -21,6 +21,7 @@ from shared.clients.admin import Admin, NewTopic, event_time_topic
 from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.common.records import ConsumerRecord, TopicPartition
 from shared.common.settings import KafkaSettings
+from tests.integration.promtool import assert_clean
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
 ENTRY = "import sys; from services.producer.main import main; sys.exit(main(sys.argv[1:]))"
@@ -98,6 +99,7 @@ async def test_ten_thousand_lines_are_read_back(kafka: EmbeddedKafka, topic_name
         assert record.key == b"C%d-EWR" % (i % 16)
         assert record.timestamp == 1_357_000_000_000 + i
     assert f'penstock_ingest_stored_records_total{{topic="{topic_name}"}} 10000.0' in exposed
+    assert_clean(exposed)
 
 
 async def test_bad_lines_fail_alone(kafka: EmbeddedKafka, topic_name: str) -> None:

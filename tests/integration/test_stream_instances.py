@@ -23,6 +23,7 @@ from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.clients.producer import Producer
 from shared.common.records import ProducerRecord, TopicPartition
 from shared.common.settings import KafkaSettings
+from tests.integration.promtool import assert_clean
 
 WAIT_S = 45
 TOKEN = "0123456789abcdef"
@@ -196,6 +197,7 @@ async def test_two_workers_share_the_partitions_and_one_is_killed(
         text = (await http.get(f"{service.url}/metrics")).text
         assert 'penstock_aggregator_worker_restarts_total{worker="1"} 1.0' in text
         assert all(re.search(rf'^penstock_streams_\w+{{.*worker="{n}"}} ', text, re.MULTILINE) for n in (1, 2))
+        assert_clean(text)
         results = await read_results(kafka, f"{topic_name}-out")
         assert sorted((one["key"], one["events"]) for one in results) == [("k0", 3), ("k1", 3)]
 

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from tests.documents import README, block
+from tests.integration.promtool import assert_clean
 
 START_TIMEOUT_S, RESULT_TIMEOUT_S, COMMAND_TIMEOUT_S, STOP_TIMEOUT_S = 180, 60, 240, 90
 LAST_LINE = "Ctrl-C stops everything"
@@ -95,6 +96,7 @@ def test_what_up_prints_and_readme_shows_works(said: dict[str, str], tmp_path: P
         time.sleep(0.2)
     assert answered(look[0], tmp_path).strip() == look[1]
     connector_runs(said["connectors"], tmp_path)
+    assert_clean(httpx.get(f"{said['dashboard']}/metrics", timeout=60).text)
     assert said["topology"] == "visits:topology, as application penstock"
     program, *audit = shlex.split(said["audit"])
     assert program.endswith("penstock")

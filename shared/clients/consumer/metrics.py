@@ -17,34 +17,44 @@ class ConsumerMetrics:
     def __init__(self, registry: CollectorRegistry | None, group: str) -> None:
         registry = registry or CollectorRegistry()
         self._group = group
-        self._consumed = counter(registry, "consumer_records_consumed", "Records that poll returned.", "group", "topic")
-        self._lag = gauge(registry, "consumer_lag_records", "Records not read yet.", "group", "topic", "partition")
-        fetches = counter(registry, "consumer_fetches", "Fetch requests, by result.", "group", "result")
+        self._consumed = counter(registry, "consumer_records_consumed", "Records returned by poll.", "group", "topic")
+        self._lag = gauge(
+            registry, "consumer_lag_records", "Records that are not read yet.", "group", "topic", "partition"
+        )
+        fetches = counter(registry, "consumer_fetches", "Fetch requests answered.", "group", "result")
         self._fetches_ok = fetches.labels(group=group, result="ok")
         self._fetches_failed = fetches.labels(group=group, result="failed")
         self._fetched_bytes = counter(registry, "consumer_fetched_bytes", "Bytes of records fetched.", "group").labels(
             group=group
         )
         self._fetch_latency = histogram(
-            registry, "consumer_fetch_latency_seconds", "Fetch requests answered, waiting for data included."
+            registry,
+            "consumer_fetch_latency_seconds",
+            "Duration of a fetch request, with the time that the broker waits for data.",
         )
         self._buffered = gauge(
-            registry, "consumer_buffered_bytes", "Bytes fetched and not yet polled.", "group"
+            registry, "consumer_buffered_bytes", "Bytes fetched and not yet returned by poll.", "group"
         ).labels(group=group)
-        commits = counter(registry, "consumer_commits", "Offset commits, by result.", "group", "result")
+        commits = counter(registry, "consumer_commits", "Offset commits that ended.", "group", "result")
         self._ok, self._failed = commits.labels(group=group, result="ok"), commits.labels(group=group, result="failed")
         self._resets = counter(
-            registry, "consumer_position_resets", "Positions that the log did not hold.", "group", "topic"
+            registry,
+            "consumer_position_resets",
+            "Positions that were reset because the log did not hold them.",
+            "group",
+            "topic",
         )
         self._skipped = counter(
-            registry, "consumer_offsets_skipped", "Offsets passed over by position resets.", "group", "topic"
+            registry, "consumer_offsets_skipped", "Offsets skipped by position resets.", "group", "topic"
         )
-        self._latency = histogram(registry, "consumer_commit_latency_seconds", "Offset commits that succeeded.")
+        self._latency = histogram(
+            registry, "consumer_commit_latency_seconds", "Duration of a successful offset commit."
+        )
         self._rebalances = counter(registry, "consumer_rebalances", "Assignments received.", "group").labels(
             group=group
         )
         self._rebalance_length = histogram(
-            registry, "consumer_rebalance_seconds", "From giving back, or joining, to the listener having been told."
+            registry, "consumer_rebalance_seconds", "Duration of a rebalance, with the calls of the rebalance listener."
         )
 
     def consumed(self, topic: str, records: int) -> None:

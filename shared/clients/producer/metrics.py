@@ -45,16 +45,25 @@ class ProducerMetrics:
         registry = registry or CollectorRegistry()
         self._now_ms = now_ms
         self._sent = counter(registry, "producer_record_send", "Records acknowledged by the broker.", "topic")
-        self._errors = counter(registry, "producer_record_error", "Records given up.", "topic")
+        self._errors = counter(registry, "producer_record_error", "Records that were not sent.", "topic")
         self._record_retries = counter(registry, "producer_record_retry", "Records sent again.", "topic")
         self._retries = counter(registry, "producer_batch_retry", "Batches sent again.", "topic")
-        self._bytes = counter(registry, "producer_batch_bytes", "Bytes of acknowledged batches, as sent.", "topic")
+        self._bytes = counter(
+            registry, "producer_batch_bytes", "Bytes of acknowledged batches, after compression.", "topic"
+        )
         self._batches = counter(registry, "producer_batch", "Batches acknowledged by the broker.", "topic")
-        self._splits = counter(registry, "producer_batch_split", "Batches that were too large for the broker.", "topic")
-        self._queued = histogram(registry, "producer_record_queue_seconds", "Batches, first record to first sent.")
-        self._request = histogram(registry, "producer_request_latency_seconds", "Produce requests, sent to answered.")
+        self._splits = counter(
+            registry,
+            "producer_batch_split",
+            "Batches that were split because they were too large for the broker.",
+            "topic",
+        )
+        self._queued = histogram(
+            registry, "producer_record_queue_seconds", "From the first record of a batch to its first request."
+        )
+        self._request = histogram(registry, "producer_request_latency_seconds", "From a produce request to its answer.")
         self._ack = histogram(
-            registry, "producer_ack_latency_seconds", "Batches, first record handed over to acknowledged."
+            registry, "producer_ack_latency_seconds", "From the first record of a batch to its acknowledgement."
         )
 
         self._client_id, self._own, self._clients = client_id, list[Gauge](), _clients_of(registry)
@@ -68,7 +77,7 @@ class ProducerMetrics:
         # A registry outlives its clients.
         free = own("buffer_available_bytes", "Free buffer memory.")
         free.set_function(partial(_free, weakref.ref(memory)))
-        self.in_flight = own("requests_in_flight", "Produce requests sent, not answered.")
+        self.in_flight = own("requests_in_flight", "Produce requests that are not answered yet.")
         self.totals: dict[str, float] = dict.fromkeys(TOTALS, 0.0)
         self._by_topic: dict[str, tuple[Counter, Counter, Counter]] = {}
 
@@ -80,12 +89,13 @@ class ProducerMetrics:
         self._throttles = samples()
         me = weakref.ref(self)
         for name, what in (
-            ("record_send_rate", "Records acknowledged a second, in the last while."),
-            ("record_error_rate", "Records given up a second, in the last while."),
-            ("record_retry_rate", "Records sent again a second, in the last while."),
-            ("batch_size_avg", "Bytes of a batch as sent, in the last while."),
+            ("record_send_rate", "Records acknowledged per second, over the last 30 to 60 seconds."),
+            ("record_error_rate", "Records not sent per second, over the last 30 to 60 seconds."),
+            ("record_retry_rate", "Records sent again per second, over the last 30 to 60 seconds."),
         ):
             own(name, what).set_function(partial(_figure, me, name))
+        size = own("batch_size_avg_bytes", "Bytes of a batch after compression, over the last 30 to 60 seconds.")
+        size.set_function(partial(_figure, me, "batch_size_avg"))
 
     def close(self) -> None:
         """Take this client's figures out of the registry, unless another one has its client id; a second time, nothing.

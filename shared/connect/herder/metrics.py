@@ -1,8 +1,8 @@
-"""The worker's metrics under Kafka Connect's names, in Prometheus' form.
+"""The worker's metrics under Kafka Connect's names, by Prometheus' naming rules.
 
-A JMX name `kafka.connect:type=sink-task-metrics,connector=…,task=…`, attribute `put-batch-avg-time-ms`, is
-`kafka_connect_sink_task_metrics_put_batch_avg_time_ms{connector="…",task="…"}`, as the usual exporters write it. They
-are computed when they are asked for: nothing is counted twice.
+The attribute `sink-record-send-total` of the JMX name `kafka.connect:type=sink-task-metrics,connector=…,task=…` is
+`kafka_connect_sink_task_metrics_sink_record_send_total{connector="…",task="…"}`. A name that breaks one of Prometheus'
+rules is changed by a rule of its own, see `in_prometheus`. Metrics are computed when they are read.
 """
 
 from __future__ import annotations
@@ -23,6 +23,16 @@ from shared.connect.task_metrics import ERROR_METRICS, SINK_METRICS, SOURCE_METR
 from shared.connect.worker import Worker
 
 PREFIX = "kafka_connect"
+COUNTED = frozenset(name for name in ERROR_METRICS if name.startswith(("total_", "deadletterqueue_")))
+"""Totals since the task's start, by names of Kafka Connect that do not end in `_total`."""
+CHANGED = (
+    ("_ms", "_seconds", 0.001),
+    ("_timestamp", "_timestamp_seconds", 0.001),  # in milliseconds, as Kafka Connect has it
+    ("_percentage", "_ratio", 1.0),  # from 0 to 1, as Kafka Connect has it
+    ("_record_active_count", "_record_active", 1.0),
+    ("_count", "s", 1.0),  # the suffix _count belongs to histograms
+)
+"""Ends of Kafka Connect's names, what Prometheus' rules want instead, and what their values are multiplied by."""
 Rows = dict[tuple[str, ...], float]
 
 STATES = (State.RUNNING, State.PAUSED, State.FAILED, State.UNASSIGNED, State.RESTARTING)
@@ -114,14 +124,31 @@ def group_of(name: str) -> str:
     return "connector_task_metrics"
 
 
+def in_prometheus(name: str) -> tuple[str, float]:
+    """A metric of Kafka Connect's by Prometheus' naming rules, and the factor to its base unit.
+
+    >>> in_prometheus("put_batch_avg_time_ms"), in_prometheus("last_error_timestamp")
+    (('put_batch_avg_time_seconds', 0.001), ('last_error_timestamp_seconds', 0.001))
+    >>> in_prometheus("total_retries"), in_prometheus("deadletterqueue_produce_requests")
+    (('retries_total', 1.0), ('deadletterqueue_produce_requests_total', 1.0))
+    >>> in_prometheus("connector_running_task_count"), in_prometheus("sink_record_active_count")
+    (('connector_running_tasks', 1.0), ('sink_record_active', 1.0))
+    """
+    if name in COUNTED:
+        return f"{name.removeprefix('total_')}_total", 1.0
+    for end, changed, factor in CHANGED:
+        if name.endswith(end):
+            return f"{name.removesuffix(end)}{changed}", factor
+    return name, 1.0
+
+
 def _family(group: str, name: str, rows: Mapping[tuple[str, ...], float], labels: tuple[str, ...]) -> Metric:
-    """A metric's rows: a counter where its name says that it is a total, else a gauge."""
-    full, said = f"{PREFIX}_{group}_{name}", f"Kafka Connect's {group.replace('_', '-')}."
-    family: CounterMetricFamily | GaugeMetricFamily
-    if name.endswith("_total"):
-        family = CounterMetricFamily(full, said, labels=labels)
-    else:
-        family = GaugeMetricFamily(full, said, labels=labels)
+    """A metric's rows: a counter if it is a total, else a gauge."""
+    named, factor = in_prometheus(name)
+    said = f"Kafka Connect's {name.replace('_', '-')} of {group.replace('_', '-')}"
+    said += "." if factor == 1 else ", in seconds."
+    kind = CounterMetricFamily if named.endswith("_total") else GaugeMetricFamily
+    family: CounterMetricFamily | GaugeMetricFamily = kind(f"{PREFIX}_{group}_{named}", said, labels=labels)
     for values, value in sorted(rows.items()):
-        family.add_metric(values, value)
+        family.add_metric(values, value * factor)
     return family

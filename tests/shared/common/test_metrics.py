@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from shared.common.metrics import LATENCY_BUCKETS_SECONDS, counter, gauge, histogram, render
 
@@ -37,3 +37,24 @@ def test_names_and_rendering() -> None:
     assert 'penstock_room_seconds_bucket{le="0.25"} 0.0' in lines
     assert 'penstock_room_seconds_bucket{le="0.5"} 1.0' in lines
     assert len([line for line in lines if "_seconds_bucket{" in line]) == len(LATENCY_BUCKETS_SECONDS) + 1
+
+
+@pytest.mark.parametrize("make", [counter, gauge, histogram])
+@pytest.mark.parametrize(
+    "name", ["room_wait_ms", "room_milliseconds_of_waiting", "room_heap_mb", "room_full_percentage"]
+)
+def test_other_units_than_base_units_are_refused(make: object, name: str) -> None:
+    """A metric in a unit that Prometheus does not call a base unit is an error that names it."""
+    with pytest.raises(ValueError, match=name):
+        make(CollectorRegistry(), name, "Things.")  # type: ignore[operator]
+
+
+def test_series_of_creation_times_are_left_out() -> None:
+    """In a registry of the user's our metrics have no `_created` series, and the user's own metrics keep theirs."""
+    registry = CollectorRegistry()
+    counter(registry, "room_things", "Things.", "topic").labels(topic="t").inc(2)
+    histogram(registry, "room_seconds", "Time.").observe(0.3)
+    Counter("mine", "A metric of the process that embeds Penstock.", registry=registry).inc()
+    names = {line.split("{")[0].split(" ")[0] for line in generate_latest(registry).decode().splitlines()} - {"#"}
+    assert [name for name in names if name.endswith("_created")] == ["mine_created"]
+    assert {"penstock_room_things_total", "penstock_room_seconds_count", "mine_total"} <= names

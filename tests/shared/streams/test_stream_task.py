@@ -585,7 +585,7 @@ def test_skipped_and_late_are_counted_by_reason_and_topic() -> None:
         "penstock_streams_records_total": ({}, 3),
         "penstock_streams_skipped_records_total": ({"reason": "null key"}, 1),
         "penstock_streams_late_records_total": ({"topic": "in"}, 1),
-        "penstock_streams_stream_time_ms": ({}, 100),
+        "penstock_streams_stream_time_seconds": ({}, 0.1),
         "penstock_streams_open_windows": ({}, 1),
     }
     for name, (labels, expected) in values.items():

