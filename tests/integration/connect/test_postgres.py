@@ -155,6 +155,53 @@ async def test_what_cannot_be_a_row_is_reported(url: str, db: Any) -> None:
         await run.until(lambda: run.cluster.committed("connect-c").get(TP) == OffsetAndMetadata(6))
 
 
+NUL_IN = {
+    "text": ({"id": 2}, {"v": "a\0b"}),
+    "document": ({"id": 2}, {"v": "ok", "doc": {"deep": ["a\0b"]}}),
+    "name": ({"id": 2}, {"v": "ok", "doc": {"a\0b": 1}}),
+    "key": ({"id": 2, "part": "a\0b"}, {"v": "ok"}),
+    "column": ({"id": 2}, {"v": "ok", "a\0b": 1}),
+}
+
+
+@pytest.mark.parametrize("where", NUL_IN)
+@pytest.mark.parametrize("mode", ["insert", "upsert", "update", "exactly once"])
+async def test_a_nul_is_an_error_of_its_record(url: str, db: Any, mode: str, where: str) -> None:
+    """Postgres's texts cannot hold U+0000: the record that has one goes to the dead letters, the others are written.
+    Without tolerance the task fails, names the record and has written nothing."""
+    table = "CREATE TABLE t (id integer, part text NOT NULL DEFAULT '-', v text, doc jsonb, PRIMARY KEY (id, part))"
+    settings = {**UPSERT, "insert_mode": "upsert" if mode == "exactly once" else mode, "connection_url": url}
+    settings |= {"exactly_once": "true"} if mode == "exactly once" else {}
+    rest = {"v": "x", "doc": {}}
+    good = [({"id": n, "part": "-"}, rest) for n in (1, 3, 4)]
+    bad_key, bad_value = NUL_IN[where]
+    bad = ({"part": "-", **bad_key}, {**rest, **bad_value})
+    expected = [(1, "x"), (3, "x"), (4, "x")]
+    await db.execute(table)
+    if mode == "update":
+        await db.execute("INSERT INTO t (id) VALUES (1), (2), (3), (4)")
+        expected.insert(1, (2, None))  # type: ignore[arg-type]
+    async with running() as run:
+        tolerant = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": "dlq"}
+        tolerant |= {"errors_deadletterqueue_topic_replication_factor": "1"}
+        await produce(run, good[0], bad, *good[1:])
+        id = await run.run(PostgresSinkConnector, **settings, **tolerant)
+        await until_rows(run, db, "SELECT id, v FROM t ORDER BY id", expected)
+        await run.until(lambda: len(run.cluster.records("dlq")) == 1)
+        assert run.cluster.records("dlq")[0].key == json.dumps(bad[0]).encode()
+        await run.until(lambda: run.cluster.committed("connect-c").get(TP) == OffsetAndMetadata(4))
+        assert run.listener.of(id) == ["startup"]
+    await db.execute("DROP TABLE t;" + table)
+    await db.execute("DROP TABLE IF EXISTS penstock_connect_offsets")
+    async with running() as run:
+        await produce(run, good[0], bad, *good[1:])
+        reporting = {} if where == "text" else {"errors_log_enable": "true"}
+        id = await run.run(PostgresSinkConnector, **settings, **reporting)
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert "t-0@1" in run.listener.traces[0]
+        assert await rows_of(db, "SELECT v FROM t WHERE v IS NOT NULL") == []  # or each restart would write them again
+
+
 async def test_exactly_once_counts_each_record_once(url: str, db: Any) -> None:
     """Offsets change with the rows: a restart without Kafka's commits writes nothing twice, a zombie nothing."""
     settings = {**UPSERT, "insert_mode": "insert", "pk_mode": "none", "exactly_once": "true", "connection_url": url}

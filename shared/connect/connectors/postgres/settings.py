@@ -76,8 +76,9 @@ async def connect(values: Mapping[str, Any]) -> Any:
 
 
 @asynccontextmanager
-async def transaction(connection: Any) -> AsyncIterator[None]:
-    """One transaction; what ends it is raised as it was, also where the connection is lost with it."""
+async def transaction(connection: Any, *, keep: bool = True) -> AsyncIterator[None]:
+    """One transaction, rolled back without `keep`; what ends it is raised as it was, also where the connection is lost
+    with it."""
     asyncpg = driver()
     begun = connection.transaction()
     await begun.start()
@@ -88,7 +89,7 @@ async def transaction(connection: Any) -> AsyncIterator[None]:
             with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
                 await begun.rollback()
         raise
-    await begun.commit()
+    await (begun.commit() if keep else begun.rollback())
 
 
 async def change_schema(connection: Any, statement: str) -> None:

@@ -89,6 +89,8 @@ class PostgresSinkTask(SinkTask):
         self._retries_left: int = values["max.retries"]
         self._done: dict[tuple[str, int], int] = {}
         """How far each partition of the records being delivered is written: what is not written again."""
+        self._reported: set[tuple[str, int, int]] = set()
+        """Of these records, those that were reported: once each, also if the batch comes again."""
         exactly_once = values["exactly.once"]
         self._offsets = OffsetTable(values["offsets.table"], props["name"]) if exactly_once else None
         await self._connected()
@@ -111,6 +113,7 @@ class PostgresSinkTask(SinkTask):
 
     def _forget(self, partitions: frozenset[TopicPartition]) -> None:
         self._done = {tp: offset for tp, offset in self._done.items() if tp not in partitions}
+        self._reported = {original for original in self._reported if original[:2] not in partitions}
 
     async def put(self, records: list[SinkRecord]) -> None:
         size = self._values["batch.size"]
@@ -119,6 +122,7 @@ class PostgresSinkTask(SinkTask):
         for at in range(0, len(records), size):
             await self._put(records[at : at + size])
         self._done.clear()
+        self._reported.clear()
         if self._offsets is not None:
             self._offsets.settled()
         self._retries_left = self._values["max.retries"]
@@ -132,26 +136,71 @@ class PostgresSinkTask(SinkTask):
         self._done |= {(topic, partition): offset + 1 for topic, partition, offset in (r.original for r in records)}
 
     async def _put(self, records: list[SinkRecord]) -> None:
+        """Write a batch, and report the records of it that cannot be rows.
+
+        The first of them is reported before anything is written: where that ends the task, each restart would write
+        the records before it once more.
+        """
+        error = await self._attempt(records)
+        if error is not None:
+            await self._report(*await self._first_errant(records, error))
+            await self._put_halves(records, error)
+
+    async def _put_halves(self, records: list[SinkRecord], error: Exception) -> None:
+        """Write what can be written of records that failed together, and report the rest one by one."""
+        if len(records) == 1:
+            await self._report(records[0], error)
+            self._note_done(records)
+            return
+        half = len(records) // 2
+        for part in (records[:half], records[half:]):
+            if (e := await self._attempt(part)) is not None:
+                await self._put_halves(part, e)
+
+    async def _attempt(self, records: list[SinkRecord], *, keep: bool = True) -> Exception | None:
+        """Write them; the error if one of them cannot be a row. Without `keep` the rows are taken back.
+
+        Raises RetriableError or ConnectError if the database fails.
+        """
         try:
-            await self._write(records)
+            await self._write(records, keep=keep)
         except Exception as e:
             if isinstance(e, DataError) or is_data_error(e):
-                await self._find_errant(records, e)
-                return
+                return e
             raise await self._failure(e) from e
+        return None
 
-    async def _find_errant(self, records: list[SinkRecord], error: Exception) -> None:
-        """Write what can be written, and report what cannot; where nobody takes reports the task fails."""
-        reporter = self.context.errant_record_reporter
-        if reporter is None:
-            raise ConnectError(f"a record cannot be written: {type(error).__name__}: {error}") from error
-        if len(records) > 1:
-            half = len(records) // 2
-            await self._put(records[:half])
-            await self._put(records[half:])
+    async def _first_errant(self, records: list[SinkRecord], error: Exception) -> tuple[SinkRecord, Exception]:
+        """The first of records that failed together which cannot be a row, and why; nothing is written."""
+        fine, failing = 0, 1  # `fine` records can be written together, `failing` cannot once the first loop is over
+        while failing < len(records):
+            found = await self._attempt(records[:failing], keep=False)
+            if found is not None:
+                error = found
+                break
+            fine, failing = failing, min(2 * failing, len(records))
+        while failing - fine > 1:
+            middle = (fine + failing) // 2
+            found = await self._attempt(records[:middle], keep=False)
+            if found is None:
+                fine = middle
+            else:
+                failing, error = middle, found
+        return records[failing - 1], error
+
+    async def _report(self, record: SinkRecord, error: Exception) -> None:
+        """An error of this record, once; ConnectError if nobody takes it or it is not tolerated."""
+        topic, partition, offset = record.original
+        if record.original in self._reported:
             return
-        await reporter.report(records[0], error)
-        self._note_done(records)
+        reporter = self.context.errant_record_reporter
+        said = f"{topic}-{partition}@{offset} cannot be written: {type(error).__name__}: {error}"
+        if reporter is None:
+            raise ConnectError(said) from error
+        named = DataError(said)
+        named.__cause__ = error
+        await reporter.report(record, named)
+        self._reported.add(record.original)
 
     async def _failure(self, error: Exception) -> Exception:
         """What to raise for the database's error: retriable as long as there are retries left."""
@@ -176,29 +225,35 @@ class PostgresSinkTask(SinkTask):
             self._connection = await connect(self._values)
         return self._connection
 
-    async def _write(self, records: list[SinkRecord]) -> None:
-        """All of them, and their offsets, in one transaction; in more where they have too many sets of columns."""
+    async def _write(self, records: list[SinkRecord], *, keep: bool) -> None:
+        """All of them, and their offsets, in one transaction; in more where they have too many sets of columns.
+
+        Without `keep` each transaction is rolled back.
+        """
         if not records:
             return
         connection = await self._connected()
         groups = self._builder.build(records)
         if len({(group.table, group.names) for group in groups if self._is_staged(group)}) > STAGINGS_MAX:
             half = len(records) // 2
-            await self._write(records[:half])
-            await self._write(records[half:])
+            await self._write(records[:half], keep=keep)
+            await self._write(records[half:], keep=keep)
             return
         for table in dict.fromkeys(group.table for group in groups):
             await self._have_table(connection, table, [group for group in groups if group.table == table])
         groups = self._fitted(groups)
         await self._have_stagings(connection, groups)  # not within: a rollback would take them back
-        async with transaction(connection):
+        async with transaction(connection, keep=keep):
             if self._offsets is not None:
                 groups = self._fitted(self._builder.build(await self._offsets.advance(connection, records)))
             for group in groups:
                 await self._write_rows(connection, group)
-        if self._offsets is not None:
-            self._offsets.committed()
-        self._note_done(records)
+            if not keep:  # what a commit would check
+                await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        if keep:
+            if self._offsets is not None:
+                self._offsets.committed()
+            self._note_done(records)
 
     def _is_staged(self, group: Rows) -> bool:
         return self._settings.mode != "insert" or group.deletes
@@ -255,6 +310,7 @@ class PostgresSinkTask(SinkTask):
                 raise DataError(f"table {name} cannot be made from records without a value that is not null")
             await self._ddl(connection, sql.create_table(name, fields, writes[0].key))
         elif missing := {one: kind for one, (kind, _) in wanted.items() if one not in table.columns}:
+            sql.columns(missing)  # a name that Postgres cannot have is an error of the record, not of the table
             if not self._values["auto.evolve"]:
                 raise ConnectError(f"table {name} has no column {', '.join(missing)}, and auto.evolve is false")
             await self._ddl(connection, sql.add_columns(name, missing))
