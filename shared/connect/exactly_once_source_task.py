@@ -9,9 +9,10 @@ its records are not written, but their offsets are, in a transaction of their ow
 from __future__ import annotations
 
 from shared.common.clock import Clock
+from shared.common.errors import PenstockError
 from shared.common.log import get_logger
 from shared.common.records import ProducerRecord, RecordMetadata
-from shared.connect.errors import ConnectError
+from shared.connect.errors import ConnectError, said_of
 from shared.connect.offset_store import OffsetBackingStore
 from shared.connect.record import SourceRecord
 from shared.connect.source_offsets import encoded
@@ -142,4 +143,10 @@ class ExactlyOnceSourceTask(SourceTaskShell):
         """What was sent is committed, unless the task says itself where transactions end; the rest is aborted."""
         if not failed and self.send_error is None:
             await self._end(self._boundary.at_end(is_whole=self.to_send is None))
-        await self._abort()
+        try:
+            await self._abort()
+        except PenstockError as e:
+            if not failed:
+                raise
+            # What failed the task is the error to report. The coordinator aborts the transaction after its timeout.
+            log.warning("the transaction could not be aborted", task=str(self.id), error=self.mask(said_of(e)))

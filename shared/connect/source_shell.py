@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shared.clients.admin import Admin
+from shared.clients.admin import Admin, NewTopic
 from shared.clients.producer import Producer
 from shared.common.clock import Clock
-from shared.common.errors import PenstockError, TopicAlreadyExists
+from shared.common.errors import PenstockError, TopicAlreadyExists, UnknownTopicOrPartition
 from shared.common.log import get_logger
 from shared.common.records import ProducerRecord, RecordMetadata
 from shared.connect.conversion import Conversion
 from shared.connect.error_handling import Failure, Stage
 from shared.connect.error_reporting import ErrorReporters
-from shared.connect.errors import ConnectError, RetriableError
+from shared.connect.errors import ConnectError, RetriableError, said_of
 from shared.connect.record import SourceRecord
 from shared.connect.retry_waits import Interrupted
 from shared.connect.states import ConnectorTaskId, Event
@@ -38,6 +38,11 @@ HELD_UP_CHECK_MS = 100
 """How often it is looked whether one record alone keeps the task from going on, and the task is to stop or pause."""
 HELD_UP_SAY_MS = 10_000
 """After how long, and then how often, the log says that a record cannot be handed to the producer."""
+TOPIC_LOOKUP_MS = 2_000
+"""How long Kafka may take to list its topics, when the task needs to know whether a topic exists: a task that is to
+stop waits for it, and has `task.shutdown.graceful.timeout.ms` (five seconds) for all of its end."""
+TOPIC_LOOKUP_AGAIN_MS = 10_000
+"""How soon it asks again, if there was no answer or the topic exists."""
 CLOSE_TIMEOUT_MS = 30_000
 """How long the producer may take to send what it still has."""
 
@@ -61,8 +66,11 @@ class SourceParts:
     producer: Producer
     conversion: Conversion
     reporters: ErrorReporters
-    admin: Admin | None = None
+    admin: Admin
+    topic_wait_ms: int
+    """How long a record may wait for a topic that does not exist (`topic.wait.timeout.ms`)."""
     topic_groups: TopicCreationGroups | None = None
+    """How topics are created; None: the worker does not create them."""
 
 
 class SourceTaskShell(WorkerTask):
@@ -78,7 +86,11 @@ class SourceTaskShell(WorkerTask):
         self._known_topics: set[str] = set()
         self._topics_said: set[str] = set()
         self._initialized = False
-        self._in_hand: SourceRecord | None = None
+        self._in_hand: ProducerRecord | None = None
+        """The record that waits for its topic or for room in the producer's buffer."""
+        self._admin_open = False
+        self._topic_error: PenstockError | None = None
+        """Why the topic of the record in hand could not be created at the last attempt."""
         self._attend(parts.conversion.waits)
 
     @abstractmethod
@@ -115,8 +127,8 @@ class SourceTaskShell(WorkerTask):
 
     async def _start(self) -> None:
         await self.parts.reporters.start()
-        if self.parts.admin is not None:
-            await self.parts.admin.__aenter__()
+        if self.parts.topic_groups is not None:
+            await self._open_admin()
         await self.producer.start()
         await self._before_initialize()
         self._initialized = True
@@ -226,6 +238,10 @@ class SourceTaskShell(WorkerTask):
                 else:
                     held_up_ms += HELD_UP_CHECK_MS
                     self._say_held_up(before, held_up_ms)
+                    over_ms = held_up_ms - self.parts.topic_wait_ms
+                    if over_ms >= 0 and over_ms % TOPIC_LOOKUP_AGAIN_MS < HELD_UP_CHECK_MS:
+                        waited = f"topic.wait.timeout.ms={self.parts.topic_wait_ms}"
+                        await self._fail_without_topic(before, waited)
         finally:
             self.metrics.set("source_send_blocked_ms", 0)
             if not sending.done():
@@ -233,7 +249,44 @@ class SourceTaskShell(WorkerTask):
                 await asyncio.wait((sending,))
         return not sending.cancelled() and sending.result()
 
-    def _say_held_up(self, record: SourceRecord, held_up_ms: int) -> None:
+    async def _fail_without_topic(self, produced: ProducerRecord, waited: str) -> None:
+        """ConnectError if Kafka answers that the record's topic, or the partition it names, does not exist.
+
+        While no broker answers, nobody can tell: the task goes on waiting, as it does for a topic that exists.
+        """
+        topic, partition = produced.topic, produced.partition
+        try:
+            async with asyncio.timeout(TOPIC_LOOKUP_MS / 1000):
+                await self._open_admin()
+                count = len((await self.parts.admin.describe_topics([topic]))[topic].partitions)
+        except UnknownTopicOrPartition:
+            count = 0
+        except (PenstockError, TimeoutError) as e:
+            log.warning("a topic cannot be looked up", task=str(self.id), topic=topic, error=self.mask(said_of(e)))
+            return
+        if count and (partition is None or partition < count):
+            return
+        if count:
+            raise ConnectError(
+                f"a record is for partition {partition} of topic {topic}, which has {count} partitions, also after "
+                f"{waited}: add partitions to the topic, or have the connector send to another partition"
+            )
+        if self.parts.topic_groups is None:
+            todo = (
+                "create it, or have the worker create it: set topic.creation.default.partitions and "
+                "topic.creation.default.replication.factor in the connector's configuration"
+            )
+        else:
+            why = "Kafka has not answered" if self._topic_error is None else str(self._topic_error)
+            todo = f"create it, since the worker could not ({why})"
+        raise ConnectError(f"topic {topic}, which a record is for, does not exist, also after {waited}: {todo}")
+
+    async def _open_admin(self) -> None:
+        if not self._admin_open:
+            await self.parts.admin.__aenter__()
+            self._admin_open = True
+
+    def _say_held_up(self, record: ProducerRecord, held_up_ms: int) -> None:
         self.metrics.set("source_send_blocked_ms", held_up_ms)
         if held_up_ms % HELD_UP_SAY_MS == 0:
             log.warning(
@@ -257,13 +310,15 @@ class SourceTaskShell(WorkerTask):
                 continue
             token: object = None
             try:
-                await self._have_topic(produced.topic)
+                await self._have_topic(produced)
                 token = await self._prepare_to_send(record, produced)
                 await self._send(record, produced, token)
             except RetriableError as e:
-                log.warning("send will be tried again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
                 self._not_sent(token)
                 self.to_send = records[index:]
+                if isinstance(e, UnknownTopicOrPartition):  # the connector's own producer.override.max.block.ms is over
+                    await self._fail_without_topic(produced, "the producer's max.block.ms")
+                log.warning("send will be tried again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
                 return False
             except ConnectError:  # not the record's own error: what is tolerated of records does not pass it over
                 self._not_sent(token)
@@ -288,7 +343,7 @@ class SourceTaskShell(WorkerTask):
             elif error is not None and not self.cancelled:
                 self._failed_later(record, token, error)
 
-        self._in_hand = record
+        self._in_hand = produced
         try:
             await self.producer.send(
                 produced.topic,
@@ -335,20 +390,41 @@ class SourceTaskShell(WorkerTask):
                 f"Unrecoverable exception from producer send callback: {self.send_error}"
             ) from self.send_error
 
-    async def _have_topic(self, topic: str) -> None:
-        """Make a topic that does not exist, where the connector says how; ConnectError where it cannot be made."""
-        if topic in self._known_topics or self.parts.admin is None or self.parts.topic_groups is None:
+    async def _have_topic(self, produced: ProducerRecord) -> None:
+        """Create the record's topic if it does not exist and the connector says how; ConnectError if Kafka refuses.
+
+        An error that may pass is tried again: how long the record may wait for its topic is `_send_polled`'s to say.
+        """
+        topic, groups = produced.topic, self.parts.topic_groups
+        if topic in self._known_topics or groups is None:
             return
+        self._in_hand = produced
         try:
-            if topic not in await self.parts.admin.list_topics(internal=True):
-                await self.parts.admin.create_topics([self.parts.topic_groups.topic(topic)])
-        except TopicAlreadyExists:
-            log.info("topic was made by another meanwhile", topic=topic)
-        except RetriableError:
-            raise
-        except PenstockError as e:
-            raise ConnectError(f"topic {topic}, which a record is for, cannot be made: {e}") from e
+            while True:
+                if await self._created(groups.topic(topic)):
+                    break
+                await asyncio.sleep(SEND_FAILED_BACKOFF_MS / 1000)
+        finally:
+            self._in_hand = None
         self._known_topics.add(topic)
+
+    async def _created(self, topic: NewTopic) -> bool:
+        """Whether the topic exists now; False: it can be tried again, and `_topic_error` says why."""
+        try:
+            if topic.name not in await self.parts.admin.list_topics(internal=True):
+                await self.parts.admin.create_topics([topic])
+        except TopicAlreadyExists:
+            log.info("topic was made by another meanwhile", topic=topic.name)
+        except RetriableError as e:
+            if self._topic_error is None:
+                log.warning("creating a topic will be tried again", task=str(self.id), topic=topic.name,
+                            error=self.mask(said_of(e)))  # fmt: skip
+            self._topic_error = e
+            return False
+        except PenstockError as e:
+            raise ConnectError(f"topic {topic.name}, which a record is for, cannot be made: {e}") from e
+        self._topic_error = None
+        return True
 
     async def _close(self) -> None:
         try:
@@ -357,6 +433,6 @@ class SourceTaskShell(WorkerTask):
         finally:
             self.parts.conversion.chain.close()
             await self.parts.reporters.close()
-            if self.parts.admin is not None:
+            if self._admin_open:
                 await self.parts.admin.close()
             await self.producer.close(0 if self.cancelled else CLOSE_TIMEOUT_MS)

@@ -207,7 +207,7 @@ class _Build:
         groups = TopicCreationGroups.of(self._connector) if self._config["topic.creation.enable"] else None
         parts = SourceParts(
             task, self._props, context, self._producer(**fixed), self._conversion(), self._reporters,
-            self._admin() if groups is not None else None, groups,
+            self._admin(), self._config["topic.wait.timeout.ms"], groups,
         )  # fmt: skip
         common = (self._id, self._listener, parts, self._factory._offsets)
         interval_ms = self._config["offset.flush.interval.ms"]

@@ -21,9 +21,10 @@ from shared.connect.hiding import hidden, without_passwords
 from shared.connect.override_policy import refused_overrides
 from shared.connect.plugins import KINDS, Plugins
 from shared.connect.version import CONNECT_VERSION
-from shared.connect.worker_config import JSON_CONVERTER, SIMPLE_HEADER_CONVERTER, with_prefix
+from shared.connect.worker_config import JSON_CONVERTER, SIMPLE_HEADER_CONVERTER, WORKER_ONLY, with_prefix
 
 CONVERTER_KINDS = {"key.converter": "converter", "value.converter": "converter", "header.converter": "header_converter"}
+_WORKER_ONLY_SAYS = "{name} is a setting of the worker and has no effect here: set it in the worker's properties"
 CHAINS = {"transforms": "transformation", "predicates": "predicate"}
 
 
@@ -89,7 +90,12 @@ def validate_connector(plugins: Plugins, props: Mapping[str, str], worker: Mappi
     own = plugin.config()
     infos.groups += [group for group in own.groups() if group not in infos.groups]
     infos.configs += [_shown(own, value) for value in plugin().validate(props) if value.name not in common]
-    wrong = [*_wrong_overrides(plugin, props, worker), *_wrong_converters(plugins, props)]
+    worker_only = [name for name in WORKER_ONLY if name in props and name not in own]
+    wrong = [
+        *_wrong_overrides(plugin, props, worker),
+        *_wrong_converters(plugins, props),
+        *(ConfigValue(name, props[name], errors=[_WORKER_ONLY_SAYS.format(name=name)]) for name in worker_only),
+    ]
     infos.configs += [_shown(ConfigDef(), value) for value in wrong]
     return infos
 

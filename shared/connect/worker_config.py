@@ -14,6 +14,15 @@ from shared.connect.hiding import hidden
 HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
 
 ISOLATION = "penstock.task.isolation"
+WORKER_ONLY = (
+    "task.restart.enable",
+    "task.restart.backoff.ms",
+    "task.restart.backoff.max.ms",
+    "task.stall.timeout.ms",
+    "topic.wait.timeout.ms",
+)
+"""Settings beyond Kafka Connect's that the worker alone has: in a connector's configuration they are refused, since
+there they would change nothing."""
 JSON_CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
 SIMPLE_HEADER_CONVERTER = "org.apache.kafka.connect.storage.SimpleHeaderConverter"
 
@@ -48,6 +57,9 @@ def worker_config() -> ConfigDef:
         .define("topic.tracking.enable", Type.BOOLEAN, True, LOW, "Whether each connector's topics are noted.")
         .define("topic.tracking.allow.reset", Type.BOOLEAN, True, LOW, "Whether that list may be emptied over REST.")
         .define("topic.creation.enable", Type.BOOLEAN, True, LOW, "Whether sources may make their topics.")
+        .define("topic.wait.timeout.ms", Type.LONG, 60_000, LOW,
+                "How long a source's record waits for a topic that does not exist. After that its task fails.",
+                at_least(1))
         .define("exactly.once.source.support", Type.STRING, "disabled", HIGH,
                 "enabled: sources write records and offsets in transactions, and older generations are fenced. "
                 "preparing: as disabled, for a rolling upgrade.",

@@ -128,3 +128,13 @@ async def test_without_an_offset_topic_it_is_refused() -> None:
         props = {"connector.class": "FileStreamSource", "file": "f", "topic": "t", "name": "c"}
         assert not await run.worker.start_task(TaskSpec(id, props, props), TargetState.STARTED, run.listener)
         assert "exactly-once sources need offsets in a Kafka topic" in run.listener.traces[0]
+
+
+async def test_a_topic_that_stays_missing_fails_the_task_and_its_transaction() -> None:
+    """The reason is the topic; what was sent before it is aborted."""
+    async with running(**ENABLED, topic_wait_timeout_ms="300") as run:
+        id = await started(run)
+        task().batches.put_nowait([source_record("a", 1), source_record("b", 2, topic="missing")])
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert "topic missing, which a record is for, does not exist" in run.listener.traces[0]
+        assert values(run) == values(run, "offsets") == []

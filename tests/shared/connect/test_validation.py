@@ -13,6 +13,7 @@ from shared.connect.connectors.http import HttpSinkConnector
 from shared.connect.errors import ConfigError
 from shared.connect.plugins import Plugins
 from shared.connect.validation import plugin_definitions, validate_connector
+from shared.connect.worker_config import WORKER_ONLY
 
 RECORDING = Path(__file__).parents[2] / "data" / "kafka_connect_rest.jsonl.gz"
 FREE = ("documentation", "recommended_values")  # our own words; lists of plugins
@@ -112,6 +113,15 @@ def test_topic_creation_groups_bring_their_settings(plugins: Plugins) -> None:
     assert validate_connector(plugins, props | fine, {}).errors == [
         "Invalid value 0 for configuration topic.creation.default.replication.factor: Value must be at least 1"
     ]
+
+
+@pytest.mark.parametrize("name", WORKER_ONLY)
+def test_settings_of_the_worker_alone_are_refused(plugins: Plugins, name: str) -> None:
+    """A connector that sets what only the worker has would be as if it had not: it is told so."""
+    props = {"connector.class": "FileStreamSink", "name": "x", "topics": "t", name: "false"}
+    infos = validate_connector(plugins, props, {})
+    assert [config["definition"]["name"] for config in infos.configs if config["value"]["errors"]] == [name]
+    assert "setting of the worker" in infos.errors[0]
 
 
 def test_no_answer_has_a_secret(plugins: Plugins) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.connect import RetriableError
+import pytest
+from msgspec.structs import replace
+
+from shared.connect import RetriableError, source_shell
 from shared.connect.states import TargetState
-from shared.testing.fake_broker import Api, Fail
+from shared.testing.fake_broker import Api, Close, Fail
 from tests.shared.connect.harness import Running, SayingSource, SayingSourceTask, running, source_record
 
 KEY = b'["c",{"file":"a"}]'
@@ -196,3 +199,77 @@ async def test_a_topic_that_cannot_be_made_fails_the_task_whatever_is_tolerated(
         assert "topic new, which a record is for, cannot be made" in run.listener.traces[0]
         assert run.store.data == {KEY: b'{"position":1}'}
         assert task().committed == [("a", True)]
+
+
+async def test_a_topic_that_stays_missing_fails_the_task() -> None:
+    """After `topic.wait.timeout.ms`, with the topic's name and what to do; the offset stays before its record."""
+    async with running(topic_wait_timeout_ms="300") as run:
+        id = await started(run, errors_tolerance="all")
+        task().batches.put_nowait([source_record("a", 1), source_record("b", 2, topic="missing")])
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert "topic missing" in run.listener.traces[0]
+        assert "topic.wait.timeout.ms=300" in run.listener.traces[0]
+        assert "topic.creation.default.partitions" in run.listener.traces[0]
+        assert run.store.data == {KEY: b'{"position":1}'}
+
+
+async def test_a_topic_that_is_deleted_fails_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that the task has written to may go missing as well."""
+    monkeypatch.setattr(source_shell, "CLOSE_TIMEOUT_MS", 100)  # the first record after the deletion is never sent
+    async with running(topic_wait_timeout_ms="300", offset_flush_timeout_ms="100") as run:
+        run.cluster.create_topic("short")
+        id = await started(run, producer_override_metadata_max_age_ms="100")
+        task().batches.put_nowait([source_record("a", 1, topic="short")])
+        await run.until(lambda: run.store.data.get(KEY) == b'{"position":1}')
+        run.cluster.delete_topic("short")
+        position = 1
+        while "failure" not in run.listener.of(id):
+            position += 1
+            task().batches.put_nowait([source_record("b", position, topic="short")])
+            await run.until(lambda: task().batches.empty() or "failure" in run.listener.of(id))
+        assert "topic short, which a record is for, does not exist" in run.listener.traces[0]
+        assert run.store.data == {KEY: b'{"position":1}'}
+
+
+async def test_a_topic_that_cannot_be_made_for_long_fails_the_task() -> None:
+    """Creation that fails in passing is tried again, for `topic.wait.timeout.ms`."""
+    async with running(topic_wait_timeout_ms="300") as run:
+        id = await started(
+            run, topic_creation_default_partitions="1", topic_creation_default_replication_factor="1",
+            admin_override_request_timeout_ms="100",
+        )  # fmt: skip
+        with run.cluster.control(Api.CREATE_TOPICS, Fail(7)):  # REQUEST_TIMED_OUT
+            task().batches.put_nowait([source_record("a", 1, topic="new")])
+            await run.until(lambda: "failure" in run.listener.of(id))
+        assert "topic new, which a record is for, does not exist" in run.listener.traces[0]
+
+
+async def test_the_producers_own_limit_fails_the_task_too() -> None:
+    """A connector that sets its producer's max.block.ms waits no longer for a topic than that says."""
+    async with running() as run:
+        id = await started(run, producer_override_max_block_ms="200")
+        task().batches.put_nowait([source_record("a", 1, topic="missing")])
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert "topic missing" in run.listener.traces[0]
+        assert "max.block.ms" in run.listener.traces[0]
+
+
+async def test_a_partition_that_is_not_there_fails_the_task() -> None:
+    """A record for a partition beyond the topic's waits no longer than one without a topic."""
+    async with running(topic_wait_timeout_ms="300") as run:
+        id = await started(run)
+        task().batches.put_nowait([replace(source_record("a", 1), partition=7)])
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert "partition 7 of topic t, which has 1 partitions" in run.listener.traces[0]
+
+
+async def test_brokers_that_do_not_answer_fail_no_task() -> None:
+    """Nobody knows then whether the topic exists: the record waits, and goes out when they are back."""
+    async with running(topic_wait_timeout_ms="100") as run:
+        id = await started(run)
+        with run.cluster.control(Api.METADATA, Close()):
+            run.cluster.create_topic("new")
+            task().batches.put_nowait([source_record("a", 1, topic="new")])
+            await run.until(lambda: run.worker.task_metrics()[0][2]["source_send_blocked_ms"] >= 300)
+        await run.until(lambda: values(run, "new") == [b"a"])
+        assert run.listener.of(id) == ["startup"]
