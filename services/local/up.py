@@ -56,6 +56,9 @@ class UpSettings(DaemonSettings):
     handler: str = "services.local.handlers:log_record"
     group_id: str = "handler"
     connect_worker: bool = Field(True, description="run a Connect worker as well")
+    connect_port: int = Field(
+        8083, ge=0, le=65_535, description="port of the Connect worker's own REST, at http.host; 0: a free one"
+    )
 
 
 class Up:
@@ -73,6 +76,8 @@ class Up:
         http = self._settings.http
         if http.port:  # said at once, and not when everything else is up
             ports.require_free(http.host, http.port, "http.port")
+        if self._settings.connect_worker and self._settings.connect_port:
+            ports.require_free(http.host, self._settings.connect_port, "connect_port")
         self._console.print("starting Kafka …")
         await self._broker.start()
         kafka = KafkaSettings(bootstrap_servers=self._broker.bootstrap_servers)
@@ -85,11 +90,13 @@ class Up:
         await aggregator.healthy()
         consumer = await self._stack.start(self._consumer())
         others = [aggregator, consumer]
+        connect = None
         if self._settings.connect_worker:
-            others.append(await self._stack.start(self._connect()))
+            connect = await self._stack.start(self._connect(), self._settings.connect_port)
+            others.append(connect)
         gateway = await self._stack.start(self._gateway(others), self._settings.http.port)
         await asyncio.gather(*(service.healthy() for service in [*others, gateway]))
-        await self._say_where(gateway, aggregator)
+        await self._say_where(gateway, aggregator, connect)
 
     async def main_loop(self) -> None:
         """Keep everything running; Kafka's own end is an error."""
@@ -148,7 +155,7 @@ class Up:
         return self._spec("consumer", own)
 
     def _connect(self) -> ServiceSpec:
-        return self._spec("connect", {}, module="services.local.connect_worker")
+        return self._spec("connect", {}, module="services.local.connect_worker", host=self._settings.http.host)
 
     def _gateway(self, others: list[Service]) -> ServiceSpec:
         settings = self._settings
@@ -160,7 +167,7 @@ class Up:
         }
         return self._spec("gateway", own, module="services.local.gateway", host=settings.http.host)
 
-    async def _say_where(self, gateway: Service, aggregator: Service) -> None:
+    async def _say_where(self, gateway: Service, aggregator: Service, connect: Service | None) -> None:
         settings, logs, lake = self._settings, self._folder / "logs", self._folder / "lake"
         streams = await aggregator.get("/v1/streams") or {}
         application, servers = streams.get("application_id", "penstock"), self._broker.bootstrap_servers
@@ -174,7 +181,8 @@ class Up:
             "results": f"topic {settings.topics}; {settings.handler} has them, its log is {logs / 'consumer.log'}",
             "lake": f"{lake / application}, every compaction.interval_ms (300,000: five minutes, also to the first)",
             "audit": f"{command_name()} audit {shlex.join(audit)}",
-            "connectors": f"{gateway.url}/connectors" if settings.connect_worker else "",
+            "connectors": f"{gateway.url}/connectors" if connect else "",
+            "Connect": f"{connect.url}: the worker's whole REST, for clients of Kafka Connect" if connect else "",
             "Kafka": servers,
             "logs": str(logs),
             "": "Ctrl-C stops everything; the data stays.",

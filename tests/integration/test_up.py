@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from services.local import ports
 from tests.documents import README, block
 from tests.integration.promtool import assert_clean
 
@@ -34,7 +35,8 @@ def flags() -> list[str]:
 def said(tmp_path: Path) -> Iterator[dict[str, str]]:
     """What a running `up` has printed, by the name of the row."""
     (tmp_path / "visits.py").write_text(block(README, "python", "# visits.py"))
-    command = [sys.executable, "-m", "services.cli", "up", "--http.port=0", *flags()]
+    port = ports.pick("127.0.0.1", 1)[0]
+    command = [sys.executable, "-m", "services.cli", "up", "--http.port=0", f"--connect-port={port}", *flags()]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as up:
         watchdog = threading.Timer(START_TIMEOUT_S, up.kill)
@@ -48,7 +50,9 @@ def said(tmp_path: Path) -> Iterator[dict[str, str]]:
                     break
             watchdog.cancel()
             assert LAST_LINE in lines[-1], lines
-            yield {line[:11].strip(): line[11:].strip() for line in lines}
+            rows = {line[:11].strip(): line[11:].strip() for line in lines}
+            assert rows["Connect"].startswith(f"http://127.0.0.1:{port}: ")
+            yield rows
             up.send_signal(signal.SIGINT)
             assert up.wait(STOP_TIMEOUT_S) == 0
         finally:
@@ -84,6 +88,15 @@ def connector_runs(connectors: str, tmp_path: Path) -> None:
     assert health["checks"]["connect"]["status"] == "ok"
 
 
+def the_whole_rest_is_there(worker: str) -> None:
+    """What the one address keeps for its page is answered at the worker's own: its version, its loggers."""
+    assert httpx.get(f"{worker}/", timeout=60).json().keys() == {"version", "commit", "kafka_cluster_id"}
+    level = httpx.put(f"{worker}/admin/loggers/shared.connect", json={"level": "DEBUG"}, timeout=60)
+    assert level.status_code == 200
+    assert httpx.get(f"{worker}/admin/loggers", timeout=60).json()["shared.connect"]["level"] == "DEBUG"
+    assert httpx.get(f"{worker}/connectors", timeout=60).json() == ["visits"]
+
+
 def test_what_up_prints_and_readme_shows_works(said: dict[str, str], tmp_path: Path) -> None:
     """The printed event is taken, not a dead letter; README's visit is seen where it says; the printed audit passes."""
     shown = block(README, "console", "curl").replace("http://127.0.0.1:8080", said["dashboard"])
@@ -97,6 +110,7 @@ def test_what_up_prints_and_readme_shows_works(said: dict[str, str], tmp_path: P
     assert answered(look[0], tmp_path).strip() == look[1]
     connector_runs(said["connectors"], tmp_path)
     assert_clean(httpx.get(f"{said['dashboard']}/metrics", timeout=60).text)
+    the_whole_rest_is_there(said["Connect"].partition(": ")[0])
     assert said["topology"] == "visits:topology, as application penstock"
     program, *audit = shlex.split(said["audit"])
     assert program.endswith("penstock")
