@@ -114,6 +114,7 @@ async def ours(bootstrap: str, name: str, records: int, postgres: str, folder: P
     """One of our sinks in this process."""
     started = time.process_time()
     props = {"bootstrap.servers": bootstrap, "key.converter": STRING, "value.converter": STRING}
+    props |= {"connect.files.allowed": str(folder)}
     plugins, store = Plugins.installed(), MemoryOffsetStore()
     config = WorkerConfig(props, resolve=plugins.any_kind)
     worker = Worker(config, plugins, store, TaskFactory(config, plugins, store))

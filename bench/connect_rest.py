@@ -59,6 +59,7 @@ def worker_file(folder: Path, bootstrap: str, port: int) -> Path:
         "key.converter": STRING,
         "value.converter": STRING,
         "listeners": f"http://127.0.0.1:{port}",
+        "connect.files.allowed": str(folder),
     }
     path = folder / "worker.properties"
     path.write_text("".join(f"{name}={value}\n" for name, value in props.items()))

@@ -8,6 +8,7 @@ ingest writes them and topologies read them; everything else of a worker may be 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from pydantic import Field
 
@@ -15,6 +16,7 @@ from api.settings import GuardedSettings
 from services.connect.daemon import ConnectDaemon
 from services.connect.settings import CommandLine
 from shared.common import daemon
+from shared.connect.allowed_files import FILES_ALLOWED
 from shared.connect.herder.settings import DistributedConfig
 from shared.connect.plugins import Plugins
 
@@ -28,6 +30,9 @@ class ConnectWorkerSettings(GuardedSettings):
     """The Connect worker of a local set-up."""
 
     connect: dict[str, str] = Field({}, description="settings of the worker, by Kafka Connect's names")
+    connect_files: Path | None = Field(
+        None, description="the folder that file connectors may use, unless connect has connect.files.allowed"
+    )
 
 
 def worker_properties(settings: ConnectWorkerSettings) -> dict[str, str]:
@@ -49,6 +54,7 @@ def worker_properties(settings: ConnectWorkerSettings) -> dict[str, str]:
         "value.converter.schemas.enable": "false",
         "scheduled.rebalance.max.delay.ms": "0",
         "listeners": f"http://{http.host}:{http.port}",
+        **({} if settings.connect_files is None else {FILES_ALLOWED: str(settings.connect_files)}),
         **({} if token is None else {"rest.auth.token": token.get_secret_value()}),
         **settings.connect,
     }

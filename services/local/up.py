@@ -43,7 +43,7 @@ class UpSettings(DaemonSettings):
     http: HttpSettings = HttpSettings(host=HOST, port=8080)
     log: LogSettings = LogSettings(level="warning")
     shutdown_timeout_ms: PositiveMs = Field(30_000, description="how long each service's shutdown may take")
-    data_dir: Path = Field(Path(".penstock"), description="Kafka's data, the lake and the logs")
+    data_dir: Path = Field(Path(".penstock"), description="Kafka's data, the lake, connectors' files and the logs")
     broker: EmbeddedKafkaSettings = EmbeddedKafkaSettings()
     topic: str = Field("events", description="created where it is missing, for event-time data")
     partitions: int = Field(4, gt=0, description="of that topic, where it is created")
@@ -67,7 +67,7 @@ class Up:
     def __init__(self, settings: UpSettings, console: Console | None = None) -> None:
         self._settings, self._console = settings, console or Console()
         folder = settings.data_dir.absolute()
-        self._folder = folder
+        self._folder, self._files = folder, folder / "files"
         self._broker = EmbeddedKafka(folder / "kafka", settings.broker)
         self._stack = Stack(folder, hermetic=False)
 
@@ -155,7 +155,9 @@ class Up:
         return self._spec("consumer", own)
 
     def _connect(self) -> ServiceSpec:
-        return self._spec("connect", {}, module="services.local.connect_worker", host=self._settings.http.host)
+        self._files.mkdir(parents=True, exist_ok=True)
+        own = {"CONNECT_FILES": str(self._files)}
+        return self._spec("connect", own, module="services.local.connect_worker", host=self._settings.http.host)
 
     def _gateway(self, others: list[Service]) -> ServiceSpec:
         settings = self._settings
@@ -183,6 +185,7 @@ class Up:
             "audit": f"{command_name()} audit {shlex.join(audit)}",
             "connectors": f"{gateway.url}/connectors" if connect else "",
             "Connect": f"{connect.url}: the worker's whole REST, for clients of Kafka Connect" if connect else "",
+            "files": f"{self._files}, which file connectors may read and write" if connect else "",
             "Kafka": servers,
             "logs": str(logs),
             "": "Ctrl-C stops everything; the data stays.",

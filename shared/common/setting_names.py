@@ -37,6 +37,7 @@ SETTINGS_OF_ALL_COMMANDS = frozenset(
         "commit_records",
         "compaction",
         "connect",
+        "connect_files",
         "connect_port",
         "connect_worker",
         "consumer",

@@ -45,6 +45,13 @@ class Connector(ABC):
     kafka_class: ClassVar[str | None] = None
     """The name of Kafka's class that this one stands for."""
 
+    file_settings: ClassVar[tuple[str, ...]] = ()
+    """The settings that name a file, a folder or a URL of an object store.
+
+    The worker compares them with its `connect.files.allowed` in validation, and before the connector and its tasks
+    start. A task opens files by `context.files`.
+    """
+
     context: ConnectorContext
 
     def initialize(self, context: ConnectorContext) -> None:

@@ -18,6 +18,7 @@ from shared.common.clock import Clock
 from shared.common.errors import PenstockError, TopicAlreadyExists, UnknownTopicOrPartition
 from shared.common.log import get_logger
 from shared.common.records import ProducerRecord, RecordMetadata
+from shared.connect.allowed_files import AllowedFiles
 from shared.connect.conversion import Conversion
 from shared.connect.error_handling import Failure, Stage
 from shared.connect.error_reporting import ErrorReporters
@@ -52,6 +53,7 @@ class WorkerSourceTaskContext:
     """What a source task may ask, as `SourceTaskContext` says."""
 
     configs: Mapping[str, str]
+    files: AllowedFiles
     offset_storage_reader: OffsetStorageReader
     transaction_context: TransactionContext | None = None
 

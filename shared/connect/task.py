@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from shared.common.records import OffsetAndMetadata, RecordMetadata, TopicPartition
+from shared.connect.allowed_files import AllowedFiles
 from shared.connect.record import Offset, Partition, SinkRecord, SourceRecord
 from shared.connect.version import CONNECT_VERSION
 
@@ -51,6 +52,11 @@ class SourceTaskContext(Protocol):
         ...
 
     @property
+    def files(self) -> AllowedFiles:
+        """What the task may read and write: `connect.files.allowed` of the worker."""
+        ...
+
+    @property
     def offset_storage_reader(self) -> OffsetStorageReader: ...
 
     @property
@@ -75,6 +81,11 @@ class SinkTaskContext(Protocol):
 
     @property
     def configs(self) -> Mapping[str, str]: ...
+
+    @property
+    def files(self) -> AllowedFiles:
+        """What the task may read and write: `connect.files.allowed` of the worker."""
+        ...
 
     @property
     def errant_record_reporter(self) -> ErrantRecordReporter | None:

@@ -15,6 +15,7 @@ from shared.clients.admin import Admin
 from shared.clients.consumer import Consumer
 from shared.clients.producer import Producer
 from shared.common.clock import SYSTEM_CLOCK, Clock
+from shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
 from shared.connect.client_settings import consumer_settings, kafka_settings, producer_settings
 from shared.connect.config_provider import ConfigTransformer
 from shared.connect.connector import Connector, SinkConnector, task_class
@@ -64,6 +65,7 @@ class TaskFactory:
         """`group_id` is the cluster's, which transactional ids begin with."""
         self._config, self._plugins, self._offsets = config, plugins, offsets
         self._group_id, self._clock = group_id, clock
+        self._files = AllowedFiles(config[FILES_ALLOWED])
         self._transformer = ConfigTransformer.of_worker(config["config.providers"], config.props)
 
     def __call__(self, spec: TaskSpec, listener: StatusListener) -> WorkerTask:
@@ -72,6 +74,8 @@ class TaskFactory:
         plugin = self._plugins.connector_class(connector.get("connector.class", ""))
         is_sink = issubclass(plugin, SinkConnector)
         values = (sink_config() if is_sink else source_config(connector)).parse(connector, self._plugins.any_kind)
+        for given in (connector, props):
+            self._files.check(plugin.file_settings, given)
         task = task_class(plugin)()
         metrics = TaskMetrics("sink" if is_sink else "source", self._clock.monotonic_ms())
         build = _Build(self, spec.id, listener, connector, props, values, metrics)
@@ -164,7 +168,7 @@ class _Build:
             self._id, self._listener, task, self._props, self._topics(), consumer, conversion, core,
             self._reporters, self._metrics, self._clock,
         )  # fmt: skip
-        made.context = WorkerSinkTaskContext(made, self._props, consumer)
+        made.context = WorkerSinkTaskContext(made, self._props, self._factory._files, consumer)
         if self._errors.reports:
             made.context.errant_record_reporter = WorkerErrantRecordReporter(
                 self._reporters, self._operator, made.raw, type(task), self._clock, conversion
@@ -199,7 +203,7 @@ class _Build:
     def source(self, task: SourceTask, plugin: type[Connector]) -> WorkerTask:
         exactly_once = self._config["exactly.once.source.support"].lower() == "enabled"
         reader = StoredOffsetReader(self._factory._offsets, self._id.connector)
-        context = WorkerSourceTaskContext(self._props, reader)
+        context = WorkerSourceTaskContext(self._props, self._factory._files, reader)
         fixed: dict[str, Any] = {}
         if exactly_once:
             fixed["transactional_id"] = transactional_id(self._factory._group_id, self._id)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+from shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
 from shared.connect.client_settings import consumer_settings, producer_settings
 from shared.connect.config_def import NO_DEFAULT, ConfigDef, ConfigValue, Importance, Recommender, Type, Width
 from shared.connect.config_types import as_text, invalid
@@ -89,7 +90,8 @@ def validate_connector(plugins: Plugins, props: Mapping[str, str], worker: Mappi
     infos.configs += [_shown(common, value) for value in values]
     own = plugin.config()
     infos.groups += [group for group in own.groups() if group not in infos.groups]
-    infos.configs += [_shown(own, value) for value in plugin().validate(props) if value.name not in common]
+    checked = _with_files_checked(plugin, plugin().validate(props), props, worker)
+    infos.configs += [_shown(own, value) for value in checked if value.name not in common]
     worker_only = [name for name in WORKER_ONLY if name in props and name not in own]
     wrong = [
         *_wrong_overrides(plugin, props, worker),
@@ -98,6 +100,20 @@ def validate_connector(plugins: Plugins, props: Mapping[str, str], worker: Mappi
     ]
     infos.configs += [_shown(ConfigDef(), value) for value in wrong]
     return infos
+
+
+def _with_files_checked(
+    plugin: type[Connector], values: list[ConfigValue], props: Mapping[str, str], worker: Mapping[str, Any]
+) -> list[ConfigValue]:
+    """The values, with an error at each that names a file which the worker does not allow."""
+    files = AllowedFiles(worker.get(FILES_ALLOWED, ()))
+    for value in values:
+        if value.name in plugin.file_settings:
+            try:
+                files.check((value.name,), props)
+            except ConfigError as e:
+                value.errors.append(str(e))
+    return values
 
 
 def _wrong_overrides(plugin: type[Connector], props: Mapping[str, str], worker: Mapping[str, Any]) -> list[ConfigValue]:

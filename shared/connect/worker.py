@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 
 from shared.common.clock import SYSTEM_CLOCK, Clock
 from shared.common.log import get_logger
+from shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
 from shared.connect.config_provider import ConfigTransformer, Mask
 from shared.connect.connector import Connector, Props, SinkConnector, task_class
 from shared.connect.errors import ConnectError, ConnectorNotFound, said_of, trace_of
@@ -54,6 +55,7 @@ class Worker:
         self.config, self.plugins, self.offsets = config, plugins, offsets
         self._processes = processes or Processes(config)
         self.transformer = ConfigTransformer.of_worker(config["config.providers"], config.props)
+        self._files = AllowedFiles(config[FILES_ALLOWED])
         self._make_task = make_task
         self._clock = clock
         self._connectors: dict[str, WorkerConnector] = {}
@@ -152,6 +154,7 @@ class Worker:
         mask = self.transformer.masking(config)
         try:
             props = self.transformer.resolve(config)
+            self.check_files(props)
             made = self._make_connector(name, props)
             connector = WorkerConnector(name, made, props, listener, on_reconfiguration, mask=mask)
         except Exception as e:  # of the connector's constructor too
@@ -168,6 +171,10 @@ class Worker:
         if runs_apart(props, self.config):
             return ProcessConnector(name, plugin, self._processes, self.graceful_timeout_ms)
         return plugin()
+
+    def check_files(self, props: Props) -> None:
+        """ConfigError if a connector's configuration names a file that the worker does not allow."""
+        self._files.check(self.plugins.connector_class(props.get("connector.class", "")).file_settings, props)
 
     @asynccontextmanager
     async def connector_to_ask(self, props: Props) -> AsyncIterator[Connector]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shared.common.settings import KafkaSettings
+from shared.connect.allowed_files import FILES_ALLOWED, are_allowed_files
 from shared.connect.client_settings import kafka_settings
 from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, one_of
 from shared.connect.config_types import ClassResolver
@@ -20,6 +21,7 @@ WORKER_ONLY = (
     "task.restart.backoff.max.ms",
     "task.stall.timeout.ms",
     "topic.wait.timeout.ms",
+    FILES_ALLOWED,
 )
 """Settings beyond Kafka Connect's that the worker alone has: in a connector's configuration they are refused, since
 there they would change nothing."""
@@ -51,6 +53,9 @@ def worker_config() -> ConfigDef:
                 "Taken for compatibility: plugins are found among the installed packages.")
         .define("config.providers", Type.LIST, "", LOW,
                 "Names of config providers, for ${name:path:key}, such as env,file,dir; empty: none.")
+        .define(FILES_ALLOWED, Type.LIST, "", HIGH,
+                "What file connectors may read and write: absolute folders, and URLs such as s3://bucket/folder, "
+                "each with everything below it; empty: nothing.", are_allowed_files)
         .define("connector.client.config.override.policy", Type.STRING, "All", MEDIUM,
                 "Which client settings connectors may override: All, None or Principal.",
                 one_of("All", "None", "Principal", ignore_case=True))

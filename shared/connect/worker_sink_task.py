@@ -17,6 +17,7 @@ from shared.clients.consumer import Consumer, RebalanceListener
 from shared.common.clock import Clock
 from shared.common.log import get_logger
 from shared.common.records import Columns, OffsetAndMetadata, TopicPartition
+from shared.connect.allowed_files import AllowedFiles
 from shared.connect.conversion import Conversion
 from shared.connect.error_reporting import ErrorReporters
 from shared.connect.errors import ConnectError, RetriableError
@@ -336,8 +337,9 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
 class WorkerSinkTaskContext:
     """What a sink task may ask, as `SinkTaskContext` says."""
 
-    def __init__(self, task: WorkerSinkTask, props: Mapping[str, str], consumer: Consumer) -> None:
+    def __init__(self, task: WorkerSinkTask, props: Mapping[str, str], files: AllowedFiles, consumer: Consumer) -> None:
         self._task, self._core, self._consumer = task, task.core, consumer
+        self.files = files
         self.configs = dict(props)
         self.errant_record_reporter: ErrantRecordReporter | None = None
 

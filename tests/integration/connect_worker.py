@@ -36,7 +36,8 @@ def properties(bootstrap_servers: str, group: str | None = None, **more: str) ->
 
 
 def properties_file(folder: Path, props: dict[str, str]) -> Path:
-    """The settings as a file that a command line names."""
+    """The settings as a file for a command line; file connectors may use its folder unless they say otherwise."""
+    props = {"connect.files.allowed": str(folder), **props}
     path = folder / f"worker-{uuid.uuid4().hex[:6]}.properties"
     path.write_text("".join(f"{name}={value}\n" for name, value in props.items()))
     return path

@@ -76,11 +76,13 @@ def lines_of(command: list[str], cwd: Path) -> list[dict[str, Any]]:
 
 def connector_runs(connectors: str, tmp_path: Path) -> None:
     """A connector is made at the printed address, and the page's overview has the worker."""
-    sink = {"connector.class": "FileStreamSink", "topics": "visits", "file": str(tmp_path / "visits.txt")}
+    written = tmp_path / ".penstock" / "files" / "visits.txt"
+    sink = {"connector.class": "FileStreamSink", "topics": "visits", "file": str(written)}
+    outside = httpx.put(f"{connectors}/visits/config", json={**sink, "file": str(tmp_path / "visits.txt")}, timeout=60)
+    assert (outside.status_code, "connect.files.allowed" in outside.text) == (400, True)
     made = httpx.put(f"{connectors}/visits/config", json=sink, timeout=60)
     assert (made.status_code, made.headers["location"]) == (201, f"{connectors}/visits")
     deadline = time.monotonic() + RESULT_TIMEOUT_S
-    written = tmp_path / "visits.txt"
     while not written.exists() or "clicks" not in written.read_text():
         assert time.monotonic() < deadline, httpx.get(f"{connectors}/visits/status").text
         time.sleep(0.2)

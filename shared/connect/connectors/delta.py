@@ -11,10 +11,12 @@ on: it is kept until the next `put`, which fails the task.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping
 
 from shared.common.lake_append import append_once, set_versions, table_versions
 from shared.common.records import TopicPartition
+from shared.connect.allowed_files import FILES_ALLOWED, local_path
 from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least
 from shared.connect.connector import Props, SinkConnector
 from shared.connect.connectors.arrow_rows import row_of, table_of
@@ -46,12 +48,20 @@ class DeltaSinkTask(SinkTask):
 
     async def open(self, partitions: frozenset[TopicPartition]) -> None:
         names = {self._application(tp): tp for tp in partitions}
-        found = await asyncio.to_thread(table_versions, self._uri, list(names), self._options)
+        found = await asyncio.to_thread(table_versions, self._allowed(), list(names), self._options)
         for name, tp in names.items():
             self._versions[tp] = found.get(name)
             self._opened[tp] = self._begun[tp] = found.get(name, 0)
             if name in found:
                 self.context.offset(tp, found[name])
+
+    def _allowed(self) -> str:
+        """The table as it is to be opened; ConfigError if it, or its log, has become a link to elsewhere."""
+        files = self.context.files
+        uri = files.resolved("table.uri", self._uri)
+        if local_path("table.uri", self._uri) is not None:
+            files.resolved("table.uri", f"{uri}/_delta_log")
+        return uri
 
     async def close(self, partitions: frozenset[TopicPartition]) -> None:
         for tp in partitions:
@@ -114,7 +124,7 @@ class DeltaSinkTask(SinkTask):
         versions = {self._application(tp): pair for tp, pair in moved.items()}
         try:
             rows = table_of(records)
-            await asyncio.to_thread(append_once, self._uri, rows, versions, self._options, self._partition_by)
+            await asyncio.to_thread(append_once, self._allowed(), rows, versions, self._options, self._partition_by)
         except DataError as e:
             if len(records) == 1 or self.context.errant_record_reporter is None:
                 await self._refused(records[0], e)
@@ -143,15 +153,18 @@ class DeltaSinkConnector(SinkConnector):
     """Appends records to a Delta table, each once."""
 
     task_class = DeltaSinkTask
+    file_settings = ("table.uri",)
 
     @classmethod
     def config(cls) -> ConfigDef:
         return (
             ConfigDef()
-            .define("table.uri", Type.STRING, NO_DEFAULT, HIGH, "The table: a path or a URL such as s3://bucket/table.")
+            .define("table.uri", Type.STRING, NO_DEFAULT, HIGH,
+                    "The table: a path or a URL such as s3://bucket/table. The worker's "
+                    f"{FILES_ALLOWED} says which there may be.")
             .define("flush.size", Type.INT, 50_000, HIGH, "After so many records they are appended.", at_least(1))
             .define("partition.by", Type.LIST, "", MEDIUM, "The columns that a new table is partitioned by.")
-        )
+        )  # fmt: skip
 
     async def start(self, props: Props) -> None:
         self._props = dict(props)
@@ -161,6 +174,8 @@ class DeltaSinkConnector(SinkConnector):
 
     async def alter_offsets(self, props: Props, offsets: Mapping[TopicPartition, int | None]) -> bool:
         uri = DeltaSinkConnector.config().parse(props)["table.uri"]
+        if (path := local_path("table.uri", uri)) is not None:
+            uri = await asyncio.to_thread(os.path.realpath, path)  # as the worker has just checked it
         versions = {application(props["name"], tp): offset for tp, offset in offsets.items()}
         await asyncio.to_thread(set_versions, uri, versions, with_prefix(props, "storage."))
         return True

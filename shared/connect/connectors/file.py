@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import IO
 
 from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least
@@ -65,15 +64,15 @@ class FileStreamSourceTask(SourceTask):
             self._file = sys.stdin.buffer
             return True
         try:
-            self._file = await asyncio.to_thread(Path(self._path).open, "rb")
+            file = await asyncio.to_thread(self.context.files.open, "file", self._path, "rb")
         except FileNotFoundError:
             return False
         stored = await self.context.offset_storage_reader.offset(self._partition)
         position = 0 if stored is None else stored.get("position", 0)
         if type(position) is not int or position < 0:
             raise ConnectError(f"{self._path}: the stored position {position!r} is no byte offset")
-        self._position = position
-        await asyncio.to_thread(self._file.seek, position)
+        await asyncio.to_thread(file.seek, position)
+        self._position, self._file = position, file
         return True
 
     def _lines(self) -> list[tuple[bytes, int]]:
@@ -110,6 +109,7 @@ class FileStreamSourceConnector(SourceConnector):
 
     kafka_class = "org.apache.kafka.connect.file.FileStreamSourceConnector"
     task_class = FileStreamSourceTask
+    file_settings = ("file",)
 
     @classmethod
     def config(cls) -> ConfigDef:
@@ -152,7 +152,8 @@ class FileStreamSinkTask(SinkTask):
     async def start(self, props: Mapping[str, str]) -> None:
         path = props.get("file") or None
         try:
-            self._file = sys.stdout if path is None else await asyncio.to_thread(_appending, Path(path))
+            opened = None if path is None else await asyncio.to_thread(self.context.files.open, "file", path, "a")
+            self._file = opened or sys.stdout
         except OSError as e:
             raise ConnectError(f"Couldn't find or create file '{path}' for FileStreamSinkTask: {e.strerror}") from e
 
@@ -169,10 +170,6 @@ class FileStreamSinkTask(SinkTask):
             self._file.close()
 
 
-def _appending(path: Path) -> IO[str]:
-    return path.open("a", encoding="utf-8", newline="")
-
-
 def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -184,6 +181,7 @@ class FileStreamSinkConnector(SinkConnector):
 
     kafka_class = "org.apache.kafka.connect.file.FileStreamSinkConnector"
     task_class = FileStreamSinkTask
+    file_settings = ("file",)
 
     @classmethod
     def config(cls) -> ConfigDef:

@@ -20,11 +20,13 @@ import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
 from shared.common.records import OffsetAndMetadata, TopicPartition
-from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, one_of
+from shared.connect.allowed_files import FILES_ALLOWED, local_path
+from shared.connect.config_def import NO_DEFAULT, ConfigDef, ConfigValue, Importance, Type, at_least, one_of
 from shared.connect.connector import Props, SinkConnector
 from shared.connect.connectors.arrow_rows import NothingInIt, table_of
 from shared.connect.converters.json_schema import value_to_json
 from shared.connect.errors import ConfigError, ConnectError, DataError, RetriableError
+from shared.connect.hiding import without_passwords
 from shared.connect.record import SinkRecord
 from shared.connect.task import Offsets, SinkTask
 from shared.connect.worker_config import with_prefix
@@ -34,20 +36,26 @@ NEVER_MS = float("inf")
 SUFFIX = {"parquet": ".parquet", "json": ".jsonl"}
 
 
-def file_system(url: str, options: Mapping[str, str]) -> tuple[Any, str]:
-    """The file system of a URL with the path in it: pyarrow's own, or fsspec's where that has options or knows more."""
-    scheme = url.partition("://")[0] if "://" in url else "file"
-    if not options and scheme in ("file", "s3", "gs", "hdfs"):
-        if "://" not in url:
-            return pa_fs.LocalFileSystem(), url
+def object_store(url: str, options: Mapping[str, str]) -> tuple[Any, str]:
+    """The store of a URL with the path in it: pyarrow's own, or fsspec's where that has options or knows more."""
+    scheme = url.partition("://")[0]
+    if not options and scheme in ("s3", "gs", "hdfs"):
         found: tuple[Any, str] = pa_fs.FileSystem.from_uri(url)
         return found
+    if "protocol" in options:
+        raise ConfigError(f"storage.protocol={options['protocol']}: the url says which store it is")
     try:
         fsspec = importlib.import_module("fsspec")
         system, path = fsspec.core.url_to_fs(url, **options)
     except (ImportError, ValueError) as e:
-        raise ConfigError(f"url: {url}: {e}") from None
+        raise ConfigError(f"url: {without_passwords(url)}: {e}") from None
     return pa_fs.PyFileSystem(pa_fs.FSSpecHandler(system)), path
+
+
+def _check_options(url: str, options: Mapping[str, str]) -> None:
+    """ConfigError if the url is a folder of this machine, which has no options."""
+    if options and local_path("url", url) is not None:
+        raise ConfigError(f"storage.{next(iter(options))}: url={url} is a folder of this machine, and takes no options")
 
 
 class FilesSinkTask(SinkTask):
@@ -55,9 +63,12 @@ class FilesSinkTask(SinkTask):
 
     async def start(self, props: Mapping[str, str]) -> None:
         self._values = FilesSinkConnector.config().parse(props)
-        self._system, self._root = await asyncio.to_thread(
-            file_system, self._values["url"], with_prefix(props, "storage.")
-        )
+        url, options = self._values["url"], with_prefix(props, "storage.")
+        _check_options(url, options)
+        self._system, self._root = None, url  # a folder of this machine
+        if local_path("url", url) is None:
+            self.context.files.resolved("url", url)
+            self._system, self._root = await asyncio.to_thread(object_store, url, options)
         self._buffers: dict[TopicPartition, list[SinkRecord]] = {}
         self._since: dict[TopicPartition, float] = {}
         self._taken: dict[TopicPartition, int] = {}
@@ -159,13 +170,12 @@ class FilesSinkTask(SinkTask):
         return encoded
 
     def _store(self, path: str, data: bytes) -> None:
+        if self._system is None:
+            self.context.files.write_whole("url", path, data)
+            return
         self._system.create_dir(path.rpartition("/")[0], recursive=True)
-        is_local = isinstance(self._system, pa_fs.LocalFileSystem)
-        beside = f"{path}.new" if is_local else path  # an object appears whole; a file must be put in its place
-        with self._system.open_output_stream(beside) as stream:
+        with self._system.open_output_stream(path) as stream:  # an object appears whole
             stream.write(data)
-        if is_local:
-            self._system.move(beside, path)
 
     async def pre_commit(self, offsets: Offsets) -> Offsets:
         return {tp: OffsetAndMetadata(offset) for tp, offset in self._written.items() if tp in offsets}
@@ -178,13 +188,15 @@ class FilesSinkConnector(SinkConnector):
     """Writes records to Parquet or JSON files, on disk or an object store."""
 
     task_class = FilesSinkTask
+    file_settings = ("url",)
 
     @classmethod
     def config(cls) -> ConfigDef:
         return (
             ConfigDef()
             .define("url", Type.STRING, NO_DEFAULT, HIGH,
-                    "The folder: a path, or a URL such as s3://bucket/folder?region=eu-west-1.")
+                    "The folder: a path, or a URL such as s3://bucket/folder?region=eu-west-1. The worker's "
+                    f"{FILES_ALLOWED} says which there may be.")
             .define("format", Type.STRING, "parquet", HIGH, "parquet or json (lines).", one_of(*SUFFIX))
             .define("flush.size", Type.INT, 10_000, HIGH, "Records of one file.", at_least(1))
             .define("rotate.interval.ms", Type.LONG, 0, MEDIUM, "After how long a smaller file is closed; 0: never.",
@@ -193,6 +205,16 @@ class FilesSinkConnector(SinkConnector):
                     one_of("none", "snappy", "gzip", "zstd", "lz4"))
             .define("retry.backoff.ms", Type.INT, 3_000, LOW, "How long after a failed write.", at_least(0))
         )  # fmt: skip
+
+    def validate(self, props: Props) -> list[ConfigValue]:
+        found = super().validate(props)
+        for value in found:
+            if value.name == "url" and value.value and not value.errors:
+                try:
+                    _check_options(value.value, with_prefix(props, "storage."))
+                except ConfigError as e:
+                    value.errors.append(str(e))
+        return found
 
     async def start(self, props: Props) -> None:
         self._props = dict(props)

@@ -321,6 +321,7 @@ class BaseHerder(ABC):
         """A stopped connector's resolved config, and which offsets it is to have."""
         config = await self._check_offsets_fenced(name)
         resolved = self.worker.resolve(config)
+        self.worker.check_files(resolved)
         is_sink = views.kind_of_connector(self.plugins, resolved) == "sink"
         return resolved, await self._offsets.wanted(name, resolved, rows, is_sink=is_sink)
 

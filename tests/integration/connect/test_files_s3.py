@@ -30,7 +30,7 @@ async def test_files_are_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with s3_server(tmp_path, "lake") as endpoint:
         address = f"s3://lake/files?region=us-east-1&scheme=http&endpoint_override={endpoint.removeprefix('http://')}"
         settings = {"topics": "t", "url": address, "flush_size": "10", **JSON}
-        async with running() as run:
+        async with running(connect_files_allowed="s3://lake/files") as run:
             async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
                 for n in range(25):
                     await producer.send("t", json.dumps({"n": n}).encode())

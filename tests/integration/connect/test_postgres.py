@@ -13,6 +13,7 @@ import pytest
 from shared.clients.producer import Producer
 from shared.common.records import OffsetAndMetadata, TopicPartition
 from shared.common.settings import KafkaSettings
+from shared.connect.allowed_files import AllowedFiles
 from shared.connect.connectors.postgres.offsets import OffsetTable
 from shared.connect.connectors.postgres.sink import PostgresSinkConnector, PostgresSinkTask
 from shared.connect.connectors.postgres.source import PostgresSourceConnector, PostgresSourceTask
@@ -67,6 +68,7 @@ class Context:
     configs: Mapping[str, str] = {}
     offset_storage_reader = NoOffsets()
     transaction_context = None
+    files = AllowedFiles()
 
 
 async def produce(run: Running, *pairs: tuple[Any, Any]) -> None:

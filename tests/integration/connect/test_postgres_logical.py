@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from shared.connect.allowed_files import AllowedFiles
 from shared.connect.connectors.postgres.source import PostgresSourceConnector, PostgresSourceTask
 from shared.connect.errors import ConnectError, RetriableError
 from shared.connect.record import SourceRecord
@@ -55,6 +56,7 @@ class Context:
 
     configs: Mapping[str, str] = {}
     transaction_context = None
+    files = AllowedFiles()
 
     def __init__(self) -> None:
         self.offset_storage_reader: Any = Offsets()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pydantic import SecretStr
 
@@ -17,9 +19,11 @@ def test_a_worker_is_told_what_all_services_are() -> None:
         http=HttpSettings(host="127.0.0.1", port=2),
         auth_token=SecretStr("0123456789abcdef"),
         connect={"offset.flush.interval.ms": "9"},
+        connect_files=Path("/data/files"),
     )
     found = worker_properties(settings)
     assert (found["bootstrap.servers"], found["listeners"]) == ("127.0.0.1:1", "http://127.0.0.1:2")
+    assert found["connect.files.allowed"] == "/data/files"
     assert (found["rest.auth.token"], found["offset.flush.interval.ms"]) == ("0123456789abcdef", "9")
 
 

@@ -241,6 +241,7 @@ async def running(**settings: str) -> AsyncIterator[Running]:
             "value.converter": STRING,
             "offset.flush.interval.ms": "50",
             "task.restart.enable": "false",
+            "connect.files.allowed": "/",
             **{name.replace("_", "."): value for name, value in settings.items()},
         }
         plugins, store = Plugins.installed(), Store()

@@ -16,6 +16,7 @@ from shared.connect.validation import plugin_definitions, validate_connector
 from shared.connect.worker_config import WORKER_ONLY
 
 RECORDING = Path(__file__).parents[2] / "data" / "kafka_connect_rest.jsonl.gz"
+WORKER = {"connect.files.allowed": ["/"]}
 FREE = ("documentation", "recommended_values")  # our own words; lists of plugins
 
 
@@ -40,7 +41,7 @@ def test_validation_equals_the_recording(plugins: Plugins) -> None:
     cases = [line for line in recorded() if line.get("path", "").endswith("/validate") and line["status"] == 200]
     assert len(cases) == 2
     for case in cases:
-        found = validate_connector(plugins, case["body"], {}).as_json()
+        found = validate_connector(plugins, case["body"], WORKER).as_json()
         assert without_words(found) == without_words(case["response"])
 
 
@@ -60,7 +61,7 @@ def test_refusals_equal_the_recording(plugins: Plugins) -> None:
     assert len(cases) == 4
     for case in cases:
         props = {"name": case["body"]["name"], **case["body"]["config"]}
-        assert validate_connector(plugins, props, {}).refusal() == case["response"]["message"]
+        assert validate_connector(plugins, props, WORKER).refusal() == case["response"]["message"]
 
 
 def test_transforms_bring_their_settings(plugins: Plugins) -> None:
@@ -89,7 +90,7 @@ def test_a_sink_reads_topics_or_a_pattern(plugins: Plugins) -> None:
 def test_required_exactly_once_is_checked(plugins: Plugins) -> None:
     """`exactly.once.support=required` needs the worker's support and the connector's word."""
     props = {"connector.class": "FileStreamSource", "name": "x", "topic": "t", "exactly.once.support": "required"}
-    enabled = {"exactly.once.source.support": "enabled"}
+    enabled = {**WORKER, "exactly.once.source.support": "enabled"}
     assert validate_connector(plugins, props, {}).errors == [
         "This worker does not have exactly-once source support enabled."
     ]

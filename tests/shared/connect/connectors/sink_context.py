@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shared.common.records import TopicPartition
+from shared.connect.allowed_files import AllowedFiles
 from shared.connect.record import SinkRecord
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -32,6 +33,7 @@ class Context:
     """Notes timeouts, rewinds and requests to commit."""
 
     configs: Mapping[str, str] = {}
+    files = AllowedFiles(("/",))
 
     def __init__(self, reporter: Reporter | None = None) -> None:
         self.errant_record_reporter = reporter

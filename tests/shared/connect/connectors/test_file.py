@@ -9,6 +9,7 @@ import pytest
 from shared.connect import SinkRecord
 from shared.connect.connectors.file import FileStreamSinkTask
 from shared.connect.errors import ConnectError
+from tests.shared.connect.connectors.sink_context import Context
 
 
 def record(value: object) -> SinkRecord:
@@ -19,6 +20,7 @@ async def test_what_was_put_stands_in_the_file_at_once(tmp_path: Path) -> None:
     """Whoever follows the file need not wait for the next commit; what was there before stays."""
     (tmp_path / "out").write_text("before\n")
     task = FileStreamSinkTask()
+    task.initialize(Context())
     await task.start({"file": str(tmp_path / "out")})
     await task.put([record("a"), record(True), record(None), record({"n": 1})])
     assert (tmp_path / "out").read_text() == "before\na\ntrue\nnull\n{'n': 1}\n"
@@ -27,5 +29,7 @@ async def test_what_was_put_stands_in_the_file_at_once(tmp_path: Path) -> None:
 
 async def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """With what the system says of it."""
+    task = FileStreamSinkTask()
+    task.initialize(Context())
     with pytest.raises(ConnectError, match=r"no/out.*No such file"):
-        await FileStreamSinkTask().start({"file": str(tmp_path / "no" / "out")})
+        await task.start({"file": str(tmp_path / "no" / "out")})

@@ -55,17 +55,20 @@ async def test_files_are_whole_and_offsets_follow_them(tmp_path: Path) -> None:
 
 
 async def test_lines_and_time(tmp_path: Path) -> None:
-    """JSON has a line a record; a smaller file is closed when its time is over; fsspec's URLs work."""
+    """JSON has a line a record; a smaller file is closed when its time is over; a file: URL is a folder."""
     async with running(offset_flush_interval_ms="600000") as run:
         await produce(run, {"n": 1}, {"n": 2})
         url = f"file://{tmp_path}/deep"
-        settings = {"url": url, "format": "json", "rotate_interval_ms": "20", "storage_auto__mkdir": "true", **JSON}
+        settings = {"url": url, "format": "json", "rotate_interval_ms": "20", **JSON}
         id = await run.run(FilesSinkConnector, **settings)
         await run.until(lambda: names(tmp_path))  # long before the next commit
         await run.worker.stop_tasks([id])
         assert run.cluster.committed("connect-c").get(TP) == OffsetAndMetadata(2)
         (name,) = names(tmp_path)
         assert (tmp_path / name).read_text() == '{"n":1}\n{"n":2}\n'
+        with_options = {"url": url, "storage.auto_mkdir": "true"}
+        found = {value.name: value.errors for value in FilesSinkConnector().validate(with_options)}
+        assert "takes no options" in found["url"][0]
 
 
 async def started(folder: Path, context: Context, **settings: str) -> FilesSinkTask:

@@ -11,6 +11,7 @@ import pytest
 from shared.clients.producer import Producer
 from shared.common.errors import DataError
 from shared.common.settings import KafkaSettings
+from shared.connect.allowed_files import AllowedFiles
 from shared.connect.connectors.http import (
     HttpSinkConnector,
     HttpSinkTask,
@@ -170,7 +171,7 @@ async def test_an_inclusive_offset_gives_each_record_once_and_is_asked_for_at_th
 
     async with serving(answer) as server:
         task = HttpSourceTask()
-        task.context = WorkerSourceTaskContext({}, StoredOffsetReader(Store(), "c"))
+        task.context = WorkerSourceTaskContext({}, AllowedFiles(), StoredOffsetReader(Store(), "c"))
         url = f"{server.url}/?since=${{offset}}"
         await task.start(
             {"http.url": url, "topic": "t", "http.offset.pointer": "/at", "http.offset.initial": "0",

@@ -1,0 +1,206 @@
+"""What connectors may read and write: the folders and object stores of the worker's `connect.files.allowed`.
+
+Whoever may create a connector would otherwise read and write every file that the worker's user can. An entry is an
+absolute path of a folder, or a URL such as `s3://bucket/folder`; either allows everything below it.
+
+A path is compared after every link and `..` in it is resolved. To open a file, the folders between the allowed one and
+the file are opened one by one without following links: what becomes a link after the comparison is refused as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+from urllib.request import url2pathname
+
+from shared.connect.config_types import invalid
+from shared.connect.errors import ConfigError
+from shared.connect.hiding import without_passwords
+
+FILES_ALLOWED = "connect.files.allowed"
+NOT_PLAIN = "a URL has no '..', '::', '#', backslash or control characters"
+LOCAL_SCHEMES = ("file", "local")
+FILE_MODE, FOLDER_MODE = 0o666, 0o777  # less the process's umask, as of any other file
+
+
+class Place(NamedTuple):
+    """A file or folder of this machine: an allowed folder without links, and the names from there on."""
+
+    folder: Path
+    below: tuple[str, ...]
+
+    @property
+    def path(self) -> str:
+        return str(self.folder.joinpath(*self.below))
+
+
+class AllowedFiles:
+    """The folders and URLs that are allowed; each call that takes a place raises ConfigError if it is not."""
+
+    def __init__(self, allowed: Iterable[str] = ()) -> None:
+        self.allowed: tuple[str, ...] = tuple(allowed)
+
+    def __repr__(self) -> str:
+        return f"AllowedFiles({', '.join(self.allowed) or 'none'})"
+
+    def resolved(self, setting: str, given: str) -> str:
+        """A connector's path or URL as it is to be used: an absolute path without links, or the URL as it is.
+
+        ConfigError names the connector's `setting`.
+        """
+        path = local_path(setting, given)
+        if path is not None:
+            return self._place(setting, path).path
+        if not is_plain(given):
+            raise invalid(setting, without_passwords(given), NOT_PLAIN)
+        if not any("://" in entry and _url_is_below(given, entry) for entry in self.allowed):
+            raise self._refused(setting, given)
+        return given
+
+    def check(self, settings: Iterable[str], props: Mapping[str, str]) -> None:
+        """ConfigError if one of these settings names a place that is not allowed."""
+        for name in settings:
+            if given := props.get(name):
+                self.resolved(name, given)
+
+    def open(self, setting: str, given: str, mode: str) -> IO[Any]:
+        """Open a file of this machine, `rb` to read or `a` to append text in UTF-8. OSError as of `open`."""
+        flags = {"rb": os.O_RDONLY, "a": os.O_WRONLY | os.O_APPEND | os.O_CREAT}[mode]
+        place = self._local(setting, given)
+        folder = _open_folder(place.folder, place.below[:-1], make=False)
+        try:
+            file = os.open(place.below[-1], flags | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE, dir_fd=folder)
+        finally:
+            os.close(folder)
+        if mode == "rb":
+            return os.fdopen(file, "rb")
+        return os.fdopen(file, "a", encoding="utf-8", newline="")
+
+    def write_whole(self, setting: str, given: str, data: bytes) -> None:
+        """Put a file in its place at once, with all its content; folders that are missing are made. OSError."""
+        place = self._local(setting, given)
+        name, beside = place.below[-1], place.below[-1] + ".new"
+        folder = _open_folder(place.folder, place.below[:-1], make=True)
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(beside, flags, FILE_MODE, dir_fd=folder), "wb") as file:
+                file.write(data)
+            os.replace(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+        finally:
+            os.close(folder)
+
+    def _local(self, setting: str, given: str) -> Place:
+        path = local_path(setting, given)
+        if path is None:
+            raise invalid(setting, without_passwords(given), "no file of this machine")
+        place = self._place(setting, path)
+        if not place.below:
+            raise invalid(setting, given, "a folder, not a file")
+        return place
+
+    def _place(self, setting: str, path: str) -> Place:
+        if "\0" in path:
+            raise invalid(setting, path, "a path has no NUL")
+        real = Path(os.path.realpath(path))
+        for entry in self.allowed:
+            if "://" in entry:
+                continue
+            folder = Path(os.path.realpath(entry))
+            if real.is_relative_to(folder):
+                return Place(folder, real.relative_to(folder).parts)
+        raise self._refused(setting, path)
+
+    def _refused(self, setting: str, given: str) -> ConfigError:
+        shown = without_passwords(given)
+        why = f"outside of what the worker's {FILES_ALLOWED} allows, which is {', '.join(self.allowed)}"
+        if not self.allowed:
+            why = f"this worker allows connectors no files: set {FILES_ALLOWED} in the worker's properties"
+        return invalid(setting, shown, why)
+
+
+def local_path(setting: str, given: str) -> str | None:
+    """The path that a path or a `file:` URL names; None for every other URL. ConfigError names the setting.
+
+    >>> local_path("url", "out/x"), local_path("url", "file:///out/a%20b"), local_path("url", "s3://bucket/x")
+    ('out/x', '/out/a b', None)
+    """
+    scheme, separator, _ = given.partition("://")
+    if not separator:
+        return given
+    if scheme.lower() not in LOCAL_SCHEMES:
+        return None
+    parts = urlsplit(given)
+    if parts.netloc not in ("", "localhost"):
+        raise invalid(setting, given, f"a file URL begins with file:///, and {parts.netloc!r} stands for a machine")
+    if parts.query or parts.fragment:
+        raise invalid(setting, given, "a file URL has no '?' or '#': write them as %3F and %23")
+    return url2pathname(parts.path)
+
+
+def is_plain(url: str) -> bool:
+    """Whether every library takes the URL to mean the same place: they treat `..` and control characters differently,
+    and `::` makes fsspec open one place by way of another.
+
+    >>> is_plain("s3://bucket/a/b"), is_plain("s3://bucket/a/%2e%2e/b")
+    (True, False)
+    """
+    path = unquote(url.partition("://")[2].partition("?")[0])
+    return (
+        url == url.strip()
+        and not any(char in "\\#" or ord(char) < 32 for char in url + path)
+        and not {".", ".."} & set(path.split("/"))
+        and "::" not in url
+    )
+
+
+def _url_is_below(url: str, allowed: str) -> bool:
+    """Whether a URL is an allowed one or below it.
+
+    >>> [_url_is_below("s3://bucket/a/b", allowed) for allowed in ("s3://bucket/a", "s3://bucket/a/", "s3://", "s3://b")]
+    [True, True, True, False]
+    """
+    (scheme, place), (allowed_scheme, allowed_place) = _parts(url), _parts(allowed)
+    return scheme == allowed_scheme and (not allowed_place or f"{place}/".startswith(f"{allowed_place}/"))
+
+
+def _parts(url: str) -> tuple[str, str]:
+    """Scheme and place, without credentials, parameters and a slash at the end."""
+    scheme, _, rest = url.partition("://")
+    host, slash, path = rest.partition("?")[0].partition("/")
+    return scheme.lower(), unquote(host.rpartition("@")[2] + slash + path).rstrip("/")
+
+
+def are_allowed_files(name: str, value: Any) -> None:
+    """A validator of the setting: absolute folders, and URLs that are not of this machine."""
+    for entry in value or ():
+        if "://" in entry:
+            if local_path(name, entry) is not None:
+                raise invalid(name, entry, "a folder of this machine is written as a path")
+            if not is_plain(entry):
+                raise invalid(name, entry, NOT_PLAIN)
+        elif not Path(entry).is_absolute():
+            raise invalid(name, entry, "must be an absolute path, or a URL such as s3://bucket/folder")
+
+
+def _open_folder(folder: Path, below: Sequence[str], *, make: bool) -> int:
+    """A descriptor of a folder below an allowed one, none of the folders between them being a link."""
+    if make:
+        folder.mkdir(parents=True, exist_ok=True)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    at = os.open(folder, flags)
+    try:
+        for name in below:
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, FOLDER_MODE, dir_fd=at)
+            following = os.open(name, flags | os.O_NOFOLLOW, dir_fd=at)
+            os.close(at)
+            at = following
+    except BaseException:
+        os.close(at)
+        raise
+    return at

@@ -1,0 +1,241 @@
+"""Which files connectors may use: folders and URLs, without a way around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.clients.producer import Producer
+from shared.common.settings import KafkaSettings
+from shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles, Place
+from shared.connect.connectors.delta import DeltaSinkConnector
+from shared.connect.connectors.file import FileStreamSinkConnector, FileStreamSourceConnector
+from shared.connect.connectors.files import FilesSinkConnector
+from shared.connect.errors import ConfigError
+from shared.connect.plugins import Plugins
+from shared.connect.states import State, TargetState
+from shared.connect.validation import validate_connector
+from shared.connect.worker_config import WorkerConfig
+from tests.shared.connect.harness import STRING, Running, running
+
+CONNECTORS = {
+    "FileStreamSource": ("file", {"topic": "t"}),
+    "FileStreamSink": ("file", {"topics": "t"}),
+    "FilesSink": ("url", {"topics": "t"}),
+    "DeltaSink": ("table.uri", {"topics": "t"}),
+}
+CLASSES = (FileStreamSourceConnector, FileStreamSinkConnector, FilesSinkConnector, DeltaSinkConnector)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder that is allowed, beside one that is not, with links from the one into the other."""
+    data, secret = tmp_path / "data", tmp_path / "secret"
+    for folder in (data / "deep", secret, tmp_path / "database"):
+        folder.mkdir(parents=True)
+    (secret / "key").write_text("s3cret\n")
+    (data / "link").symlink_to(secret)
+    (data / "key").symlink_to(secret / "key")
+    (data / "dangling").symlink_to(secret / "not yet")
+    (data / "inner").symlink_to(data / "deep")
+    (tmp_path / "other name").symlink_to(data)
+    return data
+
+
+@pytest.mark.parametrize("given", ["", "/", "/x", "/deep/../x", "/inner/x", "/no/such/x", "/./x"])
+def test_what_is_below_is_allowed(data: Path, given: str) -> None:
+    """Whether it exists or not, and by links that stay inside."""
+    found = AllowedFiles((str(data),)).resolved("file", f"{data}{given}")
+    assert Path(found).is_relative_to(data)
+    assert AllowedFiles((str(data.parent / "other name"),)).resolved("file", f"{data}{given}") == found
+    assert AllowedFiles((str(data),)).resolved("url", f"file://{data}{given}") == found
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "/etc/passwd", "{data}/../secret/key", "{data}/deep/../../secret/key", "{data}/link/key", "{data}/key",
+        "{data}/dangling", "{data}base/x", "{data}/..", "secret/key", "../secret/key", "~/key", "file://{data}/../secret",
+        "file://{data}/%2e%2e/secret/key", "FILE:///etc/passwd", "local:///etc/passwd", "file:/etc/passwd", "file://host/x",
+        "{data}\0/x", "s3://bucket/x", "http://host/x", "simplecache::file:///etc/passwd", "memory://x", " file:///etc",
+    ],
+)  # fmt: skip
+def test_everything_else_is_refused(data: Path, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its real place, and with the names of both settings."""
+    monkeypatch.chdir(data.parent)
+    for allowed in ((str(data),), (), (str(data), "s3://other")):
+        with pytest.raises(ConfigError, match="for configuration file: "):
+            AllowedFiles(allowed).resolved("file", given.format(data=data))
+    with pytest.raises(ConfigError, match=FILES_ALLOWED):
+        AllowedFiles(()).resolved("file", str(data))
+
+
+def test_a_url_is_allowed_with_what_is_below_it() -> None:
+    """By scheme, host and whole names of the path; credentials and parameters are not compared, and not shown."""
+    files = AllowedFiles(("s3://bucket/a", "gs://all", "az://"))
+    for url in (
+        "s3://bucket/a", "s3://bucket/a/", "s3://bucket/a/b?region=x", "s3://k:p@bucket/a/b", "S3://bucket/a",
+        "gs://all/x", "az://anything/x", "s3://bucket/a/my%20folder",
+    ):  # fmt: skip
+        assert files.resolved("url", url) == url
+    for url in (
+        "s3://bucket/ab", "s3://bucket", "s3://bucket/a/../b", "s3://bucket/a/%2e%2e/b", "s3://bucket/a/%2E./b",
+        "s3://bucket/a\\..\\b", "s3://bucket/a/.\t./b", "s3://buck\net/a", "s3a://bucket/a", "s3://bucket@evil/a",
+        "s3://evil/a?x=s3://bucket/a", "s3://evil?/bucket/a", "simplecache::s3://bucket/a", "s3://bucket/a::file:///etc",
+        "s3://bucket/a#/../b", "gs://all.evil/x", "s3://bucket//a", "/bucket/a", "s3:bucket/a",
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match="url"):
+            files.resolved("url", url)
+    with pytest.raises(ConfigError) as refused:
+        files.resolved("url", "s3://ann:s3cret@evil/a")
+    assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("entry", ["data", "./data", "file:///data", "s3://bucket/..", "simplecache::s3://bucket"])
+def test_an_entry_that_means_nothing_ends_the_start(entry: str) -> None:
+    """A worker starts with absolute folders and plain URLs alone."""
+    props = {"key.converter": STRING, "value.converter": STRING}
+    with pytest.raises(ConfigError, match=r"connect\.files\.allowed"):
+        WorkerConfig({**props, FILES_ALLOWED: f"/data,{entry}"})
+    assert WorkerConfig({**props, FILES_ALLOWED: "/data, s3://bucket/x"})[FILES_ALLOWED] == ["/data", "s3://bucket/x"]
+    assert WorkerConfig(props)[FILES_ALLOWED] == []
+
+
+class Swapping(AllowedFiles):
+    """Files whose place changes between the comparison and the opening."""
+
+    swap: Callable[[], Any]
+
+    def _place(self, setting: str, path: str) -> Place:
+        place = super()._place(setting, path)
+        self.swap()
+        return place
+
+
+def test_a_link_that_comes_after_the_comparison_is_not_followed(data: Path) -> None:
+    """Neither in the place of the file, nor of a folder on the way to it."""
+    secret = data.parent / "secret"
+    files = Swapping((str(data),))
+
+    def swap(name: str, to: Path) -> Callable[[], None]:
+        def now() -> None:
+            (data / "deep" / name).symlink_to(to)
+
+        return now
+
+    files.swap = swap("key", secret / "key")
+    with pytest.raises(OSError, match="key"):
+        files.open("file", f"{data}/deep/key", "rb")
+    (data / "deep" / "key").unlink()
+    with pytest.raises(OSError, match="key"):
+        files.open("file", f"{data}/deep/key", "a")
+    files.swap = swap("folder", secret)
+    with pytest.raises(OSError, match="folder"):
+        files.write_whole("url", f"{data}/deep/folder/new", b"x")
+    (data / "deep" / "folder").unlink()
+    files.swap = swap("new.new", secret / "planted")
+    with pytest.raises(OSError, match=r"new\.new"):
+        files.write_whole("url", f"{data}/deep/new", b"x")
+    assert [path.name for path in secret.iterdir()] == ["key"]
+    assert (secret / "key").read_text() == "s3cret\n"
+
+
+def test_a_file_is_written_whole(data: Path) -> None:
+    """In folders that are made where they are missing, and over the file that is there."""
+    files = AllowedFiles((str(data / "later"),))
+    for content in (b"first", b"second"):
+        files.write_whole("url", f"file://{data}/later/a/b/file", content)
+        assert [path.name for path in (data / "later/a/b").iterdir()] == ["file"]
+        assert (data / "later/a/b/file").read_bytes() == content
+    with pytest.raises(ConfigError, match="a folder, not a file"):
+        files.open("file", str(data / "later"), "rb")
+
+
+@pytest.mark.parametrize("name", CONNECTORS)
+def test_validation_names_the_setting(data: Path, name: str) -> None:
+    """Of every connector that uses files, at the setting that names one; what is inside is fine."""
+    setting, more = CONNECTORS[name]
+    plugins, props = Plugins.installed(), {"name": "c", "connector.class": name, **more}
+    worker = {FILES_ALLOWED: [str(data)]}
+    for outside in ("/etc/passwd", f"{data}/key", f"{data}/../x", "s3://bucket/x"):
+        infos = validate_connector(plugins, {**props, setting: outside}, worker)
+        assert [row["definition"]["name"] for row in infos.configs if row["value"]["errors"]] == [setting]
+        assert FILES_ALLOWED in infos.errors[0]
+    assert validate_connector(plugins, {**props, setting: f"{data}/new"}, worker).errors == []
+    assert FILES_ALLOWED in validate_connector(plugins, {**props, setting: f"{data}/new"}, {}).errors[0]
+
+
+@pytest.mark.parametrize("connector", CLASSES)
+async def test_connector_and_task_are_refused_at_their_start(data: Path, connector: type) -> None:
+    """Also where nothing validated the configuration: it may be older than the setting."""
+    name = next(name for name in CONNECTORS if connector.__name__.startswith(name))
+    setting, more = CONNECTORS[name]
+    async with running(connect_files_allowed=str(data)) as run:
+        props = {"name": "c", "connector.class": name, **more, setting: f"{data}/key"}
+        assert await run.worker.start_connector("c", props, TargetState.STARTED, run.listener) is State.FAILED
+        id = await run.run(connector, **{k.replace(".", "_"): v for k, v in props.items() if k not in BASE})
+        assert run.listener.of("c") == run.listener.of(id) == ["failure"]
+        assert all(FILES_ALLOWED in trace for trace in run.listener.traces)
+        with pytest.raises(ConfigError, match=FILES_ALLOWED):
+            run.worker.check_files(props)
+
+
+BASE = ("name", "connector.class")
+
+
+async def test_a_file_that_is_created_as_a_link_is_not_read(data: Path) -> None:
+    """A source waits for its file: what stands there by then is looked at again."""
+    async with running(connect_files_allowed=str(data)) as run:
+        id = await run.run(FileStreamSourceConnector, file=f"{data}/later", topic="t")
+        await run.until(lambda: "startup" in run.listener.of(id))
+        (data / "later").symlink_to(data.parent / "secret" / "key")
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert FILES_ALLOWED in run.listener.traces[0]
+        assert run.cluster.records("t") == []
+
+
+async def produced(run: Running, value: bytes) -> None:
+    async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
+        await producer.send("t", value)
+
+
+@pytest.mark.parametrize("connector", [FilesSinkConnector, DeltaSinkConnector])
+async def test_a_folder_that_becomes_a_link_is_not_written_to(data: Path, connector: type) -> None:
+    """Each file and each append is compared again, not the first alone."""
+    json = {
+        "value_converter": "org.apache.kafka.connect.json.JsonConverter",
+        "value_converter_schemas_enable": "false",
+    }
+    secret = data.parent / "secret"
+    async with running(connect_files_allowed=str(data)) as run:
+        place = {"url": f"{data}/out"} if connector is FilesSinkConnector else {"table_uri": f"{data}/out"}
+        id = await run.run(connector, **place, flush_size="1", topics="t", **json)
+        await produced(run, b'{"n": 1}')
+        await run.until(lambda: list(data.glob("out/**/*.parquet")))
+        (data / "out").rename(data / "was")
+        (data / "out").symlink_to(secret)
+        await produced(run, b'{"n": 2}')
+        await produced(run, b'{"n": 3}')
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert FILES_ALLOWED in run.listener.traces[0]
+        assert [path.name for path in secret.iterdir()] == ["key"]
+
+
+async def test_a_store_that_fsspec_reaches(data: Path) -> None:
+    """An object store is written to where its URL is allowed; an option cannot make another of it."""
+    import fsspec
+
+    settings = {"format": "json", "flush_size": "1", "topics": "t", "storage_skip__instance__cache": "true"}
+    async with running(connect_files_allowed="memory://lines") as run:
+        id = await run.run(FilesSinkConnector, url="memory://lines/deep", **settings)
+        await produced(run, b"a")
+        files = fsspec.filesystem("memory")
+        await run.until(lambda: files.find("/lines/deep"))
+        assert [files.cat(path) for path in files.find("/lines/deep")] == [b'"a"\n']
+        await run.worker.stop_tasks([id])
+        await run.run(FilesSinkConnector, url="memory://lines/deep", storage_protocol="file", **settings)
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert "storage.protocol=file" in run.listener.traces[0]
