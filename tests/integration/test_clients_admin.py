@@ -48,6 +48,13 @@ async def test_topics(kafka: EmbeddedKafka, topic_name: str) -> None:
         assert all(p.leader is not None and p.leader in p.isr for p in described.partitions)
         assert re.fullmatch(r"[A-Za-z0-9_-]{22}", described.topic_id)
         assert (await admin.describe_configs(topic_name))["cleanup.policy"] == "compact"
+        entries = {entry.name: entry for entry in (await admin.topic_configs([topic_name]))[topic_name]}
+        assert (entries["cleanup.policy"].source, entries["cleanup.policy"].is_default) == (
+            "DYNAMIC_TOPIC_CONFIG",
+            False,
+        )
+        assert [s.source for s in entries["cleanup.policy"].synonyms] == ["DYNAMIC_TOPIC_CONFIG", "DEFAULT_CONFIG"]
+        assert (entries["flush.ms"].source, entries["flush.ms"].is_default) == ("DEFAULT_CONFIG", True)
         assert topic_name in await admin.list_topics()
         assert "__consumer_offsets" not in await admin.list_topics()
         await admin.delete_topics([topic_name])

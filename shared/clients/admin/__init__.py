@@ -4,6 +4,8 @@ from shared.clients.admin.admin import Admin
 from shared.clients.admin.groups import ShiftBy
 from shared.clients.admin.types import (
     ClusterDescription,
+    ConfigEntry,
+    ConfigSynonym,
     GroupDescription,
     GroupListing,
     MemberDescription,
@@ -17,6 +19,8 @@ from shared.clients.admin.types import (
 __all__ = [
     "Admin",
     "ClusterDescription",
+    "ConfigEntry",
+    "ConfigSynonym",
     "GroupDescription",
     "GroupListing",
     "MemberDescription",

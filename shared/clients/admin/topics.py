@@ -14,8 +14,11 @@ from contextvars import ContextVar
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from shared.clients.admin.types import (
+    CONFIG_SOURCES,
     BrokerDescription,
     ClusterDescription,
+    ConfigEntry,
+    ConfigSynonym,
     NewTopic,
     PartitionDescription,
     TopicDescription,
@@ -36,6 +39,8 @@ DEADLINE_MS: ContextVar[float | None] = ContextVar("admin_deadline_ms", default=
 IsolationLevel = Literal["read_uncommitted", "read_committed"]
 OffsetSpec = Literal["earliest", "latest"] | int
 TOPIC_RESOURCE = 2
+CONFIGS_OF_TOPICS_MAX = 100
+"""Topics of one request for configs: each takes some 6 KB of the answer."""
 SET_CONFIG, DELETE_CONFIG = 0, 1
 ALL_RECORDS = -1
 
@@ -168,17 +173,32 @@ class TopicsAdmin:
 
     async def describe_configs(self, topic: str, *, timeout_ms: int | None = None) -> dict[str, str | None]:
         """Every config of a topic in force, defaults included; sensitive values are None."""
-        request = wire.DESCRIBE_CONFIGS([(TOPIC_RESOURCE, topic, None)], False)
-        where = f"configs of topic {topic}"
-        response = await self._run(
-            lambda: self._connection.send(self._connection.any_node(), request, where), where, timeout_ms
-        )
-        configs: dict[str, str | None] = {}
-        for code, message, _, _, rows in response.results:
-            if code:
-                raise error_for_code(code, where, message)
-            configs.update({row[0]: row[1] for row in rows})
-        return configs
+        return {entry.name: entry.value for entry in (await self.topic_configs([topic], timeout_ms=timeout_ms))[topic]}
+
+    @one_deadline
+    async def topic_configs(
+        self, topics: Iterable[str], *, timeout_ms: int | None = None
+    ) -> dict[str, list[ConfigEntry]]:
+        """Every config in force of each topic, by name, with where its value comes from.
+
+        Raises UnknownTopicOrPartition, which names the topic.
+        """
+        wanted, found = list(topics), dict[str, list[ConfigEntry]]()
+        for at in range(0, len(wanted), CONFIGS_OF_TOPICS_MAX):
+            asked = wanted[at : at + CONFIGS_OF_TOPICS_MAX]
+            request = wire.DESCRIBE_CONFIGS([(TOPIC_RESOURCE, topic, None) for topic in asked], True)
+            where = f"configs of topic {asked[0]}" + (f" and {len(asked) - 1} more" if len(asked) > 1 else "")
+            for code, message, _, topic, rows in (await self._ask_any(request, where, timeout_ms)).results:
+                if code:
+                    raise error_for_code(code, f"configs of topic {topic}", message)
+                found[topic] = sorted((_config_entry(row) for row in rows), key=lambda entry: entry.name)
+        return found
+
+    async def _ask_any(self, request: Any, where: str, timeout_ms: int | None) -> Any:
+        async def ask() -> Any:
+            return await self._connection.send(self._connection.any_node(), request, where)
+
+        return await self._run(ask, where, timeout_ms)
 
     async def alter_configs(
         self, topic: str, configs: Mapping[str, str | None], *, timeout_ms: int | None = None
@@ -301,3 +321,13 @@ class TopicsAdmin:
         request = wire.METADATA(topics, False, False, False)
         response = await self._connection.send(self._connection.any_node(), request, "metadata")
         return int(response.controller_id)
+
+
+def _config_entry(row: Any) -> ConfigEntry:
+    name, value, is_read_only, source, is_sensitive, rows = row
+    synonyms = tuple(ConfigSynonym(name, value, _config_source(source)) for name, value, source in rows)
+    return ConfigEntry(name, value, _config_source(source), is_read_only, is_sensitive, synonyms)
+
+
+def _config_source(number: int) -> str:
+    return CONFIG_SOURCES.get(number, "UNKNOWN")

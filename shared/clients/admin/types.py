@@ -9,6 +9,19 @@ from shared.common.records import TopicPartition
 
 LONG_MAX = 2**63 - 1
 
+DEFAULT_CONFIG = "DEFAULT_CONFIG"
+CONFIG_SOURCES: Mapping[int, str] = {
+    1: "DYNAMIC_TOPIC_CONFIG",
+    2: "DYNAMIC_BROKER_CONFIG",
+    3: "DYNAMIC_DEFAULT_BROKER_CONFIG",
+    4: "STATIC_BROKER_CONFIG",
+    5: DEFAULT_CONFIG,
+    6: "DYNAMIC_BROKER_LOGGER_CONFIG",
+    7: "DYNAMIC_CLIENT_METRICS_CONFIG",
+    8: "DYNAMIC_GROUP_CONFIG",
+}
+"""Where a config's value comes from, by Kafka's numbers (ConfigSource in DescribeConfigsResponse)."""
+
 EVENT_TIME_CONFIGS: Mapping[str, str] = {
     # Kafka deletes by record timestamp: with a retention, old event times are gone within minutes.
     "retention.ms": "-1",
@@ -56,6 +69,36 @@ class TopicDescription:
     topic_id: str
     is_internal: bool
     partitions: tuple[PartitionDescription, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSynonym:
+    """A config that another one may take its value from: `source` as in `ConfigEntry`."""
+
+    name: str
+    value: str | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigEntry:
+    """A config in force, with where its value comes from.
+
+    `source` is Kafka's word (DYNAMIC_TOPIC_CONFIG, STATIC_BROKER_CONFIG, DEFAULT_CONFIG, …); `synonyms` are all values
+    there are, the one in force first. The value of a sensitive config is None.
+    """
+
+    name: str
+    value: str | None
+    source: str
+    is_read_only: bool = False
+    is_sensitive: bool = False
+    synonyms: tuple[ConfigSynonym, ...] = ()
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nobody has set it."""
+        return self.source == DEFAULT_CONFIG
 
 
 @dataclass(frozen=True, slots=True)

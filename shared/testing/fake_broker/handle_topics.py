@@ -173,10 +173,12 @@ def _results(request: Request, act: Callable[[Message], Refusal]) -> list[Messag
 
 def describe_configs(state: ClusterState, request: Request) -> Answer:
     """Every config of a topic in force; brokers show none of theirs."""
-    return Message(resources=[_configs(state, row) for row in request.body.resources])
+    told = request.body.include_synonyms
+    return Message(resources=[_configs(state, row, synonyms=told) for row in request.body.resources])
 
 
-def _configs(state: ClusterState, row: Message) -> Message:
+def _configs(state: ClusterState, row: Message, *, synonyms: bool) -> Message:
+    """Of synonyms it has the topic's own alone: Kafka has the broker's as well, under other names."""
     found = Message(
         error_code=ErrorCode.NONE, resource_type=row.resource_type, resource_name=row.resource_name, configs=[]
     )
@@ -192,6 +194,9 @@ def _configs(state: ClusterState, row: Message) -> Message:
             value=topic.config(name),
             config_source=SOURCE_TOPIC if name in topic.configs else SOURCE_DEFAULT,
             is_sensitive=False,
+            synonyms=[Message(name=name, value=topic.config(name), source=SOURCE_TOPIC)]
+            if synonyms and name in topic.configs
+            else [],
         )
         for name in TOPIC_CONFIGS
         if row.configuration_keys is None or name in row.configuration_keys
