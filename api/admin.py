@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from api.problem import json_response
 from shared.clients.admin import (
     ClusterDescription,
+    ConfigEntry,
     GroupDescription,
     GroupListing,
     OffsetChange,
@@ -44,6 +45,8 @@ class AdminClient(Protocol):
     async def describe_topics(self, names: Iterable[str]) -> dict[str, TopicDescription]: ...
 
     async def describe_configs(self, topic: str) -> dict[str, str | None]: ...
+
+    async def topic_configs(self, topics: Iterable[str]) -> dict[str, list[ConfigEntry]]: ...
 
     async def list_offsets(self, specs: Mapping[TopicPartition, Any]) -> dict[TopicPartition, int]: ...
 

@@ -18,6 +18,9 @@ PARAMETERS: dict[str, Any] = {
     "group": "banks",
     "partition": 0,
     "number": 0,
+    "broker_id": 1,
+    "config": "cleanup.policy",
+    "offset_type": "earliest_and_latest",
     "consumer": "member-1",
     "store": "sessions",
     "name": "files",
@@ -58,7 +61,7 @@ def _list(kind: str, path: str, *rows: dict[str, Any]) -> dict[str, Any]:
     return {"kind": kind, "metadata": {"self": BASE + path, "next": None}, "data": list(rows)}
 
 
-def _one(kind: str, path: str, name: str, **fields: Any) -> dict[str, Any]:
+def _one(kind: str, path: str, name: str, /, **fields: Any) -> dict[str, Any]:
     metadata = {"self": BASE + path, "resource_name": f"crn:///kafka=lkc-1{name}"}
     return {"kind": kind, "metadata": metadata, "cluster_id": "lkc-1"} | fields
 
@@ -69,7 +72,16 @@ def _at(path: str) -> dict[str, str]:
 
 _C = "/v3/clusters/lkc-1"
 _G, _T = f"{_C}/consumer-groups/banks", f"{_C}/topics/flights"
-_CLUSTER = _one("KafkaCluster", _C, "", consumer_groups=_at(f"{_C}/consumer-groups"), topics=_at(f"{_C}/topics"))
+_CLUSTER = _one(
+    "KafkaCluster",
+    _C,
+    "",
+    controller=_at(f"{_C}/brokers/1"),
+    brokers=_at(f"{_C}/brokers"),
+    consumer_groups=_at(f"{_C}/consumer-groups"),
+    topics=_at(f"{_C}/topics"),
+)
+_BROKER = _one("KafkaBroker", f"{_C}/brokers/1", "/broker=1", broker_id=1, host="localhost", port=9092, rack=None)
 _TOPIC = _one(
     "KafkaTopic",
     _T,
@@ -79,6 +91,7 @@ _TOPIC = _one(
     replication_factor=1,
     partitions_count=2,
     partitions=_at(f"{_T}/partitions"),
+    configs=_at(f"{_T}/configs"),
     authorized_operations=[],
 )
 _PARTITION = _one(
@@ -91,6 +104,31 @@ _PARTITION = _one(
     replica_ids=[1],
     isr_ids=[1],
 )
+_PARTITION_OFFSETS = _one(
+    "KafkaPartitionWithOffsets",
+    f"{_T}/partitions/0/offset",
+    "/topic=flights/partition=0/offset_type=earliest_and_latest",
+    topic_name="flights",
+    partition_id=0,
+    earliest_offset=0,
+    latest_offset=10,
+)
+_CONFIG_OF_TOPIC = _one(
+    "KafkaTopicConfig",
+    f"{_T}/configs/cleanup.policy",
+    "/topic=flights/config=cleanup.policy",
+    topic_name="flights",
+    name="cleanup.policy",
+    value="compact",
+    is_default=False,
+    is_read_only=False,
+    is_sensitive=False,
+    source="DYNAMIC_TOPIC_CONFIG",
+    synonyms=[
+        {"name": "cleanup.policy", "value": "compact", "source": "DYNAMIC_TOPIC_CONFIG"},
+        {"name": "log.cleanup.policy", "value": "delete", "source": "DEFAULT_CONFIG"},
+    ],
+)
 _GROUP = _one(
     "KafkaConsumerGroup",
     _G,
@@ -100,6 +138,7 @@ _GROUP = _one(
     partition_assignor="range",
     state="STABLE",
     coordinator_id=1,
+    coordinator=_at(f"{_C}/brokers/1"),
     consumers=_at(f"{_G}/consumers"),
     lag_summary=_at(f"{_G}/lag-summary"),
 )
@@ -116,7 +155,7 @@ _CONSUMER = _one(
 _ASSIGNMENT = _one(
     "KafkaConsumerAssignment",
     f"{_G}/consumers/member-1/assignments/flights/partitions/0",
-    "/consumer-group=banks/consumer=member-1/assignment=flights-0",
+    "/consumer-group=banks/consumer=member-1/assignment=flights/partition=0",
     **_WHO,
     topic_name="flights",
     partition_id=0,
@@ -126,7 +165,7 @@ _ASSIGNMENT = _one(
 _LAG = _one(
     "KafkaConsumerLag",
     f"{_G}/lags/flights/partitions/0",
-    "/consumer-group=banks/lag=flights-0",
+    "/consumer-group=banks/lag=flights/partition=0",
     **_WHO,
     topic_name="flights",
     partition_id=0,
@@ -226,13 +265,20 @@ ANSWERS: Example = {
     },
     ("get", "/topics/{topic}/partitions"): [_V2_PARTITION],
     ("get", "/topics/{topic}/partitions/{partition}"): _V2_PARTITION,
+    ("get", "/topics/{topic}/partitions/{partition}/offsets"): {"beginning_offset": 0, "end_offset": 10},
     ("get", "/brokers"): {"brokers": [1]},
     ("post", "/topics/{topic}"): _V2_STORED,
     ("post", "/topics/{topic}/partitions/{partition}"): _V2_STORED,
     ("get", "/v3/clusters"): _list("KafkaClusterList", "/v3/clusters", _CLUSTER),
     ("get", V3): _CLUSTER,
     ("get", V3 + "/topics"): _list("KafkaTopicList", f"{_C}/topics", _TOPIC),
+    ("get", V3 + "/brokers"): _list("KafkaBrokerList", f"{_C}/brokers", _BROKER),
+    ("get", V3 + "/brokers/{broker_id}"): _BROKER,
     ("get", V3 + "/topics/{topic}"): _TOPIC,
+    ("get", V3 + "/topics/-/configs"): _list("KafkaTopicConfigList", f"{_C}/topics/-/configs", _CONFIG_OF_TOPIC),
+    ("get", V3 + "/topics/{topic}/configs"): _list("KafkaTopicConfigList", f"{_T}/configs", _CONFIG_OF_TOPIC),
+    ("get", V3 + "/topics/{topic}/configs/{config}"): _CONFIG_OF_TOPIC,
+    ("get", V3 + "/topics/{topic}/partitions/{number}/offset"): _PARTITION_OFFSETS,
     ("get", V3 + "/topics/{topic}/partitions"): _list("KafkaPartitionList", f"{_T}/partitions", _PARTITION),
     ("get", V3 + "/topics/{topic}/partitions/{number}"): _PARTITION,
     ("post", V3 + "/topics/{topic}/records"): {"error_code": 200} | _REPORT,
@@ -244,6 +290,7 @@ ANSWERS: Example = {
     ("get", GROUP + "/consumers/{consumer}/assignments"): _list(
         "KafkaConsumerAssignmentList", f"{_G}/consumers/member-1/assignments", _ASSIGNMENT
     ),
+    ("get", GROUP + "/consumers/{consumer}/assignments/{topic}/partitions/{partition}"): _ASSIGNMENT,
     ("get", GROUP + "/lags"): _list("KafkaConsumerLagList", f"{_G}/lags", _LAG),
     ("get", GROUP + "/lags/{topic}/partitions/{partition}"): _LAG,
     ("get", GROUP + "/lag-summary"): _LAG_SUMMARY,

@@ -96,9 +96,29 @@ def kind_of_record(error: BaseException) -> ErrorKind:
     return kind
 
 
+_REST_PROXY = frozenset({"topics", "brokers", "consumers", "v3", "connectors", "connector-plugins"})
+"""How the paths begin that speak Confluent REST Proxy's language, or Kafka Connect's, which has the same errors."""
+
+_REST_CODES: Mapping[str, int] = {
+    "KAFKA_INVALID_REQUEST": 40002,
+    "INVALID_TOPIC": 40002,
+    "UNAUTHORIZED": 40101,
+    "FORBIDDEN": 40301,
+    "TOPIC_NOT_ALLOWED": 40301,
+    "AUTHORIZATION_FAILED": 40301,
+    "UNKNOWN_PARTITION": 40402,
+}
+"""REST Proxy's numbers for errors that have one of their own (rest-utils' KafkaExceptionMapper, kafka-rest's Errors);
+all others have their status, or 50002 and 50003 for what cannot and what may succeed later."""
+
+
 def is_rest_proxy(path: str) -> bool:
-    """Whether a path speaks Confluent REST Proxy's language, or Kafka Connect's, which has the same errors."""
-    return path.startswith(("/topics", "/brokers", "/v3/", "/connectors", "/connector-plugins"))
+    """Whether errors at a path have REST Proxy's numbers.
+
+    >>> [is_rest_proxy(path) for path in ("/v3", "/v3/none", "/consumers/g", "/v1/topics", "/topics-of-mine", "*")]
+    [True, True, True, False, False, False]
+    """
+    return path.removeprefix("/").partition("/")[0] in _REST_PROXY
 
 
 def rest_error_code(kind: ErrorKind, path: str) -> int:
@@ -109,12 +129,13 @@ def rest_error_code(kind: ErrorKind, path: str) -> int:
     (40401, 40403)
     >>> rest_error_code(kind_of(errors.BrokerNotAvailable()), "/v3/clusters"), rest_error_code(UNEXPECTED, "/topics")
     (50003, 50002)
+    >>> rest_error_code(kind_of(errors.InvalidTopic()), "/v3/clusters/c/topics/a b")
+    40002
     """
     if kind.error_code == "UNKNOWN_TOPIC_OR_PARTITION":
         return 40403 if path.startswith("/v3/") else 40401
-    own = {"UNKNOWN_PARTITION": 40402, "UNAUTHORIZED": 40101, "FORBIDDEN": 40301, "TOPIC_NOT_ALLOWED": 40301}
-    if kind.error_code in own:
-        return own[kind.error_code]
+    if kind.error_code in _REST_CODES:
+        return _REST_CODES[kind.error_code]
     if kind.status < 500:
         return kind.status
     return 50002 if kind.retry_after_s is None else 50003

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from fastapi import Request
 
 from api.body import BodyReader
-from api.event import EventRefused, RecordError
+from api.event import EventRefused, Read, RecordError, event_reader
 from api.events import whole_body
 from api.ingest import Ingest
 from api.ingest_request import IngestProducer
@@ -29,6 +29,8 @@ class RestProducer:
 
     def __init__(self, ingest: Ingest, producer: IngestProducer, settings: IngestSettings) -> None:
         self._ingest, self._producer, self.settings = ingest, producer, settings
+        self._readers: dict[tuple[str, frozenset[str]], Read] = {}
+        """By topic ("" for those without settings of their own), and what the record has itself: four of each topic."""
 
     def latest_ms(self) -> int:
         """The latest event time that is taken now."""
@@ -67,14 +69,30 @@ class RestProducer:
         return list(await self._producer.partitions_for(topic))
 
     def read(self, record: ProducerRecord, latest_ms: int) -> ProducerRecord:
-        """The record with what the topic's settings take from its value; EventRefused where they refuse it."""
+        """The record with what the topic's settings take from its value; EventRefused where they refuse it.
+
+        A key or time that the record has itself is taken, and the value need not have one.
+        """
         own = self.settings.for_topic(record.topic)
-        if record.value is None or not (own.key or own.time or own.json_schema):
+        given = {name for name, value in (("key", record.key), ("time", record.timestamp)) if value is not None}
+        wanted = {name for name in ("key", "time") if getattr(own, name)} - given
+        if record.value is None or not (wanted or own.json_schema):
             return record
-        key, timestamp = self._ingest.reader(record.topic)(record.value, latest_ms)
+        key, timestamp = self._reader(record.topic, frozenset(given))(record.value, latest_ms)
         key = key if record.key is None else record.key
         timestamp = timestamp if record.timestamp is None else record.timestamp
         return ProducerRecord(record.topic, record.value, key, record.headers, record.partition, timestamp)
+
+    def _reader(self, topic: str, given: frozenset[str]) -> Read:
+        """How a value is read whose record has a key, a time or both itself."""
+        if not given:
+            return self._ingest.reader(topic)
+        own = topic if topic in self.settings.topics else ""
+        if (own, given) not in self._readers:
+            less: dict[str, object] = {"key": (), "time": None}
+            settings = self.settings.for_topic(topic).model_copy(update={name: less[name] for name in given})
+            self._readers[own, given] = event_reader(settings)
+        return self._readers[own, given]
 
     async def send(
         self, topic: str, given: Sequence[ProducerRecord | str], partitions: Sequence[int], client: str

@@ -6,14 +6,14 @@ from fastapi import APIRouter as APIRouter
 
 from api.admin import AdminClient
 from api.rest_produce import RestProducer
-from api.rest_v2 import v2_metadata_router, v2_produce_router
+from api.rest_v2 import v2_consumers_router, v2_metadata_router, v2_produce_router
 from api.rest_v3 import v3_metadata_router, v3_produce_router
 from api.rest_v3_groups import v3_groups_router
 
 
 def metadata_routers(admin: AdminClient) -> list[APIRouter]:
     """Topics, partitions, clusters and consumer groups."""
-    return [v2_metadata_router(admin), v3_metadata_router(admin), v3_groups_router(admin)]
+    return [v2_metadata_router(admin), v2_consumers_router(), v3_metadata_router(admin), v3_groups_router(admin)]
 
 
 def produce_routers(producer: RestProducer, admin: AdminClient) -> list[APIRouter]:

@@ -18,8 +18,10 @@ from api.event import EventRefused
 from api.problem import ErrorKind, Problem
 from api.rest_produce import RETRIABLE, RestProducer, error_code_of, message_of
 from api.rest_records import v2_records
+from shared.clients.admin import TopicDescription
+from shared.clients.admin.types import PartitionDescription
 from shared.common.errors import UnknownTopicOrPartition
-from shared.common.records import RecordMetadata
+from shared.common.records import RecordMetadata, TopicPartition
 
 V2_TYPE = "application/vnd.kafka.v2+json"
 _EMBEDDED = re.compile(r"application/vnd\.kafka\.(json|binary)\.v2\+json")
@@ -108,10 +110,13 @@ def v2_metadata_router(admin: AdminClient) -> APIRouter:
 
     @router.get("/topics/{topic}/partitions/{partition}", summary="REST Proxy v2: a partition")
     async def partition_(topic: str, partition: int) -> Response:
-        for row in await _partitions(admin, topic):
-            if row["partition"] == partition:
-                return v2_answer(row)
-        raise Problem(ErrorKind(404, "UNKNOWN_PARTITION", "Partition not found"), "Partition not found.")
+        return v2_answer(_row_of_partition(await partition_of(admin, topic, partition)))
+
+    @router.get("/topics/{topic}/partitions/{partition}/offsets", summary="REST Proxy v2: a partition's offsets")
+    async def offsets(topic: str, partition: int) -> Response:
+        found = await partition_of(admin, topic, partition)
+        earliest, latest = await both_offsets(admin, TopicPartition(topic, found.partition))
+        return v2_answer({"beginning_offset": earliest, "end_offset": latest})
 
     @router.get("/brokers", summary="REST Proxy v2: broker ids")
     async def brokers() -> Response:
@@ -120,17 +125,49 @@ def v2_metadata_router(admin: AdminClient) -> APIRouter:
     return router
 
 
-async def _partitions(admin: AdminClient, topic: str) -> list[dict[str, Any]]:
+def v2_consumers_router() -> APIRouter:
+    """Says of v2's consumers that there are none: their clients would take a bare 404 for a consumer that expired."""
+    router = APIRouter(include_in_schema=False)
+    said = (
+        "consumers of REST Proxy v2 are not served: read with a Kafka client, "
+        "or have a connector write the records where they are needed (POST /connectors)"
+    )
+
+    async def refuse() -> Response:
+        raise Problem(ErrorKind(404, "NO_CONSUMERS", "No consumers"), said)
+
+    for path in ("/consumers", "/consumers/{rest:path}"):
+        router.add_api_route(path, refuse, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
+    return router
+
+
+async def partition_of(admin: AdminClient, topic: str, partition: int) -> PartitionDescription:
+    """A partition; Problem (40402) if the topic does not have it, UnknownTopicOrPartition if there is no such topic."""
+    for found in (await _described(admin, topic)).partitions:
+        if found.partition == partition:
+            return found
+    raise Problem(ErrorKind(404, "UNKNOWN_PARTITION", "Partition not found"), "Partition not found.")
+
+
+async def both_offsets(admin: AdminClient, tp: TopicPartition) -> tuple[int, int]:
+    """A partition's first offset, and the one after its last record."""
+    return (await admin.list_offsets({tp: "earliest"}))[tp], (await admin.list_offsets({tp: "latest"}))[tp]
+
+
+async def _described(admin: AdminClient, topic: str) -> TopicDescription:
     found = (await admin.describe_topics([topic])).get(topic)
     if found is None:
         raise UnknownTopicOrPartition(f"{topic}: no such topic")
-    return [
-        {
-            "partition": p.partition,
-            "leader": p.leader,
-            "replicas": [
-                {"broker": broker, "leader": broker == p.leader, "in_sync": broker in p.isr} for broker in p.replicas
-            ],
-        }
-        for p in found.partitions
+    return found
+
+
+async def _partitions(admin: AdminClient, topic: str) -> list[dict[str, Any]]:
+    return [_row_of_partition(p) for p in (await _described(admin, topic)).partitions]
+
+
+def _row_of_partition(found: PartitionDescription) -> dict[str, Any]:
+    replicas = [
+        {"broker": broker, "leader": broker == found.leader, "in_sync": broker in found.isr}
+        for broker in found.replicas
     ]
+    return {"partition": found.partition, "leader": found.leader, "replicas": replicas}

@@ -8,10 +8,10 @@ an `error_code` of its own (200: stored). A single record with a length gets its
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from api.admin import AdminClient
@@ -23,10 +23,21 @@ from api.json_values import NotAnObject, ObjectSplitter
 from api.problem import ErrorKind, Problem, json_response
 from api.rest_produce import RestProducer, error_code_of, message_of, status_of
 from api.rest_records import Decoded, entry_id, report, v3_entries, v3_entry, v3_record
-from api.rest_v3_shapes import link, partition_row, resource, rows_of, topic_row
+from api.rest_v2 import both_offsets, partition_of
+from api.rest_v3_shapes import (
+    BOTH_OFFSETS,
+    broker_row,
+    config_row,
+    link,
+    offsets_row,
+    partition_row,
+    resource,
+    rows_of,
+    topic_row,
+)
 from api.tally import Outcome
-from shared.common.errors import UnknownTopicOrPartition
-from shared.common.records import ProducerRecord, RecordMetadata
+from shared.clients.admin import ClusterDescription
+from shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
 
 ENTRIES_MAX = 1_000
 """Entries of one records:batch."""
@@ -227,27 +238,47 @@ async def _batch(
     return json_response({"successes": successes, "failures": failures}, 207)
 
 
-async def check_cluster(admin: AdminClient, cluster_id: str) -> str:
-    """The cluster's id; Problem (404) for another one."""
-    found = (await admin.cluster()).cluster_id or ""
-    if cluster_id != found:
+async def check_cluster(admin: AdminClient, cluster_id: str) -> ClusterDescription:
+    """The cluster; Problem (404) for another one."""
+    found = await admin.cluster()
+    if cluster_id != (found.cluster_id or ""):
         raise Problem(ErrorKind(404, "UNKNOWN_CLUSTER", "No such cluster"), f"Cluster {cluster_id} cannot be found.")
     return found
 
 
 def v3_metadata_router(admin: AdminClient) -> APIRouter:
-    """Clusters, topics and partitions."""
+    """Clusters, brokers, topics with their configs, and partitions with their offsets."""
     router = APIRouter(tags=["rest proxy v3"])
+    _cluster_routes(router, admin)
+    _topic_routes(router, admin)
+    _partition_routes(router, admin)
+    return router
 
+
+def _cluster_routes(router: APIRouter, admin: AdminClient) -> None:
     @router.get("/v3/clusters", summary="REST Proxy v3: the cluster, as a list of one")
     async def clusters(request: Request) -> Response:
-        found = (await admin.cluster()).cluster_id or ""
-        return rows_of(request, "KafkaClusterList", [_cluster(request, found)])
+        return rows_of(request, "KafkaClusterList", [_cluster(request, await admin.cluster())])
 
     @router.get("/v3/clusters/{cluster_id}", summary="REST Proxy v3: the cluster")
     async def cluster(cluster_id: str, request: Request) -> Response:
         return json_response(_cluster(request, await check_cluster(admin, cluster_id)))
 
+    @router.get("/v3/clusters/{cluster_id}/brokers", summary="REST Proxy v3: brokers")
+    async def brokers(cluster_id: str, request: Request) -> Response:
+        found = await check_cluster(admin, cluster_id)
+        rows = [broker_row(request, cluster_id, broker) for broker in found.brokers]
+        return rows_of(request, "KafkaBrokerList", rows)
+
+    @router.get("/v3/clusters/{cluster_id}/brokers/{broker_id}", summary="REST Proxy v3: a broker")
+    async def broker_(cluster_id: str, broker_id: int, request: Request) -> Response:
+        for broker in (await check_cluster(admin, cluster_id)).brokers:
+            if broker.node_id == broker_id:
+                return json_response(broker_row(request, cluster_id, broker))
+        raise Problem(ErrorKind(404, "UNKNOWN_BROKER", "No such broker"), f"Broker {broker_id} cannot be found.")
+
+
+def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
     @router.get("/v3/clusters/{cluster_id}/topics", summary="REST Proxy v3: topics")
     async def topics(cluster_id: str, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
@@ -255,33 +286,74 @@ def v3_metadata_router(admin: AdminClient) -> APIRouter:
         rows = [topic_row(request, cluster_id, found[name]) for name in sorted(found)]
         return rows_of(request, "KafkaTopicList", rows)
 
+    @router.get("/v3/clusters/{cluster_id}/topics/-/configs", summary="REST Proxy v3: the configs of all topics")
+    async def all_configs(cluster_id: str, request: Request) -> Response:
+        await check_cluster(admin, cluster_id)
+        found = await admin.topic_configs(await admin.list_topics())
+        rows = [config_row(request, cluster_id, topic, entry) for topic in sorted(found) for entry in found[topic]]
+        return rows_of(request, "KafkaTopicConfigList", rows)
+
     @router.get("/v3/clusters/{cluster_id}/topics/{topic}", summary="REST Proxy v3: a topic")
     async def topic_(cluster_id: str, topic: str, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
         return json_response(topic_row(request, cluster_id, (await admin.describe_topics([topic]))[topic]))
 
-    @router.get("/v3/clusters/{cluster_id}/topics/{topic}/partitions", summary="REST Proxy v3: a topic's partitions")
+    @router.get("/v3/clusters/{cluster_id}/topics/{topic}/configs", summary="REST Proxy v3: a topic's configs")
+    async def configs(cluster_id: str, topic: str, request: Request) -> Response:
+        await check_cluster(admin, cluster_id)
+        found = (await admin.topic_configs([topic]))[topic]
+        rows = [config_row(request, cluster_id, topic, entry) for entry in found]
+        return rows_of(request, "KafkaTopicConfigList", rows)
+
+    @router.get(
+        "/v3/clusters/{cluster_id}/topics/{topic}/configs/{config}", summary="REST Proxy v3: a config of a topic"
+    )
+    async def config_(cluster_id: str, topic: str, config: str, request: Request) -> Response:
+        await check_cluster(admin, cluster_id)
+        for entry in (await admin.topic_configs([topic]))[topic]:
+            if entry.name == config:
+                return json_response(config_row(request, cluster_id, topic, entry))
+        raise Problem(ErrorKind(404, "UNKNOWN_CONFIG", "No such config"), f"Config {config} cannot be found.")
+
+
+def _partition_routes(router: APIRouter, admin: AdminClient) -> None:
+    path = "/v3/clusters/{cluster_id}/topics/{topic}/partitions"
+
+    @router.get(path, summary="REST Proxy v3: a topic's partitions")
     async def partitions(cluster_id: str, topic: str, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
         found = (await admin.describe_topics([topic]))[topic]
         rows = [partition_row(request, cluster_id, topic, p) for p in found.partitions]
         return rows_of(request, "KafkaPartitionList", rows)
 
-    @router.get("/v3/clusters/{cluster_id}/topics/{topic}/partitions/{number}", summary="REST Proxy v3: a partition")
+    @router.get(f"{path}/{{number}}", summary="REST Proxy v3: a partition")
     async def partition(cluster_id: str, topic: str, number: int, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
-        for p in (await admin.describe_topics([topic]))[topic].partitions:
-            if p.partition == number:
-                return json_response(partition_row(request, cluster_id, topic, p))
-        raise UnknownTopicOrPartition(f"{topic}-{number}: no such partition")
+        return json_response(partition_row(request, cluster_id, topic, await partition_of(admin, topic, number)))
 
-    return router
+    @router.get(f"{path}/{{number}}/offset", summary="REST Proxy v3: a partition's first and next offset")
+    async def offset(
+        cluster_id: str,
+        topic: str,
+        number: int,
+        request: Request,
+        offset_type: Annotated[str, Query(description=f"only {BOTH_OFFSETS}")] = BOTH_OFFSETS,
+    ) -> Response:
+        if offset_type != BOTH_OFFSETS:
+            said = f"offset_type: {offset_type!r} is not known: leave it out, or say {BOTH_OFFSETS}"
+            raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), said)
+        await check_cluster(admin, cluster_id)
+        tp = TopicPartition(topic, (await partition_of(admin, topic, number)).partition)
+        return json_response(offsets_row(request, cluster_id, tp, *await both_offsets(admin, tp)))
 
 
-def _cluster(request: Request, cluster_id: str) -> dict[str, Any]:
+def _cluster(request: Request, found: ClusterDescription) -> dict[str, Any]:
+    cluster_id = found.cluster_id or ""
     path = f"/v3/clusters/{cluster_id}"
     return resource(request, "KafkaCluster", path, f"kafka={cluster_id}") | {
         "cluster_id": cluster_id,
+        "controller": {"related": link(request, f"{path}/brokers/{found.controller}")},
+        "brokers": {"related": link(request, f"{path}/brokers")},
         "consumer_groups": {"related": link(request, f"{path}/consumer-groups")},
         "topics": {"related": link(request, f"{path}/topics")},
     }

@@ -56,6 +56,18 @@ def _groups(router: APIRouter, admin: AdminClient) -> None:
         rows = [_assignment(request, cluster_id, group, consumer, tp) for tp in sorted(member.assignment)]
         return rows_of(request, "KafkaConsumerAssignmentList", rows)
 
+    path = f"{GROUPS}/{{group}}/consumers/{{consumer}}/assignments/{{topic}}/partitions/{{partition}}"
+
+    @router.get(path, summary="REST Proxy v3: one of its partitions")
+    async def assignment_(
+        cluster_id: str, group: str, consumer: str, topic: str, partition: int, request: Request
+    ) -> Response:
+        member, tp = _member(await _found(admin, cluster_id, group), consumer), TopicPartition(topic, partition)
+        if tp not in member.assignment:
+            kind = ErrorKind(404, "NOT_ASSIGNED", "No such assignment")
+            raise Problem(kind, f"{consumer} of {group} does not have {tp}")
+        return json_response(_assignment(request, cluster_id, group, consumer, tp))
+
 
 def _lags(router: APIRouter, admin: AdminClient) -> None:
     @router.get(f"{GROUPS}/{{group}}/lags", summary="REST Proxy v3: a group's lag by partition")
@@ -123,6 +135,7 @@ def _group(request: Request, cluster_id: str, found: GroupDescription) -> dict[s
         "partition_assignor": found.protocol,
         "state": state_of(found.state),
         "coordinator_id": found.coordinator,
+        "coordinator": {"related": link(request, f"/v3/clusters/{cluster_id}/brokers/{found.coordinator}")},
         "consumers": {"related": link(request, f"{path}/consumers")},
         "lag_summary": {"related": link(request, f"{path}/lag-summary")},
     }
@@ -142,7 +155,9 @@ def _consumer(request: Request, cluster_id: str, group: str, member: MemberDescr
 
 def _assignment(request: Request, cluster_id: str, group: str, consumer: str, tp: TopicPartition) -> dict[str, Any]:
     where = f"/consumers/{consumer}/assignments/{tp.topic}/partitions/{tp.partition}"
-    path, name = _place(cluster_id, group, where, f"/consumer={consumer}/assignment={tp}")
+    path, name = _place(
+        cluster_id, group, where, f"/consumer={consumer}/assignment={tp.topic}/partition={tp.partition}"
+    )
     topic = f"/v3/clusters/{cluster_id}/topics/{tp.topic}/partitions/{tp.partition}"
     lag, _ = _place(cluster_id, group, f"/lags/{tp.topic}/partitions/{tp.partition}")
     return resource(request, "KafkaConsumerAssignment", path, name) | {
@@ -160,7 +175,9 @@ def _lag(
     request: Request, cluster_id: str, group: str, row: PartitionLag, owner: MemberDescription | None
 ) -> dict[str, Any]:
     tp = row.topic_partition
-    path, name = _place(cluster_id, group, f"/lags/{tp.topic}/partitions/{tp.partition}", f"/lag={tp}")
+    path, name = _place(
+        cluster_id, group, f"/lags/{tp.topic}/partitions/{tp.partition}", f"/lag={tp.topic}/partition={tp.partition}"
+    )
     return resource(request, "KafkaConsumerLag", path, name) | {
         "cluster_id": cluster_id,
         "consumer_group_id": group,
@@ -194,6 +211,10 @@ def _summary(
         "total_lag": sum(row.lag for row in lag),
         "max_lag_partition": {"related": link(request, partition)},
     }
+
+
+def _named(tp: TopicPartition) -> str:
+    return f"{tp.topic}/partition={tp.partition}"
 
 
 def _place(cluster_id: str, group: str, path: str = "", name: str = "") -> tuple[str, str]:

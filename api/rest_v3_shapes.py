@@ -8,8 +8,12 @@ from typing import Any
 from fastapi import Request, Response
 
 from api.problem import json_response
-from shared.clients.admin import TopicDescription
-from shared.clients.admin.types import PartitionDescription
+from shared.clients.admin import ConfigEntry, TopicDescription
+from shared.clients.admin.types import BrokerDescription, PartitionDescription
+from shared.common.records import TopicPartition
+
+BOTH_OFFSETS = "earliest_and_latest"
+"""The one `offset_type` that REST Proxy has."""
 
 
 def link(request: Request, path: str) -> str:
@@ -38,6 +42,7 @@ def topic_row(request: Request, cluster_id: str, topic: TopicDescription) -> dic
         "replication_factor": len(topic.partitions[0].replicas) if topic.partitions else 0,
         "partitions_count": len(topic.partitions),
         "partitions": {"related": link(request, f"{path}/partitions")},
+        "configs": {"related": link(request, f"{path}/configs")},
         "authorized_operations": [],
     }
 
@@ -53,4 +58,46 @@ def partition_row(request: Request, cluster_id: str, topic: str, found: Partitio
         "leader_id": found.leader,
         "replica_ids": list(found.replicas),
         "isr_ids": list(found.isr),
+    }
+
+
+def broker_row(request: Request, cluster_id: str, found: BrokerDescription) -> dict[str, Any]:
+    """A broker."""
+    path, name = f"/v3/clusters/{cluster_id}/brokers/{found.node_id}", f"kafka={cluster_id}/broker={found.node_id}"
+    return resource(request, "KafkaBroker", path, name) | {
+        "cluster_id": cluster_id,
+        "broker_id": found.node_id,
+        "host": found.host,
+        "port": found.port,
+        "rack": found.rack,
+    }
+
+
+def config_row(request: Request, cluster_id: str, topic: str, found: ConfigEntry) -> dict[str, Any]:
+    """A config of a topic."""
+    path = f"/v3/clusters/{cluster_id}/topics/{topic}/configs/{found.name}"
+    name = f"kafka={cluster_id}/topic={topic}/config={found.name}"
+    return resource(request, "KafkaTopicConfig", path, name) | {
+        "cluster_id": cluster_id,
+        "topic_name": topic,
+        "name": found.name,
+        "value": found.value,
+        "is_default": found.is_default,
+        "is_read_only": found.is_read_only,
+        "is_sensitive": found.is_sensitive,
+        "source": found.source,
+        "synonyms": [{"name": one.name, "value": one.value, "source": one.source} for one in found.synonyms],
+    }
+
+
+def offsets_row(request: Request, cluster_id: str, tp: TopicPartition, earliest: int, latest: int) -> dict[str, Any]:
+    """A partition's first offset and the one after its last record."""
+    path = f"/v3/clusters/{cluster_id}/topics/{tp.topic}/partitions/{tp.partition}/offset"
+    name = f"kafka={cluster_id}/topic={tp.topic}/partition={tp.partition}/offset_type={BOTH_OFFSETS}"
+    return resource(request, "KafkaPartitionWithOffsets", path, name) | {
+        "cluster_id": cluster_id,
+        "topic_name": tp.topic,
+        "partition_id": tp.partition,
+        "earliest_offset": earliest,
+        "latest_offset": latest,
     }

@@ -12,6 +12,8 @@ from api.admin import admin_router
 from api.app import create_app
 from shared.clients.admin import (
     ClusterDescription,
+    ConfigEntry,
+    ConfigSynonym,
     GroupDescription,
     GroupListing,
     MemberDescription,
@@ -52,6 +54,13 @@ class MemoryAdmin:
 
     async def describe_configs(self, topic: str) -> dict[str, str | None]:
         return {"retention.ms": "-1", "cleanup.policy": "delete"}
+
+    async def topic_configs(self, topics: Iterable[str]) -> dict[str, list[ConfigEntry]]:
+        await self.describe_topics(topics)
+        value = ConfigSynonym("cleanup.policy", "compact", "DYNAMIC_TOPIC_CONFIG")
+        default = ConfigSynonym("log.cleanup.policy", "delete", "DEFAULT_CONFIG")
+        own = ConfigEntry("cleanup.policy", "compact", "DYNAMIC_TOPIC_CONFIG", synonyms=(value, default))
+        return {topic: [own, ConfigEntry("retention.ms", "-1", "DEFAULT_CONFIG")] for topic in topics}
 
     async def list_offsets(self, specs: Mapping[TopicPartition, Any]) -> dict[TopicPartition, int]:
         return {tp: {"earliest": 0, "latest": 10}.get(spec, 7) for tp, spec in specs.items()}

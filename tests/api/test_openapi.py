@@ -31,6 +31,7 @@ from tests.api.test_state import View
 OPEN = frozenset({"configs", "checks", "rows", "config"})
 """Objects whose names are anybody's."""
 NAMES = {"topic": "flights", "cluster_id": "c-1", "group": "banks", "consumer": "m-1", "partition": 0, "number": 0}
+NAMES |= {"broker_id": 1, "config": "cleanup.policy"}
 
 
 @pytest.fixture

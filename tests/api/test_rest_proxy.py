@@ -11,14 +11,16 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
 
 from api.app import create_app
 from api.ingest import Ingest
 from api.rest_produce import RestProducer
 from api.rest_proxy import metadata_routers, produce_routers
-from api.settings import IngestSettings
+from api.settings import Credential, IngestSettings
 from shared.clients.admin import MemberDescription
 from shared.common.errors import BrokerNotAvailable, KafkaTimeout, PenstockError
+from shared.testing.manual_clock import ManualClock
 from tests.api.test_admin import F0, MemoryAdmin
 
 V2_JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
@@ -28,6 +30,7 @@ GROUP = "/v3/clusters/c-1/consumer-groups/banks"
 
 
 SETTINGS = IngestSettings.model_validate({"topics": {"closed": {"allowed": False}}})
+KEYED = IngestSettings.model_validate({"topics": {"t": {"key": ["/id"], "time": "/at"}}})
 
 
 @pytest.fixture
@@ -108,6 +111,9 @@ async def test_v2_metadata(client: httpx.AsyncClient) -> None:
     assert (await client.get("/topics/flights/partitions")).json()[1] == partition
     assert (await client.get("/topics/flights/partitions/1")).json() == partition
     assert (await client.get("/brokers")).json() == {"brokers": [1]}
+    offsets = (await client.get("/topics/flights/partitions/1/offsets")).json()
+    assert offsets == {"beginning_offset": 0, "end_offset": 10}
+    assert (await client.get("/topics/flights/partitions/5/offsets")).json()["error_code"] == 40402
     assert (await client.get("/topics/none")).json()["error_code"] == 40401
     assert (await client.get("/topics/flights/partitions/5")).json()["error_code"] == 40402
 
@@ -182,6 +188,7 @@ async def test_v3_resources_have_kind_and_metadata(client: httpx.AsyncClient) ->
     assert [p["partition_id"] for p in partitions] == [0, 1]
     assert (await client.get(partitions[1]["metadata"]["self"])).json() == partitions[1]
     assert (await client.get("/v3/clusters/c-1/topics/none")).json()["error_code"] == 40403
+    assert (await client.get("/v3/clusters/c-1/topics/flights/partitions/9")).json()["error_code"] == 40402
 
 
 async def test_v3_groups_and_lag(client: httpx.AsyncClient) -> None:
@@ -256,3 +263,212 @@ async def test_rest_proxys_requests_are_counted(client: httpx.AsyncClient, regis
     refused = {"topic": "t", "error_code": "INVALID_RECORD"}
     assert read("penstock_ingest_refused_records_total", refused) == 1
     assert read("penstock_ingest_request_seconds_count", {"topic": "t"}) == 1
+
+
+RESOURCE = {"kind": str, "metadata": {"self": str, "resource_name": str}, "cluster_id": str}
+RELATED = {"related": str}
+NULLABLE_STRING = (str, type(None))
+OF_GROUP = {**RESOURCE, "consumer_group_id": str}
+OF_PARTITION = {**RESOURCE, "topic_name": str, "partition_id": int}
+LAG_OF = {"current_offset": int, "log_end_offset": int, "lag": int, "consumer_id": str, "client_id": str}
+BROKER = {**RESOURCE, "broker_id": int, "host": NULLABLE_STRING, "port": int, "rack": NULLABLE_STRING}
+SYNONYM = {"name": str, "value": NULLABLE_STRING, "source": str}
+CONFIG = {
+    **RESOURCE, "topic_name": str, "name": str, "value": NULLABLE_STRING, "is_default": bool, "is_read_only": bool,
+    "is_sensitive": bool, "source": str, "synonyms": [SYNONYM],
+}  # fmt: skip
+TOPIC = {
+    **RESOURCE, "topic_name": str, "is_internal": bool, "replication_factor": int, "partitions_count": int,
+    "partitions": RELATED, "configs": RELATED,
+}  # fmt: skip
+CLUSTER = {**RESOURCE, "controller": RELATED, "brokers": RELATED, "consumer_groups": RELATED, "topics": RELATED}
+GROUP_DATA = {
+    **OF_GROUP, "is_simple": bool, "partition_assignor": str, "state": str, "coordinator": RELATED,
+    "consumers": RELATED, "lag_summary": RELATED,
+}  # fmt: skip
+CONSUMER = {
+    **OF_GROUP, "consumer_id": str, "instance_id": NULLABLE_STRING, "client_id": str, "assignments": RELATED,
+}  # fmt: skip
+ASSIGNMENT = {**OF_GROUP, **OF_PARTITION, "consumer_id": str, "partition": RELATED, "lag": RELATED}
+LAG = {**OF_GROUP, **OF_PARTITION, **LAG_OF, "instance_id": NULLABLE_STRING}
+SUMMARY = {
+    **OF_GROUP, "max_lag_consumer_id": str, "max_lag_instance_id": NULLABLE_STRING, "max_lag_client_id": str,
+    "max_lag_topic_name": str, "max_lag_partition_id": int, "max_lag": int, "total_lag": int,
+    "max_lag_partition": RELATED,
+}  # fmt: skip
+OFFSETS = {**OF_PARTITION, "earliest_offset": int, "latest_offset": int}
+
+
+def listed(row: Any) -> dict[str, Any]:
+    return {"kind": str, "metadata": {"self": str, "next": type(None)}, "data": [row]}
+
+
+OPERATIONS: dict[str, tuple[str, Any]] = {
+    "ClustersGet": ("", listed(CLUSTER)),
+    "GetKafkaCluster": ("/c-1", CLUSTER),
+    "ClustersClusterIdBrokersGet": ("/c-1/brokers", listed(BROKER)),
+    "ClustersClusterIdBrokersBrokerIdGet": ("/c-1/brokers/1", BROKER),
+    "ListKafkaTopics": ("/c-1/topics", listed(TOPIC)),
+    "GetKafkaTopic": ("/c-1/topics/flights", TOPIC),
+    "ListKafkaAllTopicConfigs": ("/c-1/topics/-/configs", listed(CONFIG)),
+    "ListKafkaTopicConfigs": ("/c-1/topics/flights/configs", listed(CONFIG)),
+    "GetKafkaTopicConfig": ("/c-1/topics/flights/configs/cleanup.policy", CONFIG),
+    "ListKafkaPartitions": ("/c-1/topics/flights/partitions", listed(OF_PARTITION)),
+    "GetKafkaPartition": ("/c-1/topics/flights/partitions/1", OF_PARTITION),
+    "PartitionWithOffsets": ("/c-1/topics/flights/partitions/1/offset", OFFSETS),
+    "ListKafkaConsumerGroups": ("/c-1/consumer-groups", listed(GROUP_DATA)),
+    "GetKafkaConsumerGroup": ("/c-1/consumer-groups/banks", GROUP_DATA),
+    "ListKafkaConsumers": ("/c-1/consumer-groups/banks/consumers", listed(CONSUMER)),
+    "GetKafkaConsumer": ("/c-1/consumer-groups/banks/consumers/m-1", CONSUMER),
+    "ListKafkaConsumerAssignment": ("/c-1/consumer-groups/banks/consumers/m-1/assignments", listed(ASSIGNMENT)),
+    "GetKafkaConsumerAssignment": (
+        "/c-1/consumer-groups/banks/consumers/m-1/assignments/flights/partitions/0",
+        ASSIGNMENT,
+    ),
+    "ListKafkaConsumerLags": ("/c-1/consumer-groups/banks/lags", listed(LAG)),
+    "GetKafkaConsumerLag": ("/c-1/consumer-groups/banks/lags/flights/partitions/0", LAG),
+    "GetKafkaConsumerGroupLagSummary": ("/c-1/consumer-groups/banks/lag-summary", SUMMARY),
+}
+"""The reading operations of the Go client `kafkarestv3`, and the members of its models with their types."""
+
+
+def misfits(found: Any, wanted: Any, where: str) -> list[str]:
+    """Where an answer could not be decoded into a model."""
+    if isinstance(wanted, dict):
+        if not isinstance(found, dict):
+            return [f"{where}: {found!r}"]
+        lacking = [f"{where} has no {name}" for name in wanted.keys() - found.keys()]
+        return lacking + [m for name in wanted.keys() & found.keys() for m in misfits(found[name], wanted[name], name)]
+    if isinstance(wanted, list):
+        rows = found if isinstance(found, list) else [None]
+        return [m for i, row in enumerate(rows) for m in misfits(row, wanted[0], f"{where}[{i}]")]
+    exact = type(found) is wanted if isinstance(wanted, type) else type(found) in wanted
+    return [] if exact else [f"{where}: {found!r}"]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_v3_has_the_operations_of_the_go_client(client: httpx.AsyncClient, operation: str) -> None:
+    """Each is answered with all members of the client's model; what it points to can be fetched."""
+    path, model = OPERATIONS[operation]
+    answer = await client.get(f"/v3/clusters{path}")
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert misfits(body, model, operation) == []
+    rows = body.get("data", [body])
+    assert rows
+    assert body["metadata"]["self"] == str(answer.url)
+    for row in rows[:1]:
+        assert (await client.get(row["metadata"]["self"])).status_code == 200
+        for name, value in row.items():
+            if isinstance(value, dict) and "related" in value:
+                assert (await client.get(value["related"])).status_code == 200, name
+
+
+async def test_v3_says_of_configs_where_they_come_from(client: httpx.AsyncClient) -> None:
+    """A topic's own value goes before the broker's; what nobody has set is a default."""
+    configs = {row["name"]: row for row in (await client.get("/v3/clusters/c-1/topics/flights/configs")).json()["data"]}
+    assert (configs["cleanup.policy"]["value"], configs["cleanup.policy"]["is_default"]) == ("compact", False)
+    assert [s["source"] for s in configs["cleanup.policy"]["synonyms"]] == ["DYNAMIC_TOPIC_CONFIG", "DEFAULT_CONFIG"]
+    assert configs["retention.ms"]["is_default"]
+    everything = (await client.get("/v3/clusters/c-1/topics/-/configs")).json()["data"]
+    assert [row["topic_name"] for row in everything] == ["flights", "flights", "other", "other"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("/v3", 404, 404),
+        ("/v3/none", 404, 404),
+        ("/v3/clusters/c-1/brokers/7", 404, 404),
+        ("/v3/clusters/c-1/brokers/one", 400, 400),
+        ("/v3/clusters/c-1/topics/none/configs", 404, 40403),
+        ("/v3/clusters/c-1/topics/flights/configs/none", 404, 404),
+        ("/v3/clusters/c-1/topics/flights/partitions/7/offset", 404, 40402),
+        ("/v3/clusters/c-1/topics/none/partitions/0/offset", 404, 40403),
+        ("/v3/clusters/c-1/topics/flights/partitions/0/offset?offset_type=first", 400, 400),
+        (f"{GROUP}/consumers/m-1/assignments/flights/partitions/1", 404, 404),
+        (f"{GROUP}/consumers/m-2/assignments/flights/partitions/0", 404, 404),
+        ("/consumers", 404, 404),
+        ("/consumers/group/instances/one/records", 404, 404),
+    ],
+)
+async def test_errors_have_numbers(client: httpx.AsyncClient, path: str, status: int, code: int) -> None:
+    """`{error_code, message}` under /v3 and /consumers, also where there is no route."""
+    answer = await client.get(path)
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json")
+    assert (answer.json()["error_code"], set(answer.json())) == (code, {"error_code", "message"})
+
+
+async def test_errors_of_every_layer_have_numbers(producer: Any) -> None:
+    """Credentials, scopes, foreign pages, methods, bodies that are too long, too many requests, and failures."""
+    settings = SETTINGS.model_copy(update={"max_body_bytes": 10, "max_requests_per_second": 1})
+    few = Ingest(producer, settings, CollectorRegistry(), clock=ManualClock(1_700_000_000_000))
+    admin = MemoryAdmin()
+    credentials = {
+        name: Credential(secret=SecretStr(f"{name:x<16}"), scopes=(scope,))
+        for name, scope in (("reader", "read"), ("writer", "ingest"), ("owner", "admin"))
+    }
+    rest = [*produce_routers(RestProducer(few, producer, settings), admin), *metadata_routers(admin)]
+    app = create_app(rest_proxy=rest, credentials=credentials)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+
+    def ask(who: str, **more: str) -> dict[str, str]:
+        return {"Authorization": f"Bearer {who:x<16}", **more}
+
+    long = b'{"value":{"type":"JSON","data":"' + b"x" * 100 + b'"}}'
+    refused: list[tuple[str, str, dict[str, str], bytes | None, int, int]] = [
+        ("GET", "/v3/clusters", {}, None, 401, 40101),
+        ("GET", "/consumers", {}, None, 401, 40101),
+        ("POST", V3, ask("reader"), b"{}", 403, 40301),
+        ("POST", "/consumers/g", ask("writer"), b"{}", 403, 40301),
+        ("POST", V3, ask("writer", Origin="https://evil.example"), b"{}", 403, 403),
+        ("DELETE", "/v3/clusters", ask("owner"), None, 405, 405),
+        ("POST", "/consumers/g", ask("owner"), b"{}", 404, 404),
+        ("POST", V3, ask("writer"), long, 413, 413),
+        ("POST", V3, ask("writer"), b"{}", 429, 429),
+    ]
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        for method, path, headers, body, status, code in refused:
+            answer = await client.request(method, path, headers=headers, content=body)
+            said = answer.json()
+            assert (answer.status_code, said["error_code"], set(said)) == (status, code, {"error_code", "message"})
+        admin.cluster = None  # type: ignore[assignment,method-assign]  # a defect of ours
+        failed = await client.get("/v3/clusters/c-1", headers=ask("owner"))
+        assert (failed.status_code, failed.json()["error_code"]) == (500, 50002)
+
+
+def post_v2(**record: Any) -> tuple[str, dict[str, str], dict[str, Any]]:
+    return "/topics/t", V2_JSON, {"records": [record]}
+
+
+def post_v3(**record: Any) -> tuple[str, dict[str, str], dict[str, Any]]:
+    data = {name: {"type": "JSON", "data": record[name]} for name in ("key", "value") if name in record}
+    return V3, {}, record | data
+
+
+@pytest.mark.parametrize("post", [post_v2, post_v3])
+async def test_an_explicit_key_needs_no_pointer(producer: Any, registry: CollectorRegistry, post: Any) -> None:
+    """The topic's settings take key and time from the value: a record that has its own need not have them there."""
+    ingest = Ingest(producer, KEYED, registry)
+    app = create_app(rest_proxy=produce_routers(RestProducer(ingest, producer, KEYED), MemoryAdmin()))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+
+        async def code_of(**record: Any) -> int | None:
+            path, headers, body = post(**record)
+            said = (await client.post(path, json=body, headers=headers)).json()
+            code: int | None = said["offsets"][0]["error_code"] if "offsets" in said else said["error_code"]
+            return code
+
+        at, stored = 1_700_000_000_000, (None, 200)
+        assert await code_of(key="ann", value={"at": at}) in stored
+        assert await code_of(value={"id": "bob", "at": at}) in stored
+        assert await code_of(key="cid", value={"id": "other", "at": at}) in stored
+        assert await code_of(value={"at": at}) not in stored
+        assert await code_of(key="dan", value={"id": 1}) not in stored  # no time
+        if post is post_v3:
+            moment = "2023-11-14T22:13:20Z"
+            assert await code_of(value={"id": "eve"}, timestamp=moment) in stored
+            assert await code_of(key="fay", value="no object", timestamp=moment) in stored
+    kept = sorted((r.key, r.timestamp) for log in producer.logs["t"] for r in log)
+    own = [b'"ann"', b'"cid"', *([b'"fay"'] if post is post_v3 else []), b"bob", *([b"eve"] if post is post_v3 else [])]
+    assert kept == [(key, at) for key in own]

@@ -18,6 +18,7 @@ from shared.clients.producer import Producer
 from shared.common.records import ConsumerRecord, ProducerRecord, TopicPartition
 from shared.common.settings import KafkaSettings
 from shared.streams.late_records import late_record
+from tests.api.test_rest_proxy import OPERATIONS, misfits
 from tests.integration.test_http_ingest import read_all
 
 
@@ -78,6 +79,40 @@ async def test_a_groups_offsets_are_read_reset_and_deleted(kafka: EmbeddedKafka,
             assert polled[tp].offsets[0] == 3
         assert (await client.delete(f"/v1/groups/{group}")).status_code == 204
         assert (await client.get(f"/v1/groups/{group}")).status_code == 404
+
+
+async def test_rest_proxys_operations_are_answered_from_kafka(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Every reading operation of the Go client `kafkarestv3`, with the members and types of its models."""
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    group = f"group-{topic_name}"
+    async with Admin(settings) as admin:
+        await admin.create_topics([event_time_topic(topic_name, 2, cleanup_policy="compact")])
+    async with Producer(settings) as producer:
+        await (await producer.send_many(ProducerRecord(topic_name, b"x", b"k", partition=p % 2) for p in range(10)))
+    own = ConsumerSettings(group_id=group, auto_offset_reset="earliest", commit_strategy="none")
+    async with serving(kafka.bootstrap_servers) as client, Consumer(settings, own) as consumer:
+        consumer.subscribe([topic_name])
+        async with asyncio.timeout(60):
+            while not await consumer.poll(500):
+                pass
+        await consumer.commit()
+        (cluster,) = (await client.get("/v3/clusters")).json()["data"]
+        (broker,) = (await client.get(cluster["brokers"]["related"])).json()["data"]
+        groups = f"/v3/clusters/{cluster['cluster_id']}/consumer-groups/{group}"
+        (member,) = (await client.get(f"{groups}/consumers")).json()["data"]
+        names = {"c-1": cluster["cluster_id"], "flights": topic_name, "banks": group, "m-1": member["consumer_id"]}
+        names["brokers/1"] = f"brokers/{broker['broker_id']}"
+        found = {}
+        for operation, (path, model) in OPERATIONS.items():
+            for name, real in names.items():
+                path = path.replace(name, real)
+            answer = await client.get(f"/v3/clusters{path}")
+            assert (answer.status_code, misfits(answer.json(), model, operation)) == (200, []), path
+            found[operation] = answer.json()
+    config = found["GetKafkaTopicConfig"]
+    assert (config["value"], config["source"], config["is_default"]) == ("compact", "DYNAMIC_TOPIC_CONFIG", False)
+    assert (found["PartitionWithOffsets"]["earliest_offset"], found["PartitionWithOffsets"]["latest_offset"]) == (0, 5)
+    assert found["GetKafkaConsumerAssignment"]["topic_name"] == topic_name
 
 
 async def test_topics_and_the_cluster_are_described(kafka: EmbeddedKafka, topic_name: str) -> None:
