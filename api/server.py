@@ -17,7 +17,7 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from api.connection_guard import GuardedHttp
+from api.connection_guard import guarded_http
 from shared.common.errors import ConfigError
 from shared.common.log import get_logger
 from shared.common.settings import HttpSettings
@@ -82,7 +82,7 @@ class HttpServer:
         password = self._settings.ssl_key_password
         config = uvicorn.Config(
             self._app,
-            http=GuardedHttp,
+            http=guarded_http(self._settings.max_head_bytes),
             ssl_certfile=self._settings.ssl_certfile,
             ssl_keyfile=self._settings.ssl_keyfile,
             ssl_keyfile_password=None if password is None else password.get_secret_value(),

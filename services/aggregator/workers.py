@@ -68,7 +68,7 @@ def worker_settings(settings: AggregatorSettings, number: int, url: str) -> Aggr
         kafka = kafka.model_copy(update={"client_id": f"{kafka.client_id}-{number}"})
     own = {
         "workers": 1,
-        "http": HttpSettings(),
+        "http": HttpSettings(max_head_bytes=settings.http.max_head_bytes),
         "streams": streams,
         "kafka": kafka,
         "queries": queries.model_copy(update={"application_server": url}),

@@ -141,7 +141,11 @@ def listener(config: WorkerConfig) -> HttpSettings:
         raise ConfigError(
             f"listeners: {text!r}: must be http://HOST:PORT (put a proxy that speaks TLS in front for https)"
         )
-    return HttpSettings(host=parts.hostname or EVERY_ADDRESS, port=8083 if port is None else port)
+    return HttpSettings(
+        host=parts.hostname or EVERY_ADDRESS,
+        port=8083 if port is None else port,
+        max_head_bytes=config["rest.max.head.bytes"],
+    )
 
 
 def guarded(app: StartingApp, config: WorkerConfig, http: HttpSettings) -> Guard:

@@ -55,6 +55,7 @@ def worker_properties(settings: ConnectWorkerSettings) -> dict[str, str]:
         "scheduled.rebalance.max.delay.ms": "0",
         "listeners": f"http://{http.host}:{http.port}",
         **({} if settings.connect_files is None else {FILES_ALLOWED: str(settings.connect_files)}),
+        "rest.max.head.bytes": str(http.max_head_bytes),
         **({} if token is None else {"rest.auth.token": token.get_secret_value()}),
         **settings.connect,
     }

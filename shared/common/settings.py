@@ -58,6 +58,9 @@ PORT_MAX = 65_535
 Port = Annotated[int, Field(ge=0, le=PORT_MAX)]
 PositiveMs = Annotated[int, Field(gt=0)]
 
+HEAD_BYTES_MIN = 4_096
+"""The least that `http.max_head_bytes` may be: a browser's headers take some 1,000 bytes, with cookies more."""
+
 
 def _is_servers(text: str) -> str:
     for server in text.split(","):
@@ -156,6 +159,9 @@ class HttpSettings(Section):
     ssl_key_password: SecretStr | None = None
     forwarded_allow_ips: tuple[str, ...] = Field(
         (), description="proxies whose X-Forwarded-For and -Proto are believed: addresses or networks"
+    )
+    max_head_bytes: Annotated[int, Field(ge=HEAD_BYTES_MIN)] = Field(
+        65_536, description="the longest request line and header fields of a request together; then 431 or 414"
     )
 
     @model_validator(mode="after")

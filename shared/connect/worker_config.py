@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shared.common.settings import KafkaSettings
+from shared.common.settings import HEAD_BYTES_MIN, KafkaSettings
 from shared.connect.allowed_files import FILES_ALLOWED, are_allowed_files
 from shared.connect.client_settings import kafka_settings
 from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, one_of
@@ -49,6 +49,9 @@ def worker_config() -> ConfigDef:
                 "What REST asks for, as Authorization: Bearer. All workers of a cluster have the same.")
         .define("rest.auth.users", Type.PASSWORD, "", LOW,
                 "user:password, comma-separated: who else may ask, by basic auth.")
+        .define("rest.max.head.bytes", Type.INT, 65_536, LOW,
+                "The longest request line and header fields of a request to REST together; then 431 or 414.",
+                at_least(HEAD_BYTES_MIN))
         .define("plugin.path", Type.LIST, "", LOW,
                 "Taken for compatibility: plugins are found among the installed packages.")
         .define("config.providers", Type.LIST, "", LOW,
