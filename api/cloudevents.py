@@ -18,7 +18,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from api.event import EventRefused, Read, RecordError, explain_malformed
+from api.event import EventRefused, RecordError, explain_malformed
 from api.ndjson import Attributes, EventParser, Parsed
 from shared.common.records import Headers, ProducerRecord
 
@@ -68,10 +68,10 @@ def binary_event(headers: Iterable[tuple[str, str]]) -> BinaryEvent:
 class CloudEventParser:
     """Events of one request to records of one topic."""
 
-    def __init__(self, parser: EventParser, read: Read, max_future_ms: int, *, reads_data: bool) -> None:
+    def __init__(self, parser: EventParser, *, reads_data: bool) -> None:
         """`reads_data` is false where the topic's settings ask nothing of the data: then it may be anything."""
-        self._parser, self._read, self._max_future_ms = parser, read, max_future_ms
-        self._reads_data = reads_data
+        self._parser, self._reads_data = parser, reads_data
+        self._opaque = EventParser(parser.topic, parser.settings, parser.reader._replace(event=_opaque))
 
     def binary(self, event: BinaryEvent, data: bytes, now_ms: int) -> Parsed:
         """The one event of a request in binary mode."""
@@ -82,8 +82,7 @@ class CloudEventParser:
             message = "the topic's settings need data in JSON"
             parsed.errors.append(RecordError(0, 400, INVALID_CLOUDEVENT, message))
             return parsed
-        plain = EventParser(self._parser.topic, self._parser.settings, _opaque)
-        return plain.parse([data], 0, now_ms, event.headers, event.attributes)
+        return self._opaque.parse([data], 0, now_ms, event.headers, event.attributes)
 
     def structured(self, values: Sequence[bytes | None], first: int, now_ms: int) -> Parsed:
         """Events as JSON objects, at the positions `first`, `first + 1`, ..."""
@@ -97,8 +96,8 @@ class CloudEventParser:
             except EventRefused as e:
                 whole.errors.append(RecordError(position, 400, e.error_code, str(e), e.column))
                 continue
-            read = self._parser if self._reads_data else EventParser(self._parser.topic, self._parser.settings, _opaque)
-            parsed = read.parse([data or b"null"], position, now_ms, STRUCTURED_HEADERS, attributes)
+            parser = self._parser if self._reads_data else self._opaque
+            parsed = parser.parse([data or b"null"], position, now_ms, STRUCTURED_HEADERS, attributes)
             whole.errors += parsed.errors
             whole.positions += parsed.positions
             whole.records += [_with_value(record, value) for record in parsed.records]

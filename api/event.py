@@ -2,14 +2,18 @@
 
 Sans-IO. The value is validated by decoding it once; what is stored is the bytes as they came.
 
->>> from api.settings import TopicSettings
->>> read = event_reader(TopicSettings(key=["/carrier", "/origin"], time="/at"))
->>> read(b'{"carrier":"UA","origin":"EWR","at":"2013-01-01T05:15:00-05:00"}', 1_400_000_000_000)
+>>> flights = TopicSettings(key=["/carrier", "/origin"], time="/at")
+>>> reader = topic_reader(IngestSettings(), flights)
+>>> reader.event(b'{"carrier":"UA","origin":"EWR","at":"2013-01-01T05:15:00-05:00"}', 1_400_000_000_000)
 (b'UA-EWR', 1357035300000)
->>> read(b'{"carrier":"UA"}', 1_400_000_000_000)
+>>> reader.event(b'{"carrier":"UA"}', 1_400_000_000_000)
 Traceback (most recent call last):
     ...
 api.event.EventRefused: key: nothing at /origin
+>>> reader.time("/at", 1357035300, 1_400_000_000_000)  # doctest: +ELLIPSIS
+Traceback (most recent call last):
+    ...
+api.event.EventRefused: time: /at is 1357035300 (1970-...), before min_event_time=2000-01-01; it looks like seconds...
 """
 
 from __future__ import annotations
@@ -22,8 +26,9 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from api.json_schema import load_schema
-from api.settings import TopicSettings
+from api.settings import IngestSettings, TopicSettings
 from shared.common.errors import DataError
+from shared.common.points_in_time import TimeUnit, time_ms, utc_text
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ONE_MS = timedelta(milliseconds=1)
@@ -33,8 +38,22 @@ INVALID_KEY = "INVALID_KEY"
 INVALID_TIMESTAMP = "INVALID_TIMESTAMP"
 SCHEMA_VIOLATED = "SCHEMA_VIOLATED"
 
+SHOWN_MAX = 40
+"""Characters of a time that are repeated in an error."""
+
 Read = Callable[[bytes, int], tuple[bytes | None, int | None]]
 """(value, latest_ms) -> (key, timestamp in ms); the event time may be `latest_ms` at most. Raises EventRefused."""
+
+ReadTime = Callable[[str, Any, int], int]
+"""(source, value, latest_ms) -> timestamp in ms; `source` names where the value was found. Raises EventRefused."""
+
+UNITS: dict[TimeUnit, tuple[int, int, str]] = {
+    "s": (1_000, 1, "seconds"),
+    "ms": (1, 1, "milliseconds"),
+    "us": (1, 1_000, "microseconds"),
+    "ns": (1, 1_000_000, "nanoseconds"),
+}
+"""Each unit's factor and divisor to ms, and its name."""
 
 _BYTE = re.compile(r" \(byte (\d+)\)$")
 
@@ -64,8 +83,20 @@ class RecordError(NamedTuple):
     outcome: Literal["not_stored", "unknown"] = "not_stored"
 
 
-def event_reader(settings: TopicSettings) -> Read:
-    """The reading function of one topic; ConfigError where its JSON Schema cannot be used."""
+class TopicReader(NamedTuple):
+    """How the events of one topic are read, and times that come beside them."""
+
+    event: Read
+    time: ReadTime
+
+
+def topic_reader(settings: IngestSettings, own: TopicSettings) -> TopicReader:
+    """The reading functions of a topic with the settings `own`; ConfigError where its JSON Schema cannot be used."""
+    read_time = _time_reader(own.time_unit, own.min_event_time or settings.min_event_time)
+    return TopicReader(_event_reader(own, read_time), read_time)
+
+
+def _event_reader(settings: TopicSettings, read_time: ReadTime) -> Read:
     decode = msgspec.json.Decoder().decode
     validate = None if settings.json_schema is None else load_schema(settings.json_schema)
     parts = [(pointer, _follow(pointer)) for pointer in settings.key]
@@ -82,7 +113,7 @@ def event_reader(settings: TopicSettings) -> Read:
         if time is None:
             return key, None
         pointer, get = time
-        return key, timestamp_of(pointer, get(document, "time", pointer), latest_ms)
+        return key, read_time(pointer, get(document, "time", pointer), latest_ms)
 
     return read
 
@@ -136,39 +167,52 @@ def _key_part(pointer: str, value: Any) -> str:
     raise EventRefused(INVALID_KEY, f"key: {pointer} must be a string, integer or boolean, got {_json_type(value)}")
 
 
-def timestamp_of(pointer: str, value: Any, latest_ms: int) -> int:
-    """An event time in ms; EventRefused, naming where it came from, for what is none or too far ahead."""
-    if type(value) is int:
-        timestamp = value
-    elif type(value) is str:
-        timestamp = _iso_to_ms(pointer, value)
-    else:
-        raise EventRefused(
-            INVALID_TIMESTAMP,
-            f"time: {pointer} must be an integer (ms since the epoch) or an ISO 8601 string, got {_json_type(value)}",
-        )
-    if timestamp < 0:
-        raise EventRefused(INVALID_TIMESTAMP, f"time: {pointer} is before 1970, which Kafka cannot hold")
-    if timestamp > latest_ms:
-        raise EventRefused(
-            INVALID_TIMESTAMP, f"time: {pointer} is {timestamp}, further ahead than max_future_ms allows ({latest_ms})"
-        )
-    return timestamp
+def _time_reader(unit: TimeUnit, earliest: str) -> ReadTime:
+    factor, divisor, unit_name = UNITS[unit]
+    earliest_ms = time_ms(earliest)
+
+    def read_time(source: str, value: Any, latest_ms: int) -> int:
+        if type(value) is int:
+            timestamp = value * factor // divisor
+        elif type(value) is str:
+            timestamp = _iso_to_ms(source, value)
+        else:
+            wanted = f"must be an integer ({unit_name} since the epoch) or an ISO 8601 string"
+            raise EventRefused(INVALID_TIMESTAMP, f"time: {source} {wanted}, got {_json_type(value)}")
+        if earliest_ms <= timestamp <= latest_ms:
+            return timestamp
+        said = f"time: {source} is {str(value)[:SHOWN_MAX]} ({utc_text(timestamp)[:SHOWN_MAX]} UTC), "
+        if timestamp < earliest_ms:
+            said += f"before min_event_time={earliest}"
+        else:
+            said += f"further ahead than max_future_ms allows ({utc_text(latest_ms)} UTC)"
+        if type(value) is int and (other := _unit_that_fits(value, earliest_ms, latest_ms)):
+            said += f'; it looks like {UNITS[other][2]}: set time_unit = "{other}" for the topic'
+        raise EventRefused(INVALID_TIMESTAMP, said)
+
+    return read_time
+
+
+def _unit_that_fits(value: int, earliest_ms: int, latest_ms: int) -> TimeUnit | None:
+    fitting = (unit for unit, (factor, by, _) in UNITS.items() if earliest_ms <= value * factor // by <= latest_ms)
+    return next(fitting, None)
 
 
 def _iso_to_ms(pointer: str, text: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise EventRefused(INVALID_TIMESTAMP, f"time: {pointer} is not an ISO 8601 time: {text[:40]!r}") from None
+        raise EventRefused(
+            INVALID_TIMESTAMP, f"time: {pointer} is not an ISO 8601 time: {text[:SHOWN_MAX]!r}"
+        ) from None
     if moment.tzinfo is None:
         raise EventRefused(
-            INVALID_TIMESTAMP, f"time: {pointer} has no offset from UTC: {text[:40]!r} (write ...Z or ...+00:00)"
+            INVALID_TIMESTAMP, f"time: {pointer} has no offset from UTC: {text[:SHOWN_MAX]!r} (write ...Z or ...+00:00)"
         )
     try:
         return (moment - EPOCH) // ONE_MS
     except OverflowError:
-        raise EventRefused(INVALID_TIMESTAMP, f"time: {pointer} is out of range: {text[:40]!r}") from None
+        raise EventRefused(INVALID_TIMESTAMP, f"time: {pointer} is out of range: {text[:SHOWN_MAX]!r}") from None
 
 
 def _json_type(value: Any) -> str:

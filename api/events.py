@@ -20,7 +20,7 @@ from fastapi import Request
 from api import cloudevents
 from api.body import BodyReader, BodyStalled, ServiceLeaving, too_long
 from api.cloudevents import BATCH_TYPE, STRUCTURED_TYPE, CloudEventParser
-from api.event import EventRefused, Read, timestamp_of
+from api.event import EventRefused, TopicReader
 from api.ndjson import EventParser, NdjsonReader, Parsed, TooManyEvents, array_elements
 from api.problem import ErrorKind, Problem
 from api.settings import IngestSettings
@@ -115,18 +115,18 @@ async def open_events(
     media_type: str,
     body: BodyReader,
     topic: str,
-    read: Read,
+    reader: TopicReader,
     settings: IngestSettings,
     clock: Clock,
 ) -> Events:
     """The events of a request, by what `check_media_type` gave; Problem (400, 408, 413, 503) where it has none."""
-    key, time = _from_headers(request, topic, settings, clock)
-    parser = EventParser(topic, settings, read, key=key, time=time)
+    key, time = _from_headers(request, topic, reader, settings, clock)
+    parser = EventParser(topic, settings, reader, key=key, time=time)
     if media_type in NDJSON_TYPES:
         return Lines(body, parser, settings.max_line_bytes, clock)
     own = settings.for_topic(topic)
     reads_data = bool(own.key or own.time or own.json_schema)
-    events = CloudEventParser(parser, read, settings.max_future_ms, reads_data=reads_data)
+    events = CloudEventParser(parser, reads_data=reads_data)
     most = settings.max_line_bytes
 
     def one(whole: bytes) -> Iterator[tuple[int, list[bytes | None]]]:
@@ -186,7 +186,7 @@ def check_media_type(request: Request) -> str:
 
 
 def _from_headers(
-    request: Request, topic: str, settings: IngestSettings, clock: Clock
+    request: Request, topic: str, reader: TopicReader, settings: IngestSettings, clock: Clock
 ) -> tuple[bytes | None, str | None]:
     """Key and time that the request's headers name for all of its events."""
     own = settings.for_topic(topic)
@@ -195,7 +195,7 @@ def _from_headers(
     if time is not None:
         try:
             value = int(time) if time.isascii() and time.isdigit() else time
-            timestamp_of(f"the header {own.time_header}", value, clock.now_ms() + settings.max_future_ms)
+            reader.time(f"the header {own.time_header}", value, clock.now_ms() + settings.max_future_ms)
         except EventRefused as e:
             raise Problem(ErrorKind(400, e.error_code, "Wrong event time"), str(e)) from None
     # What a header holds is bytes; Starlette shows each as one character.

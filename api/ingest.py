@@ -32,7 +32,7 @@ from api.atomic import (
     told_by_headers,
 )
 from api.body import BodyReader, BodyStalled, ClientGone, ServiceLeaving
-from api.event import Read, event_reader
+from api.event import TopicReader, topic_reader
 from api.events import Events, check_media_type, open_events, whole_body
 from api.health import CheckResult
 from api.ingest_answers import OPENAPI, accepted, problem_of, retry_after
@@ -90,8 +90,8 @@ class Ingest:
         self._settings = settings
         self._clock = clock
         self._transactor = transactor
-        self._readers = {topic: event_reader(own) for topic, own in settings.topics.items()}
-        self._reader = event_reader(settings.default_topic)
+        self._readers = {topic: topic_reader(settings, own) for topic, own in settings.topics.items()}
+        self._reader = topic_reader(settings, settings.default_topic)
         self.admission = Admission(producer, settings, clock, kafka)
         self.metrics = IngestMetrics(registry)
         self.router = self._routes()
@@ -167,8 +167,8 @@ class Ingest:
         try:
             if asked.atomic or KEY_HEADER in request.headers:
                 return await self._as_one(asked, request, media_type, body)
-            read = self.reader(asked.topic)
-            events = await open_events(request, media_type, body, asked.topic, read, self._settings, self._clock)
+            reader = self.reader(asked.topic)
+            events = await open_events(request, media_type, body, asked.topic, reader, self._settings, self._clock)
             if not asked.acknowledged:
                 return await self._unacknowledged(asked, events)
             if events.unit == "line" and NDJSON_TYPE in request.headers.get("accept", ""):
@@ -236,9 +236,9 @@ class Ingest:
             raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), f"?atomic=true, Idempotency-Key: {why}")
         whole = await whole_body(request, body, self._settings.max_body_bytes)
         key = self._key_of(asked, request, whole)
-        read = self.reader(asked.topic)
+        reader = self.reader(asked.topic)
         again = BodyReader.of(whole)
-        events = await open_events(request, media_type, again, asked.topic, read, self._settings, self._clock)
+        events = await open_events(request, media_type, again, asked.topic, reader, self._settings, self._clock)
         work = self._work(asked, events.unit)
         all_of_it = await self._read_all(events, work)
         if all_of_it.records and not (asked.atomic and work.tally.errors):
@@ -291,7 +291,7 @@ class Ingest:
         headers = {"Idempotency-Replayed": "true"} if known else {}
         return Response(answer.body, answer.status, headers, "application/json")
 
-    def reader(self, topic: str) -> Read:
+    def reader(self, topic: str) -> TopicReader:
         """How the topic's events are read."""
         return self._readers.get(topic, self._reader)
 

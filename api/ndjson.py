@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from api.event import EventRefused, Read, RecordError, event_reader, explain_malformed, timestamp_of
+from api.event import EventRefused, RecordError, TopicReader, explain_malformed, topic_reader
 from api.settings import IngestSettings
 from shared.common.records import Headers, ProducerRecord
 
@@ -117,14 +117,14 @@ class EventParser:
         self,
         topic: str,
         settings: IngestSettings,
-        read: Read | None = None,
+        reader: TopicReader | None = None,
         *,
         key: bytes | None = None,
         time: str | None = None,
     ) -> None:
         self.topic = topic
         self.settings = settings
-        self._read: Read = event_reader(settings.for_topic(topic)) if read is None else read
+        self.reader = topic_reader(settings, settings.for_topic(topic)) if reader is None else reader
         self._max_future_ms = settings.max_future_ms
         self._max_line_bytes = settings.max_line_bytes
         self._key, self._time = key, time
@@ -137,7 +137,7 @@ class EventParser:
         `headers` and `event` (a key and a time from elsewhere, such as CloudEvents' attributes) are for all of them.
         """
         parsed = Parsed()
-        read, topic, latest_ms = self._read, self.topic, now_ms + self._max_future_ms
+        read, topic, latest_ms = self.reader.event, self.topic, now_ms + self._max_future_ms
         other_key = self._key if event.key is None else event.key
         other_time = self._other_time(event, latest_ms, parsed, first)
         if parsed.errors:
@@ -166,9 +166,8 @@ class EventParser:
         if text is None:
             return None
         try:
-            return timestamp_of(
-                "its header or attribute", int(text) if text.isascii() and text.isdigit() else text, latest_ms
-            )
+            value = int(text) if text.isascii() and text.isdigit() else text
+            return self.reader.time("its header or attribute", value, latest_ms)
         except EventRefused as e:
             parsed.errors.append(RecordError(first, 400, e.error_code, str(e)))
             return None

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from fastapi import Request
 
 from api.body import BodyReader
-from api.event import EventRefused, Read, RecordError, event_reader
+from api.event import EventRefused, Read, ReadTime, RecordError, topic_reader
 from api.events import whole_body
 from api.ingest import Ingest
 from api.ingest_request import IngestProducer
@@ -35,6 +35,10 @@ class RestProducer:
     def latest_ms(self) -> int:
         """The latest event time that is taken now."""
         return self._ingest.latest_ms()
+
+    def read_time(self, topic: str) -> ReadTime:
+        """How an event time for the topic is read."""
+        return self._ingest.reader(topic).time
 
     def working_for(self, topic: str, client: str) -> AbstractContextManager[None]:
         """See `Ingest.working_for`."""
@@ -86,12 +90,12 @@ class RestProducer:
     def _reader(self, topic: str, given: frozenset[str]) -> Read:
         """How a value is read whose record has a key, a time or both itself."""
         if not given:
-            return self._ingest.reader(topic)
+            return self._ingest.reader(topic).event
         own = topic if topic in self.settings.topics else ""
         if (own, given) not in self._readers:
             less: dict[str, object] = {"key": (), "time": None}
             settings = self.settings.for_topic(topic).model_copy(update={name: less[name] for name in given})
-            self._readers[own, given] = event_reader(settings)
+            self._readers[own, given] = topic_reader(self.settings, settings).event
         return self._readers[own, given]
 
     async def send(

@@ -3,7 +3,11 @@
 Sans-IO. Embedded JSON is stored as the bytes that came; BINARY is base64; STRING is UTF-8; null is no key, or a
 tombstone.
 
->>> record = v3_record(b'{"key":{"type":"STRING","data":"ann"},"value":{"type":"JSON","data":{"a": 1}}}', "t", 0)
+>>> from api.event import topic_reader
+>>> from api.settings import IngestSettings, TopicSettings
+>>> read_time = topic_reader(IngestSettings(), TopicSettings()).time
+>>> body = b'{"key":{"type":"STRING","data":"ann"},"value":{"type":"JSON","data":{"a": 1}}}'
+>>> record = v3_record(body, "t", read_time, 0)
 >>> record.record.key, record.record.value, record.key_type
 (b'ann', b'{"a": 1}', 'STRING')
 """
@@ -18,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from api.event import EventRefused, timestamp_of
+from api.event import EventRefused, ReadTime
 from shared.common.records import Headers, ProducerRecord
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -103,9 +107,9 @@ def v2_records(body: bytes, topic: str, embedded: Embedded, partition: int | Non
     return records
 
 
-def v3_record(body: bytes, topic: str, latest_ms: int) -> Decoded:
+def v3_record(body: bytes, topic: str, read_time: ReadTime, latest_ms: int) -> Decoded:
     """One v3 record; EventRefused says what is wrong with it."""
-    return _v3(_decode(body, V3Record), topic, latest_ms)
+    return _v3(_decode(body, V3Record), topic, read_time, latest_ms)
 
 
 def v3_entries(body: bytes, entries_max: int) -> list[bytes]:
@@ -116,10 +120,10 @@ def v3_entries(body: bytes, entries_max: int) -> list[bytes]:
     return [bytes(entry) for entry in entries]
 
 
-def v3_entry(body: bytes, topic: str, latest_ms: int) -> tuple[str, Decoded]:
+def v3_entry(body: bytes, topic: str, read_time: ReadTime, latest_ms: int) -> tuple[str, Decoded]:
     """An entry's id and record."""
     entry = _decode(body, V3Entry)
-    return entry.id, _v3(entry, topic, latest_ms)
+    return entry.id, _v3(entry, topic, read_time, latest_ms)
 
 
 def entry_id(body: bytes) -> str:
@@ -146,10 +150,10 @@ def report(cluster_id: str, decoded: Decoded, partition: int, offset: int, times
     }
 
 
-def _v3(given: V3Record, topic: str, latest_ms: int) -> Decoded:
+def _v3(given: V3Record, topic: str, read_time: ReadTime, latest_ms: int) -> Decoded:
     timestamp = None
     if given.timestamp is not None:
-        timestamp = timestamp_of("timestamp", given.timestamp, latest_ms)
+        timestamp = read_time("timestamp", given.timestamp, latest_ms)
     key, value = _data(given.key, "key"), _data(given.value, "value")
     record = ProducerRecord(topic, value, key, _headers(given.headers), given.partition_id, timestamp)
     key_type, value_type = (None if data is None else data.type for data in (given.key, given.value))

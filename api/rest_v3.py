@@ -121,11 +121,11 @@ class DeliveryReports(Response):
 
     async def sent(self, objects: list[bytes]) -> tuple[list[dict[str, Any]], list[Outcome]]:
         """The reports of whole objects, and what became of each."""
-        latest_ms = self._producer.latest_ms()
+        read_time, latest_ms = self._producer.read_time(self._topic), self._producer.latest_ms()
         decoded: list[Decoded | EventRefused] = []
         for one in objects:
             try:
-                decoded.append(v3_record(one, self._topic, latest_ms))
+                decoded.append(v3_record(one, self._topic, read_time, latest_ms))
             except EventRefused as e:
                 decoded.append(e)
         outcomes = await send_decoded(self._producer, self._topic, decoded, self._partitions, self._client)
@@ -215,11 +215,11 @@ async def _known_length(producer: RestProducer, reports: DeliveryReports, reques
 async def _batch(
     producer: RestProducer, entries: list[bytes], topic: str, cluster_id: str, partitions: list[int], client: str
 ) -> Response:
-    latest_ms, ids = producer.latest_ms(), []
+    read_time, latest_ms, ids = producer.read_time(topic), producer.latest_ms(), []
     decoded: list[Decoded | EventRefused] = []
     for entry in entries:
         try:
-            name, one = v3_entry(entry, topic, latest_ms)
+            name, one = v3_entry(entry, topic, read_time, latest_ms)
             decoded.append(one)
         except EventRefused as e:
             name = entry_id(entry)

@@ -12,12 +12,14 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
 from shared.common.errors import ConfigError
+from shared.common.points_in_time import TimeUnit, time_ms
 from shared.common.settings import PositiveMs, Section, ServiceSettings
 
 HOUR_MS = 3_600_000
@@ -32,7 +34,23 @@ def _is_pointer(pointer: str) -> str:
     return pointer
 
 
+def _as_text(value: Any) -> Any:
+    """TOML has dates and times of its own."""
+    return value.isoformat() if isinstance(value, date) else value
+
+
+def _is_event_time(text: str) -> str:
+    try:
+        ms = time_ms(text)
+    except ConfigError as e:
+        raise ValueError(str(e)) from None
+    if ms < 0:
+        raise ValueError("must not be before 1970, which Kafka cannot hold")
+    return text
+
+
 Pointer = Annotated[str, AfterValidator(_is_pointer)]
+EventTime = Annotated[str, BeforeValidator(_as_text), AfterValidator(_is_event_time)]
 PositiveCount = Annotated[int, Field(gt=0)]
 HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
 
@@ -45,6 +63,8 @@ class TopicSettings(Section):
         (), description="JSON pointers whose values, joined with '-', are the record's key"
     )
     time: Pointer | None = Field(None, description="JSON pointer to the event time; default: the time of arrival")
+    time_unit: TimeUnit = Field("ms", description="of event times that are numbers: s, ms, us or ns since the epoch")
+    min_event_time: EventTime | None = Field(None, description="the earliest event time; default: that of [ingest]")
     key_header: HeaderName | None = Field(None, description="request header with the key of events that have none")
     time_header: HeaderName | None = Field(None, description="request header with the time of events that have none")
     json_schema: Path | None = Field(None, description="file with the JSON Schema that an event must fulfil")
@@ -61,6 +81,9 @@ class IngestSettings(Section):
     max_errors: PositiveCount = Field(1_000, description="errors in one request after which it is stopped")
     max_offsets: PositiveCount = Field(100_000, description="offsets in one answer to ?offsets=true")
     max_future_ms: PositiveMs = Field(HOUR_MS, description="how far ahead of the clock an event time may be")
+    min_event_time: EventTime = Field(
+        "2000-01-01", description="the earliest event time, as ISO 8601; an earlier one is refused"
+    )
     ack_timeout_ms: PositiveMs = Field(30_000, description="how long a record may wait for its acknowledgement")
     body_timeout_ms: PositiveMs = Field(
         30_000, description="how long a client may pause within a body, and take for a line of NDJSON"

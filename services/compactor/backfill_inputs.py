@@ -30,9 +30,9 @@ from services.compactor.backfill_files import METADATA, FileRows, file_rows, sta
 from services.compactor.far_times import read_source
 from services.compactor.kafka import TopicOffsets, offsets_at, topic_offsets
 from services.compactor.replay import HEADERS_SQL, partitioned
-from services.compactor.settings import NO_TIME, BackfillSettings, JobSettings, TimeUnit
+from services.compactor.settings import NO_TIME, BackfillSettings, JobSettings
 from shared.common.errors import ConfigError
-from shared.common.points_in_time import time_ms
+from shared.common.points_in_time import TimeUnit, time_ms
 from shared.streams.changelog_format import parse_places
 
 COLUMNS = ("partition", "topic", "offset", "timestamp_ms", "key", "value", "headers")

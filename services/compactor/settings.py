@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from shared.common.errors import ConfigError
 from shared.common.java_login import require_java_login
 from shared.common.lake_place import lake_root, require_place
-from shared.common.points_in_time import time_ms
+from shared.common.points_in_time import TimeUnit, time_ms
 from shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
 from shared.common.topic_names import changelog_topic
 from shared.streams.settings import RETENTION_DAYS_MAX, RETENTION_HOURS_MIN, SPARK_MASTER, SparkConf, TaskSettings
@@ -19,7 +19,6 @@ from shared.streams.topology_loading import NAME_PATTERN
 DELTA_NAME = r"^[^\s,;{}()=/\\]+$"  # what a folder and a Delta column can both be called
 PLACE = r"^(earliest|latest|\d+:\d+(,\d+:\d+)*|\d+|\d{4}-\d\d-\d\d.*)$"
 NO_TIME = re.compile(r"earliest|latest|\d+:\d+(,\d+:\d+)*")
-TimeUnit = Literal["s", "ms", "us", "ns"]
 PLACES = "earliest, latest, partition:offset (comma-separated), a time as ISO 8601 (UTC) or as ms since the epoch"
 
 SAMPLE_PARTS = 1_000_000  # into so many the keys are divided, of which a sample takes its share

@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from api.event import UNITS
+from shared.common.points_in_time import TimeUnit
 from shared.streams.topology import SourceNode, Topology
 
 KEY, TIME, TIME_MS = "ann", "2024-05-01T10:00:00Z", 1_714_557_600_000
@@ -34,9 +36,10 @@ _SAMPLES: Mapping[type, Any] = {
 }
 
 
-def example_event(key: tuple[str, ...], time: str | None, value_type: Any = dict) -> str:
+def example_event(key: tuple[str, ...], time: str | None, value_type: Any = dict, time_unit: TimeUnit = "ms") -> str:
     """One event as JSON. Fields that the pointers name hold a key and a time, as text where nothing else is asked for.
 
+    A time that must be a number is in `time_unit`.
     Where no sample of `value_type` can be made (it constrains its values, say), the event has only what the pointers
     name.
     """
@@ -46,7 +49,8 @@ def example_event(key: tuple[str, ...], time: str | None, value_type: Any = dict
         for pointer in key:
             _put(event, pointer, KEY, KEY)
         if time is not None:
-            _put(event, time, TIME, TIME_MS)
+            factor, divisor, _ = UNITS[time_unit]
+            _put(event, time, TIME, TIME_MS * divisor // factor)
         if _is_taken(event, value_type):
             break
     return msgspec.json.encode(event).decode()

@@ -28,6 +28,7 @@ from services.local.stack import HOST, KILL_GRACE_MS, Service, ServiceSpec, Stac
 from shared.clients.admin import Admin, event_time_topic
 from shared.common import daemon, log
 from shared.common.errors import ConfigError
+from shared.common.points_in_time import TimeUnit
 from shared.common.settings import DaemonSettings, HttpSettings, KafkaSettings, LogSettings, PositiveMs
 from shared.streams.topology_loading import load_topology
 
@@ -49,6 +50,7 @@ class UpSettings(DaemonSettings):
     partitions: int = Field(4, gt=0, description="of that topic, where it is created")
     key: tuple[Pointer, ...] = Field(("/key",), description="JSON pointers to the parts of an event's key")
     time: Pointer | None = Field(None, description="JSON pointer to an event's time; default: its arrival")
+    time_unit: TimeUnit = Field("ms", description="of event times that are numbers: s, ms, us or ns since the epoch")
     topology: str = "services.local.topologies:sessions"
     topology_options: dict[str, str] = Field({}, description="keyword arguments for the topology's function")
     workers: int = Field(1, gt=0, description="the aggregator's processes, which share the topic's partitions")
@@ -161,10 +163,9 @@ class Up:
 
     def _gateway(self, others: list[Service]) -> ServiceSpec:
         settings = self._settings
-        topic = {"key": settings.key, "time": settings.time}
         own = {
             "SERVICES": msgspec.json.encode({service.name: service.url for service in others}).decode(),
-            "INGEST__TOPICS": msgspec.json.encode({settings.topic: topic}).decode(),
+            "INGEST__TOPICS": msgspec.json.encode(ingest_topics(settings)).decode(),
             "INGEST__DEFAULT_TOPIC__ALLOWED": "false",
         }
         return self._spec("gateway", own, module="services.local.gateway", host=settings.http.host)
@@ -173,7 +174,7 @@ class Up:
         settings, logs, lake = self._settings, self._folder / "logs", self._folder / "lake"
         streams = await aggregator.get("/v1/streams") or {}
         application, servers = streams.get("application_id", "penstock"), self._broker.bootstrap_servers
-        event = shlex.quote(example_event(settings.key, settings.time, self._value_type()))
+        event = shlex.quote(example_event(settings.key, settings.time, self._value_type(), settings.time_unit))
         audit = ["--application", application, "--lake", str(lake), "--kafka.bootstrap-servers", servers]
         rows = {
             "dashboard": gateway.url,
@@ -207,6 +208,15 @@ def command_name() -> str:
     """How to call `penstock` from any folder: by its name where it is on the PATH, else by where it is."""
     own = Path(sys.executable).parent / "penstock"
     return "penstock" if shutil.which("penstock") or not own.exists() else shlex.quote(str(own))
+
+
+def ingest_topics(settings: UpSettings) -> dict[str, dict[str, Any]]:
+    """The ingest's settings of the one topic that it takes events for.
+
+    >>> ingest_topics(UpSettings(topic="clicks", key=("/user",), time="/at", time_unit="s"))
+    {'clicks': {'key': ('/user',), 'time': '/at', 'time_unit': 's'}}
+    """
+    return {settings.topic: {"key": settings.key, "time": settings.time, "time_unit": settings.time_unit}}
 
 
 def stop_timeout_ms(settings: UpSettings) -> int:

@@ -15,6 +15,7 @@ shared.common.errors.ConfigError: '99999999999999999999' is no time: more ms tha
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Literal
 
 from shared.common.errors import ConfigError
 
@@ -22,6 +23,9 @@ EPOCH = datetime(1970, 1, 1)
 TIME_MS_MIN, TIME_MS_MAX = -(2**63), 2**63 - 1
 DIGITS_MAX = 40  # of a number; Python refuses to read very long ones
 SHOWN_MAX = 40  # characters of it in an error
+
+TimeUnit = Literal["s", "ms", "us", "ns"]
+"""What a number counts since the epoch."""
 
 
 def utc_text(ms: int) -> str:

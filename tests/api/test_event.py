@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.event import EventRefused, at_column, event_reader, explain_malformed
-from api.settings import TopicSettings
+from api.event import EventRefused, at_column, explain_malformed, topic_reader
+from api.settings import IngestSettings, TopicSettings
+from shared.common.errors import ConfigError
+from shared.common.points_in_time import TimeUnit
 
+EARLIEST = 946_684_800_000
+"""2000-01-01, before which no event is by default."""
 LATEST = 2_000_000_000_000
 
 
 def read(value: bytes, key: list[str] | None = None, time: str | None = None) -> tuple[bytes | None, int | None]:
-    return event_reader(TopicSettings(key=tuple(key or ()), time=time))(value, LATEST)
+    own = TopicSettings(key=tuple(key or ()), time=time)
+    return topic_reader(IngestSettings(), own).event(value, LATEST)
+
+
+def time_of(value: bytes, unit: TimeUnit = "ms", **settings: Any) -> int:
+    """The event time of a JSON value."""
+    own = TopicSettings(time="/t", time_unit=unit, **settings)
+    timestamp = topic_reader(IngestSettings(), own).event(b'{"t":%s}' % value, LATEST)[1]
+    assert timestamp is not None
+    return timestamp
+
+
+def time_refused(value: bytes, unit: TimeUnit = "ms", **settings: Any) -> str:
+    """Why a JSON value is no event time."""
+    with pytest.raises(EventRefused) as e:
+        time_of(value, unit, **settings)
+    assert e.value.error_code == "INVALID_TIMESTAMP"
+    return str(e.value)
 
 
 def refused(value: bytes, key: list[str] | None = None, time: str | None = None) -> EventRefused:
@@ -62,14 +84,14 @@ def test_a_key_needs_an_object() -> None:
     assert str(refused(b'"k"', ["/k"])) == "key: /k needs an object, got a string"
 
 
-@given(st.integers(0, LATEST))
+@given(st.integers(EARLIEST, LATEST))
 def test_a_time_in_ms_is_taken_as_it_is(timestamp: int) -> None:
     """An integer is the event time in ms."""
     assert read(b'{"t":%d}' % timestamp, time="/t")[1] == timestamp
 
 
 @given(
-    st.datetimes(datetime(1970, 1, 3), datetime(2033, 1, 1)),
+    st.datetimes(datetime(2000, 1, 3), datetime(2033, 1, 1)),
     st.integers(-23 * 60, 23 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes))),
 )
 def test_an_iso_time_is_its_moment_in_ms(moment: datetime, zone: timezone) -> None:
@@ -81,7 +103,67 @@ def test_an_iso_time_is_its_moment_in_ms(moment: datetime, zone: timezone) -> No
 
 def test_utc_may_be_written_as_z() -> None:
     """Z is an offset."""
-    assert read(b'{"t":"1970-01-01T00:00:01.5Z"}', time="/t")[1] == 1_500
+    assert read(b'{"t":"2000-01-01T00:00:01.5Z"}', time="/t")[1] == EARLIEST + 1_500
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_a_number_is_in_the_topics_unit(unit: TimeUnit) -> None:
+    """A moment is the same ms whichever unit counts it, rounded down; text has no unit."""
+    number = {"s": b"1717408800", "ms": b"1717408800999", "us": b"1717408800999999", "ns": b"1717408800999999999"}
+    assert time_of(number[unit], unit) == (1_717_408_800_000 if unit == "s" else 1_717_408_800_999)
+    assert time_of(b'"2024-06-03T10:00:00Z"', unit) == 1_717_408_800_000
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        (b"1717408800", "s"),
+        (b"1717408800000", "ms"),
+        (b"1717408800000000", "us"),
+        (b"1717408800000000000", "ns"),
+    ],
+)
+def test_a_number_in_another_unit_is_refused_with_the_unit_that_it_looks_like(
+    unit: TimeUnit, value: bytes, named: TimeUnit
+) -> None:
+    """Seconds taken for ms are of 1970, and us taken for ms lie far ahead: neither is stored; the setting is named."""
+    if named == unit:
+        assert time_of(value, unit) == 1_717_408_800_000
+        return
+    said = time_refused(value, unit)
+    assert f'time_unit = "{named}"' in said
+    assert value.decode() in said
+
+
+def test_seconds_are_said_to_be_seconds() -> None:
+    """With the value, the time that it would be, the setting that refuses it, and the one that takes it."""
+    assert time_refused(b"1717408800") == (
+        "time: /t is 1717408800 (1970-01-20T21:03:28.800 UTC), before min_event_time=2000-01-01;"
+        ' it looks like seconds: set time_unit = "s" for the topic'
+    )
+
+
+def test_what_looks_like_no_unit_is_only_refused() -> None:
+    """0, a small number, and an old date in text."""
+    for value in (b"0", b"5", b"-1717408800", b'"1999-12-31T23:59:59.999Z"'):
+        said = time_refused(value)
+        assert "before min_event_time=2000-01-01" in said
+        assert "looks like" not in said
+    assert time_of(b'"2000-01-01T00:00:00Z"') == EARLIEST
+
+
+def test_the_earliest_event_time_is_a_setting_of_the_ingest_and_of_a_topic() -> None:
+    """A topic of old events names an earlier one, as text or as TOML has it; none is before 1970."""
+    assert time_of(b"0", min_event_time="1970-01-01") == 0
+    assert time_of(b'"1985-06-01T00:00:00Z"', min_event_time=date(1985, 6, 1)) == 486_432_000_000
+    later = topic_reader(IngestSettings(min_event_time="2020-01-01T00:00:00+01:00"), TopicSettings(time="/t"))
+    assert later.event(b'{"t":1577833200000}', LATEST) == (None, 1_577_833_200_000)
+    with pytest.raises(EventRefused):
+        later.event(b'{"t":1577833199999}', LATEST)
+    for wrong in ("1969-12-31", "soon"):
+        with pytest.raises(ConfigError, match="min_event_time"):
+            IngestSettings(min_event_time=wrong)
 
 
 @pytest.mark.parametrize(
@@ -91,15 +173,15 @@ def test_utc_may_be_written_as_z() -> None:
         (b'"2013-01-01"', "no offset"),
         (b'"yesterday"', "not an ISO 8601 time"),
         (b'"1357035300000"', "not an ISO 8601 time"),
-        (b'"1969-12-31T23:59:59Z"', "before 1970"),
-        (b"-1", "before 1970"),
+        (b'"1969-12-31T23:59:59Z"', "before min_event_time"),
+        (b"-1", "before min_event_time"),
         (b"1.5", "got a number"),
         (b"true", "got a boolean"),
         (b"null", "got null"),
         (b"{}", "got an object"),
         (b"2000000000001", "max_future_ms"),
         (b"99999999999999999999999999", "max_future_ms"),
-        (b'"0001-01-01T00:00:00+23:59"', "before 1970"),
+        (b'"0001-01-01T00:00:00+23:59"', "before min_event_time"),
     ],
 )
 def test_a_wrong_time_is_refused_with_its_reason(value: bytes, reason: str) -> None:

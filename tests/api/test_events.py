@@ -15,9 +15,24 @@ from tests.api.test_ingest import NDJSON, URL, Service
 async def test_key_and_time_come_from_headers_where_the_event_has_none(producer: Any) -> None:
     """The topic names the headers; what is in the event goes before."""
     service = Service(producer, topics={"t": {"key_header": "X-Key", "time_header": "X-Time"}})
-    answer = await service.post(b"1\n2\n", NDJSON | {"X-Key": "ann", "X-Time": "1970-01-01T00:00:05Z"})
+    answer = await service.post(b"1\n2\n", NDJSON | {"X-Key": "ann", "X-Time": "2024-06-03T10:00:00Z"})
     assert answer.status_code == 200
-    assert {(r.key, r.timestamp) for log in producer.logs["t"] for r in log} == {(b"ann", 5_000)}
+    assert {(r.key, r.timestamp) for log in producer.logs["t"] for r in log} == {(b"ann", 1_717_408_800_000)}
+
+
+async def test_a_time_header_has_the_topics_unit_and_earliest_time(producer: Any) -> None:
+    """Seconds are taken for a topic of seconds alone; elsewhere the answer names what they look like."""
+    service = Service(
+        producer, topics={"t": {"time_header": "X-Time"}, "u": {"time_header": "X-Time", "time_unit": "s"}}
+    )
+    producer.logs["u"] = [[], []]
+    seconds = NDJSON | {"X-Time": "1717408800"}
+    answer = await service.post(b"1\n", seconds)
+    assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_TIMESTAMP")
+    assert "the header X-Time" in answer.json()["detail"]
+    assert "looks like seconds" in answer.json()["detail"]
+    assert (await service.client.post("/v1/topics/u/events", content=b"1\n", headers=seconds)).status_code == 200
+    assert [r.timestamp for log in producer.logs["u"] for r in log] == [1_717_408_800_000]
 
 
 async def test_a_key_from_a_header_is_the_bytes_that_were_sent(producer: Any) -> None:

@@ -94,10 +94,11 @@ async def test_no_good_line_is_a_problem(producer: Any) -> None:
 async def test_key_and_time_come_from_the_topics_settings(producer: Any) -> None:
     """The record carries key and event time; an event without them is refused by the pointer's name."""
     service = Service(producer, topics={"t": {"key": ["/c", "/o"], "time": "/at"}})
-    answer = await service.post(b'{"c":"UA","o":"EWR","at":5}\n{"c":"UA","at":5}\n')
+    at = 1_717_408_800_000
+    answer = await service.post(b'{"c":"UA","o":"EWR","at":%d}\n{"c":"UA","at":%d}\n' % (at, at))
     assert answer.status_code == 207
     (record,) = [record for log in producer.logs["t"] for record in log]
-    assert (record.key, record.timestamp) == (b"UA-EWR", 5)
+    assert (record.key, record.timestamp) == (b"UA-EWR", at)
     assert answer.json()["errors"][0]["message"] == "key: nothing at /o"
 
 
@@ -260,9 +261,26 @@ async def test_too_many_bad_lines_end_the_request(producer: Any) -> None:
 async def test_an_event_too_far_ahead_is_refused_alone(producer: Any) -> None:
     """One such record would make the broker refuse its whole batch."""
     service = Service(producer, topics={"t": {"time": "/t"}})
-    answer = await service.post(b'{"t":1}\n{"t":99999999999999}\n')
+    answer = await service.post(b'{"t":1717408800000}\n{"t":99999999999999}\n')
     assert (answer.status_code, answer.json()["stored"]) == (207, 1)
     assert "max_future_ms" in answer.json()["errors"][0]["message"]
+
+
+async def test_seconds_taken_for_ms_are_refused_alone(producer: Any) -> None:
+    """They would be late for ever, as events of 1970; a topic whose times are seconds says so and has them right."""
+    body = b'{"t":1717408800}\n{"t":0}\n{"t":"1970-01-20T21:03:28Z"}\n{"t":"2024-06-03T10:00:00Z"}\n'
+    answer = await Service(producer, topics={"t": {"time": "/t"}}).post(body)
+    assert (answer.status_code, answer.json()["stored"]) == (207, 1)
+    errors = answer.json()["errors"]
+    assert [(e["line"], e["error_code"], e["outcome"]) for e in errors] == [
+        (line, "INVALID_TIMESTAMP", "not_stored") for line in (1, 2, 3)
+    ]
+    assert ["looks like seconds" in e["message"] for e in errors] == [True, False, False]
+    assert all("min_event_time=2000-01-01" in e["message"] for e in errors)
+    seconds = Service(producer, topics={"t": {"time": "/t", "time_unit": "s"}})
+    assert (await seconds.post(b'{"t":1717408801}\n')).status_code == 200
+    stored = sorted(r.timestamp or 0 for log in producer.logs["t"] for r in log)
+    assert stored == [1_717_408_800_000, 1_717_408_801_000]
 
 
 async def test_a_long_body_is_held_back_by_the_limit_in_flight(held_producer: Any) -> None:

@@ -124,15 +124,28 @@ async def test_v3_reports_a_record(client: httpx.AsyncClient, producer: Any) -> 
         "key": {"type": "STRING", "data": "ann"},
         "value": {"type": "BINARY", "data": b64(b"xyz")},
         "headers": [{"name": "h", "value": b64(b"1")}],
-        "timestamp": "1970-01-01T00:00:05Z",
+        "timestamp": "2024-06-03T10:00:00Z",
     }
     answer = await client.post(V3, json=record)
     said = answer.json()
     assert (answer.status_code, said["error_code"], said["cluster_id"], said["topic_name"]) == (200, 200, "c-1", "t")
     assert (said["key"], said["value"]) == ({"type": "STRING", "size": 3}, {"type": "BINARY", "size": 3})
-    assert (said["partition_id"], said["offset"], said["timestamp"]) == (1, 0, "1970-01-01T00:00:05Z")
+    assert (said["partition_id"], said["offset"], said["timestamp"]) == (1, 0, "2024-06-03T10:00:00Z")
     (stored,) = [r for log in producer.logs["t"] for r in log]
-    assert (stored.key, stored.value, stored.headers, stored.timestamp) == (b"ann", b"xyz", (("h", b"1"),), 5_000)
+    assert (stored.key, stored.value, stored.headers) == (b"ann", b"xyz", (("h", b"1"),))
+    assert stored.timestamp == 1_717_408_800_000
+
+
+async def test_v3_refuses_a_timestamp_before_the_earliest(client: httpx.AsyncClient, producer: Any) -> None:
+    """An explicit time has the ingest's rule, in a batch too; it is an error of its record alone."""
+    record = {"value": {"type": "JSON", "data": 1}, "timestamp": "1970-01-20T21:03:28Z"}
+    alone = (await client.post(V3, json=record)).json()
+    assert (alone["error_code"], "min_event_time=2000-01-01" in alone["message"]) == (422, True)
+    entries = [{"id": "a"} | record, {"id": "b", "value": {"type": "JSON", "data": 2}}]
+    batch = (await client.post(V3 + ":batch", json={"entries": entries})).json()
+    assert [row["id"] for row in batch["successes"]] == ["b"]
+    assert "min_event_time" in batch["failures"][0]["message"]
+    assert producer.values() == [b"2"]
 
 
 async def test_v3_streams_reports_in_order(client: httpx.AsyncClient) -> None:

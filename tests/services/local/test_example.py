@@ -55,9 +55,11 @@ def test_an_example_is_taken(value_type: Any) -> None:
 
 
 def test_a_pointer_at_a_number_keeps_a_number() -> None:
-    """A time that the type holds as an integer is ms since the epoch; a key stays the sample."""
+    """A time that the type holds as an integer is in the topic's unit; a key stays the sample."""
     event = msgspec.json.decode(example_event(("/sensor",), "/at", Measured))
     assert event == {"at": TIME_MS, "sensor": 1}
+    event = msgspec.json.decode(example_event(("/sensor",), "/at", Measured, "s"))
+    assert event["at"] * 1_000 == TIME_MS
 
 
 def test_what_no_sample_fits_has_only_key_and_time() -> None:

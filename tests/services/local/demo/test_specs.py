@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from api.event import topic_reader
 from services.aggregator.settings import AggregatorSettings
 from services.consumer.settings import ConsumerServiceSettings
 from services.local.demo import specs
@@ -41,3 +42,11 @@ def test_the_ingest_takes_key_and_time_as_the_plan_says() -> None:
     topic = loaded.ingest.for_topic(PLAN.topic)
     assert topic.key == ("/carrier", "/origin")
     assert topic.time == "/scheduled"
+
+
+def test_a_users_own_events_may_be_old() -> None:
+    """A file of the nineties is replayed: the demo checks the unit of its times itself."""
+    environment = {f"PENSTOCK_{name}": value for name, value in specs.gateway(PLAN, "k:1", OTHERS).settings.items()}
+    ingest = GatewaySettings.load(environ=environment).ingest
+    read_time = topic_reader(ingest, ingest.for_topic(PLAN.topic)).time
+    assert read_time("at", 799_322_400_000, 1_700_000_000_000) == 799_322_400_000
