@@ -13,11 +13,13 @@ from contextlib import contextmanager
 from fastapi import Request
 
 from api.body import BodyReader, Drain
+from api.content_encoding import inflater_of
 from api.health import CheckResult
 from api.ingest_request import IngestProducer
 from api.problem import ErrorKind, Problem
 from api.rates import Rates
 from api.settings import IngestSettings
+from api.turns import Turns
 from shared.common.clock import Clock
 from shared.common.errors import BrokerNotAvailable, IllegalState, KafkaTimeout
 from shared.common.topic_names import check_topic_name, is_internal
@@ -40,6 +42,7 @@ class Admission:
         self._records_of = Rates(settings.max_records_per_second)
         self._at_work: Counter[str] = Counter()
         self._seen: set[str] = set()
+        self._turns = Turns(settings.bulk_requests_at_once, settings.max_in_flight_records)
         self.drain = Drain()
 
     def __repr__(self) -> str:
@@ -86,9 +89,17 @@ class Admission:
         await self._check_topic(topic)
 
     def body(self, request: Request) -> BodyReader:
-        """The request's body within its limits."""
-        settings = self._settings
-        return BodyReader(request.receive, self.drain, settings.body_timeout_ms, settings.whole_body_timeout_ms)
+        """The request's body within its limits, behind those that came before; Problem (415) for its encoding."""
+        settings, declared = self._settings, request.headers.get("content-length", "")
+        return BodyReader(
+            request.receive,
+            self.drain,
+            settings.body_timeout_ms,
+            settings.whole_body_timeout_ms,
+            declared_bytes=int(declared) if declared.isascii() and declared.isdigit() else 0,
+            inflater=inflater_of(request.headers),
+            turns=self._turns,
+        )
 
     def has_seen(self, topic: str) -> bool:
         """Whether a request was let in for the topic: a name that anybody may make up is no label of a metric."""

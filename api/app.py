@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from pydantic import SecretStr
 
 from api import problem
 from api.auth import Guard
 from api.fast_path import FastPath, Handle
+from api.known_query import refuse_unknown_query
 from api.openapi import Paths, describe
 from api.settings import Credential
 
@@ -43,7 +44,7 @@ def create_app(
     problem.install(app)
     for part in (ingest, *rest_proxy, admin, streams, *more, dashboard, health):
         if part is not None:
-            app.include_router(part)
+            app.include_router(part, dependencies=[Depends(refuse_unknown_query)])
     describe(app, handed_on)
     if straight is not None:
         app.add_middleware(FastPath, handle=straight)

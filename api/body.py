@@ -1,20 +1,25 @@
 """A request's body, chunk by chunk, with a limit on every pause, and on how long a part of it may take (an edge).
 
 A client that stalls is answered after `body_timeout_ms`, and so is one that sends a byte now and then: a line or an
-object has as long to come to its end, a body that is read whole `whole_body_timeout_ms`. When the service leaves, a
-body that is still coming has until the drain's deadline and is then answered for what was read so far.
+object has as long to come to its end, a body that is read whole `whole_body_timeout_ms`. Only time spent waiting for
+the client counts. When the service leaves, a body that is still coming has until the drain's deadline and is then
+answered for what was read so far. A compressed body is inflated step by step, and all limits apply to the data inside.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeVar
 
 from starlette.types import Receive
 
+from api.content_encoding import Inflater
 from api.problem import ErrorKind, Problem
+from api.turns import BULK_BYTES, BULK_EVENTS, FREE, Turn, Turns
 from shared.common.errors import PenstockError
+
+T = TypeVar("T")
 
 PART_BYTES = 65_536
 """A body that was read already is given out in parts of so many bytes, as it would have come."""
@@ -55,8 +60,8 @@ class Drain:
             if when is None or when > self.deadline:
                 timeout.reschedule(self.deadline)
 
-    async def receive(self, receive: Receive, until: float, late: Callable[[], str]) -> Mapping[str, object]:
-        """The next ASGI message; BodyStalled where none comes `until` then, with what is `late`.
+    async def wait(self, wait: Callable[[], Awaitable[T]], until: float, late: Callable[[], str]) -> T:
+        """What is waited for; BodyStalled where it does not come `until` then, with what is `late`.
 
         ServiceLeaving where the service leaves before.
         """
@@ -65,7 +70,7 @@ class Drain:
             async with asyncio.timeout_at(min(until, self.deadline)) as timeout:
                 self._waiting.add(timeout)
                 try:
-                    return await receive()
+                    return await wait()
                 finally:
                     self._waiting.discard(timeout)
         except TimeoutError:
@@ -77,13 +82,29 @@ class Drain:
 class BodyReader:
     """The chunks of one request's body."""
 
-    def __init__(self, receive: Receive, drain: Drain, timeout_ms: int, whole_timeout_ms: int = 2**31) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        drain: Drain,
+        timeout_ms: int,
+        whole_timeout_ms: int = 2**31,
+        *,
+        declared_bytes: int = 0,
+        inflater: Inflater | None = None,
+        turns: Turns | None = None,
+    ) -> None:
+        """`declared_bytes` is the request's Content-Length; `turns` are those of bulk requests, where there are any."""
         self._receive = receive
         self._drain = drain
         self._timeout_ms = timeout_ms
         self._whole_timeout_ms = whole_timeout_ms
+        self._declared_bytes = declared_bytes
+        self._inflater = inflater
+        self._place = None if turns is None else turns.place()
+        self._bytes = 0
         self._more = True
-        self._part_since: float | None = None
+        self._in_part = False
+        self._part_s = 0.0  # that the client was waited for since the part began
         self._whole_until = float("inf")
         self._last_byte_at = asyncio.get_running_loop().time()
 
@@ -107,12 +128,50 @@ class BodyReader:
         """Seconds since something of the body came, or since it was first looked for."""
         return asyncio.get_running_loop().time() - self._last_byte_at
 
+    @property
+    def declared_bytes(self) -> int:
+        """How long the body says that it is; 0 where it does not, or that is not the length of its data."""
+        return 0 if self._inflater is not None else self._declared_bytes
+
+    async def turn(self, events: int) -> Turn:
+        """The right to parse and hand over the next batch, after so many events. Raises ServiceLeaving."""
+        place, is_bulk = self._place, max(self._declared_bytes, self._bytes) > BULK_BYTES or events > BULK_EVENTS
+        if place is None or not is_bulk:
+            return FREE
+        return await self._drain.wait(lambda: place.turn(self._bytes), float("inf"), str)
+
     async def next(self) -> bytes | None:
-        """The next chunk (it may be empty), or None at the end. Raises BodyStalled, ServiceLeaving, ClientGone."""
-        if not self._more:
-            return None
-        message = await self._drain.receive(self._receive, self._until(), self._late)
-        self._last_byte_at = asyncio.get_running_loop().time()
+        """The next chunk (it may be empty), or None at the end.
+
+        Raises BodyStalled, ServiceLeaving, ClientGone, CorruptBody.
+        """
+        inflater = self._inflater
+        while True:
+            if inflater is not None and inflater.pending:
+                chunk = inflater.step()
+                await asyncio.sleep(0)
+                if not chunk:
+                    continue
+            elif not self._more:
+                if inflater is not None:
+                    inflater.close()
+                return None
+            else:
+                chunk = await self._next()
+                if inflater is not None:
+                    inflater.feed(chunk)
+                    continue
+            self._bytes += len(chunk)
+            return chunk
+
+    async def _next(self) -> bytes:
+        """The next chunk as it arrives."""
+        clock = asyncio.get_running_loop().time
+        since = clock()
+        message = await self._drain.wait(self._receive, self._until(), self._late)
+        self._last_byte_at = clock()
+        if self._in_part:
+            self._part_s += self._last_byte_at - since
         if message["type"] == "http.disconnect":
             raise ClientGone("the client closed the connection")
         self._more = bool(message.get("more_body", False))
@@ -122,25 +181,27 @@ class BodyReader:
 
     def _until(self) -> float:
         """When something has to have come, by the loop's clock."""
-        since = asyncio.get_running_loop().time() if self._part_since is None else self._part_since
-        return min(since + self._timeout_ms / 1000, self._whole_until)
+        left_s = self._timeout_ms / 1000 - self._part_s
+        return min(asyncio.get_running_loop().time() + left_s, self._whole_until)
 
     def _late(self) -> str:
         """What did not come in time."""
         if asyncio.get_running_loop().time() >= self._whole_until:
             return f"the body did not end within whole_body_timeout_ms={self._whole_timeout_ms}"
-        what = "the body did not go on" if self._part_since is None else "a line or an object did not end"
+        what = "a line or an object did not end" if self._in_part else "the body did not go on"
         return f"{what} within body_timeout_ms={self._timeout_ms}"
 
     def seen(self, *, ended: int, unfinished: bool) -> None:
         """Say what the last chunk held: how many lines or objects ended in it, and whether one is still open."""
-        if not unfinished:
-            self._part_since = None
-        elif ended or self._part_since is None:
-            self._part_since = self._last_byte_at
+        if ended or not (unfinished and self._in_part):
+            self._part_s = 0.0
+        self._in_part = unfinished
 
     async def all(self, max_body_bytes: int) -> bytes:
-        """The whole body; Problem (413) where it is longer than `max_body_bytes`, BodyStalled where it is too slow."""
+        """The whole body; Problem (413) where it is longer than `max_body_bytes`.
+
+        Raises what `next` does.
+        """
         body = bytearray()
         self._whole_until = asyncio.get_running_loop().time() + self._whole_timeout_ms / 1000
         while (chunk := await self.next()) is not None:

@@ -3,7 +3,7 @@
 | Content-Type | events |
 |---|---|
 | application/x-ndjson (ndjson, jsonl) | one a line, read as it arrives: a body of any length |
-| application/json | the elements of an array, read whole |
+| application/json | one object, or the elements of an array, read whole |
 | application/cloudevents+json | one CloudEvent |
 | application/cloudevents-batch+json | an array of CloudEvents |
 | any, with ce-specversion | one CloudEvent in binary mode: the body is its data |
@@ -20,15 +20,17 @@ from fastapi import Request
 from api import cloudevents
 from api.body import BodyReader, BodyStalled, ServiceLeaving, too_long
 from api.cloudevents import BATCH_TYPE, STRUCTURED_TYPE, CloudEventParser
+from api.content_encoding import CorruptBody
 from api.event import EventRefused, TopicReader
-from api.ndjson import EventParser, NdjsonReader, Parsed, TooManyEvents, array_elements
+from api.ndjson import EventParser, NdjsonReader, Parsed, TooManyEvents, array_elements, json_object
 from api.problem import ErrorKind, Problem
 from api.settings import IngestSettings
+from api.turns import Turn
 from shared.common.clock import Clock
 from shared.common.errors import IllegalState
 
 NDJSON_TYPES = frozenset({"application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines"})
-JSON_ARRAY_TYPE = "application/json"
+JSON_TYPE = "application/json"
 
 Unit = Literal["line", "index"]
 ParseBatch = Callable[[Sequence[bytes | None], int, int], Parsed]
@@ -41,8 +43,15 @@ class Events(Protocol):
     position: int
     """Of the first event that was not given out."""
 
-    async def next(self) -> Parsed | None:
-        """The next batch, None at the end. Raises Problem; BodyStalled and ServiceLeaving where what came counts."""
+    async def wait(self) -> bool:
+        """Wait until `take` has a batch; False at the end.
+
+        Raises Problem; BodyStalled, CorruptBody and ServiceLeaving where what came before counts.
+        """
+        ...
+
+    def take(self) -> Parsed:
+        """The batch that was waited for, parsed."""
         ...
 
 
@@ -54,22 +63,30 @@ class Lines:
     def __init__(self, body: BodyReader, parser: EventParser, max_line_bytes: int, clock: Clock) -> None:
         self._body, self._clock = body, clock
         self._reader: NdjsonReader | None = NdjsonReader(parser, max_line_bytes)
+        self._chunk: bytes | None = None
         self.position = 1
 
-    async def next(self) -> Parsed | None:
+    async def wait(self) -> bool:
         reader = self._reader
         if reader is None:
-            return None
+            return False
         if reader.behind:
             await asyncio.sleep(0)
-            parsed = reader.more(self._clock.now_ms())
-        elif (chunk := await self._body.next()) is None:
+            return True
+        self._chunk = await self._body.next()
+        if self._chunk is None and not reader.unfinished:
             self._reader = None
-            if not reader.unfinished:
-                return None
-            parsed = reader.close(self._clock.now_ms())
+        return self._reader is not None
+
+    def take(self) -> Parsed:
+        reader, now_ms = self._reader, self._clock.now_ms()
+        assert reader is not None, "wait() comes first"
+        if reader.behind:
+            parsed = reader.more(now_ms)
+        elif self._chunk is None:
+            self._reader, parsed = None, reader.close(now_ms)
         else:
-            parsed = reader.feed(chunk, self._clock.now_ms())
+            parsed = reader.feed(self._chunk, now_ms)
             self._body.seen(ended=reader.ended, unfinished=reader.unfinished)
         self.position = reader.next_line
         return parsed
@@ -83,6 +100,7 @@ class Whole:
     def __init__(self, read: Callable[[bytes], Iterator[tuple[int, list[bytes | None]]]], parse: ParseBatch) -> None:
         self._read, self._parse = read, parse
         self._batches: Iterator[tuple[int, list[bytes | None]]] | None = None
+        self._batch: tuple[int, list[bytes | None]] | None = None
         self.position = 0
 
     def start(self, body: bytes, clock: Clock) -> Whole:
@@ -93,19 +111,22 @@ class Whole:
         except EventRefused as e:
             place = "" if e.column is None else f" at line {e.line}, column {e.column}"
             extra = {} if e.column is None else {"line": e.line, "column": e.column}
-            kind = ErrorKind(400, e.error_code, "Not a JSON array")
+            kind = ErrorKind(400, e.error_code, "Not a JSON object or array")
             if isinstance(e, TooManyEvents):
                 kind = ErrorKind(413, e.error_code, "Too many events")
             raise Problem(kind, f"{e}{place}", extra) from None
         return self
 
-    async def next(self) -> Parsed | None:
+    async def wait(self) -> bool:
         assert self._batches is not None, "start() comes first"
-        first, values = next(self._batches, (0, None))
-        if values is None:
-            return None
-        if first:
+        if self._batch is not None:
             await asyncio.sleep(0)
+        self._batch = next(self._batches, None)
+        return self._batch is not None
+
+    def take(self) -> Parsed:
+        assert self._batch is not None, "wait() comes first"
+        first, values = self._batch
         self.position = first + len(values)
         return self._parse(values, first, self._clock.now_ms())
 
@@ -133,6 +154,8 @@ async def open_events(
         return iter([(0, [whole if len(whole) <= most else None])])
 
     def elements(whole: bytes) -> Iterator[tuple[int, list[bytes | None]]]:
+        if media_type == JSON_TYPE and (value := json_object(whole)) is not None:
+            return one(value)
         return array_elements(whole, most, settings.max_body_events)
 
     def plain(values: Sequence[bytes | None], first: int, now_ms: int) -> Parsed:
@@ -152,34 +175,54 @@ async def open_events(
         form = Whole(one, events.structured)
     else:
         form = Whole(elements, events.structured if media_type == BATCH_TYPE else plain)
-    return form.start(await whole_body(request, body, settings.max_body_bytes), clock)
+    return form.start(await whole_body(body, settings.max_body_bytes), clock)
 
 
-async def whole_body(request: Request, body: BodyReader, max_body_bytes: int) -> bytes:
-    """The body up to `max_body_bytes`; Problem: 413 beyond, 408 where it stalls, 503 where the service leaves."""
-    declared = request.headers.get("content-length", "")
-    if declared.isascii() and declared.isdigit() and int(declared) > max_body_bytes:
+async def whole_body(body: BodyReader, max_body_bytes: int) -> bytes:
+    """The body up to `max_body_bytes`.
+
+    Problem: 413 beyond, 408 where it stalls, 400 where it cannot be inflated, 503 where the service leaves.
+    """
+    if body.declared_bytes > max_body_bytes:
         raise too_long(max_body_bytes)
     try:
         return await body.all(max_body_bytes)
-    except BodyStalled as e:
-        raise Problem(ErrorKind(408, "BODY_STALLED", "Body incomplete"), str(e)) from None
+    except (BodyStalled, CorruptBody) as e:
+        raise Problem(ErrorKind(stop_status(e), stop_code(stop_status(e)), "Body incomplete"), str(e)) from None
     except ServiceLeaving as e:
         raise Problem.of(IllegalState(str(e))) from None
 
 
+async def next_turn(body: BodyReader, events: int) -> Turn:
+    """As `BodyReader.turn`, for a body of which nothing was stored yet: Problem (503) where the service leaves."""
+    try:
+        return await body.turn(events)
+    except ServiceLeaving as e:
+        raise Problem.of(IllegalState(str(e))) from None
+
+
+def stop_status(error: Exception) -> int:
+    """The answer's status where an error ended the reading of the body before anything of it was whole."""
+    return 408 if isinstance(error, BodyStalled) else 400 if isinstance(error, CorruptBody) else 503
+
+
+def stop_code(status: int) -> str:
+    """The error code of such an answer.
+
+    >>> stop_code(408), stop_code(400), stop_code(503)
+    ('BODY_STALLED', 'CORRUPT_BODY', 'NOTHING_READ')
+    """
+    return {408: "BODY_STALLED", 400: "CORRUPT_BODY"}.get(status, "NOTHING_READ")
+
+
 def check_media_type(request: Request) -> str:
     """The Content-Type without parameters; Problem (415) for what ingest does not read."""
-    encoding = request.headers.get("content-encoding", "identity").lower()
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    kind = ErrorKind(415, "UNSUPPORTED_MEDIA_TYPE", "Unsupported body")
-    if encoding != "identity":
-        raise Problem(kind, f"Content-Encoding {encoding[:40]!r} is not supported; send the body as it is")
-    known = NDJSON_TYPES | {JSON_ARRAY_TYPE, STRUCTURED_TYPE, BATCH_TYPE}
+    known = NDJSON_TYPES | {JSON_TYPE, STRUCTURED_TYPE, BATCH_TYPE}
     if media_type in known or cloudevents.is_binary(request.headers):
         return media_type
     raise Problem(
-        kind,
+        ErrorKind(415, "UNSUPPORTED_MEDIA_TYPE", "Unsupported body"),
         "Content-Type must be application/x-ndjson, application/json or a CloudEvent's (application/cloudevents+json,"
         f" application/cloudevents-batch+json, or any with ce-specversion), got {media_type[:60]!r}",
     )

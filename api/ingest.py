@@ -32,8 +32,9 @@ from api.atomic import (
     told_by_headers,
 )
 from api.body import BodyReader, BodyStalled, ClientGone, ServiceLeaving
+from api.content_encoding import CorruptBody
 from api.event import TopicReader, topic_reader
-from api.events import Events, check_media_type, open_events, whole_body
+from api.events import Events, check_media_type, next_turn, open_events, stop_status, whole_body
 from api.health import CheckResult
 from api.ingest_answers import OPENAPI, accepted, problem_of, retry_after
 from api.ingest_metrics import IngestMetrics
@@ -65,11 +66,6 @@ class Asked:
     acknowledged: bool = True
     client: str = ""
     principal: str = ""
-
-
-def stop_status(error: Exception) -> int:
-    """The answer's status where an error ended the reading of the body before anything of it was whole."""
-    return 408 if isinstance(error, BodyStalled) else 503
 
 
 class Ingest:
@@ -162,20 +158,20 @@ class Ingest:
 
     async def _post(self, asked: Asked, request: Request) -> Response:
         media_type = check_media_type(request)
+        body = self.admission.body(request)  # first: its place is that of its arrival
         await self.admission.check(asked.topic, asked.client)
-        body = self.admission.body(request)
         try:
             if asked.atomic or KEY_HEADER in request.headers:
                 return await self._as_one(asked, request, media_type, body)
             reader = self.reader(asked.topic)
             events = await open_events(request, media_type, body, asked.topic, reader, self._settings, self._clock)
             if not asked.acknowledged:
-                return await self._unacknowledged(asked, events)
+                return await self._unacknowledged(asked, events, body)
             if events.unit == "line" and NDJSON_TYPE in request.headers.get("accept", ""):
                 return self._streamed(asked, events, body)
             work = self._work(asked, events.unit)
             try:
-                await self._work_through(events, work)
+                await self._work_through(events, work, body)
             except ClientGone:
                 work.abandon()
                 raise
@@ -193,13 +189,15 @@ class Ingest:
         tally.on_error = partial(self.metrics.failed_record, asked.topic)
         return IngestRequest(self._producer, tally, settings, max_errors=max_errors)
 
-    async def _work_through(self, events: Events, work: IngestRequest) -> None:
+    async def _work_through(self, events: Events, work: IngestRequest, body: BodyReader) -> None:
         try:
-            while (parsed := await events.next()) is not None:
-                if not await work.take(parsed):
+            while await events.wait():
+                with await body.turn(events.position) as turn:
+                    going_on = await work.take(events.take(), turn)
+                if not going_on:
                     work.tally.stop(events.position, work.tally.must_stop)
                     break
-        except (BodyStalled, ServiceLeaving) as e:
+        except (BodyStalled, CorruptBody, ServiceLeaving) as e:
             work.tally.stop(events.position, str(e), stop_status(e))
         await work.finish()
 
@@ -211,17 +209,18 @@ class Ingest:
             working.close()
             self._count(asked, work.tally, body, None if complete else CLIENT_CLOSED_REQUEST)
 
-        return StreamedAnswer(events, work, self._clock, self._settings.body_timeout_ms, done)
+        return StreamedAnswer(events, work, body, self._clock, self._settings.body_timeout_ms, done)
 
-    async def _unacknowledged(self, asked: Asked, events: Events) -> Response:
+    async def _unacknowledged(self, asked: Asked, events: Events, body: BodyReader) -> Response:
         work, taken = self._work(asked, events.unit), 0
         try:
-            while (parsed := await events.next()) is not None:
-                taken += await work.take_unacknowledged(parsed)
+            while await events.wait():
+                with await body.turn(events.position) as turn:
+                    taken += await work.take_unacknowledged(events.take(), turn)
                 if work.tally.must_stop:
                     work.tally.stop(events.position, work.tally.must_stop)
                     break
-        except (BodyStalled, ServiceLeaving, BufferExhausted) as e:
+        except (BodyStalled, CorruptBody, ServiceLeaving, BufferExhausted) as e:
             if not taken and isinstance(e, BufferExhausted):
                 raise
             work.tally.stop(events.position, str(e), stop_status(e))
@@ -234,13 +233,13 @@ class Ingest:
         if self._transactor is None or not asked.acknowledged:
             why = "ack=none promises nothing" if not asked.acknowledged else "this service has no transactions"
             raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), f"?atomic=true, Idempotency-Key: {why}")
-        whole = await whole_body(request, body, self._settings.max_body_bytes)
+        whole = await whole_body(body, self._settings.max_body_bytes)
         key = self._key_of(asked, request, whole)
         reader = self.reader(asked.topic)
         again = BodyReader.of(whole)
         events = await open_events(request, media_type, again, asked.topic, reader, self._settings, self._clock)
         work = self._work(asked, events.unit)
-        all_of_it = await self._read_all(events, work)
+        all_of_it = await self._read_all(events, work, body)
         if all_of_it.records and not (asked.atomic and work.tally.errors):
             answer = await self._transact(self._transactor, key, all_of_it, work.tally)
         else:
@@ -256,10 +255,12 @@ class Ingest:
         telling = told_by_headers(request.headers.items(), own.key_header, own.time_header)
         return idempotency_key(name, asked.topic, body, telling, atomic=asked.atomic, principal=asked.principal)
 
-    async def _read_all(self, events: Events, work: IngestRequest) -> Parsed:
+    async def _read_all(self, events: Events, work: IngestRequest, body: BodyReader) -> Parsed:
         """Every event, up to the error that is one too many; Problem (413) for more events than a body may hold."""
         all_of_it, going_on = Parsed(), True
-        while going_on and (parsed := await events.next()) is not None:
+        while going_on and await events.wait():
+            with await next_turn(body, events.position):
+                parsed = events.take()
             going_on = work.refuse(parsed)
             all_of_it.records += parsed.records
             all_of_it.positions += parsed.positions

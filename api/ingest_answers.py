@@ -7,7 +7,9 @@ from typing import Any
 from fastapi import Response
 
 from api.cloudevents import BATCH_TYPE, STRUCTURED_TYPE
+from api.content_encoding import STREAMS
 from api.event import RecordError
+from api.events import stop_code
 from api.problem import ErrorKind, Problem, json_response
 from api.tally import Tally
 
@@ -16,12 +18,12 @@ UNKNOWN_TITLE = "Events may or may not be stored"
 NO_PROMISE = "nothing was acknowledged: what was taken may still be lost, and nobody will say so"
 
 NOTHING_STORED = {
-    400: "no event was good (with atomic=true: one was bad), or the body is not JSON",
+    400: "no event was good (with atomic=true: one was bad), or the body is not JSON, or cannot be decompressed",
     403: "the topic does not take events",
     404: "no such topic",
     408: "the body stopped coming",
     413: "the body, or every event, is too large",
-    415: "neither NDJSON nor JSON nor a CloudEvent",
+    415: "neither NDJSON nor JSON nor a CloudEvent, or a Content-Encoding that is not in the answer's Accept-Encoding",
     422: "the Idempotency-Key was used for another request",
     429: "too much is waiting for Kafka, or asked by this client: try again after Retry-After",
     503: "Kafka cannot be reached, or the service is leaving; nothing is stored: try again after Retry-After",
@@ -45,13 +47,17 @@ OPENAPI: dict[str, Any] = {
                 "required": False,
                 "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[A-Za-z0-9_-]+$"},
                 "description": "the same request with the same key is stored once and answered alike",
-            }
+            },
         ],
         "requestBody": {
             "required": True,
+            "description": f"as it is, or compressed with a Content-Encoding of {' or '.join(STREAMS)}",
             "content": {
                 "application/x-ndjson": {"schema": {"type": "string"}, "example": '{"id":1}\n{"id":2}\n'},
-                "application/json": {"schema": {"type": "array", "items": {}}, "example": [{"id": 1}]},
+                "application/json": {
+                    "schema": {"oneOf": [{"type": "object"}, {"type": "array", "items": {}}]},
+                    "example": [{"id": 1}],
+                },
                 STRUCTURED_TYPE: {"schema": {"type": "object"}, "example": CLOUD_EVENT},
                 BATCH_TYPE: {"schema": {"type": "array", "items": {"type": "object"}}, "example": [CLOUD_EVENT]},
             },
@@ -78,8 +84,7 @@ def problem_of(tally: Tally) -> Problem:
     status, retry_after_s = tally.status, tally.retry_after_s
     title = UNKNOWN_TITLE if tally.unknown_count else NOTHING_TITLE
     if not tally.errors:
-        code = "BODY_STALLED" if status == 408 else "NOTHING_READ"
-        kind, detail = ErrorKind(status, code, title, retry_after_s), tally.stop_reason
+        kind, detail = ErrorKind(status, stop_code(status), title, retry_after_s), tally.stop_reason
     else:
         first = min(tally.errors, key=lambda e: (e.status != status, e.position))
         kind, detail = ErrorKind(status, first.error_code, title, retry_after_s), _about(tally, first)

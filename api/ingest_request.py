@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 from api.ndjson import Parsed
 from api.settings import IngestSettings
 from api.tally import Outcome, Tally
+from api.turns import Turn
 from shared.common.errors import BufferExhausted, KafkaTimeout, PenstockError
 from shared.common.records import ProducerRecord
 
@@ -68,12 +69,12 @@ class IngestRequest:
     def __repr__(self) -> str:
         return f"IngestRequest(in_flight={self._in_flight}, {self.tally!r})"
 
-    async def take(self, parsed: Parsed) -> bool:
+    async def take(self, parsed: Parsed, turn: Turn) -> bool:
         """Send the records of one batch; False where the rest of the request is not worth reading."""
         keep = self.refuse(parsed)
         if parsed.records:
             self._next_position = parsed.positions[-1] + 1
-            await self._send(parsed.records, parsed.positions)
+            await self._send(parsed.records, parsed.positions, turn)
         while self._in_flight > self._most_in_flight:
             await self._settle(self._flights.popleft())
         await self.settle_what_is_done()
@@ -99,7 +100,7 @@ class IngestRequest:
         """The position before which every event's fate is known."""
         return self._flights[0].positions[0] if self._flights else self._next_position
 
-    async def take_unacknowledged(self, parsed: Parsed) -> int:
+    async def take_unacknowledged(self, parsed: Parsed, turn: Turn) -> int:
         """Hand the records over and promise nothing; how many. BufferExhausted where there is no room for them."""
         self.refuse(parsed)
         if not parsed.records:
@@ -107,7 +108,8 @@ class IngestRequest:
         if not self._producer.has_room():
             raise BufferExhausted("too much is waiting for Kafka")
         deliveries = await self._producer.send_many(parsed.records)
-        waiting = asyncio.ensure_future(_outcomes(deliveries))
+        waiting = asyncio.ensure_future(outcomes_of(deliveries))
+        turn.handed(len(parsed.records), waiting)
         UNWATCHED.add(waiting)
         waiting.add_done_callback(_retrieve)
         return len(parsed.records)
@@ -141,7 +143,7 @@ class IngestRequest:
         del parsed.errors[room:], parsed.records[keep:], parsed.positions[keep:]
         return False
 
-    async def _send(self, records: list[ProducerRecord], positions: list[int]) -> None:
+    async def _send(self, records: list[ProducerRecord], positions: list[int], turn: Turn) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.ack_timeout_ms / 1000
         coming = iter(records)
@@ -154,7 +156,9 @@ class IngestRequest:
         except PenstockError as e:
             self._break_off(positions, coming, e)
             return
-        self._flights.append(Flight(positions, asyncio.ensure_future(_outcomes(deliveries)), deadline))
+        flight = Flight(positions, asyncio.ensure_future(outcomes_of(deliveries)), deadline)
+        turn.handed(len(positions), flight.outcomes)
+        self._flights.append(flight)
         self._in_flight += len(positions)
 
     async def _settle(self, flight: Flight) -> None:
@@ -180,7 +184,8 @@ class IngestRequest:
         self.tally.stored(positions, [maybe] * taken + [surely_not] * (len(positions) - taken))
 
 
-async def _outcomes(deliveries: Awaitable[Sequence[Outcome]]) -> Sequence[Outcome]:
+async def outcomes_of(deliveries: Awaitable[Sequence[Outcome]]) -> Sequence[Outcome]:
+    """As a coroutine, which makes a task of them."""
     return await deliveries
 
 

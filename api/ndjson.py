@@ -1,4 +1,4 @@
-"""A request's body to records: NDJSON line by line as it arrives, or a JSON array at once.
+"""A request's body to records: NDJSON line by line as it arrives, or JSON at once.
 
 Sans-IO. However the body is cut into chunks, the records and errors are the same. At most one unfinished line is
 held, and of a line that is too long nothing but the fact.
@@ -14,6 +14,7 @@ held, and of a line that is too long nothing but the fact.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -25,9 +26,11 @@ from api.settings import IngestSettings
 from shared.common.records import Headers, ProducerRecord
 
 BLANK = b" \t\r"
+JSON_SPACE = b" \t\r\n"
 LINES_MAX = 4_000
 """Lines that are parsed at once: between them others get on, and errors are counted."""
 
+_OBJECT = re.compile(rb"[ \t\r\n]*\{")
 _decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
@@ -243,12 +246,30 @@ def array_elements(
     try:
         elements = _decode_elements(body)
     except msgspec.ValidationError:
-        raise EventRefused("NOT_AN_ARRAY", "the body must be a JSON array of events") from None
+        said = "the body must be a JSON object, which is one event, or an array of events"
+        raise EventRefused("NOT_AN_OBJECT_OR_ARRAY", said) from None
     except (ValueError, RecursionError) as e:
         raise explain_malformed(body, e) from None
     if len(elements) > max_elements:
         raise TooManyEvents(max_elements)
     return _batches(iter(elements), max_element_bytes, batch)
+
+
+def json_object(body: bytes) -> bytes | None:
+    """The JSON object that the body is, without the space around it; None where it begins as something else.
+
+    Raises EventRefused where it is not JSON.
+
+    >>> json_object(b' {"a": 1}\\n'), json_object(b"[1]")
+    (b'{"a": 1}', None)
+    """
+    if _OBJECT.match(body) is None:
+        return None
+    try:
+        msgspec.json.decode(body)
+    except (ValueError, RecursionError) as e:
+        raise explain_malformed(body, e) from None
+    return body.strip(JSON_SPACE)
 
 
 def _batches(

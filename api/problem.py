@@ -144,11 +144,20 @@ def rest_error_code(kind: ErrorKind, path: str) -> int:
 class Problem(Exception):
     """An answer that is not a success; `extra` members are added to the body (RFC 9457, section 3.2)."""
 
-    def __init__(self, kind: ErrorKind, detail: str, extra: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        kind: ErrorKind,
+        detail: str,
+        extra: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(detail)
         self.kind = kind
         self.detail = detail
         self.extra = extra or {}
+        self.headers = dict(headers or {})
+        if kind.retry_after_s is not None:
+            self.headers["Retry-After"] = str(kind.retry_after_s)
 
     @classmethod
     def of(cls, error: errors.PenstockError) -> Problem:
@@ -161,8 +170,7 @@ class Problem(Exception):
             return self.response()
         kind = self.kind
         body = {"error_code": rest_error_code(kind, path), "message": self.detail}
-        headers = {} if kind.retry_after_s is None else {"Retry-After": str(kind.retry_after_s)}
-        return Response(msgspec.json.encode(body), kind.status, headers, JSON_TYPE)
+        return Response(msgspec.json.encode(body), kind.status, self.headers, JSON_TYPE)
 
     def response(self) -> Response:
         """The problem as an HTTP response."""
@@ -176,8 +184,7 @@ class Problem(Exception):
             "message": self.detail,
             **self.extra,
         }
-        headers = {} if kind.retry_after_s is None else {"Retry-After": str(kind.retry_after_s)}
-        return Response(msgspec.json.encode(body), kind.status, headers, PROBLEM_TYPE)
+        return Response(msgspec.json.encode(body), kind.status, self.headers, PROBLEM_TYPE)
 
 
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import NamedTuple
 
 from fastapi import Request
 
@@ -12,16 +13,26 @@ from api.body import BodyReader
 from api.event import EventRefused, Read, ReadTime, RecordError, topic_reader
 from api.events import whole_body
 from api.ingest import Ingest
-from api.ingest_request import IngestProducer
+from api.ingest_request import IngestProducer, outcomes_of
 from api.ndjson import TooManyEvents
 from api.problem import UNEXPECTED, ErrorKind, Problem, kind_of_record
 from api.settings import IngestSettings
 from api.tally import Outcome
+from api.turns import Turn
 from shared.common.errors import DataError, KafkaTimeout, PenstockError, RetriableError, UnknownTopicOrPartition
 from shared.common.records import ProducerRecord, RecordMetadata
 
 NON_RETRIABLE, RETRIABLE = 50002, 50003
 UNKNOWN_PARTITION = 40402
+
+
+class Handed(NamedTuple):
+    """Records that were handed over: what is known of each, and what those at `places` still wait for."""
+
+    outcomes: list[Outcome | None]
+    places: list[int]
+    deadline: float
+    deliveries: asyncio.Future[Sequence[Outcome]] | None
 
 
 class RestProducer:
@@ -52,10 +63,9 @@ class RestProducer:
         """The request's body, within the same limits as an event's."""
         return self._ingest.admission.body(request)
 
-    async def whole(self, request: Request) -> tuple[bytes, BodyReader]:
-        """The whole body; Problem where it is too long, too slow, or the service leaves."""
-        body = self.body(request)
-        return await whole_body(request, body, self.settings.max_body_bytes), body
+    async def whole(self, body: BodyReader) -> bytes:
+        """The whole body; Problem where it is too long, too slow, cannot be inflated, or the service leaves."""
+        return await whole_body(body, self.settings.max_body_bytes)
 
     def check_count(self, records: int) -> None:
         """Problem (413) for more records than a body that is read whole may have."""
@@ -98,10 +108,8 @@ class RestProducer:
             self._readers[own, given] = topic_reader(self.settings, settings).event
         return self._readers[own, given]
 
-    async def send(
-        self, topic: str, given: Sequence[ProducerRecord | str], partitions: Sequence[int], client: str
-    ) -> list[Outcome]:
-        """Each record's place or error, in order; a text is the error of a record that could not be decoded."""
+    async def hand_over(self, given: Sequence[ProducerRecord | str], partitions: Sequence[int], turn: Turn) -> Handed:
+        """Give the records to the producer; a text is the error of a record that could not be decoded."""
         outcomes: list[Outcome | None] = [None] * len(given)
         places: list[int] = []
         records: list[ProducerRecord] = []
@@ -116,11 +124,38 @@ class RestProducer:
                 places.append(i)
             except (EventRefused, DataError, UnknownTopicOrPartition) as e:
                 outcomes[i] = e
-        for i, outcome in zip(places, await self._sent(records), strict=True):
-            outcomes[i] = outcome
+        deadline = asyncio.get_running_loop().time() + self.settings.ack_timeout_ms / 1000
+        if not records:
+            return Handed(outcomes, places, deadline, None)
+        try:
+            async with asyncio.timeout_at(deadline):
+                deliveries = await self._producer.send_many(records)
+        except (TimeoutError, PenstockError) as e:
+            return Handed(_filled(outcomes, places, [self._failed(e)] * len(places)), [], deadline, None)
+        settling = asyncio.ensure_future(outcomes_of(deliveries))
+        turn.handed(len(records), settling)
+        return Handed(outcomes, places, deadline, settling)
+
+    async def settle(self, topic: str, handed: Handed, client: str) -> list[Outcome]:
+        """Each record's place or error, in order."""
+        outcomes, places, deadline, deliveries = handed
+        if deliveries is not None:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    settled: Sequence[Outcome] = await deliveries
+            except (TimeoutError, PenstockError) as e:
+                settled = [self._failed(e)] * len(places)
+            outcomes = _filled(outcomes, places, settled)
         done = [outcome for outcome in outcomes if outcome is not None]
         self._count(topic, done, client)
         return done
+
+    def _failed(self, error: TimeoutError | PenstockError) -> PenstockError:
+        if isinstance(error, PenstockError):
+            return error
+        late = KafkaTimeout(f"not acknowledged within ack_timeout_ms={self.settings.ack_timeout_ms}")
+        late.maybe_written = True
+        return late
 
     def _count(self, topic: str, outcomes: Sequence[Outcome], client: str) -> None:
         stored, metrics = 0, self._ingest.metrics
@@ -135,18 +170,14 @@ class RestProducer:
         metrics.stored(topic, stored)
         self._ingest.admission.pay(client, stored)
 
-    async def _sent(self, records: list[ProducerRecord]) -> Sequence[Outcome]:
-        if not records:
-            return []
-        try:
-            async with asyncio.timeout(self.settings.ack_timeout_ms / 1000):
-                return await (await self._producer.send_many(records))
-        except TimeoutError:
-            late = KafkaTimeout(f"not acknowledged within ack_timeout_ms={self.settings.ack_timeout_ms}")
-            late.maybe_written = True
-            return [late] * len(records)
-        except PenstockError as e:
-            return [e] * len(records)
+
+def _filled(
+    outcomes: Sequence[Outcome | None], places: Sequence[int], found: Sequence[Outcome]
+) -> list[Outcome | None]:
+    filled = list(outcomes)
+    for i, outcome in zip(places, found, strict=True):
+        filled[i] = outcome
+    return filled
 
 
 def error_code_of(error: BaseException) -> int:

@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request, Response
 from api.admin import AdminClient
 from api.admission import client_of
 from api.event import EventRefused
+from api.events import next_turn
 from api.problem import ErrorKind, Problem
 from api.rest_produce import RETRIABLE, RestProducer, error_code_of, message_of
 from api.rest_records import v2_records
@@ -67,19 +68,21 @@ async def _produce(producer: RestProducer, topic: str, partition: int | None, re
     if embedded is None:
         said = "Content-Type must be application/vnd.kafka.json.v2+json or application/vnd.kafka.binary.v2+json"
         raise Problem(ErrorKind(415, "UNSUPPORTED_MEDIA_TYPE", "Unsupported media type"), said)
-    client = client_of(request)
+    client, body = client_of(request), producer.body(request)
     partitions = await producer.check(topic, client)
     if partition is not None and partition not in partitions:
         raise Problem(ErrorKind(404, "UNKNOWN_PARTITION", "Partition not found"), "Partition not found.")
-    body, reader = await producer.whole(request)
+    whole = await producer.whole(body)
     form: Literal["json", "binary"] = "json" if embedded[1] == "json" else "binary"
-    try:
-        records = v2_records(body, topic, form, partition)
-    except EventRefused as e:
-        raise Problem(ErrorKind(422, "INVALID_REQUEST", "Wrong request"), str(e)) from None
-    producer.check_count(len(records))
-    outcomes = await producer.send(topic, records, partitions, client)
-    producer.answered(topic, 200, reader)
+    with await next_turn(body, 0) as turn:
+        try:
+            records = v2_records(whole, topic, form, partition)
+        except EventRefused as e:
+            raise Problem(ErrorKind(422, "INVALID_REQUEST", "Wrong request"), str(e)) from None
+        producer.check_count(len(records))
+        handed = await producer.hand_over(records, partitions, turn)
+    outcomes = await producer.settle(topic, handed, client)
+    producer.answered(topic, 200, body)
     return v2_answer({"offsets": [_row(o) for o in outcomes], "key_schema_id": None, "value_schema_id": None})
 
 

@@ -17,11 +17,13 @@ from starlette.types import Receive, Scope, Send
 from api.admin import AdminClient
 from api.admission import client_of
 from api.body import BodyReader, BodyStalled, ClientGone, ServiceLeaving
+from api.content_encoding import CorruptBody
 from api.event import EventRefused
+from api.events import next_turn, stop_status
 from api.ingest import CLIENT_CLOSED_REQUEST
 from api.json_values import NotAnObject, ObjectSplitter
-from api.problem import ErrorKind, Problem, json_response
-from api.rest_produce import RestProducer, error_code_of, message_of, status_of
+from api.problem import ErrorKind, Problem, json_response, rest_error_code
+from api.rest_produce import Handed, RestProducer, error_code_of, message_of, status_of
 from api.rest_records import Decoded, entry_id, report, v3_entries, v3_entry, v3_record
 from api.rest_v2 import both_offsets, partition_of
 from api.rest_v3_shapes import (
@@ -36,6 +38,7 @@ from api.rest_v3_shapes import (
     topic_row,
 )
 from api.tally import Outcome
+from api.turns import Turn
 from shared.clients.admin import ClusterDescription
 from shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
 
@@ -66,7 +69,7 @@ class DeliveryReports(Response):
 
     def __init__(self, body: BodyReader, producer: RestProducer, topic: str, cluster_id: str, client: str) -> None:
         super().__init__()
-        self._body, self._producer, self._topic, self._cluster_id = body, producer, topic, cluster_id
+        self.reader, self._producer, self._topic, self._cluster_id = body, producer, topic, cluster_id
         self._client = client
         self._partitions: list[int] = []
 
@@ -92,22 +95,22 @@ class DeliveryReports(Response):
             finally:
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
-                self._producer.answered(self._topic, status, self._body)
+                self._producer.answered(self._topic, status, self.reader)
 
     async def _read(self, queue: asyncio.Queue[asyncio.Task[bytes] | None]) -> None:
         splitter, count = ObjectSplitter(self._producer.settings.max_line_bytes), 0
         try:
-            while (chunk := await self._body.next()) is not None:
+            while (chunk := await self.reader.next()) is not None:
                 objects = splitter.feed(chunk)
-                self._body.seen(ended=len(objects), unfinished=splitter.unfinished)
+                self.reader.seen(ended=len(objects), unfinished=splitter.unfinished)
                 count += len(objects)
                 for at in range(0, len(objects), OBJECTS_AT_ONCE):
                     await queue.put(asyncio.ensure_future(self._reports_of(objects[at : at + OBJECTS_AT_ONCE])))
             splitter.close()
             if not count:
                 raise NotAnObject(NO_RECORD)
-        except (NotAnObject, BodyStalled, ServiceLeaving) as e:
-            code = 400 if isinstance(e, NotAnObject) else 408 if isinstance(e, BodyStalled) else 503
+        except (NotAnObject, BodyStalled, CorruptBody, ServiceLeaving) as e:
+            code = 400 if isinstance(e, NotAnObject) else stop_status(e)
             await queue.put(asyncio.ensure_future(_last_words({"error_code": code, "message": str(e)})))
 
     async def _write(self, queue: asyncio.Queue[asyncio.Task[bytes] | None], send: Send) -> None:
@@ -117,18 +120,23 @@ class DeliveryReports(Response):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _reports_of(self, objects: list[bytes]) -> bytes:
-        return as_lines((await self.sent(objects))[0])
+        try:
+            return as_lines((await self.sent(objects))[0])
+        except Problem as e:  # the answer has begun
+            return as_lines([{"error_code": rest_error_code(e.kind, "/v3/"), "message": e.detail}] * len(objects))
 
     async def sent(self, objects: list[bytes]) -> tuple[list[dict[str, Any]], list[Outcome]]:
-        """The reports of whole objects, and what became of each."""
+        """The reports of whole objects, and what became of each; Problem (503) where the service leaves before."""
         read_time, latest_ms = self._producer.read_time(self._topic), self._producer.latest_ms()
         decoded: list[Decoded | EventRefused] = []
-        for one in objects:
-            try:
-                decoded.append(v3_record(one, self._topic, read_time, latest_ms))
-            except EventRefused as e:
-                decoded.append(e)
-        outcomes = await send_decoded(self._producer, self._topic, decoded, self._partitions, self._client)
+        with await next_turn(self.reader, len(objects)) as turn:
+            for one in objects:
+                try:
+                    decoded.append(v3_record(one, self._topic, read_time, latest_ms))
+                except EventRefused as e:
+                    decoded.append(e)
+            handed = await hand_over(self._producer, decoded, self._partitions, turn)
+        outcomes = await self._producer.settle(self._topic, handed, self._client)
         rows = [row_of(self._cluster_id, one, outcome) for one, outcome in zip(decoded, outcomes, strict=True)]
         return rows, outcomes
 
@@ -142,12 +150,12 @@ async def _last_words(row: dict[str, Any]) -> bytes:
     return msgspec.json.encode(row) + b"\r\n"
 
 
-async def send_decoded(
-    producer: RestProducer, topic: str, decoded: list[Decoded | EventRefused], partitions: list[int], client: str
-) -> list[Outcome]:
-    """The outcome of each; that of one that could not be decoded is its error."""
+async def hand_over(
+    producer: RestProducer, decoded: list[Decoded | EventRefused], partitions: list[int], turn: Turn
+) -> Handed:
+    """Give the records to the producer; the outcome of one that could not be decoded is its error."""
     given: list[ProducerRecord | str] = [str(d) if isinstance(d, EventRefused) else d.record for d in decoded]
-    return await producer.send(topic, given, partitions, client)
+    return await producer.hand_over(given, partitions, turn)
 
 
 def row_of(cluster_id: str, decoded: Decoded | EventRefused, outcome: Outcome) -> dict[str, Any]:
@@ -167,34 +175,31 @@ def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
     async def produce(cluster_id: str, topic: str, request: Request) -> Response:
         client = client_of(request)
         with producer.working_for(topic, client):
-            await check_cluster(admin, cluster_id)
             body = producer.body(request)
+            await check_cluster(admin, cluster_id)
             reports = await DeliveryReports(body, producer, topic, cluster_id, client).prepare()
             if "content-length" not in request.headers:
                 return reports
-            return await _known_length(producer, reports, request, topic)
+            return await _known_length(producer, reports, topic)
 
     @router.post(f"{path}:batch", summary="REST Proxy v3: produce a batch", openapi_extra={"requestBody": BATCH_BODY})
     async def batch(cluster_id: str, topic: str, request: Request) -> Response:
         client = client_of(request)
         with producer.working_for(topic, client):
+            body = producer.body(request)
             await check_cluster(admin, cluster_id)
             partitions = await producer.check(topic, client)
-            body, reader = await producer.whole(request)
-            try:
-                entries = v3_entries(body, ENTRIES_MAX)
-            except EventRefused as e:
-                raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), str(e)) from None
-            answer = await _batch(producer, entries, topic, cluster_id, partitions, client)
-            producer.answered(topic, answer.status_code, reader)
+            whole = await producer.whole(body)
+            answer = await _batch(producer, body, whole, topic, cluster_id, partitions, client)
+            producer.answered(topic, answer.status_code, body)
             return answer
 
     return router
 
 
-async def _known_length(producer: RestProducer, reports: DeliveryReports, request: Request, topic: str) -> Response:
+async def _known_length(producer: RestProducer, reports: DeliveryReports, topic: str) -> Response:
     """A request whose end is known: where it is one record that failed, the failure is the answer's status."""
-    whole, reader = await producer.whole(request)
+    whole = await producer.whole(reports.reader)
     try:
         splitter = ObjectSplitter(producer.settings.max_line_bytes)
         objects = splitter.feed(whole)
@@ -208,28 +213,39 @@ async def _known_length(producer: RestProducer, reports: DeliveryReports, reques
     status, headers = 200, dict[str, str]()
     if len(outcomes) == 1 and isinstance(outcomes[0], BaseException):
         status, headers = status_of(outcomes[0])
-    producer.answered(topic, status, reader)
+    producer.answered(topic, status, reports.reader)
     return Response(as_lines(rows), status, headers, "application/json")
 
 
 async def _batch(
-    producer: RestProducer, entries: list[bytes], topic: str, cluster_id: str, partitions: list[int], client: str
+    producer: RestProducer,
+    body: BodyReader,
+    whole: bytes,
+    topic: str,
+    cluster_id: str,
+    partitions: list[int],
+    client: str,
 ) -> Response:
     read_time, latest_ms, ids = producer.read_time(topic), producer.latest_ms(), []
     decoded: list[Decoded | EventRefused] = []
-    for entry in entries:
+    with await next_turn(body, 0) as turn:
         try:
-            name, one = v3_entry(entry, topic, read_time, latest_ms)
-            decoded.append(one)
+            entries = v3_entries(whole, ENTRIES_MAX)
         except EventRefused as e:
-            name = entry_id(entry)
-            decoded.append(e)
-        ids.append(name)
+            raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), str(e)) from None
+        for entry in entries:
+            try:
+                name, one = v3_entry(entry, topic, read_time, latest_ms)
+                decoded.append(one)
+            except EventRefused as e:
+                name = entry_id(entry)
+                decoded.append(e)
+            ids.append(name)
+        handed = await hand_over(producer, decoded, partitions, turn)
+    outcomes = await producer.settle(topic, handed, client)
     rows = [
         {"id": name} | row_of(cluster_id, one, outcome)
-        for name, one, outcome in zip(
-            ids, decoded, await send_decoded(producer, topic, decoded, partitions, client), strict=True
-        )
+        for name, one, outcome in zip(ids, decoded, outcomes, strict=True)
     ]
     successes = [row for row in rows if row["error_code"] == 200]
     failures = [row for row in rows if row["error_code"] != 200]

@@ -75,9 +75,18 @@ class IngestSettings(Section):
 
     topics: dict[str, TopicSettings] = Field({}, description="settings by topic name")
     default_topic: TopicSettings = Field(TopicSettings(), description="for topics that have no entry")
-    max_line_bytes: PositiveCount = Field(1_048_576, description="the longest NDJSON line or array element")
-    max_body_bytes: PositiveCount = Field(4_194_304, description="the longest JSON array; NDJSON has no such limit")
-    max_in_flight_records: PositiveCount = Field(20_000, description="unacknowledged records of one request")
+    max_line_bytes: PositiveCount = Field(
+        1_048_576, description="the longest NDJSON line, JSON object or array element"
+    )
+    max_body_bytes: PositiveCount = Field(
+        4_194_304, description="the longest JSON body, after decompression; NDJSON has no such limit"
+    )
+    max_in_flight_records: PositiveCount = Field(
+        20_000, description="unacknowledged records of one request, and of all bulk requests together"
+    )
+    bulk_requests_at_once: PositiveCount = Field(
+        4, description="requests of more than 64 KiB or 1,000 events that hand events over at a time, the first first"
+    )
     max_errors: PositiveCount = Field(1_000, description="errors in one request after which it is stopped")
     max_offsets: PositiveCount = Field(100_000, description="offsets in one answer to ?offsets=true")
     max_future_ms: PositiveMs = Field(HOUR_MS, description="how far ahead of the clock an event time may be")

@@ -22,11 +22,12 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.body import BodyStalled, ClientGone, ServiceLeaving
-from api.events import Events
+from api.body import BodyReader, BodyStalled, ClientGone, ServiceLeaving
+from api.content_encoding import CorruptBody
+from api.events import Events, stop_status
 from api.ingest_request import IngestRequest
-from api.ndjson import Parsed
 from api.problem import Problem
+from api.turns import Turn
 from shared.common.clock import Clock
 from shared.common.errors import PenstockError
 
@@ -41,11 +42,18 @@ class StreamedAnswer(Response):
     """Reads the events while it answers; `done` is called once at the end, with the work."""
 
     def __init__(
-        self, events: Events, work: IngestRequest, clock: Clock, timeout_ms: int, done: Callable[[bool], None]
+        self,
+        events: Events,
+        work: IngestRequest,
+        body: BodyReader,
+        clock: Clock,
+        timeout_ms: int,
+        done: Callable[[bool], None],
     ) -> None:
         super().__init__(status_code=207, media_type=NDJSON_TYPE)
         del self.raw_headers[:]
-        self._events, self._work, self._clock, self._timeout_ms, self._done = events, work, clock, timeout_ms, done
+        self._events, self._work, self._body = events, work, body
+        self._clock, self._timeout_ms, self._done = clock, timeout_ms, done
         self._told_ms = clock.monotonic_ms()
         self._told_stored = 0
 
@@ -65,28 +73,39 @@ class StreamedAnswer(Response):
 
     async def _work_through(self, send: Send) -> None:
         events, work = self._events, self._work
-        coming: asyncio.Future[Parsed | None] = asyncio.ensure_future(events.next())
+        coming: asyncio.Future[Turn | None] = asyncio.ensure_future(self._turn())
         try:
-            while (parsed := await self._next(coming, send)) is not None:
-                going_on = await work.take(parsed)
+            while (turn := await self._next(coming, send)) is not None:
+                with turn:
+                    going_on = await work.take(events.take(), turn)
                 if not going_on:
                     work.tally.stop(events.position, work.tally.must_stop)
                     break
-                coming = asyncio.ensure_future(events.next())
+                coming = asyncio.ensure_future(self._turn())
                 await self._tell(send)
-        except (BodyStalled, ServiceLeaving) as e:
-            work.tally.stop(events.position, str(e), 408 if isinstance(e, BodyStalled) else 503)
+        except (BodyStalled, CorruptBody, ServiceLeaving) as e:
+            work.tally.stop(events.position, str(e), stop_status(e))
         except (Problem, PenstockError) as e:
             if isinstance(e, ClientGone):
                 raise
             work.tally.stop(events.position, str(e))
         finally:
-            if not coming.cancel() and not coming.cancelled():
-                coming.exception()  # it came too late to matter
+            # Where it came too late to matter its turn must still be given back.
+            if (
+                not coming.cancel()
+                and not coming.cancelled()
+                and coming.exception() is None
+                and (last := coming.result())
+            ):
+                last.release()
         await work.finish()
 
-    async def _next(self, coming: asyncio.Future[Parsed | None], send: Send) -> Parsed | None:
-        """The next events; while they do not come, what is settled is told."""
+    async def _turn(self) -> Turn | None:
+        """The turn to take the next events; None at the end."""
+        return await self._body.turn(self._events.position) if await self._events.wait() else None
+
+    async def _next(self, coming: asyncio.Future[Turn | None], send: Send) -> Turn | None:
+        """The next events' turn; while it does not come, what is settled is told."""
         await asyncio.sleep(0)  # what has come already is there after one turn
         while not coming.done():
             first = self._work.first_in_flight

@@ -25,7 +25,7 @@ from shared.common.records import RecordMetadata
 
 Outcome = RecordMetadata | BaseException
 
-TOO_MANY_REQUESTS = 429
+BAD_REQUEST, TOO_MANY_REQUESTS = 400, 429
 MET_BY_ALL = frozenset({403, 404, TOO_MANY_REQUESTS})
 """Statuses below 500 that say something of the topic or the service, not of one record."""
 
@@ -141,7 +141,8 @@ class Tally:
             waits.append(self._taken_wait_s)
         if waits:
             return max(waits)
-        return 1 if self.stopped_at is not None and len(self.errors) < self._max_errors else None
+        is_worth_it = self._stop_status != BAD_REQUEST and len(self.errors) < self._max_errors
+        return 1 if self.stopped_at is not None and is_worth_it else None
 
     def body(self) -> dict[str, Any]:
         """The answer as plain values."""

@@ -9,6 +9,7 @@ import pytest
 
 from api.body import PART_BYTES, BodyReader, BodyStalled, ClientGone, Drain, ServiceLeaving
 from api.problem import Problem
+from api.turns import BULK_BYTES, BULK_EVENTS, FREE, Turns
 from tests.api.conftest import after
 
 
@@ -99,6 +100,39 @@ async def test_a_line_that_never_ends_is_a_stall() -> None:
     for _ in range(30):
         await lines.next()
         lines.seen(ended=1, unfinished=True)
+
+
+async def test_time_that_the_service_takes_is_not_the_clients() -> None:
+    """A line's time goes on only while its bytes are waited for: a request may wait long for its turn."""
+    reader = BodyReader(receiving(part(b"x"), part(b"y")), Drain(), 30)
+    await reader.next()
+    reader.seen(ended=0, unfinished=True)
+    await after(0.06)
+    assert await reader.next() == b"y"
+    with pytest.raises(BodyStalled, match="did not end within body_timeout_ms=30"):
+        await reader.next()
+
+
+async def test_a_turn_is_needed_by_bulk_requests_alone() -> None:
+    """By the length it declares, by what came of it, and by its events; where the service leaves nobody waits."""
+    turns, drain = Turns(1, 1_000), Drain()
+
+    def reader(declared: int = 0) -> BodyReader:
+        return BodyReader(receiving(part(bytes(BULK_BYTES + 1))), drain, 1_000, declared_bytes=declared, turns=turns)
+
+    held = await reader(BULK_BYTES + 1).turn(0)
+    for small in (reader(), reader(BULK_BYTES)):
+        assert await small.turn(BULK_EVENTS) is FREE
+    long, many = reader(), reader()
+    await long.next()
+    waiting = [asyncio.ensure_future(long.turn(0)), asyncio.ensure_future(many.turn(BULK_EVENTS + 1))]
+    await asyncio.sleep(0)
+    assert repr(turns) == "Turns(free=0, waiting=2, in_flight=0)"
+    drain.begin(0)
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [ServiceLeaving, ServiceLeaving]
+    held.release()
+    assert await BodyReader.of(b"1").turn(BULK_EVENTS + 1) is FREE
 
 
 async def test_a_whole_body_has_a_deadline_of_its_own() -> None:

@@ -13,6 +13,7 @@ from api.ingest_request import IngestRequest
 from api.ndjson import Parsed
 from api.settings import IngestSettings
 from api.tally import Tally
+from api.turns import FREE
 from shared.common.errors import BrokerNotAvailable, BufferExhausted, IllegalState, PenstockError
 from shared.common.records import ProducerRecord
 
@@ -34,8 +35,8 @@ async def test_batches_are_in_flight_up_to_the_limit(held_producer: Any) -> None
     """The batch that goes over the limit waits for the oldest; nothing is lost by it."""
     work = request(held_producer, max_in_flight_records=20)
     for i in range(2):
-        assert await work.take(parsed(list(range(i * 10, i * 10 + 10))))
-    third = asyncio.ensure_future(work.take(parsed(list(range(20, 30)))))
+        assert await work.take(parsed(list(range(i * 10, i * 10 + 10))), FREE)
+    third = asyncio.ensure_future(work.take(parsed(list(range(20, 30))), FREE))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not third.done()
@@ -50,7 +51,7 @@ async def test_batches_are_in_flight_up_to_the_limit(held_producer: Any) -> None
 async def test_what_is_not_acknowledged_in_time_is_not_reported_as_stored(held_producer: Any) -> None:
     """After ack_timeout_ms the records' fate is unknown, and the answer says that they may still be stored."""
     work = request(held_producer, ack_timeout_ms=1)
-    await work.take(parsed([1, 2]))
+    await work.take(parsed([1, 2]), FREE)
     await work.finish()
     assert work.tally.status == 504
     assert [e.position for e in work.tally.errors] == [1, 2]
@@ -79,7 +80,7 @@ class BrokenOffProducer:
 async def test_only_what_the_producer_took_may_be_stored(takes: int, status: int, error: Any) -> None:
     """Where the handing over ends early, by an error or by ack_timeout_ms, what was not drawn is surely not stored."""
     work = request(BrokenOffProducer(takes, error), ack_timeout_ms=1)
-    await work.take(parsed([1, 2, 3]))
+    await work.take(parsed([1, 2, 3]), FREE)
     await work.finish()
     assert [e.outcome for e in work.tally.errors] == ["unknown"] * takes + ["not_stored"] * (3 - takes)
     assert work.tally.status == status
@@ -89,7 +90,7 @@ async def test_a_full_buffer_fails_the_batch_and_stops_the_request(producer: Any
     """An error of send_many itself is every record's error."""
     producer.fail_all = BufferExhausted("buffer_memory is full")
     work = request(producer)
-    assert not await work.take(parsed([1, 2]))
+    assert not await work.take(parsed([1, 2]), FREE)
     await work.finish()
     assert (work.tally.status, len(work.tally.errors)) == (429, 2)
 
@@ -98,9 +99,9 @@ async def test_a_lost_broker_stops_the_request(producer: Any) -> None:
     """Once a batch met an error that later ones would meet, take says so."""
     producer.refuse = {b"1": BrokerNotAvailable("no broker")}
     work = request(producer)
-    first = await work.take(parsed([1]))
+    first = await work.take(parsed([1]), FREE)
     await asyncio.sleep(0)
-    assert first is False or await work.take(parsed([2])) is False
+    assert first is False or await work.take(parsed([2]), FREE) is False
     await work.finish()
     assert work.tally.must_stop == "no broker"
 
@@ -108,7 +109,7 @@ async def test_a_lost_broker_stops_the_request(producer: Any) -> None:
 async def test_one_error_too_many_cuts_the_batch_there(producer: Any) -> None:
     """Errors stay bounded, and nothing behind the cut is sent."""
     work = request(producer, max_errors=2)
-    assert not await work.take(parsed([1, 4, 9], bad=[2, 3, 5, 8]))
+    assert not await work.take(parsed([1, 4, 9], bad=[2, 3, 5, 8]), FREE)
     await work.finish()
     assert sorted(producer.values()) == [b"1", b"4"]
     assert [e.position for e in work.tally.errors] == [2, 3]
@@ -118,7 +119,7 @@ async def test_one_error_too_many_cuts_the_batch_there(producer: Any) -> None:
 async def test_an_abandoned_request_leaves_its_records_to_the_producer(held_producer: Any) -> None:
     """A client that went away does not take back what was handed over."""
     work = request(held_producer)
-    await work.take(parsed([1, 2]))
+    await work.take(parsed([1, 2]), FREE)
     flights = [flight.outcomes for flight in work._flights]
     work.abandon()
     held_producer.release.set()

@@ -106,7 +106,7 @@ def test_an_element_over_the_limit_fails_alone() -> None:
 @pytest.mark.parametrize(
     ("body", "code", "place"),
     [
-        (b'{"a":1}', "NOT_AN_ARRAY", (None, None)),
+        (b"17", "NOT_AN_OBJECT_OR_ARRAY", (None, None)),
         (b"[1,\n 2,]", "MALFORMED_JSON", (2, 4)),
         (b"[1,2", "MALFORMED_JSON", (1, 5)),
         (b"", "MALFORMED_JSON", (1, 1)),

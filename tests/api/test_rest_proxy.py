@@ -22,6 +22,7 @@ from shared.clients.admin import MemberDescription
 from shared.common.errors import BrokerNotAvailable, KafkaTimeout, PenstockError
 from shared.testing.manual_clock import ManualClock
 from tests.api.test_admin import F0, MemoryAdmin
+from tests.api.test_ingest import COMPRESS
 
 V2_JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
 V2_BINARY = {"Content-Type": "application/vnd.kafka.binary.v2+json"}
@@ -116,6 +117,36 @@ async def test_v2_metadata(client: httpx.AsyncClient) -> None:
     assert (await client.get("/topics/flights/partitions/5/offsets")).json()["error_code"] == 40402
     assert (await client.get("/topics/none")).json()["error_code"] == 40401
     assert (await client.get("/topics/flights/partitions/5")).json()["error_code"] == 40402
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+async def test_compressed_bodies_are_taken(client: httpx.AsyncClient, producer: Any, encoding: str) -> None:
+    """In every form of a produce request; a damaged one and an unknown encoding are refused in REST Proxy's words."""
+    pack, named = COMPRESS[encoding], {"Content-Encoding": encoding}
+    v2 = await client.post("/topics/t", content=pack(b'{"records":[{"value":1}]}'), headers=V2_JSON | named)
+    assert (v2.status_code, v2.json()["offsets"][0]["error_code"]) == (200, None)
+    one = b'{"value":{"type":"JSON","data":2}}'
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield pack(one + b"\n" + one)
+
+    for body in (pack(one), chunks()):
+        v3 = await client.post(V3, content=body, headers={"Content-Type": "application/json"} | named)
+        assert {json.loads(line)["error_code"] for line in v3.text.splitlines()} == {200}
+    entries = pack(b'{"entries":[{"id":"a","value":{"type":"JSON","data":3}}]}')
+    batch = await client.post(V3 + ":batch", content=entries, headers={"Content-Type": "application/json"} | named)
+    assert len(batch.json()["successes"]) == 1
+    assert sorted(producer.values()) == [b"1", b"2", b"2", b"2", b"3"]
+    wrong = await client.post("/topics/t", content=pack(b"{}")[:-1], headers=V2_JSON | named)
+    assert (wrong.status_code, wrong.json()["error_code"]) == (400, 400)
+
+    async def damaged() -> AsyncIterator[bytes]:
+        yield pack(one) + b"damage"
+
+    lines = (await client.post(V3, content=damaged(), headers={"Content-Type": "application/json"} | named)).text
+    assert [json.loads(line)["error_code"] for line in lines.splitlines()] == [200, 400]
+    unknown = await client.post("/topics/t", content=b"x", headers=V2_JSON | {"Content-Encoding": "br"})
+    assert (unknown.status_code, unknown.headers["accept-encoding"]) == (415, "gzip, zstd")
 
 
 async def test_v3_reports_a_record(client: httpx.AsyncClient, producer: Any) -> None:

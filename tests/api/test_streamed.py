@@ -22,7 +22,7 @@ from shared.common.settings import HttpSettings
 from tests.api.conftest import after
 from tests.api.test_admin import MemoryAdmin
 from tests.api.test_atomic import Transactor
-from tests.api.test_ingest import NDJSON, URL, Service
+from tests.api.test_ingest import COMPRESS, NDJSON, URL, Service
 
 STREAMED = NDJSON | {"Accept": "application/x-ndjson"}
 
@@ -54,6 +54,16 @@ async def test_errors_are_told_as_they_come_and_kept_no_longer(producer: Any) ->
     assert sum(len(row.get("errors", [])) for row in said) == 3_000
     assert said[-1]["total"] == {"stored": 20, "not_stored": 3_000, "unknown": 0}
     assert service.metric("refused_records", error_code="MALFORMED_JSON") == 3_000
+
+
+async def test_a_damaged_body_ends_the_stream_as_a_bad_request(producer: Any) -> None:
+    """What came before the damage is stored; the last line says from where nothing was read."""
+    body = COMPRESS["gzip"](b"1\n2\n") + b"damage"
+    answer = await Service(producer).post(body, STREAMED | {"Content-Encoding": "gzip"})
+    last = rows(answer.text)[-1]
+    assert (last["status"], last["total"]["stored"], last["total"]["stopped_at_line"]) == (207, 2, 3)
+    nothing = await Service(producer).post(b"damage", STREAMED | {"Content-Encoding": "gzip"})
+    assert rows(nothing.text)[-1]["status"] == 400
 
 
 async def test_a_lasting_failure_stops_the_stream_with_its_reason(producer: Any) -> None:

@@ -279,3 +279,31 @@ async def load_until_gone(process: asyncio.subprocess.Process, url: str, topic: 
     async with asyncio.timeout(60):
         await asyncio.gather(*(one_client(n) for n in range(4)))
     return acknowledged, statuses
+
+
+async def test_bulk_requests_are_served_first_come_first_served(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Of 64 requests of 10,000 records at once a quarter is answered when less than half of all records is in the log,
+    all in about the order in which they came; small requests are answered meanwhile."""
+    await create(kafka.bootstrap_servers, event_time_topic(topic_name, 2))
+    lines = b"".join(b'{"user":"u%05d","path":"/item/%d","status":200}\n' % (i % 997, i) for i in range(10_000))
+    bulk, small, url = 64, 5, f"/v1/topics/{topic_name}/events"
+    answered: list[int] = []
+    in_log: list[int] = []
+    async with serving(kafka.bootstrap_servers) as (daemon, client):
+
+        async def post(number: int) -> None:
+            async with httpx.AsyncClient(base_url=daemon.server.url, trust_env=False, timeout=120) as own:
+                answer = await own.post(url, content=lines, headers=NDJSON)
+            assert answer.json()["stored"] == 10_000
+            answered.append(number)
+            in_log.append(sum(offset + 1 for offset in answer.json()["last_offsets"].values()))
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(bulk):
+                tasks.create_task(post(number))
+            for _ in range(small):
+                assert (await client.post(url, content=b"1\n", headers=NDJSON)).status_code == 200
+            answered_before = len(answered)
+    assert in_log[bulk // 4] < bulk * 10_000 / 2
+    assert sum(abs(place - number) for place, number in enumerate(answered)) / bulk < bulk / 8
+    assert answered_before < bulk / 2
