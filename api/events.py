@@ -147,7 +147,7 @@ async def open_events(
         return Lines(body, parser, settings.max_line_bytes, clock)
     own = settings.for_topic(topic)
     reads_data = bool(own.key or own.time or own.json_schema)
-    events = CloudEventParser(parser, reads_data=reads_data)
+    events = CloudEventParser(parser, own.cloudevents, reads_data=reads_data)
     most = settings.max_line_bytes
 
     def one(whole: bytes) -> Iterator[tuple[int, list[bytes | None]]]:
@@ -163,12 +163,12 @@ async def open_events(
 
     if cloudevents.is_binary(request.headers):
         try:
-            event = cloudevents.binary_event(request.headers.items())
+            head = cloudevents.from_headers(request.headers.items())
         except EventRefused as e:
             raise Problem(ErrorKind(400, e.error_code, "Not a CloudEvent"), str(e)) from None
 
         def binary(values: Sequence[bytes | None], first: int, now_ms: int) -> Parsed:
-            return plain(values, first, now_ms) if values[0] is None else events.binary(event, values[0], now_ms)
+            return plain(values, first, now_ms) if values[0] is None else events.binary(head, values[0], now_ms)
 
         form = Whole(one, binary)
     elif media_type == STRUCTURED_TYPE:

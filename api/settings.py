@@ -49,6 +49,7 @@ def _is_event_time(text: str) -> str:
     return text
 
 
+CloudEventsForm = Literal["data", "envelope"]
 Pointer = Annotated[str, AfterValidator(_is_pointer)]
 EventTime = Annotated[str, BeforeValidator(_as_text), AfterValidator(_is_event_time)]
 PositiveCount = Annotated[int, Field(gt=0)]
@@ -67,6 +68,9 @@ class TopicSettings(Section):
     min_event_time: EventTime | None = Field(None, description="the earliest event time; default: that of [ingest]")
     key_header: HeaderName | None = Field(None, description="request header with the key of events that have none")
     time_header: HeaderName | None = Field(None, description="request header with the time of events that have none")
+    cloudevents: CloudEventsForm = Field(
+        "data", description="what is stored of a CloudEvent: data, with the attributes as headers; or envelope"
+    )
     json_schema: Path | None = Field(None, description="file with the JSON Schema that an event must fulfil")
 
 
