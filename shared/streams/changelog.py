@@ -33,7 +33,6 @@ from shared.common.errors import (
 from shared.common.log import get_logger
 from shared.common.records import (
     GroupMetadata,
-    OffsetAndMetadata,
     ProducerRecord,
     RecordColumns,
     RecordMetadata,
@@ -45,6 +44,7 @@ from shared.streams.local_restore import Overtaken, discard
 from shared.streams.restore_progress import RestoreProgress
 from shared.streams.restoring import RestoreReport, Restoring, changelog_consumer, fetch_topic_id, find_takeover
 from shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings
+from shared.streams.source_offsets import own_offset
 from shared.streams.state.checkpoint import CommitPlace, LogPlace, LogReplaced
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_outputs import ResultColumns, TaskCommit, TaskOutputs
@@ -168,7 +168,7 @@ class ChangelogPartition:
         where the changelog is another than before.
         """
         partition = self.topic_partition.partition
-        offsets = {TopicPartition(topic, partition): OffsetAndMetadata(at) for topic, at in commit.sources.items()}
+        offsets = {TopicPartition(topic, partition): own_offset(at) for topic, at in commit.sources.items()}
         entries, progress = self._entries(commit.changelog[:-1]), self._entries(commit.changelog[-1:])
         outputs = _in_bulk(commit.produced)
         if self.exactly_once:

@@ -24,6 +24,7 @@ from shared.common.errors import (
     ConfigError,
     DataError,
     FatalError,
+    InconsistentGroupProtocol,
     OffsetOutOfRange,
     PenstockError,
     ProducerFenced,
@@ -40,9 +41,11 @@ from shared.streams.owned_task import OwnedTask
 from shared.streams.repartition_purge import RepartitionPurge
 from shared.streams.settings import StreamsSettings
 from shared.streams.slow_steps import SlowSteps
+from shared.streams.source_offsets import GroupAhead
 from shared.streams.source_positions import SourcePositions
 from shared.streams.standby_assignor import assignor_of
 from shared.streams.standbys import Standbys
+from shared.streams.strangers import name_strangers
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_commits import Ended, Failure, SourceRefused, TaskCommits
 from shared.streams.task_maker import TaskMaker
@@ -151,6 +154,9 @@ class StreamWorker(RebalanceListener):
             if not wait_ms:
                 await self._commits.may_go_on()
             return await self._consumer.poll(wait_ms, self._settings.max_poll_records)
+        except InconsistentGroupProtocol as e:
+            await self._consumer.close()  # before the members are described: those that are left are the others
+            raise await name_strangers(self._kafka, self._settings.application_id, self._assignor.name, e) from e
         except OffsetOutOfRange as e:
             log.warning("a position is out of range", reason=str(e))
         async with self._lock:
@@ -268,8 +274,7 @@ class StreamWorker(RebalanceListener):
                         await self._suspended[partition].close()
                     self._start_restore(partition)
             self._suspended.clear()
-            if self._assignor is not None:
-                await self._standbys.stand_by(self._assignor.standbys, self._owned)
+            await self._standbys.stand_by(self._assignor.standbys, self._owned)
             log.info("partitions assigned", partitions=sorted(assigned))
 
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
@@ -333,8 +338,14 @@ class StreamWorker(RebalanceListener):
             error, owned.restoring = owned.restoring.exception(), None
             if error is None:
                 self._seek_to_task(partition)
+            elif isinstance(error, GroupAhead):
+                owned.ahead = error
             else:
                 await self._task_failed(partition, error)
+        ahead = [one.ahead for one in self._owned.values() if one.ahead is not None]
+        # Reported once for all partitions of this instance: one command sets all of them back.
+        if ahead and not any(owned.restoring is not None for owned in self._owned.values()):
+            raise GroupAhead(self._settings.application_id, [one for error in ahead for one in error.ahead])
 
     def _seek_to_task(self, partition: int) -> None:
         task, inputs = self._owned[partition].task, self._owned[partition].inputs
