@@ -170,6 +170,8 @@ class ChangelogPartition:
         partition = self.topic_partition.partition
         offsets = {TopicPartition(topic, partition): own_offset(at) for topic, at in commit.sources.items()}
         entries, progress = self._entries(commit.changelog[:-1]), self._entries(commit.changelog[-1:])
+        topics = commit.produced.topics_by_source_key()
+        commit.produced.place({topic: await self._producer.partitions_for(topic) for topic in topics})
         outputs = _in_bulk(commit.produced)
         if self.exactly_once:
             async with self._producer.transaction():
@@ -264,7 +266,7 @@ def _in_bulk(outputs: TaskOutputs) -> list[Bulk]:
     bulks: list[Bulk] = []
     for item in outputs.items:
         if isinstance(item, ResultColumns):
-            bulks.append(RecordColumns(item.topic, item.keys, item.values, item.timestamps))
+            bulks += item.bulks()
         elif bulks and isinstance(bulks[-1], list):
             bulks[-1].append(item)
         else:
