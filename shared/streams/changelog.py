@@ -193,7 +193,9 @@ class ChangelogPartition:
     async def _restore(self, restoring: Restoring) -> None:
         reader, at = restoring.reader, self.topic_partition
         async with restoring.consumer() as consumer:
-            await restoring.read_until(await restoring.begin(consumer), consumer)
+            end = await restoring.begin(consumer)
+            await restoring.compare_newest(end, consumer)
+            await restoring.read_until(end, consumer)
             for _ in range(TAKEOVER_ATTEMPTS_MAX):
                 epoch = restoring.next_epoch()
                 metadata = await self._write_takeover(epoch, restoring.rests_on)

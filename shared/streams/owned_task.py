@@ -72,6 +72,12 @@ class OwnedTask:
         )
 
     @property
+    def is_accepted(self) -> bool:
+        """Whether the topology fits the state: known once it is restored, or by the newest commit before that."""
+        progress = self.changelog.progress
+        return self.task is not None or (progress is not None and progress.is_accepted)
+
+    @property
     def partition(self) -> int:
         """The task's partition."""
         return self.changelog.topic_partition.partition
