@@ -28,7 +28,8 @@ class Letters(Protocol):
     """What the routes need; UnknownTopicOrPartition where there is no such topic."""
 
     async def topics(self) -> list[dict[str, Any]]:
-        """Each dead-letter and late topic: topic, kind, source, records."""
+        """Each dead-letter and late topic: topic, kind, source, and how many `records` it holds, without the markers of
+        transactions. Where that is not `exact`, not all was counted yet, and there are at most so many."""
         ...
 
     async def look(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:

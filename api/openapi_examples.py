@@ -333,7 +333,7 @@ ANSWERS: Example = {
         "partitions": [{"topic": "flights", "partition": 0, "before": 4, "after": 0}],
     },
     ("get", "/v1/letters"): {
-        "topics": [{"topic": "flights-dlq", "kind": "dead_letters", "source": "flights", "records": 3}]
+        "topics": [{"topic": "flights-dlq", "kind": "dead_letters", "source": "flights", "records": 3, "exact": True}]
     },
     ("get", "/v1/letters/{topic}"): {"topic": "flights-dlq", "letters": [_LETTER], "looked_at": 3},
     ("post", "/v1/letters/{topic}/replay"): {

@@ -51,7 +51,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "backfill": (JOBS, "services.compactor.main:backfill_main", "Build an application's first state from history."),
     "audit": (JOBS, "services.compactor.main:audit_main", "Prove the stream's windows against Spark's own."),
     "doctor": (LOCAL, "services.local.doctor.main:main", "Say what is wrong with Kafka, its topics, this machine."),
-    "streams": (SERVICES, "services.aggregator.reset:main", "Reset an application: offsets, state, snapshot."),
+    "streams": (
+        SERVICES,
+        "services.aggregator.reset:main",
+        "Reset an application, or restore its offsets.",
+    ),
     "dlq": (SERVICES, "services.consumer.dlq:main", "List and replay dead letters."),
 }
 

@@ -4,31 +4,122 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
-from shared.clients.admin import Admin
+from shared.clients.admin import Admin, TopicDescription
 from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.clients.consumer.dead_letters import parse_dead_letter
 from shared.clients.dead_letter_log import DeadLetterLog, wanted_by
 from shared.clients.producer import Producer, ProducerSettings
-from shared.common.errors import DataError, InvalidRequest, KafkaTimeout
+from shared.common.errors import DataError, InvalidRequest, KafkaTimeout, PenstockError
+from shared.common.log import get_logger
 from shared.common.records import Columns, ConsumerRecord, TopicPartition
 from shared.common.settings import KafkaSettings
 from shared.common.topic_names import DEAD_LETTER_SUFFIX, LATE_SUFFIX, check_topic_name, is_internal
 from shared.streams.late_records import STAGE_LATE, parse_late_record
 
+log = get_logger(__name__)
+
 POLL_MS = 500
 LOOK_MS = 15_000
 """How long one look may read."""
 LOOKED_AT_MAX = 20_000
-"""Newest records of a topic that a look for a stage reads."""
+"""Newest records of a topic that a look reads at most."""
+COUNT_MS = 3_000
+"""How long one call reads to count records; what it does not come to, later calls count."""
 LARGEST_RECORD_BYTES = 64 * 1024 * 1024
 """A dead letter was a stored record once: how large it may be is the broker's to say."""
 TEXT_CHARACTERS_MAX = 2_000
 """Of a key, a value or a header in an answer; the record itself is never cut."""
+
+
+class Span(NamedTuple):
+    """The offsets of a partition of the topic with that id: the first one, and the one after the last."""
+
+    topic_id: str | None
+    first: int
+    end: int
+
+
+class Count(NamedTuple):
+    """How many records a partition holds: exactly, or at most, where not all of it was read yet."""
+
+    records: int
+    exact: bool
+
+
+class RecordCounter:
+    """Counts the records of partitions by reading them: an offset may be that of a transaction's marker.
+
+    What was counted is remembered, so each call reads what is new. Where the beginning of a partition was deleted, or
+    the topic was made again, counting starts again.
+    """
+
+    def __init__(self, kafka: KafkaSettings, limit_ms: int = COUNT_MS) -> None:
+        self._kafka, self._limit_ms = kafka, limit_ms
+        self._counted: dict[TopicPartition, tuple[Span, int]] = {}
+        """What was read of each partition, and how many records that were."""
+        self._lock = asyncio.Lock()
+
+    async def count(self, spans: Mapping[TopicPartition, Span]) -> dict[TopicPartition, Count]:
+        """The number of records in these spans."""
+        async with self._lock:
+            for tp, span in spans.items():
+                read, _ = self._counted.get(tp, (None, 0))
+                if read is None or read[:2] != span[:2] or read.end > span.end:
+                    self._counted[tp] = span._replace(end=span.first), 0
+            for tp in self._counted.keys() - spans.keys():
+                del self._counted[tp]
+            starts = {tp: self._counted[tp][0].end for tp, span in spans.items() if self._counted[tp][0].end < span.end}
+            if starts:
+                await self._read(starts, spans)
+            found = {}
+            for tp, span in spans.items():
+                read, records = self._counted[tp]
+                found[tp] = Count(records + span.end - read.end, exact=read.end == span.end)
+            return found
+
+    async def _read(self, starts: Mapping[TopicPartition, int], spans: Mapping[TopicPartition, Span]) -> None:
+        """Read on for the time that one call has. What cannot be read stays uncounted."""
+        try:
+            async with (
+                asyncio.timeout(self._limit_ms / 1000),
+                aclosing(committed_records(self._kafka, starts)) as found,
+            ):
+                async for columns in found:
+                    tp = columns.topic_partition
+                    read, records = self._counted[tp]
+                    columns = columns[: int(columns.offsets.searchsorted(spans[tp].end))]
+                    if len(columns):
+                        end = int(columns.offsets[-1]) + 1
+                        self._counted[tp] = read._replace(end=end), records + len(columns)
+                for tp in starts:  # all was read: what is left of a span are markers
+                    read, records = self._counted[tp]
+                    self._counted[tp] = read._replace(end=spans[tp].end), records
+        except TimeoutError:
+            log.debug("not all records are counted yet", partitions=len(starts))
+        except PenstockError as e:
+            log.warning("records cannot be counted", reason=str(e))
+
+
+async def committed_records(
+    kafka: KafkaSettings, starts: Mapping[TopicPartition, int]
+) -> AsyncGenerator[Columns, None]:
+    """What is committed, from these offsets to the end at this moment."""
+    if not starts:
+        return
+    settings = ConsumerSettings(auto_offset_reset="earliest", commit_strategy="none", isolation_level="read_committed")
+    async with Consumer(kafka, settings) as consumer:
+        consumer.assign(list(starts))
+        stable = await consumer.end_offsets(list(starts))
+        for tp, start in starts.items():
+            consumer.seek(tp, min(start, stable[tp]))
+        while [tp for tp in starts if await consumer.position(tp) < stable[tp]]:
+            for columns in (await consumer.poll(POLL_MS)).values():
+                yield columns
 
 
 class KafkaLetters:
@@ -36,64 +127,74 @@ class KafkaLetters:
 
     def __init__(self, kafka: KafkaSettings, admin: Admin) -> None:
         self._kafka, self._admin = kafka, admin
+        self._counter = RecordCounter(kafka)
         self._replaying = asyncio.Lock()
 
     async def topics(self) -> list[dict[str, Any]]:
-        """See the protocol; the number of records is that between the first offset and the end."""
+        """See the protocol; what is new since the last call is read and counted."""
         names = [name for name in await self._admin.list_topics() if _kind(name)]
         found = await self._admin.describe_topics(names) if names else {}
-        tps = [TopicPartition(name, p.partition) for name, topic in found.items() for p in topic.partitions]
-        first = await self._admin.list_offsets(dict.fromkeys(tps, "earliest")) if tps else {}
-        ends = await self._admin.list_offsets(dict.fromkeys(tps, "latest")) if tps else {}
+        spans = {tp: Span(found[tp.topic].topic_id, *of) for tp, of in (await self._spans(found.values())).items()}
+        counts = await self._counter.count(spans)
         return [
             {
                 "topic": name,
                 "kind": _kind(name),
                 "source": name.removesuffix(DEAD_LETTER_SUFFIX).removesuffix(LATE_SUFFIX),
-                "records": sum(ends[tp] - first[tp] for tp in tps if tp.topic == name),
+                "records": sum(count.records for tp, count in counts.items() if tp.topic == name),
+                "exact": all(count.exact for tp, count in counts.items() if tp.topic == name),
             }
             for name in sorted(names)
         ]
 
+    async def _spans(self, topics: Iterable[TopicDescription]) -> dict[TopicPartition, tuple[int, int]]:
+        """The first offset of each partition and the end of what is committed."""
+        tps = [TopicPartition(topic.name, p.partition) for topic in topics for p in topic.partitions]
+        if not tps:
+            return {}
+        first = await self._admin.list_offsets(dict.fromkeys(tps, "earliest"))
+        ends = await self._admin.list_offsets(dict.fromkeys(tps, "latest"), "read_committed")
+        return {tp: (first[tp], ends[tp]) for tp in tps}
+
     async def look(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:
-        """See the protocol; of all partitions together about `LOOKED_AT_MAX` records where a stage is asked for."""
+        """See the protocol; of all partitions together about `LOOKED_AT_MAX` records are read.
+
+        Without a stage the newest offsets may hold fewer records than `limit`, since the markers of transactions take
+        offsets too: then more are read.
+        """
         self._check(topic)
         described = (await self._admin.describe_topics([topic]))[topic]
-        tps = [TopicPartition(topic, p.partition) for p in described.partitions]
-        first = await self._admin.list_offsets(dict.fromkeys(tps, "earliest"))
-        ends = await self._admin.list_offsets(dict.fromkeys(tps, "latest"))
-        tps = [tp for tp in tps if ends[tp] > first[tp]]
-        each = limit if stage is None else max(limit, LOOKED_AT_MAX // max(1, len(tps)))
-        starts = {tp: max(first[tp], ends[tp] - each) for tp in tps}
-        newest: dict[TopicPartition, deque[dict[str, Any]]] = {tp: deque(maxlen=limit) for tp in tps}
-        looked_at = 0
+        spans = {tp: span for tp, span in (await self._spans([described])).items() if span[1] > span[0]}
+        most = max(limit, LOOKED_AT_MAX // max(1, len(spans)))
+        each = 2 * limit if stage is None else most
         try:
-            async with asyncio.timeout(LOOK_MS / 1000), aclosing(self._records(starts)) as batches:
-                async for columns in batches:
-                    looked_at += len(columns.offsets)
-                    rows = (_row(record) for record in columns.records())
-                    found = (row for row in rows if stage is None or row.get("stage") == stage)
-                    newest[columns.topic_partition].extend(found)
+            async with asyncio.timeout(LOOK_MS / 1000):
+                while True:
+                    starts = {tp: max(first, end - each) for tp, (first, end) in spans.items()}
+                    newest, looked_at = await self._look(starts, limit, stage)
+                    is_short = any(len(newest[tp]) < limit and starts[tp] > spans[tp][0] for tp in spans)
+                    if not is_short or each >= most:
+                        break
+                    each = min(4 * each, most)
         except TimeoutError:
             raise KafkaTimeout(f"{topic}: not read within {LOOK_MS} ms") from None
         letters = sorted((row for rows in newest.values() for row in rows), key=lambda row: -row["written_ms"])
         return {"letters": letters[:limit], "looked_at": looked_at}
 
-    async def _records(self, starts: Mapping[TopicPartition, int]) -> AsyncGenerator[Columns, None]:
-        """What is committed, from these offsets to the end."""
-        if not starts:
-            return
-        settings = ConsumerSettings(
-            auto_offset_reset="earliest", commit_strategy="none", isolation_level="read_committed"
-        )
-        async with Consumer(self._kafka, settings) as consumer:
-            consumer.assign(list(starts))
-            stable = await consumer.end_offsets(list(starts))
-            for tp, start in starts.items():
-                consumer.seek(tp, min(start, stable[tp]))
-            while [tp for tp in starts if await consumer.position(tp) < stable[tp]]:
-                for columns in (await consumer.poll(POLL_MS)).values():
-                    yield columns
+    async def _look(
+        self, starts: Mapping[TopicPartition, int], limit: int, stage: str | None
+    ) -> tuple[dict[TopicPartition, deque[dict[str, Any]]], int]:
+        """The newest rows of each partition from these offsets on, and how many records there were."""
+        newest: dict[TopicPartition, deque[dict[str, Any]]] = {tp: deque(maxlen=limit) for tp in starts}
+        looked_at = 0
+        async with aclosing(committed_records(self._kafka, starts)) as batches:
+            async for columns in batches:
+                looked_at += len(columns.offsets)
+                rows = (_row(record) for record in columns.records())
+                newest[columns.topic_partition].extend(
+                    row for row in rows if stage is None or row.get("stage") == stage
+                )
+        return newest, looked_at
 
     async def replay(
         self,

@@ -199,16 +199,19 @@ class Aggregator:
             task.schedule(interval, PunctuationType.WALL_CLOCK_TIME, self.compaction.ask, name=SCHEDULE_NAME)
 
     def _check_tasks(self) -> CheckResult:
-        """Restoring is no illness: a service that is restarted for it would never get done."""
+        """Not well until the topology is known to fit the state. To restore it is no illness: a service that is
+        restarted for that would never get done."""
         facts = {"pid": os.getpid()}
         if self._turned_ms is None:
-            return CheckResult(False, "not started: waiting for the source topics and the group", facts)
+            return CheckResult(False, f"starting: waiting for {self.worker.waits_for}", facts)
         stood_ms = SYSTEM_CLOCK.monotonic_ms() - self._turned_ms
         if stood_ms > STUCK_MS:
             return CheckResult(False, f"one turn of the loop has taken {stood_ms} ms", facts)
         tasks, known = self.worker.tasks(), self.worker.topics.partitions
         restoring = [p for p, owned in tasks.items() if owned.task is None]
         facts |= {"partitions_running": len(tasks) - len(restoring), "partitions": known}
+        if waits_for := self.worker.waits_for:
+            return CheckResult(False, f"starting: waiting for {waits_for}", facts)
         return CheckResult(True, f"restoring partitions {restoring}" if restoring else _without(len(tasks)), facts)
 
 

@@ -1,6 +1,7 @@
-"""`penstock streams reset`: an application forgets what it has read and computed, and starts afresh.
+"""`penstock streams`: `reset` makes an application forget what it has read and computed, so that it starts afresh;
+`restore-offsets` is in `restore_offsets`.
 
-First it says what would go; with `--execute` it goes. No instance may run meanwhile. The order is what makes a reset
+First reset says what would go; with `--execute` it goes. No instance may run meanwhile. The order is what makes a reset
 that is broken off harmless: the group's offsets go last, and a worker that finds offsets without the state they belong
 to refuses to start. What the application wrote for others (results, late records, dead letters) stays, and is written
 again from the beginning.
@@ -17,6 +18,10 @@ from typing import Annotated, NamedTuple
 import msgspec
 import typer
 
+from services.aggregator.restore_offsets import RestorePlan, plan_restore
+from services.aggregator.restore_offsets import carry_out as carry_out_restore
+from services.aggregator.restore_offsets import lines_of as offset_lines
+from services.aggregator.restore_offsets import values_of as offset_values
 from shared.clients.admin import Admin
 from shared.common import log
 from shared.common.command_line import run_app
@@ -151,22 +156,36 @@ def _group() -> None:
     pass
 
 
+def _settings(
+    command: str, config: str | None, bootstrap_servers: str | None, application_id: str | None
+) -> ResetSettings:
+    """What was given on the command line, over the environment and the file; sets the log up."""
+    given = {"--config": config, "--kafka.bootstrap-servers": bootstrap_servers}
+    given["--streams.application-id"] = application_id
+    arguments = [part for flag, value in given.items() if value is not None for part in (flag, value)]
+    settings = ResetSettings.load(arguments, program=f"{PROGRAM} {command}")
+    log.configure(settings.log, "streams")
+    return settings
+
+
+BootstrapServers = Annotated[str | None, typer.Option(help="host:port, comma-separated")]
+ConfigFile = Annotated[str | None, typer.Option("--config", help="TOML file")]
+Execute = Annotated[bool, typer.Option("--execute", help="apply the change (default: dry run)")]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON object")]
+
+
 @app.command()
 def reset(
     application_id: Annotated[
         str | None, typer.Option(help="whose state goes; default: streams.application_id")
     ] = None,
-    bootstrap_servers: Annotated[str | None, typer.Option(help="host:port, comma-separated")] = None,
-    config: Annotated[str | None, typer.Option(help="TOML file")] = None,
-    execute: Annotated[bool, typer.Option("--execute", help="do it; without this it is only said")] = False,
-    json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+    bootstrap_servers: BootstrapServers = None,
+    config: ConfigFile = None,
+    execute: Execute = False,
+    json: AsJson = False,
 ) -> None:
     """Forget offsets, changelog, own topics and snapshot, so that the application starts afresh."""
-    given = {"--config": config, "--kafka.bootstrap-servers": bootstrap_servers}
-    given["--streams.application-id"] = application_id
-    arguments = [part for flag, value in given.items() if value is not None for part in (flag, value)]
-    settings = ResetSettings.load(arguments, program=f"{PROGRAM} reset")
-    log.configure(settings.log, "streams")
+    settings = _settings("reset", config, bootstrap_servers, application_id)
     plan = asyncio.run(_reset(settings, execute))
     if json:
         sizes = {name: table._asdict() for name, table in plan.tables.items()}
@@ -176,6 +195,40 @@ def reset(
         typer.echo(line)
     if not plan.is_empty:
         typer.echo("done" if execute else "nothing was changed; --execute does it")
+
+
+@app.command("restore-offsets")
+def restore_offsets(
+    application_id: Annotated[
+        str | None, typer.Option(help="whose group is set back; default: streams.application_id")
+    ] = None,
+    start_over: Annotated[
+        list[str] | None,
+        typer.Option(help="a source topic: where the changelog has no position, read it from the beginning; repeat it"),
+    ] = None,
+    bootstrap_servers: BootstrapServers = None,
+    config: ConfigFile = None,
+    execute: Execute = False,
+    json: AsJson = False,
+) -> None:
+    """Set the group's offsets that are ahead of the changelog back to it, also while the aggregator restarts."""
+    settings = _settings("restore-offsets", config, bootstrap_servers, application_id)
+    plan = asyncio.run(_restore_offsets(settings, start_over or [], execute))
+    if json:
+        typer.echo(msgspec.json.encode({**offset_values(plan), "executed": execute}))
+        return
+    for line in offset_lines(plan):
+        typer.echo(line)
+    if plan.back:
+        typer.echo("done" if execute else "nothing was changed; --execute does it")
+
+
+async def _restore_offsets(settings: ResetSettings, start_over: Collection[str], execute: bool) -> RestorePlan:
+    async with Admin(settings.kafka) as admin:
+        plan = await plan_restore(admin, settings.kafka, settings.streams, start_over)
+        if execute and plan.back:
+            await carry_out_restore(admin, settings.kafka, plan)
+    return plan
 
 
 async def _reset(settings: ResetSettings, execute: bool) -> ResetPlan:

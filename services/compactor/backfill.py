@@ -120,7 +120,7 @@ class Backfill(Fold):
         write_marks(settings.kafka, plan.offsets, settings.application, settings.tables, self.now_ms)
         job = self._job(self.history, plan.offsets.topic_id)
         out = self.history.records.mapInArrow(replay(job), OUT_SQL).persist()
-        entries = out.filter(F.col("topic").isNull()).drop("topic", "headers")
+        entries = out.filter(F.col("topic").isNull()).drop("topic", "headers", "source_key")
         begun = {row.partition for row in entries.select("partition").distinct().collect()}
         idle = [row for p in sorted(plan.offsets.latest.keys() - begun) for row in nothing(job, p)]
         by_topic = out.filter(F.col("topic") != COUNTED).groupBy("topic").count()

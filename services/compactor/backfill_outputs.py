@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, Row
@@ -22,6 +22,7 @@ from shared.clients.producer import Producer, ProducerSettings
 from shared.common.records import ProducerRecord
 from shared.common.settings import KafkaSettings
 from shared.streams.settings import REFUSAL_BYTES_MAX
+from shared.streams.task_outputs import partition_of
 
 OUTPUTS_AT_ONCE = 10_000  # records written to topics at a time, held in the driver
 DIGEST_BITS = 256
@@ -55,7 +56,9 @@ async def write_outputs(kafka: KafkaSettings, max_request_size: int, rows: Itera
     written: Counter[str] = Counter()
     async with Producer(kafka, settings) as producer:
         for some in _batches(rows):
-            sent = await producer.send_many([_record(row) for row in some])
+            topics = {row.topic for row in some if row.source_key is not None}
+            partitions = {topic: await producer.partitions_for(topic) for topic in topics}
+            sent = await producer.send_many([_record(row, partitions) for row in some])
             if (error := await sent.first_error()) is not None:
                 raise error
             written.update(row.topic for row in some)
@@ -68,7 +71,10 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
         yield some
 
 
-def _record(row: Row) -> ProducerRecord:
+def _record(row: Row, partitions: Mapping[str, Sequence[int]]) -> ProducerRecord:
+    """The record; `partitions` are those of the topics whose rows have source keys."""
     headers = tuple((h.key, None if h.value is None else bytes(h.value)) for h in row.headers)
     key, value = (None if part is None else bytes(part) for part in (row.key, row.value))
-    return ProducerRecord(row.topic, value, key, headers, row.partition, row.timestamp_ms)
+    source_key = row.source_key
+    partition = row.partition if source_key is None else partition_of(bytes(source_key), partitions[row.topic])
+    return ProducerRecord(row.topic, value, key, headers, partition, row.timestamp_ms)

@@ -8,6 +8,7 @@ records only.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 
 from services.compactor.settings import JobSettings
 from services.compactor.spark import causes, jvm, last_cause
+from shared.clients.connection import UNREACHED_SAY_MS
 from shared.common.errors import (
     AuthenticationFailed,
     AuthorizationFailed,
@@ -28,7 +30,10 @@ from shared.common.errors import (
     RetriableError,
     UnknownTopicOrPartition,
 )
+from shared.common.log import get_logger
 from shared.common.settings import KafkaSettings
+
+log = get_logger(__name__)
 
 READ_SCHEMA = "partition int, offset bigint, timestamp_ms bigint, key binary, value binary"
 _HEADERS = "headers array<struct<key: string, value: binary>>"
@@ -101,7 +106,7 @@ def topic_offsets(spark: SparkSession, kafka: KafkaSettings, topic: str, timeout
         names = java.java.util.ArrayList()
         names.add(topic)
         with _admin(java, kafka) as admin:
-            description = _answer(java, admin.describeTopics(names).allTopicNames(), timeout_ms).get(topic)
+            description = _answer(java, kafka, admin.describeTopics(names).allTopicNames(), timeout_ms).get(topic)
         with _consumer(java, kafka) as consumer:
             partitions = java.java.util.ArrayList()
             for info in description.partitions():
@@ -122,7 +127,7 @@ def topic_name(spark: SparkSession, kafka: KafkaSettings, topic_id: str, timeout
         ids.add(java.org.apache.kafka.common.Uuid.fromString(topic_id))
         asked = java.org.apache.kafka.common.TopicCollection.ofTopicIds(ids)
         with _admin(java, kafka) as admin:
-            found = _answer(java, admin.describeTopics(asked).allTopicIds(), timeout_ms)
+            found = _answer(java, kafka, admin.describeTopics(asked).allTopicIds(), timeout_ms)
             return next(str(description.name()) for description in found.values())
     except Py4JJavaError as e:
         chain = " ".join(causes(e))
@@ -209,8 +214,16 @@ def _admin(java: Any, kafka: KafkaSettings) -> Iterator[Any]:
         admin.close(java.java.time.Duration.ZERO)
 
 
-def _answer(java: Any, future: Any, timeout_ms: int) -> Any:
-    return future.get(timeout_ms, java.java.util.concurrent.TimeUnit.MILLISECONDS)
+def _answer(java: Any, kafka: KafkaSettings, future: Any, timeout_ms: int) -> Any:
+    """Wait for an answer of Kafka's; after a moment without it the log says what is waited for."""
+    said = {"bootstrap_servers": kafka.bootstrap_servers, "timeout_ms": timeout_ms}
+    saying = threading.Timer(UNREACHED_SAY_MS / 1000, log.warning, ["no answer from Kafka yet, waiting on"], said)
+    saying.daemon = True
+    saying.start()
+    try:
+        return future.get(timeout_ms, java.java.util.concurrent.TimeUnit.MILLISECONDS)
+    finally:
+        saying.cancel()
 
 
 @contextmanager
@@ -235,7 +248,7 @@ def delete_records(
         wanted.put(place, _records_before(spark, offset))
     try:
         with _admin(java, kafka) as admin:
-            _answer(java, admin.deleteRecords(wanted).all(), timeout_ms)
+            _answer(java, kafka, admin.deleteRecords(wanted).all(), timeout_ms)
     except Py4JJavaError as e:
         raise _translated(e, kafka, topic, timeout_ms) from None
 

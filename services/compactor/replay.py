@@ -12,7 +12,7 @@ WALL_CLOCK schedules do not fire in history, STREAM_TIME ones fire as ever.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -42,9 +42,13 @@ OUT = pa.schema(
     [
         *(("partition", pa.int32()), ("offset", pa.int64()), ("timestamp_ms", pa.int64())),
         *(("key", pa.binary()), ("value", pa.binary()), ("topic", pa.string()), ("headers", pa.list_(_HEADER))),
+        ("source_key", pa.binary()),  # chooses the partition where the key does not
     ]
 )
-OUT_SQL = f"partition int, offset bigint, timestamp_ms bigint, key binary, value binary, topic string, {HEADERS_SQL}"
+OUT_SQL = (
+    "partition int, offset bigint, timestamp_ms bigint, key binary, value binary, topic string, "
+    f"{HEADERS_SQL}, source_key binary"
+)
 
 
 class ReplayJob(NamedTuple):
@@ -94,7 +98,7 @@ class PartitionReplay:
     def begin(self) -> pa.RecordBatch:
         """The takeover record, as which every owner begins."""
         takeover = Takeover(self._job.application, INSTANCE, self._job.now_ms)
-        return self._batch([(None, encode_takeover(EPOCH, takeover))], [])
+        return self._batch([(None, encode_takeover(EPOCH, takeover))], [], [])
 
     def take(self, columns: Columns) -> Iterator[pa.RecordBatch]:
         """Process records, and commit wherever so many have gone by."""
@@ -120,16 +124,21 @@ class PartitionReplay:
     def counted(self) -> pa.RecordBatch:
         """What the task did, in one row (COUNTED); its records are all, also those refused before it took them."""
         totals = msgspec.json.encode(self._task.metrics.totals()._replace(records=self._read))
-        return self._batch([], [ProducerRecord(COUNTED, totals, None, (), self._partition, self._job.now_ms)])
+        return self._batch([], [ProducerRecord(COUNTED, totals, None, (), self._partition, self._job.now_ms)], [None])
 
     def _commit(self) -> pa.RecordBatch:
         commit = self._task.prepare_commit(self._job.now_ms)
-        batch = self._batch(commit.changelog, commit.outputs)
+        batch = self._batch(commit.changelog, commit.outputs, commit.source_keys)
         self._task.commit_succeeded()
         self._since_commit = 0
         return batch
 
-    def _batch(self, changelog: list[tuple[bytes | None, bytes]], outputs: list[ProducerRecord]) -> pa.RecordBatch:
+    def _batch(
+        self,
+        changelog: list[tuple[bytes | None, bytes]],
+        outputs: list[ProducerRecord],
+        source_keys: Sequence[bytes | None],
+    ) -> pa.RecordBatch:
         entries, others = len(changelog), len(outputs)
         first, self._next = self._next, self._next + entries
         offsets = np.arange(first, self._next, dtype=np.int64)
@@ -144,6 +153,7 @@ class PartitionReplay:
                 pa.array([value for _, value in changelog] + [record.value for record in outputs], pa.binary()),
                 pa.array([None] * entries + [record.topic for record in outputs], pa.string()),
                 pa.array([[]] * entries + headers, OUT.field("headers").type),
+                pa.array([None] * entries + list(source_keys), pa.binary()),
             ],
             schema=OUT,
         )

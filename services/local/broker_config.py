@@ -77,7 +77,9 @@ class EmbeddedKafkaSettings(Section):
     port: Port = Field(0, description="0: a free one, printed at start-up")
     heap_mb: HeapMb = Field(512, description="the most memory that the broker's heap may take")
     jvm_options: tuple[str, ...] = ()
-    start_timeout_ms: PositiveMs = Field(60_000, description="how long the broker may take until it answers")
+    start_timeout_ms: PositiveMs = Field(
+        60_000, description="how long a broker that does not answer yet may log nothing; its formatting takes as long"
+    )
     stop_timeout_ms: PositiveMs = Field(4_000, description="after this long a graceful stop becomes SIGKILL")
     listeners: dict[str, str] = Field(
         default_factory=dict,

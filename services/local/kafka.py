@@ -94,6 +94,10 @@ class EmbeddedKafka:
     ) -> None:
         await self.stop()
 
+    def has_data(self) -> bool:
+        """Whether a broker has run in the folder before, so that there may be topics."""
+        return (self.data_dir / config.LOG_FOLDER / META_PROPERTIES).exists()
+
     @property
     def bootstrap_servers(self) -> str:
         """`host:port` of the plaintext listener. Raises IllegalState before the first start."""
@@ -210,7 +214,7 @@ class EmbeddedKafka:
     def _is_formatted(self) -> bool:
         """Whether the storage is formatted. Raises ConfigError when it is not and yet holds topics."""
         folder = self.data_dir / config.LOG_FOLDER
-        if (folder / META_PROPERTIES).exists():
+        if self.has_data():
             return True
         if folder.is_dir() and any(entry.is_dir() for entry in folder.iterdir()):
             raise ConfigError(
@@ -243,21 +247,29 @@ class EmbeddedKafka:
         )
 
     async def _answers(self, child: ChildProcess, port: int) -> bool:
-        """True once the broker answers, False when it ended. Raises KafkaDied at the deadline."""
-        deadline = time.monotonic() + self.settings.start_timeout_ms / 1000
+        """True once the broker answers, False when it ended. Raises KafkaDied where it logs nothing for too long."""
+        limit_s, logged = self.settings.start_timeout_ms / 1000, self._logged_bytes()
+        deadline = time.monotonic() + limit_s
         while child.returncode is None:
+            if (now_logged := self._logged_bytes()) != logged:
+                logged, deadline = now_logged, time.monotonic() + limit_s
             if await probe.answers(self.settings.host, port, PROBE_TIMEOUT_MS):
                 # Whatever answers on the port is ours only while our process lives.
                 return child.returncode is None
             if time.monotonic() >= deadline:
                 raise KafkaDied(
-                    f"the embedded Kafka did not answer within start_timeout_ms={self.settings.start_timeout_ms}: "
-                    + self._explain(child)
+                    "the embedded Kafka does not answer and has logged nothing for "
+                    f"start_timeout_ms={self.settings.start_timeout_ms}: " + self._explain(child)
                 )
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_MS / 1000):
                     await child.wait()
         return False
+
+    def _logged_bytes(self) -> int:
+        """How much the broker has logged: it grows while the broker gets on, however slow the machine is."""
+        logs = (self.data_dir / config.BROKER_LOG, self.data_dir / config.CONSOLE_LOG)
+        return sum(file.stat().st_size for file in logs if file.exists())
 
     def _said(self, child: ChildProcess) -> list[str]:
         return tail(self.data_dir / config.BROKER_LOG, LOG_LINES) + child.log_tail(LOG_LINES)

@@ -7,9 +7,11 @@ long its shutdown may take is among what it is told, so that nobody kills it bef
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ import httpx
 from api.server import url_of
 from services.local import ports
 from services.local.child import ChildDied, ChildProcess
-from shared.common.errors import KafkaTimeout
+from shared.common.errors import FatalError
 from shared.common.log import get_logger
 from shared.common.setting_names import ENV_PREFIX
 
@@ -29,8 +31,28 @@ HOST = "127.0.0.1"
 SHUTDOWN_TIMEOUT_MS = 30_000  # what a service is told, where its spec names nothing else
 KILL_GRACE_MS = 2_000  # beyond what it was told: for ending its process once the shutdown is over or was cut off
 HEALTH_INTERVAL_MS = 100
-HEALTH_TIMEOUT_MS = 60_000  # until a service that was started must be healthy
+HEALTH_STILL_MS = 300_000
+"""A service whose `/health` says the same for so long is stuck: on a loaded machine its imports alone take a minute."""
+_DIGITS = re.compile(r"\d+")
+HEALTH_SAY_MS = 10_000  # how often it is said what a service is waited for
 REQUEST_TIMEOUT_MS = 5_000
+
+
+class ServiceStuck(FatalError):
+    """A service runs and does not become healthy; the message has what its `/health` says, and its log."""
+
+
+def failing_checks(health: str) -> str:
+    """What the failing checks of `/health`'s answer say; the answer itself where it is none.
+
+    >>> failing_checks('{"checks": {"tasks": {"status": "failing", "detail": "starting"}, "kafka": {"status": "ok"}}}')
+    'tasks: starting'
+    """
+    try:
+        checks = json.loads(health)["checks"]
+        return "; ".join(f"{name}: {one['detail']}" for name, one in checks.items() if one["status"] != "ok")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return health
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,26 +121,37 @@ class Service:
         )
         self.starts += 1
 
-    async def healthy(self, timeout_ms: int = HEALTH_TIMEOUT_MS) -> None:
-        """Wait until `/health` says 200; ChildDied with its last output, or KafkaTimeout with what it says instead."""
-        said = "no answer"
-        try:
-            async with asyncio.timeout(timeout_ms / 1000), _client() as client:
-                while True:
-                    if self._child is None or self._child.returncode is not None:
-                        raise self.died()
-                    try:
-                        answer = await client.get(f"{self.url}/health")
-                        if answer.status_code == httpx.codes.OK:
-                            return
-                        said = answer.text
-                    except httpx.HTTPError as e:
-                        said = type(e).__name__
-                    await asyncio.sleep(HEALTH_INTERVAL_MS / 1000)
-        except TimeoutError:
-            raise KafkaTimeout(
-                f"{self.name} is not healthy after {timeout_ms} ms: {said}; its log: {self.log_file}"
-            ) from None
+    async def healthy(self, say: Callable[[Service, str], None] | None = None, still_ms: int = HEALTH_STILL_MS) -> None:
+        """Wait until `/health` says 200, for as long as what it says changes; `say` is told now and then what that is.
+
+        ChildDied with its last output where it ends, ServiceStuck with what it says where that stays for `still_ms`.
+        """
+        clock = asyncio.get_running_loop().time
+        said, changed_s, told_s = "no answer yet", clock(), clock()
+        async with _client() as client:
+            while True:
+                if self._child is None or self._child.returncode is not None:
+                    raise self.died()
+                before = said
+                try:
+                    answer = await client.get(f"{self.url}/health")
+                    if answer.status_code == httpx.codes.OK:
+                        return
+                    said = failing_checks(answer.text)
+                except httpx.HTTPError as e:
+                    said = f"no answer ({type(e).__name__})"
+                now_s = clock()
+                if _DIGITS.sub("", said) != _DIGITS.sub("", before):  # a duration that grows is no progress
+                    changed_s = now_s
+                elif (now_s - changed_s) * 1_000 >= still_ms:
+                    raise ServiceStuck(
+                        f"{self.name} is not healthy, and says the same for {still_ms} ms: {said}; its log: "
+                        f"{self.log_file}"
+                    )
+                if say is not None and (now_s - told_s) * 1_000 >= HEALTH_SAY_MS:
+                    told_s = now_s
+                    say(self, said)
+                await asyncio.sleep(HEALTH_INTERVAL_MS / 1000)
 
     async def get(self, path: str) -> Any:
         """The JSON that the service answers for a path; None while it does not."""

@@ -8,9 +8,11 @@ penstock.toml as usual; what only `up` can know (addresses) is set by it.
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import shutil
 import sys
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from api.settings import Pointer
+from services.aggregator.settings import AggregatorSettings, CompactionSettings
 from services.local import ports
 from services.local.broker_config import EmbeddedKafkaSettings
 from services.local.example import example_event, source_type
@@ -29,7 +32,9 @@ from shared.clients.admin import Admin, event_time_topic
 from shared.common import daemon, log
 from shared.common.errors import ConfigError
 from shared.common.points_in_time import TimeUnit
+from shared.common.setting_names import ENV_PREFIX
 from shared.common.settings import DaemonSettings, HttpSettings, KafkaSettings, LogSettings, PositiveMs
+from shared.streams.topology import Topology
 from shared.streams.topology_loading import load_topology
 
 PROGRAM = "penstock up"
@@ -74,31 +79,43 @@ class Up:
         self._stack = Stack(folder, hermetic=False)
 
     async def startup(self) -> None:
-        """Kafka first, then the services; ConfigError or ChildDied with the reason where one cannot start."""
-        http = self._settings.http
-        if http.port:  # said at once, and not when everything else is up
-            ports.require_free(http.host, http.port, "http.port")
-        if self._settings.connect_worker and self._settings.connect_port:
-            ports.require_free(http.host, self._settings.connect_port, "connect_port")
+        """Kafka first, then the services; ConfigError or ChildDied with the reason where one cannot start.
+
+        What only settings can be wrong about (the ports, the aggregator's settings, the topology, its topics) is
+        checked before anything is started; topics that an earlier run may have left, as soon as Kafka answers.
+        """
+        settings = self._settings
+        if settings.http.port:
+            ports.require_free(settings.http.host, settings.http.port, "http.port")
+        if settings.connect_worker and settings.connect_port:
+            ports.require_free(settings.http.host, settings.connect_port, "connect_port")
+        own = {f"{ENV_PREFIX}{name}": value for name, value in self._aggregator_settings().items()}
+        aggregates = AggregatorSettings.load(environ={**os.environ, **own}, program="penstock aggregator")
+        topology = load_topology(settings.topology, settings.topology_options)
+        topology = topology.of_application(aggregates.streams.application_id)
+        if not self._broker.has_data():
+            require_topics(settings, topology, ())
         self._console.print("starting Kafka …")
         await self._broker.start()
         kafka = KafkaSettings(bootstrap_servers=self._broker.bootstrap_servers)
         async with Admin(kafka) as admin:
-            await admin.create_topics(
-                [event_time_topic(self._settings.topic, self._settings.partitions)], exist_ok=True
-            )
+            require_topics(settings, topology, await admin.list_topics())
+            await admin.create_topics([event_time_topic(settings.topic, settings.partitions)], exist_ok=True)
         self._console.print("starting the services …")
-        aggregator = await self._stack.start(self._aggregator())
-        await aggregator.healthy()
+        aggregator = await self._stack.start(self._spec("aggregator", self._aggregator_settings()))
+        await aggregator.healthy(self._say_waiting)
         consumer = await self._stack.start(self._consumer())
         others = [aggregator, consumer]
         connect = None
-        if self._settings.connect_worker:
-            connect = await self._stack.start(self._connect(), self._settings.connect_port)
+        if settings.connect_worker:
+            connect = await self._stack.start(self._connect(), settings.connect_port)
             others.append(connect)
-        gateway = await self._stack.start(self._gateway(others), self._settings.http.port)
-        await asyncio.gather(*(service.healthy() for service in [*others, gateway]))
-        await self._say_where(gateway, aggregator, connect)
+        gateway = await self._stack.start(self._gateway(others), settings.http.port)
+        await asyncio.gather(*(service.healthy(self._say_waiting) for service in [*others, gateway]))
+        self._say_where(gateway, connect, aggregates, source_type(topology, settings.topic))
+
+    def _say_waiting(self, service: Service, said: str) -> None:
+        self._console.print(escape(f"waiting for the {service.name}: {said}"), soft_wrap=True, highlight=False)
 
     async def main_loop(self) -> None:
         """Keep everything running; Kafka's own end is an error."""
@@ -134,16 +151,15 @@ class Up:
         limit_ms = self._settings.shutdown_timeout_ms
         return ServiceSpec(name, settings, module, shutdown_timeout_ms=limit_ms, host=host)
 
-    def _aggregator(self) -> ServiceSpec:
+    def _aggregator_settings(self) -> dict[str, str]:
         settings = self._settings
-        own = {
+        return {
             "TOPOLOGY": settings.topology,
             "TOPOLOGY_OPTIONS": msgspec.json.encode(settings.topology_options).decode(),
             "STREAMS__LAKE": str(self._folder / "lake"),
             "STREAMS__GROUP_INSTANCE_ID": "aggregator-1",
             "WORKERS": str(settings.workers),
         }
-        return self._spec("aggregator", own)
 
     def _consumer(self) -> ServiceSpec:
         settings = self._settings
@@ -170,11 +186,12 @@ class Up:
         }
         return self._spec("gateway", own, module="services.local.gateway", host=settings.http.host)
 
-    async def _say_where(self, gateway: Service, aggregator: Service, connect: Service | None) -> None:
+    def _say_where(
+        self, gateway: Service, connect: Service | None, aggregates: AggregatorSettings, value_type: Any
+    ) -> None:
         settings, logs, lake = self._settings, self._folder / "logs", self._folder / "lake"
-        streams = await aggregator.get("/v1/streams") or {}
-        application, servers = streams.get("application_id", "penstock"), self._broker.bootstrap_servers
-        event = shlex.quote(example_event(settings.key, settings.time, self._value_type(), settings.time_unit))
+        application, servers = aggregates.streams.application_id, self._broker.bootstrap_servers
+        event = shlex.quote(example_event(settings.key, settings.time, value_type, settings.time_unit))
         audit = ["--application", application, "--lake", str(lake), "--kafka.bootstrap-servers", servers]
         rows = {
             "dashboard": gateway.url,
@@ -182,7 +199,7 @@ class Up:
             f"--data-binary {event} {gateway.url}/v1/topics/{settings.topic}/events",
             "topology": f"{settings.topology}, as application {application}",
             "results": f"topic {settings.topics}; {settings.handler} has them, its log is {logs / 'consumer.log'}",
-            "lake": f"{lake / application}, every compaction.interval_ms (300,000: five minutes, also to the first)",
+            "lake": f"{lake / application}, {when_compacted(aggregates.compaction)}",
             "audit": f"{command_name()} audit {shlex.join(audit)}",
             "connectors": f"{gateway.url}/connectors" if connect else "",
             "Connect": f"{connect.url}: the worker's whole REST, for clients of Kafka Connect" if connect else "",
@@ -194,14 +211,49 @@ class Up:
         for name, text in ((name, text) for name, text in rows.items() if text):
             self._console.print(f"[bold]{name:<11}[/bold]{escape(text)}", soft_wrap=True, highlight=False)
 
-    def _value_type(self) -> Any:
-        """What the topology decodes the topic's values as. It loads: the aggregator that is up has done the same."""
-        settings = self._settings
-        try:
-            topology = load_topology(settings.topology, settings.topology_options)
-        except ConfigError:
-            return dict
-        return source_type(topology, settings.topic)
+
+def require_topics(settings: UpSettings, topology: Topology, known: Collection[str]) -> None:
+    """ConfigError naming the topics that nothing will have made, of those that Kafka has to have.
+
+    `known` are the topics that Kafka has. `up` creates its own topic alone, and the aggregator those that its topology
+    writes to; it waits for what it reads, and the consumer for what it handles.
+    """
+    there = {*known, settings.topic}
+    tables = [table.topic for table in topology.global_tables.values()]
+    read = {*topology.source_topics(), *tables} - set(topology.internal_topics())
+    if missing := sorted(read - there):
+        raise ConfigError(
+            f"the topology {settings.topology} reads {_topics(missing)}, which Kafka does not have: `up` creates "
+            f"{settings.topic} alone (--topic). Name the topic that the topology reads with --topic, or give the "
+            "topology another one (--topology-options)"
+        )
+    handled = {topic.strip() for topic in settings.topics.split(",")}
+    if missing := sorted(handled - there - set(topology.output_topics())):
+        raise ConfigError(
+            f"the consumer is to handle {_topics(missing)} (--topics), which Kafka does not have: the topology "
+            f"{settings.topology} writes to {', '.join(topology.output_topics())}"
+        )
+
+
+def _topics(names: Sequence[str]) -> str:
+    return f"the topic{'s'[: len(names) != 1]} {', '.join(names)}"
+
+
+def when_compacted(compaction: CompactionSettings) -> str:
+    """When compactions write the lake.
+
+    >>> when_compacted(CompactionSettings(interval_ms=90_000))
+    'a compaction every 90 s (compaction.interval_ms=90000), the first one as long after the start'
+    >>> when_compacted(CompactionSettings(enabled=False))
+    'which nothing writes (compaction.enabled=false)'
+    """
+    if not compaction.enabled:
+        return "which nothing writes (compaction.enabled=false)"
+    interval_ms = compaction.interval_ms
+    return (
+        f"a compaction every {interval_ms / 1000:g} s (compaction.interval_ms={interval_ms}), the first one as long "
+        "after the start"
+    )
 
 
 def command_name() -> str:

@@ -33,7 +33,6 @@ from shared.common.errors import (
 from shared.common.log import get_logger
 from shared.common.records import (
     GroupMetadata,
-    OffsetAndMetadata,
     ProducerRecord,
     RecordColumns,
     RecordMetadata,
@@ -45,6 +44,7 @@ from shared.streams.local_restore import Overtaken, discard
 from shared.streams.restore_progress import RestoreProgress
 from shared.streams.restoring import RestoreReport, Restoring, changelog_consumer, fetch_topic_id, find_takeover
 from shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings
+from shared.streams.source_offsets import own_offset
 from shared.streams.state.checkpoint import CommitPlace, LogPlace, LogReplaced
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_outputs import ResultColumns, TaskCommit, TaskOutputs
@@ -168,8 +168,10 @@ class ChangelogPartition:
         where the changelog is another than before.
         """
         partition = self.topic_partition.partition
-        offsets = {TopicPartition(topic, partition): OffsetAndMetadata(at) for topic, at in commit.sources.items()}
+        offsets = {TopicPartition(topic, partition): own_offset(at) for topic, at in commit.sources.items()}
         entries, progress = self._entries(commit.changelog[:-1]), self._entries(commit.changelog[-1:])
+        topics = commit.produced.topics_by_source_key()
+        commit.produced.place({topic: await self._producer.partitions_for(topic) for topic in topics})
         outputs = _in_bulk(commit.produced)
         if self.exactly_once:
             async with self._producer.transaction():
@@ -191,7 +193,9 @@ class ChangelogPartition:
     async def _restore(self, restoring: Restoring) -> None:
         reader, at = restoring.reader, self.topic_partition
         async with restoring.consumer() as consumer:
-            await restoring.read_until(await restoring.begin(consumer), consumer)
+            end = await restoring.begin(consumer)
+            await restoring.compare_newest(end, consumer)
+            await restoring.read_until(end, consumer)
             for _ in range(TAKEOVER_ATTEMPTS_MAX):
                 epoch = restoring.next_epoch()
                 metadata = await self._write_takeover(epoch, restoring.rests_on)
@@ -264,7 +268,7 @@ def _in_bulk(outputs: TaskOutputs) -> list[Bulk]:
     bulks: list[Bulk] = []
     for item in outputs.items:
         if isinstance(item, ResultColumns):
-            bulks.append(RecordColumns(item.topic, item.keys, item.values, item.timestamps))
+            bulks += item.bulks()
         elif bulks and isinstance(bulks[-1], list):
             bulks[-1].append(item)
         else:

@@ -20,7 +20,7 @@ from shared.streams.worker_tasks import Ready
 
 
 def make_consumer(
-    kafka: KafkaSettings, settings: StreamsSettings, registry: CollectorRegistry, assignor: Assignor | None = None
+    kafka: KafkaSettings, settings: StreamsSettings, registry: CollectorRegistry, assignor: Assignor
 ) -> Consumer:
     """The application's member of its group, not open yet."""
     own = ConsumerSettings(
@@ -32,7 +32,6 @@ def make_consumer(
         auto_offset_reset="none",
         isolation_level="read_committed",
         commit_strategy="none",
-        partition_assignment_strategy=settings.partition_assignment_strategy,
     )
     return Consumer(kafka, own, registry=registry, assignor=assignor)
 

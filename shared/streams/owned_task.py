@@ -14,6 +14,7 @@ from shared.streams.refusal_log import RefusalLog
 from shared.streams.restoring import RestoreReport
 from shared.streams.settings import StreamsSettings
 from shared.streams.slow_steps import SlowSteps
+from shared.streams.source_offsets import GroupAhead
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_inputs import TaskInputs
 from shared.streams.task_metrics import RestoreMetrics
@@ -38,6 +39,8 @@ class OwnedTask:
         self.local: LocalState | None = None
         self.spoilt: str | None = None
         """Why what is on disk is not to be gone on from; None where it may be."""
+        self.ahead: GroupAhead | None = None
+        """Why the task cannot start: what was committed for its partition is ahead of its changelog."""
 
     def begin(self, task: StreamTask, settings: StreamsSettings, slow: SlowSteps) -> None:
         """A restored task takes records from now on; ProcessingFailed where it is too slow for its group."""
@@ -67,6 +70,12 @@ class OwnedTask:
             changelog_records=report.changelog_records,
             restore_ms=report.milliseconds,
         )
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the topology fits the state: known once it is restored, or by the newest commit before that."""
+        progress = self.changelog.progress
+        return self.task is not None or (progress is not None and progress.is_accepted)
 
     @property
     def partition(self) -> int:

@@ -34,6 +34,8 @@ class RestoreProgress:
         self.records_left: int | None = None
         self.records_per_second: int | None = None
         self.eta_ms: int | None = None
+        self.is_accepted = False
+        """Whether the newest commit is known to fit the topology, before all that led to it is read."""
 
     def __repr__(self) -> str:
         return f"RestoreProgress(partition {self._partition}, {self.describe()})"

@@ -16,12 +16,12 @@ from shared.clients.admin import Admin
 from shared.clients.consumer import Consumer, ConsumerSettings
 from shared.common import lake
 from shared.common.clock import Clock
-from shared.common.errors import ChangelogHole, CorruptRecord, KafkaTimeout, OffsetOutOfRange
+from shared.common.errors import ChangelogHole, CorruptRecord, KafkaTimeout, OffsetOutOfRange, SchemaMismatch
 from shared.common.log import get_logger
 from shared.common.records import Columns, TopicPartition
 from shared.common.settings import KafkaSettings
-from shared.streams.changelog_format import decode, decode_progress, is_foreign, way_out
-from shared.streams.changelog_reader import ChangelogReader, CorruptEntry, HistoryMissing
+from shared.streams.changelog_format import PROGRESS, Progress, decode, decode_progress, is_foreign, way_out
+from shared.streams.changelog_reader import ChangelogReader, CorruptEntry, HistoryMissing, check_schema
 from shared.streams.local_restore import check_overtaken, discard, is_takeover_above, refusal, take_up, write_restored
 from shared.streams.restore import restore_change, restore_progress, restore_windows
 from shared.streams.restore_progress import RestoreProgress
@@ -34,6 +34,10 @@ log = get_logger(__name__)
 Isolation = Literal["read_uncommitted", "read_committed"]
 RESTORE_RECORDS_MAX = 1_000  # taken at once, between which the loop goes on
 RESTORE_POLL_MS = 500
+NEWEST_RECORDS = 1_000
+"""At the changelog's end, looked at before a restore that reads more: the newest commit is among them, unless as many
+owners took over since without one."""
+NEWEST_MS = 2_000  # how long that look may hold up a restore
 RESTORE_IDLE_MS_MAX = 60_000  # no record and no movement for this long while restoring is an error
 
 
@@ -103,6 +107,15 @@ def _takeover_in(columns: Columns, span: range, epoch: int) -> int | None:
     return None
 
 
+def _newest_progress(columns: Columns) -> Progress | None:
+    """The last progress record of a batch; what cannot be read is passed over."""
+    for value in reversed(columns.values):
+        with suppress(CorruptRecord):
+            if not is_foreign(value) and (entry := decode(value)).operation == PROGRESS:
+                return decode_progress(entry.body)
+    return None
+
+
 class Restoring:
     """Restores one task, which nobody else uses meanwhile."""
 
@@ -141,6 +154,26 @@ class Restoring:
             reader.next_offset = start
         consumer.seek(self.at, start)
         return (await consumer.end_offsets([self.at]))[self.at]
+
+    async def compare_newest(self, end: int, consumer: Consumer) -> None:
+        """Look before a long restore whether the newest commit before `end` fits the topology.
+
+        It tells for all before it: each topology that wrote a changelog has the stores of those before. That it fits is
+        noted (`progress.is_accepted`). That it does not is left to the restore, which knows whether the commit counts.
+        """
+        start = await consumer.position(self.at)
+        if end - start <= NEWEST_RECORDS:
+            return
+        consumer.seek(self.at, end - NEWEST_RECORDS)
+        newest, deadline_ms = None, self._clock.monotonic_ms() + NEWEST_MS
+        while await consumer.position(self.at) < end and self._clock.monotonic_ms() < deadline_ms:
+            for columns in (await consumer.poll(RESTORE_POLL_MS, NEWEST_RECORDS)).values():
+                newest = _newest_progress(columns) or newest
+        consumer.seek(self.at, start)
+        if newest is not None:
+            with suppress(SchemaMismatch):
+                check_schema(newest.stores, self.task.topology.schemas())
+                self.progress.is_accepted = True
 
     async def read_until(self, end: int, consumer: Consumer) -> None:
         """Take all records up to `end`; KafkaTimeout where none come."""

@@ -16,7 +16,7 @@ from shared.streams.windowed_aggregate import WindowKey, WindowResult
 def encode_json(record: Record) -> tuple[bytes | None, bytes | None]:
     """Keys: str as UTF-8, bytes as they are, a window's as its record key. Values: JSON, None as a tombstone."""
     key = record.key
-    return _key_bytes(key.key if isinstance(key, WindowKey) else key), _value_bytes(record.value)
+    return encode_key(key.key if isinstance(key, WindowKey) else key), _value_bytes(record.value)
 
 
 def encode_updates(record: Record) -> tuple[bytes | None, bytes | None]:
@@ -24,7 +24,7 @@ def encode_updates(record: Record) -> tuple[bytes | None, bytes | None]:
     key = record.key
     if isinstance(key, WindowKey):
         return msgspec.json.encode(key._asdict()), _value_bytes(record.value)
-    return _key_bytes(key), _value_bytes(record.value)
+    return encode_key(key), _value_bytes(record.value)
 
 
 def result_deserializer(window_key: str) -> Deserializer:
@@ -54,7 +54,8 @@ def _value_bytes(value: Any) -> bytes | None:
     return value if isinstance(value, bytes) else json_serializer("value", value)
 
 
-def _key_bytes(key: Any) -> bytes | None:
+def encode_key(key: Any) -> bytes | None:
+    """A record key: text as UTF-8, bytes as they are, None as None, anything else as JSON."""
     if key is None or isinstance(key, bytes):
         return key
     return key.encode() if isinstance(key, str) else msgspec.json.encode(key)

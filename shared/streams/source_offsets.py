@@ -7,11 +7,11 @@ Kafka's do unless they are told otherwise, goes on as if nothing had happened; h
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from shared.common.errors import ChangelogHole, SchemaMismatch, SourceOffsetsMissing, SourceTopicChanged
-from shared.common.records import TopicPartition
+from shared.common.records import OffsetAndMetadata, TopicPartition
 from shared.common.topic_names import REPARTITION_SUFFIX, is_repartition_topic
 from shared.streams.changelog_reader import RENAMED
 
@@ -22,18 +22,8 @@ START_AFRESH = (
     "repartition topics and the tables in the lake."
 )
 
-EMPTY_AGAIN = (
-    "state was lost, or the offset was set by hand. To start with empty state, delete the group's offsets, or set "
-    "streams.start_from_group_offsets to go on at them."
-)
-STATE_OF_THEN = (
-    "commits were lost or left out by streams.skip_changelog_records, or the offset was set by hand. To go on at "
-    "{known} with the state of then, stop all instances and set the group's offset of this partition back to it, by "
-    'the admin\'s POST /v1/groups/{group}/offsets of {{"to": {{"offset": {known}}}, "topics": {{"{topic}": '
-    "[{partition}]}}}} or Kafka's `kafka-consumer-groups.sh --reset-offsets --to-offset {known} --execute --topic "
-    "{topic}:{partition} --group {group}`: records from {known} on are processed again, so that their results may come "
-    "twice."
-)
+COMMIT_METADATA = "penstock-streams"
+"""The metadata of every offset that an application commits: an offset without it was committed by another client."""
 
 
 class Held(NamedTuple):
@@ -51,21 +41,95 @@ class Start(NamedTuple):
     skipped: int = 0
 
 
-def position_of(
-    at: TopicPartition, group: str, known: int | None, committed: int | None, *, from_group: bool
-) -> int | None:
+class Ahead(NamedTuple):
+    """A source partition whose committed offset is past the changelog's position, None where the changelog has none."""
+
+    at: TopicPartition
+    committed: int
+    known: int | None
+    by_application: bool
+    """Whether the application committed the offset itself."""
+
+    def __str__(self) -> str:
+        return f"{self.at} (committed {self.committed}, changelog {'none' if self.known is None else self.known})"
+
+
+class GroupAhead(ChangelogHole):
+    """The group's committed offsets are ahead of the changelog: state was lost, or another client committed them.
+
+    A commit writes the changelog and the group's offsets together, so the application itself never makes it so. The
+    message names every partition of `ahead`, which of the two it is where that can be told, and the one command that
+    sets the group back to the changelog's positions.
+    """
+
+    def __init__(self, group: str, ahead: Iterable[Ahead]) -> None:
+        self.group, self.ahead = group, tuple(sorted(ahead))
+        command = f"penstock streams restore-offsets --application-id {group} --execute"
+        known = [one for one in self.ahead if one.known is not None]
+        unknown = [one for one in self.ahead if one.known is None]
+        parts = [f"group {group}: committed offsets are ahead of the changelog"]
+        if foreign := [one for one in known if not one.by_application]:
+            parts.append(
+                f"{_listed(foreign)}: another client has committed these offsets, the application has not. This is "
+                "not lost state: the changelog has its own position for each partition"
+            )
+        if lost := [one for one in known if one.by_application]:
+            parts.append(
+                f"{_listed(lost)}: the application has committed these offsets, and the changelog has lost the commits "
+                "or streams.skip_changelog_records leaves them out. From the changelog's position on, records are "
+                "processed again with the state of then, and their results may come twice"
+            )
+        if gone := [one for one in unknown if one.by_application]:
+            parts.append(
+                f"{_listed(gone)}: the application has committed these offsets, and the changelog has no position: the "
+                "state was lost"
+            )
+        if unread := [one for one in unknown if not one.by_application]:
+            parts.append(
+                f"{_listed(unread)}: another client has committed these offsets, and the changelog has no position. "
+                "Either the application has never read these partitions, or its state was lost"
+            )
+        if unknown:
+            parts.append(
+                "--start-over in the command reads a topic's partitions without a position from the beginning, with "
+                "empty state; streams.start_from_group_offsets=true goes on at the committed offsets instead"
+            )
+            command += "".join(f" --start-over {topic}" for topic in sorted({one.at.topic for one in unknown}))
+        parts.append(
+            f"To set the group back to the changelog's positions, also while the application restarts, run `{command}` "
+            "with the aggregator's settings"
+        )
+        super().__init__(". ".join(parts))
+
+
+def _listed(ahead: Iterable[Ahead]) -> str:
+    return ", ".join(map(str, ahead))
+
+
+def own_offset(offset: int) -> OffsetAndMetadata:
+    """An offset as an application commits it."""
+    return OffsetAndMetadata(offset, COMMIT_METADATA)
+
+
+def ahead_of(
+    at: TopicPartition, known: int | None, committed: OffsetAndMetadata | None, *, from_group: bool
+) -> Ahead | None:
+    """Whether the group is ahead of the changelog, whose position is `known`; never where `from_group` lets the group
+    say where a partition starts of which the changelog has no position."""
+    if committed is None or committed.offset <= (known or 0) or (known is None and from_group):
+        return None
+    return Ahead(at, committed.offset, known, committed.metadata == COMMIT_METADATA)
+
+
+def position_of(known: int | None, committed: OffsetAndMetadata | None, *, from_group: bool) -> int | None:
     """The position by the changelog (`known`), else by the group's offset where `from_group` allows it, else None.
 
-    ChangelogHole where the group's offset says that more was done than the changelog knows of. Both are written
-    together; a group that is ahead means that state was lost, that a record which confirmed it was left out by name,
-    or that somebody set its offsets.
+    >>> position_of(5, OffsetAndMetadata(3), from_group=False), position_of(None, OffsetAndMetadata(3), from_group=True)
+    (5, 3)
     """
-    if committed is not None and committed > (known or 0) and (known or not from_group):
-        raise ChangelogHole(
-            f"{at}: group {group} has committed offset {committed}, but the changelog knows of {known or 0} only: "
-            + (EMPTY_AGAIN if known is None else STATE_OF_THEN.format(known=known, group=group, **at._asdict()))
-        )
-    return committed if known is None else known
+    if known is not None or committed is None or not from_group:
+        return known
+    return committed.offset
 
 
 def left_topics(sources: Mapping[str, int], read: Collection[str], application: str) -> list[str]:

@@ -13,7 +13,16 @@ from shared.common.metrics import counter
 from shared.common.records import TopicPartition
 from shared.common.settings import KafkaSettings
 from shared.streams.settings import StreamsSettings
-from shared.streams.source_offsets import Held, left_topics, position_of, refuse_unread, start_of
+from shared.streams.source_offsets import (
+    Ahead,
+    GroupAhead,
+    Held,
+    ahead_of,
+    left_topics,
+    position_of,
+    refuse_unread,
+    start_of,
+)
 from shared.streams.stream_task import StreamTask
 from shared.streams.time_marks import holds_records
 
@@ -26,7 +35,7 @@ UNREAD_POLL_MS = 500
 class SourcePositions:
     """Where tasks read on.
 
-    Its methods raise ChangelogHole, SourceTopicChanged and SourceOffsetsMissing; `find` SchemaMismatch too.
+    Its methods raise SourceTopicChanged and SourceOffsetsMissing; `find` GroupAhead and SchemaMismatch too.
     """
 
     def __init__(self, kafka: KafkaSettings, settings: StreamsSettings, registry: CollectorRegistry) -> None:
@@ -41,21 +50,20 @@ class SourcePositions:
 
     async def find(self, task: StreamTask, consumer: Consumer, partitions: Iterable[TopicPartition]) -> None:
         """Set a restored task's positions: where the changelog says, else the group's offsets, else the beginning."""
+        application, from_group = self._settings.application_id, self._settings.start_from_group_offsets
         found: dict[TopicPartition, int | None] = {}
+        ahead: list[Ahead] = []
         for at in partitions:
-            known, told = task.sources.get(at.topic), await consumer.committed(at)
-            committed = None if told is None else told.offset
-            if committed is not None and committed < (known or 0):
+            known, committed = task.sources.get(at.topic), await consumer.committed(at)
+            if committed is not None and committed.offset < (known or 0):
                 log.warning(
                     "the group's offset was set back: going on where the changelog says", topic_partition=str(at)
                 )
-            found[at] = position_of(
-                at,
-                self._settings.application_id,
-                known,
-                committed,
-                from_group=self._settings.start_from_group_offsets,
-            )
+            if (one := ahead_of(at, known, committed, from_group=from_group)) is not None:
+                ahead.append(one)
+            found[at] = position_of(known, committed, from_group=from_group)
+        if ahead:
+            raise GroupAhead(application, ahead)
         await self._put(task, consumer, found)
         await self._leave(task)
 

@@ -1,12 +1,19 @@
-"""Who stands by for which partitions: said by the group's leader along with who has them.
+"""The assignment strategies of a streams application's group, and who stands by for which partitions.
 
-Each member tells the leader what it has state of already. Owners are chosen by the ordinary assignor; where that leaves
-a choice (the cooperative-sticky one, for partitions that nobody has) a member with state is preferred. Standbys are
-then placed on other members than the owner, on those that have state first, and evenly. Under the cooperative assignor
-a partition that changes hands has no owner for a moment: its standbys stay.
+The strategies are `range` and `cooperative-sticky` under names of their own, as Kafka Streams has "stream". A broker
+takes a member into a classic group only if it shares a strategy with all others. So it refuses every other consumer
+that uses the application's group id (INCONSISTENT_GROUP_PROTOCOL). A consumer of KIP-848 names no strategy: it is
+refused because the leader gives every member user data with its assignment, and a broker does not turn a group with
+such assignments into one of KIP-848. In a group that is one already the broker assigns the partitions itself, without
+user data: `on_assignment` raises InconsistentGroupProtocol.
 
-What is said travels behind the assignor's own user data, where members that know nothing of it read past it; they are
-given no standbys.
+With standbys each member tells the leader what it has state of already. Owners are chosen by the ordinary assignor;
+where that leaves a choice (the cooperative-sticky one, for partitions that nobody has) a member with state is
+preferred. Standbys are then placed on other members than the owner, on those that have state first, and evenly. Under
+the cooperative assignor a partition that changes hands has no owner for a moment: its standbys stay.
+
+What is said travels behind the assignor's own user data. A member without standbys of its own
+(`num_standby_replicas` = 0) says nothing and is given none.
 
 >>> place_standbys({0: "a", 1: "b", 2: "a"}, ["a", "b", "c"], {"c": {2}}, replicas=1)
 {'a': [1], 'b': [0], 'c': [2]}
@@ -27,9 +34,11 @@ from shared.clients.consumer.assignors import (
     RangeAssignor,
     in_order,
 )
-from shared.common.errors import ConfigError
+from shared.common.errors import ConfigError, InconsistentGroupProtocol
 from shared.common.records import TopicPartition
 
+PREFIX = "penstock-streams-"
+"""What the names of the strategies begin with; the rest is the setting's value."""
 MARK = b"PSBY"
 _SIZE = struct.Struct(">I")
 
@@ -82,8 +91,8 @@ def place_standbys(
     return {member: sorted(partitions) for member, partitions in placed.items()}
 
 
-class StandbyPart(Assignor):
-    """What an assignor with standbys does beside assigning; `warm` says what this instance has state of."""
+class StreamsAssignor(Assignor):
+    """What each strategy does beside assigning; `warm` says what this instance has state of."""
 
     def __init__(self, replicas: int, warm: Callable[[], Iterable[int]]) -> None:
         self._replicas, self._warm = replicas, warm
@@ -91,29 +100,39 @@ class StandbyPart(Assignor):
         """What this instance is to stand by for, as of the last assignment."""
 
     def user_data(self, assigned: Collection[TopicPartition], generation: int) -> bytes | None:
-        return with_standing(super().user_data(assigned, generation), self._warm())
+        own = super().user_data(assigned, generation)
+        return with_standing(own, self._warm()) if self._replicas else own
 
     def told(
         self, partitions: Mapping[str, int], members: Mapping[str, GroupMember], assigned: Assigned
     ) -> Mapping[str, bytes]:
+        """The standbys of each member. Every member is told something: user data keeps KIP-848 consumers out."""
         numbers = range(max(partitions.values(), default=0))
         owners: dict[int, str | None] = dict.fromkeys(numbers)
         owners |= {at.partition: member for member, given in assigned.items() for at in given}
         warm = warm_of(members)
         order = [member for member in in_order(members) if member in warm]
         placed = place_standbys(owners, order, warm, self._replicas)
-        return {member: with_standing(None, own) for member, own in placed.items()}
+        return {member: with_standing(None, placed.get(member, ())) for member in members}
 
     def on_assignment(self, told: bytes | None) -> None:
-        self.standbys = standing_of(told) or frozenset()
+        """Take the standbys; InconsistentGroupProtocol where no instance of the application has made the assignment."""
+        standbys = standing_of(told)
+        if standbys is None:
+            raise InconsistentGroupProtocol(f"the assignment was not made with {self.name}")
+        self.standbys = standbys
 
 
-class RangeWithStandbys(StandbyPart, RangeAssignor):
-    """`range`, which leaves no choice of owners, with standbys."""
+class StreamsRange(StreamsAssignor, RangeAssignor):
+    """`range`, which leaves no choice of owners."""
+
+    name = f"{PREFIX}range"
 
 
-class StickyWithStandbys(StandbyPart, CooperativeStickyAssignor):
-    """`cooperative-sticky` with standbys, which are preferred as owners."""
+class StreamsCooperativeSticky(StreamsAssignor, CooperativeStickyAssignor):
+    """`cooperative-sticky`, which prefers standbys as owners."""
+
+    name = f"{PREFIX}cooperative-sticky"
 
     def preferred(self, members: Mapping[str, GroupMember]) -> Mapping[str, Collection[TopicPartition]]:
         warm = warm_of(members)
@@ -129,11 +148,10 @@ def warm_of(members: Mapping[str, GroupMember]) -> dict[str, frozenset[int]]:
     return {member: partitions for member, partitions in said.items() if partitions is not None}
 
 
-def assignor_of(strategy: str, replicas: int, warm: Callable[[], Iterable[int]]) -> StandbyPart | None:
-    """The assignor of that name with so many standbys of each partition; None where there are to be none."""
-    if replicas == 0:
-        return None
-    kinds: dict[str, type[StandbyPart]] = {"range": RangeWithStandbys, "cooperative-sticky": StickyWithStandbys}
-    if strategy not in kinds:
-        raise ConfigError(f"streams.partition_assignment_strategy={strategy} places no standbys")
-    return kinds[strategy](replicas, warm)
+def assignor_of(strategy: str, replicas: int, warm: Callable[[], Iterable[int]]) -> StreamsAssignor:
+    """The strategy of that setting, with so many standbys of each partition."""
+    kinds: tuple[type[StreamsAssignor], ...] = (StreamsRange, StreamsCooperativeSticky)
+    for kind in kinds:
+        if kind.name == PREFIX + strategy:
+            return kind(replicas, warm)
+    raise ConfigError(f"streams.partition_assignment_strategy={strategy} is none of a streams application's")

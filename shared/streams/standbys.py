@@ -17,6 +17,7 @@ from shared.common.clock import Clock
 from shared.common.errors import RetriableError
 from shared.common.log import get_logger
 from shared.common.metrics import gauge
+from shared.common.repeated_failure import RepeatedFailure
 from shared.common.settings import KafkaSettings
 from shared.streams.local_restore import Overtaken, discard
 from shared.streams.restoring import Restoring
@@ -41,6 +42,7 @@ class Standby:
         """Whether it had read everything when it last looked."""
         self.lag = 0
         self.failed = ""
+        self.failing = RepeatedFailure()
 
     def describe(self) -> dict[str, Any]:
         """As plain values."""
@@ -137,7 +139,8 @@ class Standbys:
                     discard(standby.restoring.task.local, str(e))
                 self._drop(standby)
             except RetriableError as e:
-                log.warning("a standby is behind", partition=standby.partition, reason=str(e))
+                if (times := standby.failing.failed(self._clock.monotonic_ms())) is not None:
+                    log.warning("a standby is behind", partition=standby.partition, **times, reason=str(e))
                 if standby.restoring is not None and standby.restoring.reader.next_offset is None:
                     self._drop(standby)  # what was loaded in part may be gone from what is loaded next
                 await asyncio.sleep(RETRY_MS / 1000)
@@ -160,6 +163,7 @@ class Standbys:
             await restoring.read_until(await restoring.begin(consumer), consumer)
             restoring.write()
             standby.is_current, standby.failed = True, ""
+            standby.failing.succeeded(self._clock.monotonic_ms())  # that it is current is said below
             log.info("a standby is current", partition=standby.partition, **_sizes(restoring))
             unwritten, written_ms = 0, self._clock.monotonic_ms()
             while True:

@@ -384,10 +384,10 @@ class StreamTask:
         """The processors that have a time of their own."""
         return self.times.operators
 
-    def _output(self, record: ProducerRecord, window: WindowKey | None = None) -> None:
+    def _output(self, record: ProducerRecord, window: WindowKey | None = None, source_key: bytes | None = None) -> None:
         if self.refused:
             self._require_taken(OutputPlace(self.record_metadata, record.topic, record.key, window))
-        self.outputs.add(record, self.record_metadata, window)
+        self.outputs.add(record, self.record_metadata, window, source_key)
 
     def _require_taken(self, place: OutputPlace) -> None:
         if place in self.refused:

@@ -24,6 +24,7 @@ from shared.common.errors import (
     ConfigError,
     DataError,
     FatalError,
+    InconsistentGroupProtocol,
     OffsetOutOfRange,
     PenstockError,
     ProducerFenced,
@@ -40,9 +41,11 @@ from shared.streams.owned_task import OwnedTask
 from shared.streams.repartition_purge import RepartitionPurge
 from shared.streams.settings import StreamsSettings
 from shared.streams.slow_steps import SlowSteps
+from shared.streams.source_offsets import GroupAhead
 from shared.streams.source_positions import SourcePositions
 from shared.streams.standby_assignor import assignor_of
 from shared.streams.standbys import Standbys
+from shared.streams.strangers import name_strangers
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_commits import Ended, Failure, SourceRefused, TaskCommits
 from shared.streams.task_maker import TaskMaker
@@ -100,7 +103,8 @@ class StreamWorker(RebalanceListener):
         self._consumer = make_consumer(kafka, settings, self._registry, self._assignor)
         self._tables = GlobalTables(kafka, self.topology, clock)
         self._purge = RepartitionPurge(kafka, self.topology, clock, settings.repartition_purge_interval_ms)
-        self._leaving = False
+        self._leaving = self._is_assigned = self._is_accepted = False
+        self._waits_for = "Kafka"
         self.topics = Prepared(0, 0)
 
     # --- life ---
@@ -112,7 +116,10 @@ class StreamWorker(RebalanceListener):
         topics or the state's folder do not do.
         """
         self._maker.startup()
-        self.topics = await prepare_topics(self._kafka, self._settings, self.topology, self._clock)
+        self.topics = await prepare_topics(
+            self._kafka, self._settings, self.topology, self._clock, self._wait_for_topics
+        )
+        self._waits_for = "the group's assignment"
         await self._tables.load()
         await self._join()
 
@@ -138,6 +145,7 @@ class StreamWorker(RebalanceListener):
             advance(ready, self._consumer)
             advance_all_idle(ready, self._consumer, now_ms, self.topics.partitions)
             punctuate_all(self._tasks.running(), now_ms, self._slow, self._clock)
+            self._is_accepted = not self.waits_for
         if self._clock.monotonic_ms() >= self._commit_due_ms:
             await self._begin_commit()
             await self._purge.run()
@@ -151,6 +159,9 @@ class StreamWorker(RebalanceListener):
             if not wait_ms:
                 await self._commits.may_go_on()
             return await self._consumer.poll(wait_ms, self._settings.max_poll_records)
+        except InconsistentGroupProtocol as e:
+            await self._consumer.close()  # before the members are described: those that are left are the others
+            raise await name_strangers(self._kafka, self._settings.application_id, self._assignor.name, e) from e
         except OffsetOutOfRange as e:
             log.warning("a position is out of range", reason=str(e))
         async with self._lock:
@@ -201,6 +212,17 @@ class StreamWorker(RebalanceListener):
         return self._consumer
 
     @property
+    def waits_for(self) -> str:
+        """What is waited for before it is known that the topology fits the state of this instance's first partitions;
+        "" once it is known, and from then on."""
+        if self._is_accepted:
+            return ""
+        if not self._is_assigned:
+            return self._waits_for
+        unknown = sorted(partition for partition, owned in self._owned.items() if not owned.is_accepted)
+        return f"the state of partitions {unknown}, which the topology has to fit" if unknown else ""
+
+    @property
     def global_tables(self) -> dict[str, GlobalTableRows]:
         """This instance's copies by name."""
         return self._tables.rows
@@ -228,6 +250,9 @@ class StreamWorker(RebalanceListener):
             "tasks": self._tasks.describe(),
             "standbys": self._standbys.describe(),
         }
+
+    def _wait_for_topics(self, topics: list[str]) -> None:
+        self._waits_for = f"the topic{'s'[: len(topics) != 1]} {', '.join(topics)}, which Kafka does not have"
 
     # --- group membership ---
 
@@ -268,8 +293,8 @@ class StreamWorker(RebalanceListener):
                         await self._suspended[partition].close()
                     self._start_restore(partition)
             self._suspended.clear()
-            if self._assignor is not None:
-                await self._standbys.stand_by(self._assignor.standbys, self._owned)
+            await self._standbys.stand_by(self._assignor.standbys, self._owned)
+            self._is_assigned = True
             log.info("partitions assigned", partitions=sorted(assigned))
 
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
@@ -277,6 +302,7 @@ class StreamWorker(RebalanceListener):
         if self._leaving:  # `shutdown` has committed what could be
             return
         async with self._lock:
+            self._is_assigned = False
             await self._after_commit(await self._commits.settle())
             self._revoked_in = self._consumer.group_metadata().generation_id
             revoked = {at.partition for at in partitions} & self._owned.keys()
@@ -295,6 +321,7 @@ class StreamWorker(RebalanceListener):
         if self._leaving:
             return
         async with self._lock:
+            self._is_assigned = False
             log.warning("partitions lost", partitions=sorted(at.partition for at in partitions))
             # What a new owner has overtaken counts for no reader; committed after all, the group would seem ahead.
             self._consumer.forget_commits()
@@ -333,8 +360,14 @@ class StreamWorker(RebalanceListener):
             error, owned.restoring = owned.restoring.exception(), None
             if error is None:
                 self._seek_to_task(partition)
+            elif isinstance(error, GroupAhead):
+                owned.ahead = error
             else:
                 await self._task_failed(partition, error)
+        ahead = [one.ahead for one in self._owned.values() if one.ahead is not None]
+        # Reported once for all partitions of this instance: one command sets all of them back.
+        if ahead and not any(owned.restoring is not None for owned in self._owned.values()):
+            raise GroupAhead(self._settings.application_id, [one for error in ahead for one in error.ahead])
 
     def _seek_to_task(self, partition: int) -> None:
         task, inputs = self._owned[partition].task, self._owned[partition].inputs

@@ -20,11 +20,12 @@ from shared.common.clock import Clock
 from shared.common.errors import DataError, IllegalState, KafkaTimeout, PenstockError, RecordTooLarge
 from shared.common.log import get_logger
 from shared.common.metrics import histogram
-from shared.common.records import OffsetAndMetadata, TopicPartition
+from shared.common.records import TopicPartition
 from shared.streams.changelog import RecordRefused
 from shared.streams.owned_task import OwnedTask
 from shared.streams.processor import ProcessingFailed, StateRefused
 from shared.streams.settings import StreamsSettings
+from shared.streams.source_offsets import own_offset
 from shared.streams.state.checkpoint import LogReplaced
 from shared.streams.stream_task import StreamTask
 from shared.streams.task_outputs import OutputPlace, Refusals, TaskCommit
@@ -213,7 +214,7 @@ class TaskCommits:
     async def _commit_group_offsets(self, held: Sequence[tuple[OwnedTask, TaskCommit]], consumer: Consumer) -> None:
         """For lag to be seen; the task itself resumes from its progress record."""
         offsets = {
-            TopicPartition(topic, owned.partition): OffsetAndMetadata(at)
+            TopicPartition(topic, owned.partition): own_offset(at)
             for owned, commit in held
             for topic, at in commit.sources.items()
         }

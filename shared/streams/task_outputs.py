@@ -1,4 +1,9 @@
-"""What a task has for other topics until a commit takes it: records one by one, and windows' results by the batch."""
+"""What a task has for other topics until a commit takes it: records one by one, and windows' results by the batch.
+
+A result on update has the whole window as its key. Its partition is chosen by the window's record key all the same, as
+by Kafka Streams' `WindowedStreamPartitioner`: all results of one source key are in one partition, in order. Such
+outputs have a `source_key`; `place` sets their partitions once it is known how many their topics have.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
+from shared.clients.producer.partitioner import for_key
 from shared.common.errors import DataError
-from shared.common.records import Int64Array, ProducerRecord
+from shared.common.records import Int64Array, ProducerRecord, RecordColumns
 from shared.streams.processor import RecordMetadata
 from shared.streams.windowed_aggregate import WindowKey
 
@@ -16,7 +24,8 @@ from shared.streams.windowed_aggregate import WindowKey
 class ResultColumns:
     """Encoded results of windows for one topic, in order; `timestamps` are ms.
 
-    `windows` are the windows they are of, `origins` the source records that brought them about, where any did.
+    `windows` are the windows they are of, `origins` the source records that brought them about, where any did. Where
+    `source_keys` are given these choose the `partitions`, and the keys do not.
     """
 
     topic: str
@@ -25,13 +34,34 @@ class ResultColumns:
     timestamps: list[int]
     windows: Sequence[WindowKey]
     origins: Sequence[RecordMetadata] = ()
+    source_keys: Sequence[bytes | None] | None = None
+    partitions: list[int] | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def record(self, index: int) -> ProducerRecord:
         """One result as a record."""
-        return ProducerRecord(self.topic, self.values[index], self.keys[index], (), None, self.timestamps[index])
+        partition = None if self.partitions is None else self.partitions[index]
+        return ProducerRecord(self.topic, self.values[index], self.keys[index], (), partition, self.timestamps[index])
+
+    def bulks(self) -> list[RecordColumns]:
+        """All results as the producer takes them, one bulk for each partition that was set."""
+        if self.partitions is None:
+            return [RecordColumns(self.topic, self.keys, self.values, self.timestamps)]
+        rows: dict[int, list[int]] = {}
+        for row, partition in enumerate(self.partitions):
+            rows.setdefault(partition, []).append(row)
+        return [
+            RecordColumns(
+                self.topic,
+                [self.keys[row] for row in own],
+                [self.values[row] for row in own],
+                [self.timestamps[row] for row in own],
+                partition,
+            )
+            for partition, own in rows.items()
+        ]
 
 
 Output = ProducerRecord | ResultColumns
@@ -67,24 +97,61 @@ class Origins(Sequence[RecordMetadata]):
 
 @dataclass(slots=True)
 class TaskOutputs:
-    """Outputs in order, each with its origin (the source record in hand, if any) and the window whose result it is."""
+    """Outputs in order, each with its origin (the source record in hand, if any), the window whose result it is, and
+    the key that chooses its partition where that is not its own."""
 
     items: list[Output] = field(default_factory=list)
     origins: list[RecordMetadata | None] = field(default_factory=list)
     windows: list[WindowKey | None] = field(default_factory=list)
+    source_keys: list[bytes | None] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.items)
 
-    def add(self, output: Output, origin: RecordMetadata | None = None, window: WindowKey | None = None) -> None:
-        """Append one; of results in columns origins and windows are their own."""
+    def add(
+        self,
+        output: Output,
+        origin: RecordMetadata | None = None,
+        window: WindowKey | None = None,
+        source_key: bytes | None = None,
+    ) -> None:
+        """Append one; of results in columns origins, windows and source keys are their own."""
         self.items.append(output)
         self.origins.append(origin)
         self.windows.append(window)
+        self.source_keys.append(source_key)
 
     def take_back(self, length: int) -> None:
         """Forget what came after there were `length`."""
-        del self.items[length:], self.origins[length:], self.windows[length:]
+        del self.items[length:], self.origins[length:], self.windows[length:], self.source_keys[length:]
+
+    def topics_by_source_key(self) -> set[str]:
+        """The topics of outputs whose source keys choose their partitions."""
+        return {
+            item.topic
+            for item, source_key in zip(self.items, self.source_keys, strict=True)
+            if source_key is not None or (isinstance(item, ResultColumns) and item.source_keys is not None)
+        }
+
+    def place(self, partitions: Mapping[str, Sequence[int]]) -> None:
+        """Set the partitions of outputs by their source keys; `partitions` are those of their topics, ascending."""
+        for at, (item, source_key) in enumerate(zip(self.items, self.source_keys, strict=True)):
+            if isinstance(item, ResultColumns):
+                if item.source_keys is not None:
+                    item.partitions = [partition_of(key, partitions[item.topic]) for key in item.source_keys]
+            elif source_key is not None:
+                partition = partition_of(source_key, partitions[item.topic])
+                self.items[at] = msgspec.structs.replace(item, partition=partition)
+
+
+def partition_of(source_key: bytes | None, partitions: Sequence[int]) -> int:
+    """The partition, of those of a topic, that a producer chooses for a record with this key.
+
+    >>> partition_of(b"21", range(7))
+    3
+    """
+    assert source_key is not None, "a window has a key"
+    return partitions[for_key(source_key, len(partitions))]
 
 
 class TaskCommit(NamedTuple):
@@ -103,6 +170,17 @@ class TaskCommit(NamedTuple):
     def outputs(self) -> list[ProducerRecord]:
         """All outputs as records."""
         return list(self._records())
+
+    @property
+    def source_keys(self) -> list[bytes | None]:
+        """For each of `outputs` the key that chooses its partition, None where that is its own."""
+        keys: list[bytes | None] = []
+        for item, source_key in zip(self.produced.items, self.produced.source_keys, strict=True):
+            if isinstance(item, ResultColumns):
+                keys += [None] * len(item) if item.source_keys is None else item.source_keys
+            else:
+                keys.append(source_key)
+        return keys
 
     def source_of(self, record: ProducerRecord) -> tuple[RecordMetadata | None, WindowKey | None]:
         """The source record that brought an output about, and the window whose result it is; None for neither."""

@@ -7,7 +7,7 @@ command that mends it; what would lose results is said.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from shared.clients.admin import Admin, NewTopic, event_time_topic
@@ -42,9 +42,16 @@ class Prepared(NamedTuple):
     """Bytes of the largest dead letter or late record that there may be: that of a source's largest record."""
 
 
-async def prepare_topics(kafka: KafkaSettings, settings: StreamsSettings, topology: Topology, clock: Clock) -> Prepared:
+async def prepare_topics(
+    kafka: KafkaSettings,
+    settings: StreamsSettings,
+    topology: Topology,
+    clock: Clock,
+    on_missing: Callable[[list[str]], None] = lambda topics: None,
+) -> Prepared:
     """Wait for the source topics, then create the application's own and all others with as many partitions.
 
+    Those that are missing are logged at once, and whenever they change, and `on_missing` is told.
     Raises UnknownTopicOrPartition naming the source topics that did not appear within `topic_wait_ms`, and ConfigError
     where the assignor does not do for them, where their numbers of partitions differ, or where the changelog is there
     and would lose state; warns where a result or late topic would lose old event times.
@@ -54,11 +61,15 @@ async def prepare_topics(kafka: KafkaSettings, settings: StreamsSettings, topolo
     sources = [topic for topic in topology.source_topics() if topic not in internal]
     others = [table.topic for table in topology.global_tables.values()]
     async with Admin(kafka) as admin:
-        deadline = clock.monotonic_ms() + settings.topic_wait_ms
-        while missing := {*sources, *others} - set(await admin.list_topics()):
+        deadline, told = clock.monotonic_ms() + settings.topic_wait_ms, list[str]()
+        while missing := sorted({*sources, *others} - set(await admin.list_topics())):
             if clock.monotonic_ms() > deadline:
-                names = ", ".join(sorted(missing))
+                names = ", ".join(missing)
                 raise UnknownTopicOrPartition(f"no topic {names} after {settings.topic_wait_ms} ms; create it first")
+            if missing != told:
+                told = missing
+                log.warning("topics that the topology reads do not exist: waiting", topics=missing)
+                on_missing(missing)
             await asyncio.sleep(TOPIC_CHECK_INTERVAL_MS / 1000)
         described = await admin.describe_topics(sources)
         partitions = require_same_partitions({name: len(topic.partitions) for name, topic in described.items()})

@@ -100,10 +100,14 @@ class WindowResults(Sequence[WindowKey]):
         values: list[bytes | None] = [None] * len(self.retracted[0])
         values += _lines(map(_row_type(self._shown), named, starts, ends, *self._results()))
         if not whole_window_keys:
-            return self._in_order([*self.retracted[0], *windows.keys]), self._in_order(values)
+            return self.source_keys(), self._in_order(values)
         gone = map(_row_type(()), self.keys_of(self.retracted[0]), *self.retracted[1:])
         keys = [*_lines(gone), *_lines(map(_row_type(()), named, starts, ends))]
         return self._in_order(keys), self._in_order(values)
+
+    def source_keys(self) -> list[bytes | None]:
+        """Each window's record key."""
+        return self._in_order([*self.retracted[0], *self.windows.keys])
 
     def timestamps(self) -> list[int]:
         """Each result's event time in ms: that of the window's latest record where it is kept, or else its end."""

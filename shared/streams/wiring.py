@@ -32,7 +32,7 @@ from shared.streams.processor import (
     is_own,
 )
 from shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
-from shared.streams.result_encoders import encode_json, encode_updates
+from shared.streams.result_encoders import encode_json, encode_key, encode_updates
 from shared.streams.state.store import StateStore
 from shared.streams.tables import Lookup
 from shared.streams.task_outputs import Origins, ResultColumns
@@ -45,8 +45,8 @@ from shared.streams.windowed_aggregate import WindowKey
 if TYPE_CHECKING:
     from shared.streams.stream_task import StreamTask
 
-Output = Callable[[ProducerRecord, WindowKey | None], None]
-"""Takes a record for a topic, and the window whose result it is."""
+Output = Callable[[ProducerRecord, WindowKey | None, bytes | None], None]
+"""Takes a record for a topic, the window whose result it is, and the key that chooses its partition if not its own."""
 InHand = Callable[[], ConsumerRecord | None]
 """Gives the source record in hand, if there is one."""
 
@@ -60,6 +60,7 @@ class SinkWriter:
     def __init__(self, node: SinkNode, record_bytes_max: int, output: Output, in_hand: InHand = lambda: None) -> None:
         self._node, self._record_bytes_max, self._output = node, record_bytes_max, output
         self._in_hand = in_hand if node.is_internal else None
+        self._has_window_keys = node.encode is encode_updates
 
     def process(self, record: Record) -> None:
         key, value = self._node.encode(record)
@@ -71,7 +72,9 @@ class SinkWriter:
             topic, limit = self._node.topic, self._record_bytes_max
             raise RecordTooLarge(f"topic {topic}: a record of {size} bytes; max_request_size={limit}")
         window = record.key if isinstance(record.key, WindowKey) else None
-        self._output(ProducerRecord(self._node.topic, value, key, record.headers, None, record.timestamp), window)
+        source_key = None if window is None or not self._has_window_keys else encode_key(window.key)
+        record_out = ProducerRecord(self._node.topic, value, key, record.headers, None, record.timestamp)
+        self._output(record_out, window, source_key)
 
     def encode(self, results: WindowResults) -> ResultColumns | None:
         """Results of windows at once; None where this sink has them encoded one by one, or one may be refused."""
@@ -79,7 +82,7 @@ class SinkWriter:
         if node.encode not in (encode_json, encode_updates):
             return None
         try:
-            keys, values = results.encoded(whole_window_keys=node.encode is encode_updates)
+            keys, values = results.encoded(whole_window_keys=self._has_window_keys)
         except Exception:  # a value has no JSON: whose, and what becomes of it, is found one by one
             return None
         longest = (
@@ -88,7 +91,8 @@ class SinkWriter:
         )
         if record_size(*longest, []) > self._record_bytes_max:
             return None
-        return ResultColumns(node.topic, keys, values, results.timestamps(), results)
+        source_keys = results.source_keys() if self._has_window_keys else None
+        return ResultColumns(node.topic, keys, values, results.timestamps(), results, source_keys=source_keys)
 
 
 class UserNode:

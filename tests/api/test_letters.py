@@ -17,7 +17,7 @@ class MemoryLetters:
         self.asked: dict[str, Any] = {}
 
     async def topics(self) -> list[dict[str, Any]]:
-        return [{"topic": "t-dlq", "kind": "dead_letters", "source": "t", "records": 3}]
+        return [{"topic": "t-dlq", "kind": "dead_letters", "source": "t", "records": 3, "exact": True}]
 
     async def look(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:
         return {"letters": [{"offset": i, "stage": stage} for i in range(limit)], "looked_at": 7}

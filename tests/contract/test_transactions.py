@@ -8,6 +8,7 @@ import pytest
 
 from shared.testing.fake_broker import Api, ErrorCode, Message
 from tests.contract.conftest import Log, Wire, batch, created, until
+from tests.contract.test_groups import Member, alone
 
 LATEST = -1
 NO_MEMBER = {"generation_id": -1, "member_id": "", "group_instance_id": None}
@@ -274,6 +275,19 @@ async def test_offsets_of_a_lost_generation_are_refused(producer: Producer, name
     group_id = f"{name}-group"
     assert await producer.add_offsets(group_id) == "NONE"
     assert await producer.commit_offset(group_id, 7, generation_id=3, member_id="gone") == "ILLEGAL_GENERATION"
+
+
+async def test_a_transaction_needs_no_member_in_a_group_that_has_some(
+    producer: Producer, other_wire: Wire, name: str
+) -> None:
+    """Without a member id a plain commit is refused while the group has members, one in a transaction is not."""
+    log, group_id = producer.log, f"{name}-group"
+    await alone(other_wire, group_id)
+    assert await Member(log.wire, group_id).commit(log, 5) == "UNKNOWN_MEMBER_ID"
+    assert await producer.add_offsets(group_id) == "NONE"
+    assert await producer.commit_offset(group_id, 7) == "NONE"
+    assert await producer.end(committed=True) == "NONE"
+    assert await stable_offset(log, group_id) == ("NONE", 7)
 
 
 async def test_an_unknown_partition_spoils_the_addition(producer: Producer, wire: Wire, name: str) -> None:

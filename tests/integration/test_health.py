@@ -128,6 +128,41 @@ async def test_a_certificate_that_is_not_there(name: str, tmp_path: Path) -> Non
     assert "kafka.ssl_cafile: no.pem" in lines[0]
 
 
+COMMANDS = {
+    **{name: [name, "--http.port=0", *more] for name, more in SERVICES.items()},
+    "sessions": ["sessions", "--application=app"],
+    "doctor": ["doctor"],
+    "reset": ["streams", "reset"],
+    "restore-offsets": ["streams", "restore-offsets"],
+    "dlq": ["dlq", "list", "t"],
+    "compact": ["compact", "--application=app", "--lake=lake"],
+    "audit": ["audit", "--application=app", "--lake=lake"],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+async def test_a_kafka_that_is_not_there_is_named_soon(name: str, tmp_path: Path) -> None:
+    """Every service and command says which brokers it does not reach, long before it gives up; and goes on trying."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.cli", *COMMANDS[name],
+        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, cwd=tmp_path,
+        env={
+            **os.environ, "PENSTOCK_CONFIG": os.devnull, "PYTHONPATH": str(Path(__file__).parents[2]),
+            "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1", "PENSTOCK_KAFKA__REQUEST_TIMEOUT_MS": "20000",
+        },
+    )  # fmt: skip
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while "127.0.0.1:1" not in (line := (await process.stderr.readline()).decode()):
+                assert line, "it ended without a word"
+        assert '"level": "warning"' in line
+        assert process.returncode is None
+    finally:
+        process.kill()
+        await process.wait()
+
+
 async def test_a_consumer_whose_topic_is_not_there_says_so(kafka: EmbeddedKafka, stack: Stack, topic_name: str) -> None:
     """It waits, as the topic may be created any moment; `/health` names the topic, and is well once it is there."""
     settings = {

@@ -6,7 +6,10 @@ import asyncio
 import time
 from pathlib import Path
 
-from services.local.stack import KILL_GRACE_MS, ServiceSpec, Stack
+import pytest
+
+from services.local.child import ChildDied
+from services.local.stack import KILL_GRACE_MS, Service, ServiceSpec, ServiceStuck, Stack
 
 PROGRAM = """
 import os, signal, sys, time
@@ -40,3 +43,72 @@ async def test_a_service_has_the_whole_time_that_it_was_told(tmp_path: Path) -> 
     assert "done" in logs["slow"].read_text()
     assert "done" not in logs["stubborn"].read_text()
     assert LIMIT_MS + KILL_GRACE_MS <= took_ms < LIMIT_MS + KILL_GRACE_MS + 5_000
+
+
+HEALTH = """
+import json, os, sys, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+STEP_S, STEPS = float(os.environ["STEP_S"]), int(os.environ["STEPS"])
+asked = []
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        asked.append(time.monotonic())
+        step = int((asked[-1] - asked[0]) / STEP_S)
+        if os.environ["END"] == "dies" and step >= STEPS:
+            sys.exit("no such topology")
+        ok = os.environ["END"] == "healthy" and step >= STEPS
+        detail = f"starting: {'abcdefgh'[min(step, STEPS - 1)]}, for {len(asked)} requests"
+        body = json.dumps({"checks": {"tasks": {"status": "ok" if ok else "failing", "detail": detail}}}).encode()
+        self.send_response(200 if ok else 503)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+HTTPServer((os.environ["PENSTOCK_HTTP__HOST"], int(os.environ["PENSTOCK_HTTP__PORT"])), Handler).serve_forever()
+"""
+STILL_MS = 2_000
+
+
+async def health_of(tmp_path: Path, steps: int, step_s: float, end: str) -> tuple[Stack, Service]:
+    """A service whose `/health` says so many things, each for so long, and then 200; or the last one, or it dies."""
+    (tmp_path / "health.py").write_text(HEALTH)
+    stack = Stack(tmp_path, hermetic=True)
+    environment = {"PYTHONPATH": str(tmp_path), "STEPS": str(steps), "STEP_S": str(step_s), "END": end}
+    spec = ServiceSpec("service", {}, module="health", environment=environment, shutdown_timeout_ms=1_000)
+    return stack, await stack.start(spec)
+
+
+async def test_a_service_that_gets_on_is_waited_for(tmp_path: Path) -> None:
+    """However long it takes in all, as on a loaded machine: longer than anything may stay the same."""
+    stack, service = await health_of(tmp_path, 5, 0.8, "healthy")
+    before = time.monotonic()
+    try:
+        await service.healthy(still_ms=STILL_MS)
+    finally:
+        await stack.stop()
+    assert (time.monotonic() - before) * 1000 > STILL_MS
+
+
+async def test_a_service_that_says_the_same_for_long_is_stuck(tmp_path: Path) -> None:
+    """The error has what it says, and where its log is; a number that grows is no progress."""
+    stack, service = await health_of(tmp_path, 1, 0.1, "stuck")
+    try:
+        with pytest.raises(ServiceStuck, match=r"service is not healthy.* tasks: starting: a, .*service\.log"):
+            await service.healthy(still_ms=STILL_MS)
+    finally:
+        await stack.stop()
+
+
+async def test_a_service_that_dies_is_not_waited_for(tmp_path: Path) -> None:
+    """Its own last words are the error."""
+    stack, service = await health_of(tmp_path, 2, 0.2, "dies")
+    try:
+        with pytest.raises(ChildDied, match="no such topology"):
+            await service.healthy(still_ms=60_000)
+    finally:
+        await stack.stop()

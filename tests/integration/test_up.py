@@ -22,6 +22,7 @@ from tests.documents import README, block
 from tests.integration.promtool import assert_clean
 
 START_TIMEOUT_S, RESULT_TIMEOUT_S, COMMAND_TIMEOUT_S, STOP_TIMEOUT_S = 180, 60, 240, 90
+INTERVAL_MS = 1_234_000
 LAST_LINE = "Ctrl-C stops everything"
 
 
@@ -38,6 +39,7 @@ def said(tmp_path: Path) -> Iterator[dict[str, str]]:
     port = ports.pick("127.0.0.1", 1)[0]
     command = [sys.executable, "-m", "services.cli", "up", "--http.port=0", f"--connect-port={port}", *flags()]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
+    environment["PENSTOCK_COMPACTION__INTERVAL_MS"] = str(INTERVAL_MS)
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as up:
         watchdog = threading.Timer(START_TIMEOUT_S, up.kill)
         watchdog.start()
@@ -114,6 +116,7 @@ def test_what_up_prints_and_readme_shows_works(said: dict[str, str], tmp_path: P
     assert_clean(httpx.get(f"{said['dashboard']}/metrics", timeout=60).text)
     the_whole_rest_is_there(said["Connect"].partition(": ")[0])
     assert said["topology"] == "visits:topology, as application penstock"
+    assert f"a compaction every 1234 s (compaction.interval_ms={INTERVAL_MS})" in said["lake"]
     program, *audit = shlex.split(said["audit"])
     assert program.endswith("penstock")
     (result,) = lines_of(audit, tmp_path)[-1:]

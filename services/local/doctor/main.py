@@ -28,7 +28,7 @@ ORDER = ("ok", "warning", "problem")
 class DoctorSettings(CommandSettings):
     """Looks at Kafka, its topics and this machine, and says what is wrong and how to mend it."""
 
-    log: LogSettings = LogSettings(level="error")
+    log: LogSettings = LogSettings(level="warning")
     kafka: KafkaSettings = KafkaSettings(request_timeout_ms=10_000)
     topics: Names = Field((), description="topics that hold event times, comma-separated; default: all are looked at")
     data_dir: Path = Field(DEFAULT_DATA_DIR, description="where an embedded Kafka keeps its data")

@@ -14,7 +14,7 @@ from shared.clients.connection.batches import (
     record_size,
     seal_batch,
 )
-from shared.clients.connection.client import Connection, default_client_id, translated
+from shared.clients.connection.client import UNREACHED_SAY_MS, Connection, default_client_id, translated
 from shared.clients.connection.consumer_groups import CONSUMER_GROUP_DESCRIBE
 from shared.clients.connection.errors import error_for_code, name_of, translate
 from shared.clients.connection.fetch import NO_EPOCH, FetchedPartition, FetchRequest, FetchResponse
@@ -28,6 +28,7 @@ __all__ = [
     "CONSUMER_GROUP_DESCRIBE",
     "NO_EPOCH",
     "NO_UUID",
+    "UNREACHED_SAY_MS",
     "BatchRecord",
     "Compression",
     "Connection",

@@ -40,18 +40,27 @@ from shared.common.errors import (
     RetriableError,
     UnknownTopicOrPartition,
 )
+from shared.common.log import get_logger
 from shared.common.records import TopicPartition
+from shared.common.repeated_failure import RepeatedFailure
 from shared.common.settings import KafkaSettings
+
+log = get_logger(__name__)
 
 T = TypeVar("T")
 
 UNKNOWN_TOPIC_GRACE_MS = 1_000
 """A topic that was just created may be unknown to a broker for a moment; after this it is taken to be missing."""
 
+UNREACHED_SAY_MS = 2_000
+"""After so long without any broker it is logged that there is none: a start takes a fraction of it."""
+
 WAITING = 2
 """Beside aiokafka's two groups of connections: the one for requests that wait for others."""
 
 _instances = itertools.count(1)
+_unreached: dict[str, RepeatedFailure] = {}
+"""Bootstrap servers of which none was reached, by any client of this process."""
 
 
 def default_client_id() -> str:
@@ -68,27 +77,48 @@ def translated(where: str) -> Iterator[None]:
         raise translate(e, where) from e
 
 
-async def bootstrap(client: Client, kafka_settings: KafkaSettings) -> None:
-    """Fetch the first metadata, trying again until `request_timeout_ms` has passed.
+async def bootstrap(client: Client, kafka_settings: KafkaSettings, say_ms: int = UNREACHED_SAY_MS) -> None:
+    """Fetch the first metadata, trying again until `request_timeout_ms` has passed. After `say_ms` without it a line of
+    the log has the addresses and why.
 
     Raises BrokerNotAvailable with the addresses, AuthenticationFailed as soon as a broker refuses the credentials.
     """
+    servers = kafka_settings.bootstrap_servers
     deadline_ms = SYSTEM_CLOCK.monotonic_ms() + kafka_settings.request_timeout_ms
     backoff_ms = kafka_settings.reconnect_backoff_ms
     reason = ""
-    while (left_ms := deadline_ms - SYSTEM_CLOCK.monotonic_ms()) > 0:
-        try:
-            await client.bootstrap(left_ms)
-            return
-        except BrokerNotAvailable as e:
-            if not reason or SYSTEM_CLOCK.monotonic_ms() < deadline_ms:  # a try cut short says less than the one before
-                reason = str(e)
-        left_ms = deadline_ms - SYSTEM_CLOCK.monotonic_ms()
-        await asyncio.sleep(max(0, min(backoff_ms, kafka_settings.reconnect_backoff_max_ms, left_ms)) / 1000)
-        backoff_ms *= 2
-    where = f"kafka.bootstrap_servers={kafka_settings.bootstrap_servers}"
+
+    def say() -> None:
+        # Several clients of one process start together, and wait for the same brokers.
+        if (times := _unreached.setdefault(servers, RepeatedFailure()).failed(SYSTEM_CLOCK.monotonic_ms())) is not None:
+            log.warning(
+                "no Kafka broker reached yet, trying on",
+                bootstrap_servers=servers,
+                **times,
+                reason=reason or "no answer",
+                request_timeout_ms=kafka_settings.request_timeout_ms,
+            )
+
+    saying = asyncio.get_running_loop().call_later(say_ms / 1000, say)
+    try:
+        while (left_ms := deadline_ms - SYSTEM_CLOCK.monotonic_ms()) > 0:
+            try:
+                await client.bootstrap(left_ms)
+            except BrokerNotAvailable as e:
+                # A try that the deadline cuts short says less than the one before.
+                if not reason or SYSTEM_CLOCK.monotonic_ms() < deadline_ms:
+                    reason = str(e)
+            else:
+                _unreached.pop(servers, None)
+                return
+            left_ms = deadline_ms - SYSTEM_CLOCK.monotonic_ms()
+            await asyncio.sleep(max(0, min(backoff_ms, kafka_settings.reconnect_backoff_max_ms, left_ms)) / 1000)
+            backoff_ms *= 2
+    finally:
+        saying.cancel()
     raise BrokerNotAvailable(
-        f"{where}: no broker reached within {kafka_settings.request_timeout_ms} ms: {reason or 'no answer'}"
+        f"kafka.bootstrap_servers={servers}: no broker reached within {kafka_settings.request_timeout_ms} ms: "
+        f"{reason or 'no answer'}"
     )
 
 

@@ -62,7 +62,10 @@ class Assignor:
         return {}
 
     def on_assignment(self, told: bytes | None) -> None:
-        """What the leader has told this member beside its partitions."""
+        """What the leader has told this member beside its partitions.
+
+        May raise SerializationError, or InconsistentGroupProtocol where no leader with this strategy assigned.
+        """
 
 
 class RangeAssignor(Assignor):

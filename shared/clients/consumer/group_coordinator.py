@@ -184,8 +184,10 @@ class GroupCoordinator:
         try:
             await self._do(step)
         except PenstockError as e:
-            log.warning("group request failed", **self._requests.fields(), step=type(step).__name__, reason=str(e))
+            self._requests.failed(step, e)
             self.state.on_failure(e, self._clock.monotonic_ms())
+        else:
+            self._requests.succeeded(step)
         self._follow_up()
 
     async def _do(self, step: Step) -> None:

@@ -28,7 +28,13 @@ from shared.clients.consumer.group_steps import Complete, Gather, Leave, Lose, R
 from shared.clients.group.member import Member
 from shared.clients.group.member_states import MemberState
 from shared.clients.group.steps import NO_GENERATION, Join, JoinAnswer, Sync, SyncAnswer, Wait
-from shared.common.errors import FatalError, IllegalState, PenstockError, SerializationError
+from shared.common.errors import (
+    FatalError,
+    IllegalState,
+    InconsistentGroupProtocol,
+    PenstockError,
+    SerializationError,
+)
 from shared.common.records import TopicPartition
 
 
@@ -290,6 +296,9 @@ class GroupState(Member):
         except SerializationError as e:
             self.fail(SerializationError(f"SyncGroup of {self.where()}: {e}"))
             return
+        except InconsistentGroupProtocol as e:
+            self.fail(InconsistentGroupProtocol(f"SyncGroup of {self.where()}: {e}"), member=False)
+            return
         target = frozenset(assignment.partitions)
         self._failures = 0
         self._heard(now_ms)
@@ -303,10 +312,13 @@ class GroupState(Member):
     def on_session_over(self) -> None:
         """The member asks on: it is the group that says whether it is still in it."""
 
-    def fail(self, error: PenstockError) -> None:
-        """Out of the group, until the user has been told why (`take_error`)."""
+    def fail(self, error: PenstockError, *, member: bool = True) -> None:
+        """Out of the group, until the user has been told why (`take_error`).
+
+        With `member=False` the member id is kept: the group still has the member, so that `leave` gives the id.
+        """
         self.error = error
-        self._forget(member=True)
+        self._forget(member=member)
         self.state = MemberState.FAILED
 
     def _forget(self, *, member: bool) -> None:

@@ -17,6 +17,7 @@ from shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer
 from shared.common.clock import Clock
 from shared.common.errors import PenstockError, RetriableError
 from shared.common.log import get_logger
+from shared.common.repeated_failure import RepeatedFailure
 
 log = get_logger(__name__)
 
@@ -48,6 +49,7 @@ class GroupRequests:
         self._group_id = member.config.group_id
         self._beats = asyncio.Event()
         self._first_join: asyncio.Future[JoinAnswer] | None = None
+        self._unanswered, self._failing = RepeatedFailure(), RepeatedFailure()
 
     def __repr__(self) -> str:
         return f"<GroupRequests of {self._member.where()}>"
@@ -64,7 +66,8 @@ class GroupRequests:
 
     async def _join(self, join: Join) -> JoinAnswer:
         config = self._member.config
-        log.info("joining the group", **self.fields(), reason=join.reason)
+        if not self._failing.is_failing:  # or it is tried again, which `failed` says
+            log.info("joining the group", **self.fields(), reason=join.reason)
         response = await self._ask(
             wire_groups.JOIN_GROUP(
                 config.group_id,
@@ -154,16 +157,31 @@ class GroupRequests:
             async with asyncio.timeout(config.session_timeout_ms / 1000):
                 code = (await self._ask(request, "Heartbeat")).error_code
         except (TimeoutError, RetriableError) as e:
-            log.warning("heartbeat without answer", **self.fields(), reason=str(e) or "session timeout")
-            self._member.on_heartbeat_lost(self._clock.monotonic_ms())
+            now_ms = self._clock.monotonic_ms()
+            if (times := self._unanswered.failed(now_ms)) is not None:
+                log.warning("heartbeat without answer", **self.fields(), **times, reason=str(e) or "session timeout")
+            self._member.on_heartbeat_lost(now_ms)
         except PenstockError as e:
             self._member.fail(e)
         else:
+            if (times := self._unanswered.succeeded(self._clock.monotonic_ms())) is not None:
+                log.info("heartbeats are answered again", **self.fields(), **times)
             if code:
                 log.info("heartbeat", **self.fields(), answer=name_of(code))
             self._member.on_heartbeat(sent_as, code, self._clock.monotonic_ms())
         self.follow_up()
         self._on_heartbeat(code == 0)
+
+    def failed(self, step: object, error: PenstockError) -> None:
+        """A step's request came to nothing: log it, now and then where it is tried again and again."""
+        if (times := self._failing.failed(self._clock.monotonic_ms())) is not None:
+            name = type(step).__name__
+            log.warning("group request failed", **self.fields(), **times, step=name, reason=str(error))
+
+    def succeeded(self, step: object) -> None:
+        """A step was taken; one that asks the group says that its answers are back."""
+        if isinstance(step, Join | Sync) and (times := self._failing.succeeded(self._clock.monotonic_ms())) is not None:
+            log.info("group requests are answered again", **self.fields(), **times)
 
     def follow_up(self) -> None:
         """After each step: the next heartbeat may be due at another time, the coordinator elsewhere."""

@@ -83,8 +83,10 @@ class WorkerCoordinator:
         try:
             await self._do(step)
         except PenstockError as e:
-            log.warning("group request failed", **self._requests.fields(), step=type(step).__name__, reason=str(e))
+            self._requests.failed(step, e)
             self.group.on_failure(e, self._clock.monotonic_ms())
+        else:
+            self._requests.succeeded(step)
         self._requests.follow_up()
 
     async def step_out(self) -> None:

@@ -28,7 +28,16 @@ def test_what_a_topic_has_is_not_written_again(spark: Any) -> None:
 
     def frame(outputs: list[Output], partition: int | None, message: bytes) -> Any:
         rows = [
-            (partition, None, at, key, value, topic, [("place", place.encode()), (MESSAGE, message)] if place else [])
+            (
+                partition,
+                None,
+                at,
+                key,
+                value,
+                topic,
+                [("place", place.encode()), (MESSAGE, message)] if place else [],
+                None,
+            )
             for topic, at, key, value, place in outputs
         ]
         return spark.createDataFrame(rows, OUT_SQL)

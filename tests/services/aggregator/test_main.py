@@ -5,19 +5,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 import structlog
 
+from api.health import CheckResult
 from services.aggregator.main import Aggregator, main
 from services.aggregator.settings import AggregatorSettings
+from shared.clients.admin import Admin
+from shared.clients.producer import Producer
 from shared.common import daemon, log
 from shared.common.clock import SYSTEM_CLOCK
-from shared.common.settings import LogSettings
+from shared.common.errors import SchemaMismatch
+from shared.common.records import ProducerRecord, TopicPartition
+from shared.common.settings import KafkaSettings, LogSettings
+from shared.streams.restoring import NEWEST_RECORDS
+from shared.streams.source_offsets import own_offset
 from shared.streams.topics import Prepared
+from shared.testing.fake_broker import FakeCluster
+
+WAIT_S = 30
+Health = Callable[[bool, str], Awaitable[list[CheckResult]]]
 
 MODULE = """
 from shared.streams.aggregations import Count
@@ -26,6 +38,12 @@ from shared.streams.dsl import StreamsBuilder
 def build(topic="in", gap="10"):
     builder = StreamsBuilder()
     builder.stream(topic).to(f"{topic}-{gap}")
+    return builder.build()
+
+def sessions():
+    builder = StreamsBuilder()
+    visits = builder.stream("in").group_by_key().session_window(10)
+    visits.aggregate("visits", n=Count()).on_close().to("out")
     return builder.build()
 
 def of_days():
@@ -102,7 +120,78 @@ async def test_that_no_partition_runs_is_told_and_is_no_failure() -> None:
     aggregator = Aggregator(AggregatorSettings.load(["--topology=my_topologies:build"], environ={}))
     aggregator._turned_ms = SYSTEM_CLOCK.monotonic_ms()
     aggregator.worker.topics = Prepared(4, 0)
+    aggregator.worker._is_assigned = True
     result = aggregator._check_tasks()
     assert result.ok
     assert result.detail.startswith("owns no partition: others have them")
     assert (result.facts["partitions_running"], result.facts["partitions"]) == (0, 4)
+
+
+@asynccontextmanager
+async def health_of(cluster: FakeCluster, *arguments: str) -> AsyncIterator[Health]:
+    """The aggregator as it runs, as a health check of its tasks; its loop's error is raised by it."""
+    given = [f"--kafka.bootstrap-servers={cluster.bootstrap_servers}", "--http.port=0", *arguments]
+    aggregator = Aggregator(AggregatorSettings.load(given, environ={}))
+    seen: list[CheckResult] = []
+
+    async def run() -> None:
+        await aggregator.startup()
+        await aggregator.main_loop()
+
+    running = asyncio.create_task(run())
+    try:
+
+        async def until(ok: bool, said: str) -> list[CheckResult]:
+            """All results up to the first one like that."""
+            async with asyncio.timeout(WAIT_S):
+                while not seen or seen[-1].ok != ok or said not in seen[-1].detail:
+                    if running.done():
+                        await running
+                    seen.append(aggregator._check_tasks())
+                    await asyncio.sleep(0)
+            return seen
+
+        yield until
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+        await aggregator.shutdown()
+
+
+async def test_a_missing_topic_is_named_by_health_and_log_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Long before the wait for it is over; once it is there the service starts."""
+    log.configure(LogSettings(format="json"), "test")
+    async with FakeCluster() as cluster, health_of(cluster, "--topology=my_topologies:build") as until:
+        results = await until(False, "starting: waiting for the topic in, which Kafka does not have")
+        cluster.create_topic("in", partitions=2)
+        await until(True, "")
+        assert [result.ok for result in results].index(True) == len(results) - 1
+        assert results[-1].facts["partitions_running"] == 2
+    said = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+    (missing,) = [line for line in said if line["event"].startswith("topics that the topology reads do not exist")]
+    assert (missing["level"], missing["topics"]) == ("warning", ["in"])
+
+
+@pytest.mark.parametrize("records", [10, NEWEST_RECORDS + 10], ids=["short changelog", "long changelog"])
+async def test_a_service_is_not_well_before_its_topology_is_accepted(records: int) -> None:
+    """One that lacks a store of the state's is refused, and `/health` was never 200 before; the one that wrote it is
+    accepted, of a long changelog before all of it is restored."""
+    async with FakeCluster() as cluster:
+        cluster.create_topic("in", partitions=1)
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with health_of(cluster, "--topology=my_topologies:sessions") as until:
+            await until(True, "")
+            async with Producer(kafka) as producer:
+                sent = [ProducerRecord("in", b"{}", b"%d" % i, timestamp=0) for i in range(records)]
+                assert await (await producer.send_many(sent)).first_error() is None
+            at = TopicPartition("in", 0)
+            async with Admin(kafka) as admin, asyncio.timeout(WAIT_S):
+                while (await admin.group_offsets("penstock")).get(at) != own_offset(records):
+                    pass
+        with pytest.raises(SchemaMismatch):
+            async with health_of(cluster, "--topology=my_topologies:build") as until:
+                await until(True, "")
+        async with health_of(cluster, "--topology=my_topologies:sessions") as until:
+            details = [result.detail for result in await until(True, "")]
+            assert details[0].startswith("starting: ")
+            assert details[-1] == ("" if records < NEWEST_RECORDS else "restoring partitions [0]")

@@ -43,6 +43,13 @@ def build():
     return builder.build()
 
 
+def updating():
+    builder = StreamsBuilder()
+    windows = builder.stream("in").group_by_key().session_window(100, 50)
+    windows.aggregate("s", n=Count()).on_update().to("out")
+    return builder.build()
+
+
 def failing():
     builder = StreamsBuilder()
     builder.stream("in").map_values(lambda value: 1 // 0).to("out")
@@ -113,6 +120,15 @@ def test_the_changelog_is_what_the_aggregator_would_have_written(job: ReplayJob)
             if change.operation != b"L":
                 live.pop((change.key, change.start), None)
         assert {(str(w.key).encode(), w.start) for w in driver.task.stores["s"].rows()} <= live.keys()
+
+
+def test_an_update_comes_with_its_source_key(job: ReplayJob) -> None:
+    """It chooses the partition when the row is written; entries of the changelog and other rows have none."""
+    found = run(job._replace(topology="replayed:updating"), batch(given(0, 9)))
+    updates = [row for row in found if row["topic"] == "out"]
+    assert {row["source_key"] for row in updates} == {b"a", b"b"}
+    assert [row["key"] for row in updates if msgspec.json.decode(row["key"])["key"] != row["source_key"].decode()] == []
+    assert {row["source_key"] for row in found if row["topic"] != "out"} == {None}
 
 
 def test_what_the_tasks_counted_comes_out_last(job: ReplayJob) -> None:

@@ -4,19 +4,39 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from services.local.up import main
+from services.local.broker_config import LOG_FOLDER
+from services.local.kafka import META_PROPERTIES, EmbeddedKafka
+from services.local.up import UpSettings, main, require_topics
+from shared.common.errors import ConfigError
+from shared.streams.aggregations import Count
+from shared.streams.dsl import StreamsBuilder
+from shared.streams.topology import Topology
+
+MODULE = """
+from shared.streams.aggregations import Count
+from shared.streams.dsl import StreamsBuilder
+
+def build():
+    builder = StreamsBuilder()
+    builder.stream("clicks").to("visits")
+    return builder.build()
+"""
 
 
 @pytest.fixture(autouse=True)
 def _own_folder_and_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "up_topologies.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     before = logging.root.handlers[:], logging.root.level
     yield
+    sys.modules.pop("up_topologies", None)
     logging.root.handlers[:], logging.root.level = before
 
 
@@ -32,3 +52,71 @@ def test_a_port_that_is_taken_is_said_before_kafka_is_started(
     (line,) = capfd.readouterr().err.splitlines()
     assert f"{setting}: port {port} on 127.0.0.1 is taken" in line
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--topic=clicks"], "reads the topic events, which Kafka does not have: `up` creates clicks alone (--topic)"),
+        (["--topology=up_topologies:build"], "reads the topic clicks, which Kafka does not have: `up` creates events"),
+        (
+            ["--topology=up_topologies:build", "--topic=clicks"],
+            "handle the topic sessions (--topics), which Kafka does not have: the topology up_topologies:build writes "
+            "to visits, clicks-dlq",
+        ),
+        (["--topology=up_topologies:biuld"], "topology: up_topologies:biuld: "),
+        (["--topology=nowhere:build"], "No module named 'nowhere'"),
+    ],
+    ids=["another topic", "another topology", "results that nobody writes", "no function", "no module"],
+)
+def test_a_topology_that_cannot_run_is_said_before_kafka_is_started(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    """One line that names topology and topic, exit status 2, and no data folder: nothing was waited for."""
+    assert main([*arguments, "--http.port=0", "--connect-port=0", "--data-dir=data", "--log.format=json"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert said in line
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_wrong_setting_of_the_aggregator_is_said_before_kafka_is_started(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its settings are read first, with their names."""
+    monkeypatch.setenv("PENSTOCK_COMPACTION__INTERVAL_MS", "soon")
+    assert main(["--http.port=0", "--connect-port=0", "--data-dir=data", "--log.format=json"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "compaction.interval_ms" in line
+    assert not (tmp_path / "data").exists()
+
+
+def joined() -> Topology:
+    builder = StreamsBuilder()
+    names = builder.global_table("names")
+    named = builder.stream("events").join(names, lambda event, name: event, key=lambda record: record.key)
+    by_name = named.key_by(lambda record: "k", name="by-name").group_by_key()
+    by_name.tumbling_window(10).aggregate("s", n=Count()).on_close().to("sessions")
+    return builder.build().of_application("app")
+
+
+def test_topics_of_an_earlier_run_may_be_read() -> None:
+    """Global tables count as well; topics between two parts of the topology are the aggregator's own to make."""
+    settings = UpSettings()
+    require_topics(settings, joined(), ["names"])
+    with pytest.raises(ConfigError, match="reads the topic names, which Kafka does not have"):
+        require_topics(settings, joined(), ["clicks"])
+    settings = UpSettings(topic="clicks", topics="a, sessions,clicks")
+    with pytest.raises(ConfigError, match="reads the topics events, names, which"):
+        require_topics(settings, joined(), ())
+    with pytest.raises(ConfigError, match="handle the topic a "):
+        require_topics(settings, joined(), ["events", "names"])
+    require_topics(settings, joined(), ["events", "names", "a"])
+
+
+def test_a_folder_has_data_once_a_broker_ran_in_it(tmp_path: Path) -> None:
+    """Formatting ends with the file that tells."""
+    kafka = EmbeddedKafka(tmp_path)
+    assert not kafka.has_data()
+    (tmp_path / LOG_FOLDER).mkdir()
+    (tmp_path / LOG_FOLDER / META_PROPERTIES).touch()
+    assert kafka.has_data()

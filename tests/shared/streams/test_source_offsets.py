@@ -6,9 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.errors import ChangelogHole, SchemaMismatch, SourceOffsetsMissing, SourceTopicChanged
-from shared.common.records import TopicPartition
-from shared.streams.source_offsets import Held, OnMissing, Start, left_topics, position_of, refuse_unread, start_of
+from shared.common.errors import SchemaMismatch, SourceOffsetsMissing, SourceTopicChanged
+from shared.common.records import OffsetAndMetadata, TopicPartition
+from shared.streams.source_offsets import (
+    Ahead,
+    GroupAhead,
+    Held,
+    OnMissing,
+    Start,
+    ahead_of,
+    left_topics,
+    own_offset,
+    position_of,
+    refuse_unread,
+    start_of,
+)
 
 AT = TopicPartition("flights", 3)
 ID, OTHER = "2ia3basOR-KblWWPsTuLbw", "AAAAAAAAAAAAAAAAAAAAAA"
@@ -19,7 +31,8 @@ offsets = st.integers(0, 1_000)
     ("known", "committed", "from_group", "position"),
     [
         (None, None, False, None),
-        (None, 0, False, 0),
+        (None, 0, False, None),
+        (None, 0, True, 0),
         (None, 7, True, 7),
         (5, None, False, 5),
         (5, 5, False, 5),
@@ -30,37 +43,47 @@ offsets = st.integers(0, 1_000)
 def test_the_changelog_says_where(
     known: int | None, committed: int | None, from_group: bool, position: int | None
 ) -> None:
-    """The changelog's position counts; the group's does where there is none, and more than 0 only when asked to."""
-    assert position_of(AT, "app", known, committed, from_group=from_group) == position
+    """The changelog's position counts; the group's does only where there is none, and only when asked to."""
+    offset = None if committed is None else OffsetAndMetadata(committed)
+    assert ahead_of(AT, known, offset, from_group=from_group) is None
+    assert position_of(known, offset, from_group=from_group) == position
 
 
 @pytest.mark.parametrize(("known", "from_group"), [(None, False), (5, False), (5, True), (0, False)])
-def test_a_group_that_is_ahead_is_refused(known: int | None, from_group: bool) -> None:
-    """A group that has done more than the changelog knows of means lost state, and both offsets are named."""
-    said = rf"flights-3: group app has committed offset 7, but the changelog knows of {known or 0} only"
-    with pytest.raises(ChangelogHole, match=said):
-        position_of(AT, "app", known, 7, from_group=from_group)
+@pytest.mark.parametrize("offset", [own_offset(7), OffsetAndMetadata(7), OffsetAndMetadata(7, "x")])
+def test_a_group_that_is_ahead(known: int | None, from_group: bool, offset: OffsetAndMetadata) -> None:
+    """It has done more than the changelog knows of, and the offset's metadata says whether the application did."""
+    by_application = offset.metadata == own_offset(0).metadata
+    assert ahead_of(AT, known, offset, from_group=from_group) == Ahead(AT, 7, known, by_application)
+
+
+FOREIGN, LOST = Ahead(TopicPartition("flights", 0), 7, 5, False), Ahead(TopicPartition("flights", 1), 8, 6, True)
+GONE = Ahead(TopicPartition("banks", 0), 9, None, True)
+UNKNOWN = Ahead(TopicPartition("banks", 2), 9, None, False)
+COMMAND = "run `penstock streams restore-offsets --application-id app --execute"
 
 
 @pytest.mark.parametrize(
-    ("known", "way_out", "not_said"),
+    ("ahead", "said", "not_said"),
     [
-        (None, "To start with empty state, delete the group's offsets, or set streams.start_from_group", "again"),
+        ([FOREIGN], ["flights-0 (committed 7, changelog 5)", "not lost state", f"{COMMAND}`"], ["lost the", "empty"]),
+        ([LOST], ["flights-1 (committed 8, changelog 6)", "has lost the commits", f"{COMMAND}`"], ["not lost"]),
+        ([GONE], ["banks-0 (committed 9, changelog none)", "was lost", "--start-over banks`"], ["not lost", "or its"]),
+        ([UNKNOWN], ["banks-2 (committed 9, changelog none)", f"{COMMAND} --start-over banks`"], ["not lost state"]),
         (
-            5,
-            r'To go on at 5 .* /v1/groups/app/offsets of {"to": {"offset": 5}, "topics": {"flights": \[3\]}} or',
-            "empty",
+            [UNKNOWN, LOST, FOREIGN],
+            ["flights-0", "flights-1", "banks-2", f"{COMMAND} --start-over banks`"],
+            [],
         ),
-        (5, "kafka-consumer-groups.sh --reset-offsets --to-offset 5 --execute --topic flights:3 --group app`", "empty"),
     ],
-    ids=["nothing-known", "less-known", "less-known, by Kafka's tool"],
+    ids=["another client's", "the application's own", "the changelog's loss", "nothing known", "all"],
 )
-def test_the_way_out_is_that_of_the_case(known: int | None, way_out: str, not_said: str) -> None:
-    """Without the group's offsets nothing known starts empty, and what is known goes on where the changelog says."""
-    with pytest.raises(ChangelogHole, match=way_out) as refused:
-        position_of(AT, "app", known, 7, from_group=False)
-    assert not_said not in str(refused.value)
-    assert position_of(AT, "app", known, None, from_group=False) == known
+def test_the_error_names_partitions_cause_and_command(ahead: list[Ahead], said: list[str], not_said: list[str]) -> None:
+    """All partitions at once; lost state only where it may be; one command, which is the whole way out."""
+    message = str(GroupAhead("app", ahead))
+    assert [part for part in said if part not in message] == []
+    assert [part for part in not_said if part in message] == []
+    assert message.count("penstock streams") == 1
 
 
 @pytest.mark.parametrize("known_id", [None, ID])

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from shared.clients.consumer.assignors import ASSIGNORS, GroupMember
 from shared.clients.consumer.group_protocol import Subscription, decode_generation
-from shared.common.errors import ConfigError
+from shared.common.errors import ConfigError, InconsistentGroupProtocol
 from shared.common.records import TopicPartition
 from shared.streams.standby_assignor import (
     MARK,
-    StandbyPart,
+    StreamsAssignor,
     assignor_of,
     place_standbys,
     standing_of,
@@ -20,13 +20,11 @@ from shared.streams.standby_assignor import (
 )
 
 
-def assignor(strategy: str = "cooperative-sticky", replicas: int = 1, *warm: int) -> StandbyPart:
-    made = assignor_of(strategy, replicas, lambda: warm)
-    assert made is not None
-    return made
+def assignor(strategy: str = "cooperative-sticky", replicas: int = 1, *warm: int) -> StreamsAssignor:
+    return assignor_of(strategy, replicas, lambda: warm)
 
 
-def member(own: StandbyPart, owned: tuple[int, ...] = (), generation: int = 3) -> GroupMember:
+def member(own: StreamsAssignor, owned: tuple[int, ...] = (), generation: int = 3) -> GroupMember:
     at = tuple(TopicPartition("t", p) for p in owned)
     return GroupMember(Subscription(("t",), own.user_data(at, generation), at, generation))
 
@@ -41,24 +39,45 @@ def test_what_is_said_lies_behind_the_assignors_own() -> None:
     assert [standing_of(each) for each in (plain, None, b"", b"x{}\x00\x00\x00\x03" + MARK)] == [None] * 4
 
 
-def test_no_replicas_no_assignor_of_its_own() -> None:
-    """Without standbys the settings' assignor is used as it is; one that places none is refused with its name."""
-    assert assignor_of("range", 0, tuple) is None
-    with pytest.raises(ConfigError, match="partition_assignment_strategy=sticky places no standbys"):
+def test_each_strategy_has_a_name_of_its_own() -> None:
+    """A broker refuses whoever shares no strategy with the group, so the names are no other consumer's."""
+    for strategy in ("range", "cooperative-sticky"):
+        made = assignor(strategy, 0)
+        assert made.name == f"penstock-streams-{strategy}"
+        assert made.name not in ASSIGNORS
+        assert made.is_cooperative == ASSIGNORS[strategy].is_cooperative
+    with pytest.raises(ConfigError, match="partition_assignment_strategy=sticky"):
         assignor_of("sticky", 1, tuple)
 
 
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_without_replicas_every_member_is_told_that_it_has_no_standbys(strategy: str) -> None:
+    """Members say nothing and are given none, yet each is told something: a broker then refuses KIP-848's consumers."""
+    own = assignor(strategy, 0)
+    members = {"a": member(own), "b": member(own)}
+    said = [standing_of(one.subscription.user_data) for one in members.values()]
+    assigned = own.assign({"t": 1}, members)
+    told = own.told({"t": 1}, members, assigned)
+    assert said == [None, None]
+    assert {name: standing_of(data) for name, data in told.items()} == {"a": frozenset(), "b": frozenset()}
+
+
 def test_the_leader_tells_each_member() -> None:
-    """Each partition gets one member beside its owner; those that know nothing of standbys are told nothing."""
+    """Each partition gets one member beside its owner; those that say nothing of standbys are given none."""
     own, others = assignor("range", 1), assignor("range", 1, 0)
-    members = {"a": member(own), "b": member(others), "old": GroupMember(Subscription(("t",)))}
+    members = {"a": member(own), "b": member(others), "c": member(assignor("range", 0))}
     assigned = own.assign({"t": 3}, members)
     told = own.told({"t": 3}, members, assigned)
-    assert {name: standing_of(data) for name, data in told.items()} == {"a": {1, 2}, "b": {0}}
+    assert {name: standing_of(data) for name, data in told.items()} == {"a": {1, 2}, "b": {0}, "c": frozenset()}
     others.on_assignment(told["b"])
     assert others.standbys == {0}
-    others.on_assignment(None)
-    assert others.standbys == frozenset()
+
+
+def test_an_assignment_that_no_instance_made_is_refused() -> None:
+    """A group of KIP-848 takes an instance in and assigns by itself: without a word of ours beside the partitions."""
+    for told in (None, b""):
+        with pytest.raises(InconsistentGroupProtocol, match="penstock-streams-range"):
+            assignor("range", 1).on_assignment(told)
 
 
 def test_who_stood_by_becomes_the_owner() -> None:

@@ -9,17 +9,19 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 from aiokafka import errors as kafka
 from aiokafka.protocol.admin import ApiVersionResponse_v0
 from aiokafka.protocol.metadata import MetadataResponse_v0
 
 from shared.clients.connection import addresses, sockets
-from shared.clients.connection.client import Connection
+from shared.clients.connection.client import Connection, bootstrap
 from shared.clients.connection.sockets import Client
+from shared.common import log
 from shared.common.clock import SYSTEM_CLOCK
 from shared.common.errors import AuthenticationFailed, BrokerNotAvailable
-from shared.common.settings import KafkaSettings
+from shared.common.settings import KafkaSettings, LogSettings
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
 
@@ -102,6 +104,25 @@ async def test_bootstrap_names_each_server_and_its_reason() -> None:
         assert 0.3 < time.monotonic() - started < 3
         assert f"127.0.0.1:{first}: not connected after" in str(caught.value)
         assert f"127.0.0.1:{second}: the broker closed the connection" in str(caught.value)
+
+
+async def test_brokers_that_are_not_reached_are_logged_before_the_deadline(capsys: pytest.CaptureFixture[str]) -> None:
+    """Once for all clients of the process, with the addresses and the reason; not where one is reached in time."""
+    log.configure(LogSettings(format="json"), "test")
+    async with serving(closing, answering) as [(_, hangs_up), (_, answers)]:
+        kafka_settings = settings(hangs_up, request_timeout_ms=400)
+        clients = [Client(kafka_settings, name) for name in "ab"]
+        outcomes = await asyncio.gather(
+            *(bootstrap(client, kafka_settings, say_ms=100) for client in clients), return_exceptions=True
+        )
+        assert [type(outcome) for outcome in outcomes] == [BrokerNotAvailable] * 2
+        reached = Client(settings(answers), "c")
+        await bootstrap(reached, settings(answers))
+        for client in (*clients, reached):
+            await client.close()
+    (line,) = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines()]
+    assert (line["level"], line["bootstrap_servers"]) == ("warning", f"127.0.0.1:{hangs_up}")
+    assert "the broker closed the connection" in line["reason"]
 
 
 async def test_the_backoff_between_attempts_is_bounded() -> None:

@@ -8,10 +8,12 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
 from shared.clients.producer import Producer
+from shared.common import log
 from shared.common.errors import (
     AuthorizationFailed,
     CommitFailed,
@@ -19,7 +21,7 @@ from shared.common.errors import (
     InconsistentGroupProtocol,
 )
 from shared.common.records import ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings
+from shared.common.settings import KafkaSettings, LogSettings
 from shared.testing.fake_broker import Action, Api, Close, Delay, Drop, ErrorCode, Fail, FakeCluster, Request
 
 GROUP_APIS = (Api.JOIN_GROUP, Api.SYNC_GROUP, Api.HEARTBEAT, Api.OFFSET_COMMIT)
@@ -222,6 +224,34 @@ async def test_heartbeats_that_get_no_answer(cluster: FakeCluster, fault: Action
         await poll_until(lambda: control.acted == 3 and len([r for r in seen if r.api is Api.HEARTBEAT]), consumer)
         assert heard.calls == [("assigned", [0, 1, 2, 3])]
         assert consumer.group_metadata().generation_id == 1
+
+
+@pytest.mark.parametrize(
+    ("api", "lost", "again"),
+    [
+        (Api.HEARTBEAT, "heartbeat without answer", "heartbeats are answered again"),
+        (Api.JOIN_GROUP, "group request failed", "group requests are answered again"),
+    ],
+)
+async def test_a_broker_that_is_away_is_logged_once_and_when_it_is_back(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str], api: Api, lost: str, again: str
+) -> None:
+    """However often a member asks meanwhile: ten heartbeats a second and more are no ten lines a second."""
+    log.configure(LogSettings(format="json"), "test")
+    times = 15
+    gone = cluster.control(api, Close(), times=times)
+    async with member(cluster, ["t"]) as consumer:
+        await poll_until(lambda: gone.acted == times and consumer.assignment() == ALL, consumer)
+        seen = spy(cluster)
+        await poll_until(lambda: count(seen, Api.HEARTBEAT) > 1, consumer)
+    err = capsys.readouterr().err
+    lines = [msgspec.json.decode(line) for line in err.splitlines()]
+    (first,) = [line for line in lines if line["event"] == lost]
+    (last,) = [line for line in lines if line["event"] == again]
+    assert (first["level"], first["group_id"]) == ("warning", "g")
+    assert first["reason"]
+    assert (last["level"], last["failures"]) == ("info", times)
+    assert sum(line["event"] == "joining the group" for line in lines) <= 3
 
 
 async def test_the_coordinator_moves_to_another_node() -> None:

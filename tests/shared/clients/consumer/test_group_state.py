@@ -342,6 +342,23 @@ def test_what_keeps_a_member_out(code: int, kind: type[PenstockError]) -> None:
         assert isinstance(member.step(), Join)
 
 
+def test_an_assignment_that_the_assignor_refuses() -> None:
+    """The member is out of the group and told why, but keeps its id: the group has it until it leaves."""
+
+    class Own(RangeAssignor):
+        def on_assignment(self, told: bytes | None) -> None:
+            raise InconsistentGroupProtocol("not ours")
+
+    member = Member()
+    member.state.assignor = Own()
+    member.join()
+    member.sync(A0)
+    error = member.state.take_error()
+    assert isinstance(error, InconsistentGroupProtocol)
+    assert str(error).startswith("SyncGroup of client c, group g, generation 1, member m: not ours")
+    assert (member.state.owned, member.state.leave()) == (frozenset(), "m")
+
+
 def test_fenced_while_stable() -> None:
     """A heartbeat that says another has the instance id: the partitions are lost, the error stays."""
     member = Member(COOPERATIVE, instance_id="i").stable(A0, generation=7)

@@ -1,0 +1,256 @@
+"""`penstock streams restore-offsets`: sets an application's group back to the positions in its changelog.
+
+An application reads on where its changelog says; the group's committed offsets are only held against it. Where they
+are ahead of it (`GroupAhead`), for example because another consumer committed under the application's group id, the
+aggregator does not start. This command commits the changelog's positions for these partitions.
+
+It may run at any time, also while the aggregator restarts over and over:
+
+1. The group's offsets are read first and the changelog after them, up to its end at that moment, with transactions
+   that are open there waited for. A healthy owner's commit is in the changelog by the time its offset can be seen, so
+   what it owns is never ahead, and never changed.
+2. The offsets are committed in a transaction, without a member id. Brokers take that while the group has members; a
+   plain commit they would refuse until the last member has left, which in a restart loop may never be.
+3. To set a group back is always safe: an owner that starts meanwhile goes on where its changelog says. Members that
+   are not instances of the application are refused all the same, since they would commit again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from services.aggregator.sessions import feed
+from shared.clients.admin import Admin
+from shared.clients.consumer import Consumer
+from shared.clients.producer import Producer, ProducerSettings
+from shared.common import lake
+from shared.common.clock import SYSTEM_CLOCK
+from shared.common.errors import (
+    ChangelogHole,
+    CommitFailed,
+    ConfigError,
+    GroupNotEmpty,
+    GroupNotFound,
+    KafkaTimeout,
+    OffsetOutOfRange,
+)
+from shared.common.log import get_logger
+from shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
+from shared.common.settings import KafkaSettings
+from shared.streams.changelog_format import Progress, decode_progress
+from shared.streams.changelog_reader import ChangelogReader
+from shared.streams.restoring import RESTORE_IDLE_MS_MAX, RESTORE_POLL_MS, changelog_consumer, checked_start
+from shared.streams.settings import StreamsSettings
+from shared.streams.source_offsets import Ahead, ahead_of, own_offset
+from shared.streams.strangers import is_foreign, name_members
+
+log = get_logger(__name__)
+
+Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+BEGINNING = 0
+"""Committed where a partition is to be read from the beginning: an application takes it for no offset at all."""
+
+
+class RestorePlan(NamedTuple):
+    """What a run sets back (`back`), and which committed offsets are ahead and stay.
+
+    Of `unknown` the changelog has no position, and their topics were not named to start over. `unread` are partitions
+    that the application does not read, as far as its changelog tells.
+    """
+
+    application: str
+    back: list[Ahead]
+    unknown: list[Ahead]
+    unread: list[Ahead]
+
+
+async def plan_restore(
+    admin: Admin, kafka: KafkaSettings, settings: StreamsSettings, start_over: Collection[str] = ()
+) -> RestorePlan:
+    """Which offsets are ahead of the changelog now. `start_over` are source topics to read from the beginning, where
+    the changelog has no position of a partition.
+
+    Raises GroupNotEmpty naming the members that are not instances of the application, GroupNotFound where there is no
+    group, ConfigError naming a topic to start over that the group has no offset of, and ChangelogHole, CorruptRecord
+    or LakeUnavailable where the changelog cannot be read.
+    """
+    application = settings.application_id
+    group = await admin.describe_group(application)
+    if is_foreign(group):
+        raise GroupNotEmpty(
+            f"group {application} has members that are not instances of this application: {name_members(group)}. Stop "
+            "them first: they would commit their offsets again"
+        )
+    committed = await admin.group_offsets(application, require_stable=True)
+    if not committed:
+        raise GroupNotFound(f"group {application} has no committed offsets")
+    if missing := set(start_over) - {at.topic for at in committed}:
+        raise ConfigError(f"--start-over {', '.join(sorted(missing))}: the group has no offset of this topic")
+    return compare(settings, committed, await read_progress(admin, kafka, settings), start_over)
+
+
+def compare(
+    settings: StreamsSettings,
+    committed: Offsets,
+    progress: Mapping[int, Progress | None],
+    start_over: Collection[str] = (),
+) -> RestorePlan:
+    """The plan for these committed offsets and each changelog partition's newest progress."""
+    read = {topic for one in progress.values() if one is not None for topic in one.sources}
+    plan = RestorePlan(settings.application_id, [], [], [])
+    for at, offset in sorted(committed.items()):
+        newest = progress.get(at.partition)
+        known = None if newest is None else newest.sources.get(at.topic)
+        ahead = ahead_of(at, known, offset, from_group=settings.start_from_group_offsets)
+        if ahead is None:
+            continue
+        if at.partition not in progress or (read and at.topic not in read and at.topic not in start_over):
+            plan.unread.append(ahead)
+        elif known is None and at.topic not in start_over:
+            plan.unknown.append(ahead)
+        else:
+            plan.back.append(ahead)
+    return plan
+
+
+async def carry_out(admin: Admin, kafka: KafkaSettings, plan: RestorePlan) -> None:
+    """Commit the plan's offsets; CommitFailed where another client has committed over them."""
+    application = plan.application
+    offsets = {one.at: own_offset(BEGINNING if one.known is None else one.known) for one in plan.back}
+    settings = ProducerSettings(transactional_id=f"{application}-restore-offsets")
+    async with Producer(kafka, settings) as producer:
+        await producer.init_transactions()
+        async with producer.transaction():
+            await producer.send_offsets_to_transaction(offsets, GroupMetadata(application))
+    now = await admin.group_offsets(application, require_stable=True)
+    if over := [at for at, offset in offsets.items() if now.get(at) != offset and not _is_own(now.get(at))]:
+        raise CommitFailed(f"group {application}: another client committed {', '.join(map(str, over))} meanwhile")
+
+
+def _is_own(offset: OffsetAndMetadata | None) -> bool:
+    """An owner that has started since may have committed more."""
+    return offset is not None and offset.metadata == own_offset(0).metadata
+
+
+async def read_progress(admin: Admin, kafka: KafkaSettings, settings: StreamsSettings) -> dict[int, Progress | None]:
+    """The newest progress record that counts in each changelog partition, by the reader's rule; None where none does.
+
+    Reads the lake's snapshot, where there is one, and the changelog after it.
+    """
+    topic = settings.changelog_topic
+    description = (await admin.describe_topics([topic]))[topic]
+    places = [TopicPartition(topic, one.partition) for one in description.partitions]
+    ends = await admin.list_offsets(dict.fromkeys(places, "latest"))  # open transactions too: these are waited for
+    snapshot = await _snapshot(settings, description.topic_id, places)
+    while True:
+        readers = {
+            at: ChangelogReader(
+                lambda change: None,
+                epoch=0 if (covered := snapshot.get(at)) is None else covered.epoch,
+                progress=None if covered is None else decode_progress(covered.progress),
+                skip=settings.skipped_changelog_offsets(at.partition),
+            )
+            for at in places
+        }
+        try:
+            await _read(kafka, settings, snapshot, readers, ends)
+        except (ChangelogHole, OffsetOutOfRange):
+            before, snapshot = snapshot, await _snapshot(settings, description.topic_id, places)
+            if snapshot == before:  # no compaction has moved the changelog's beginning meanwhile
+                raise
+        else:
+            return {at.partition: reader.progress for at, reader in readers.items()}
+
+
+async def _snapshot(
+    settings: StreamsSettings, topic_id: str | None, places: Collection[TopicPartition]
+) -> dict[TopicPartition, lake.PartitionSnapshot]:
+    if settings.lake is None:
+        return {}
+    where = settings.lake, settings.application_id, [at.partition for at in places], settings.lake_options or None
+    found = await asyncio.to_thread(lake.read_snapshot, *where)
+    covered = {} if found is None else found.partitions
+    if any(one.topic_id not in (None, topic_id) for one in covered.values()):
+        raise ChangelogHole(f"{settings.changelog_topic} was deleted and made again: the lake is that of another topic")
+    return {at: covered[at.partition] for at in places if at.partition in covered}
+
+
+async def _read(
+    kafka: KafkaSettings,
+    settings: StreamsSettings,
+    snapshot: Mapping[TopicPartition, lake.PartitionSnapshot],
+    readers: Mapping[TopicPartition, ChangelogReader],
+    ends: Mapping[TopicPartition, int],
+) -> None:
+    async with changelog_consumer(kafka) as consumer:
+        consumer.assign(readers)
+        first = await consumer.beginning_offsets(list(readers))
+        for at in readers:
+            covered = snapshot[at].covered_offset if at in snapshot else None
+            consumer.seek(at, checked_start(at, covered, first[at], ends[at], settings.lake))
+        await _read_to(consumer, readers, ends)
+
+
+async def _read_to(
+    consumer: Consumer, readers: Mapping[TopicPartition, ChangelogReader], ends: Mapping[TopicPartition, int]
+) -> None:
+    """Feed all records before `ends`; KafkaTimeout where none come for as long as a restore would wait for them."""
+    last = {at: await consumer.position(at) for at in readers}
+    moved_ms = SYSTEM_CLOCK.monotonic_ms()
+    log.info("reading the changelog", records=sum(ends[at] - last[at] for at in readers))
+    while behind := [at for at in readers if last[at] < ends[at]]:
+        for at, columns in (await consumer.poll(RESTORE_POLL_MS)).items():
+            for offset, key, value in zip(columns.offsets.tolist(), columns.keys, columns.values, strict=True):
+                feed(readers[at], at, offset, key, value)
+        now = {at: await consumer.position(at) for at in readers}
+        if now != last:
+            last, moved_ms = now, SYSTEM_CLOCK.monotonic_ms()
+        elif SYSTEM_CLOCK.monotonic_ms() - moved_ms > RESTORE_IDLE_MS_MAX:
+            at = behind[0]
+            raise KafkaTimeout(f"{at}: reading stands at {last[at]} of {ends[at]} for {RESTORE_IDLE_MS_MAX} ms")
+
+
+def values_of(plan: RestorePlan) -> dict[str, object]:
+    """The plan as plain values, for JSON; `position` is the changelog's, null where it has none."""
+
+    def values(ahead: Collection[Ahead]) -> list[dict[str, object]]:
+        return [
+            {
+                "topic": one.at.topic,
+                "partition": one.at.partition,
+                "committed": one.committed,
+                "position": one.known,
+                "by_application": one.by_application,
+            }
+            for one in ahead
+        ]
+
+    return {
+        "application": plan.application,
+        "back": values(plan.back),
+        "unknown": values(plan.unknown),
+        "unread": values(plan.unread),
+    }
+
+
+def lines_of(plan: RestorePlan) -> list[str]:
+    """The plan in words."""
+    if not (plan.back or plan.unknown or plan.unread):
+        return [f"application {plan.application}: no committed offset is ahead of the changelog"]
+    lines = []
+    for one in plan.back:
+        who = "the application" if one.by_application else "another client"
+        to = f"back to {one.known}" if one.known is not None else "to be read from the beginning, with empty state"
+        lines.append(f"{one.at}: {who} committed {one.committed}: {to}")
+    lines += [
+        f"{one.at}: committed {one.committed}, the changelog has no position: stays (--start-over {one.at.topic} reads "
+        "the topic's partitions that have none from the beginning, with empty state)"
+        for one in plan.unknown
+    ]
+    lines += [
+        f"{one.at}: committed {one.committed}: stays, the application does not read this partition"
+        for one in plan.unread
+    ]
+    return lines

@@ -1,0 +1,51 @@
+"""When a failure that repeats is logged: at once, then with waits that double, and once more when it is over.
+
+>>> failure = RepeatedFailure()
+>>> [failure.failed(at_ms) for at_ms in (0, 100, 9_999)]
+[{}, None, None]
+>>> failure.failed(10_000), failure.failed(20_000), failure.failed(30_000)
+({'failures': 4, 'for_ms': 10000}, None, {'failures': 6, 'for_ms': 30000})
+>>> failure.succeeded(31_000), failure.succeeded(31_100)
+({'failures': 6, 'for_ms': 31000}, None)
+"""
+
+from __future__ import annotations
+
+FIRST_WAIT_MS = 10_000
+"""Between the first line and the second: a failure that passes sooner is two lines, the first and the last."""
+LONGEST_WAIT_MS = 300_000
+"""Between any two lines: what lasts for hours is still said often enough to be found at a log's end."""
+
+
+class RepeatedFailure:
+    """One thing that is tried again and again; times are of one monotonic clock."""
+
+    def __init__(self) -> None:
+        self._failures = self._since_ms = self._next_ms = 0
+        self._wait_ms = FIRST_WAIT_MS
+
+    def __repr__(self) -> str:
+        return f"<RepeatedFailure {self._failures} in a row>"
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether it failed when it was tried last."""
+        return self._failures > 0
+
+    def failed(self, now_ms: int) -> dict[str, int] | None:
+        """It failed: what is to be logged with it, how often and for how long by now; None where it is not logged."""
+        self._failures += 1
+        if self._failures == 1:
+            self._since_ms, self._wait_ms = now_ms, FIRST_WAIT_MS
+            self._next_ms = now_ms + self._wait_ms
+            return {}
+        if now_ms < self._next_ms:
+            return None
+        self._wait_ms = min(2 * self._wait_ms, LONGEST_WAIT_MS)
+        self._next_ms = now_ms + self._wait_ms
+        return {"failures": self._failures, "for_ms": now_ms - self._since_ms}
+
+    def succeeded(self, now_ms: int) -> dict[str, int] | None:
+        """It did not fail: what is to be logged with that, None where it did not fail before."""
+        failures, self._failures = self._failures, 0
+        return {"failures": failures, "for_ms": now_ms - self._since_ms} if failures else None

@@ -1,0 +1,131 @@
+"""Consumers of another project that use an application's group id, on a real broker, under both group protocols."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import confluent_kafka
+import pytest
+
+from services.aggregator.reset import main
+from services.local.kafka import EmbeddedKafka
+from shared.clients.admin import Admin
+from shared.common.errors import InconsistentGroupProtocol
+from shared.streams.source_offsets import GroupAhead
+from shared.streams.standby_assignor import PREFIX
+from tests.integration.test_stream_worker import Chain, chain_of, offline, or_its_error, running, until
+from tests.integration.test_stream_worker_losses import fails, work
+
+POLL_S = 0.2
+PROTOCOLS = ["classic", "consumer"]
+
+
+class Stray:
+    """A consumer of librdkafka's in a thread of its own, which commits by itself; `close` ends it."""
+
+    def __init__(self, chain: Chain, protocol: str) -> None:
+        config = {
+            "bootstrap.servers": chain.kafka.bootstrap_servers,
+            "group.id": chain.topic,
+            "group.protocol": protocol,
+            "client.id": "stray",
+            "auto.offset.reset": "earliest",
+            "auto.commit.interval.ms": 50,
+        }
+        self.errors: set[str] = set()
+        self.read = 0
+        self.assigned = 0
+        self._consumer = confluent_kafka.Consumer(config)
+        self._consumer.subscribe([chain.topic])
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._poll)
+        self._thread.start()
+
+    def _poll(self) -> None:
+        while not self._over.is_set():
+            message = self._consumer.poll(POLL_S)
+            if message is None:
+                pass
+            elif (error := message.error()) is not None:
+                self.errors.add(str(error))
+            else:
+                self.read += 1
+            with contextlib.suppress(RuntimeError):
+                self.assigned = max(self.assigned, len(self._consumer.assignment()))
+        self._consumer.close()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+@contextlib.contextmanager
+def stray_of(chain: Chain, protocol: str) -> Iterator[Stray]:
+    stray = Stray(chain, protocol)
+    try:
+        yield stray
+    finally:
+        stray.close()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_stranger_is_refused(kafka: EmbeddedKafka, topic_name: str, protocol: str) -> None:
+    """The broker tells it so, also one of KIP-848; it gets no partition, and the application goes on."""
+    async with chain_of(kafka, topic_name) as chain:
+        worker = chain.worker()
+        async with running(worker) as loop:
+            await chain.send(100)
+            await or_its_error(loop, chain.wait_processed(worker))
+            with stray_of(chain, protocol) as stray:
+
+                async def is_told() -> bool:
+                    return bool(stray.errors)
+
+                await or_its_error(loop, until(is_told))
+            await chain.send(100)
+            await or_its_error(loop, chain.wait_processed(worker))
+            async with Admin(chain.kafka) as admin:
+                group = await admin.describe_group(topic_name)
+        assert (stray.read, stray.assigned) == (0, 0)
+        assert (group.protocol, len(group.members)) == (f"{PREFIX}range", 1)
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_stranger_that_is_there_first_is_named(kafka: EmbeddedKafka, topic_name: str, protocol: str) -> None:
+    """The start fails with the stranger's client id. Once it is gone the error says what it has committed, and its
+    command, given while the application restarts, ends that: everything is processed."""
+    async with chain_of(kafka, topic_name) as chain:
+        await work(chain, 100)
+        await chain.send(100)
+        with stray_of(chain, protocol) as stray:
+
+            async def has_read() -> bool:
+                return stray.read == 100
+
+            await until(has_read)
+            with pytest.raises(InconsistentGroupProtocol, match=r"has members that are not .*: client 'stray' \(host"):
+                await fails(chain.worker())
+        with pytest.raises(GroupAhead, match="This is not lost state") as refused:
+            await fails(chain.worker())
+        assert [(one.committed, one.known) for one in refused.value.ahead] == [(100, 50), (100, 50)]
+        restarts = asyncio.create_task(_restart(chain))
+        arguments = ["--application-id", topic_name, "--bootstrap-servers", kafka.bootstrap_servers, "--execute"]
+        assert await asyncio.to_thread(main, ["restore-offsets", *arguments]) == 0
+
+        async def is_processed() -> bool:
+            return [(await chain.confirmed(p)).progress.sources[topic_name] for p in (0, 1)] == [100, 100]  # type: ignore[union-attr]
+
+        await or_its_error(restarts, until(is_processed))
+        restarts.cancel()
+        await asyncio.wait([restarts])
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+
+
+async def _restart(chain: Chain) -> None:
+    while True:
+        with contextlib.suppress(GroupAhead):
+            await fails(chain.worker())

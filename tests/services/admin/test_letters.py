@@ -1,0 +1,81 @@
+"""Dead letters that were written in transactions, on the fake broker: their markers take offsets and are no letters."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from services.admin.letters import Count, KafkaLetters, RecordCounter, Span
+from shared.clients.admin import Admin
+from shared.clients.producer import Producer, ProducerSettings
+from shared.common.records import ProducerRecord, TopicPartition
+from shared.common.settings import KafkaSettings
+from shared.testing.fake_broker import FakeCluster
+
+TOPIC = "clicks-dlq"
+AT = TopicPartition(TOPIC, 0)
+
+
+@pytest.fixture
+async def kafka() -> AsyncIterator[KafkaSettings]:
+    async with FakeCluster() as cluster:
+        cluster.create_topic(TOPIC, partitions=1)
+        yield KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+
+
+@asynccontextmanager
+async def writer(kafka: KafkaSettings) -> AsyncIterator[Producer]:
+    async with Producer(kafka, ProducerSettings(transactional_id="app-0")) as producer:
+        await producer.init_transactions()
+        yield producer
+
+
+async def write(producer: Producer, *numbers: int, aborted: int = 0) -> None:
+    """So many records a transaction, and one that is aborted before each."""
+    for number in numbers:
+        for records, commits in ((aborted, False), (number, True)):
+            if records:
+                await producer.begin_transaction()
+                sent = await producer.send_many([ProducerRecord(TOPIC, b"v", b"k", (), 0, i) for i in range(records)])
+                assert await sent.first_error() is None
+                await (producer.commit_transaction() if commits else producer.abort_transaction())
+
+
+async def test_markers_are_no_dead_letters(kafka: KafkaSettings) -> None:
+    """50 of them in 19 transactions are 50, and not 69; neither is what was aborted one. What is new adds to that."""
+    async with Admin(kafka) as admin, writer(kafka) as producer:
+        letters = KafkaLetters(kafka, admin)
+        await write(producer, *[3] * 12, *[2] * 7)
+        assert (await admin.list_offsets({AT: "latest"}))[AT] == 69
+        (row,) = await letters.topics()
+        assert row == {"topic": TOPIC, "kind": "dead_letters", "source": "clicks", "records": 50, "exact": True}
+        await write(producer, 4, aborted=5)
+        assert (await letters.topics())[0]["records"] == 54
+        await admin.delete_records({AT: 8})
+        assert (await letters.topics())[0]["records"] == 54 - 6
+        await admin.delete_topics([TOPIC])
+        assert await letters.topics() == []
+
+
+async def test_a_look_gives_as_many_letters_as_were_asked_for(kafka: KafkaSettings) -> None:
+    """Though among the newest offsets there are more markers and aborted records than letters."""
+    async with Admin(kafka) as admin, writer(kafka) as producer:
+        await write(producer, *[1] * 30, aborted=3)
+        found = await KafkaLetters(kafka, admin).look(TOPIC, 20, None)
+    assert len(found["letters"]) == 20
+
+
+async def test_what_there_was_no_time_to_count_is_an_upper_bound(kafka: KafkaSettings) -> None:
+    """It is said to be none, and later calls go on."""
+    span = Span("id", 0, 0)
+    async with writer(kafka) as producer:
+        await write(producer, *[1] * 5)
+    span = span._replace(end=10)
+    hurried, counter = RecordCounter(kafka, limit_ms=0), RecordCounter(kafka)
+    assert await hurried.count({AT: span}) == {AT: Count(10, exact=False)}
+    assert await counter.count({AT: span}) == {AT: Count(5, exact=True)}
+    assert await counter.count({AT: span._replace(topic_id="another")}) == {AT: Count(5, exact=True)}
+    assert await counter.count({AT: span._replace(first=2)}) == {AT: Count(4, exact=True)}
+    assert await counter.count({}) == {}

@@ -1,0 +1,186 @@
+"""`penstock streams restore-offsets` on the fake broker: an application's group goes back to its changelog."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.aggregator.reset import main
+from services.aggregator.restore_offsets import RestorePlan, compare, lines_of
+from shared.clients.admin import Admin
+from shared.clients.consumer import Consumer, ConsumerSettings
+from shared.common.records import OffsetAndMetadata, TopicPartition
+from shared.streams.changelog_format import Progress
+from shared.streams.settings import StreamsSettings
+from shared.streams.source_offsets import Ahead, GroupAhead, own_offset
+from shared.testing.fake_broker import FakeCluster
+from tests.integration.test_stream_worker import Chain, chain_of, offline, running, topology, until
+from tests.integration.test_stream_worker_losses import fails, work
+from tests.integration.test_stream_worker_restore import BINARY, delete_head, write_snapshot
+
+TOPIC = "clicks"
+FIRST, SECOND = TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)
+QUICK = {"group.min.session.timeout.ms": "10"}
+NOTHING = "no committed offset is ahead of the changelog"
+
+
+async def command(chain: Chain, *more: str) -> int:
+    arguments = ["--application-id", chain.topic, "--bootstrap-servers", chain.kafka.bootstrap_servers]
+    return await asyncio.to_thread(main, ["restore-offsets", *arguments, *more])
+
+
+async def committed(chain: Chain) -> dict[TopicPartition, int]:
+    async with Admin(chain.kafka) as admin:
+        offsets = await admin.group_offsets(chain.topic, require_stable=True)
+    return {at: to.offset for at, to in offsets.items()}
+
+
+async def commit_as_stranger(chain: Chain, offset: int) -> None:
+    """What a stray consumer leaves that ran while the application was down."""
+    async with Admin(chain.kafka) as admin:
+
+        async def is_empty() -> bool:
+            return not (await admin.describe_group(chain.topic)).members
+
+        await until(is_empty)  # a static member stays for a session
+        await admin.alter_group_offsets(chain.topic, {TopicPartition(chain.topic, p): offset for p in (0, 1)})
+
+
+async def restarts(chain: Chain, **given: Any) -> None:
+    """The application as a supervisor runs it: started again at once whenever it fails."""
+    while True:
+        try:
+            await fails(chain.worker(**given))
+        except GroupAhead:
+            continue
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("static", [None, "i-1"], ids=["dynamic", "static"])
+async def test_offsets_of_a_stranger_are_set_back_while_the_application_restarts(
+    capsys: pytest.CaptureFixture[str], guarantee: str, static: str | None
+) -> None:
+    """The error names all partitions and that nothing is lost; its command ends the restarts, and all is processed."""
+    given = {"processing_guarantee": guarantee, "group_instance_id": static, "session_timeout_ms": 1_000}
+    async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC) as chain:
+        await work(chain, 100, **given)
+        await chain.send(40)
+        await commit_as_stranger(chain, 70)
+        with pytest.raises(GroupAhead, match="This is not lost state") as refused:
+            await fails(chain.worker(**given))
+        assert refused.value.ahead == (Ahead(FIRST, 70, 50, False), Ahead(SECOND, 70, 50, False))
+        assert f"penstock streams restore-offsets --application-id {TOPIC} --execute`" in str(refused.value)
+        loop = asyncio.create_task(restarts(chain, **given))
+        assert await command(chain) == 0
+        assert await committed(chain) == {FIRST: 70, SECOND: 70}
+        assert await command(chain, "--execute") == 0
+        said = capsys.readouterr().out
+        assert said.count(f"{FIRST}: another client committed 70: back to 50\n") == 2
+        assert said.endswith("back to 50\ndone\n")
+
+        async def is_processed() -> bool:
+            return sorted((await committed(chain)).values()) == [70, 70]
+
+        await until(is_processed)
+        loop.cancel()
+        await asyncio.wait([loop])
+        assert (await chain.values("out"), await chain.values("late")) == offline(TOPIC, chain.sent)
+
+
+async def test_a_healthy_application_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """What its members own is never ahead of the changelog, so nothing is committed over it."""
+    async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC) as chain:
+        worker = chain.worker()
+        async with running(worker) as loop:
+            for _ in range(5):
+                await chain.send(20)
+                assert await command(chain, "--execute") in (0, 1)  # 1: before the first commit there is no offset
+            await chain.wait_processed(worker)
+            assert await command(chain, "--execute") == 0
+            assert capsys.readouterr().out.splitlines()[-1] == f"application {TOPIC}: {NOTHING}"
+            assert await committed(chain) == {FIRST: 50, SECOND: 50}
+            assert not loop.done()
+        assert (await chain.values("out"), await chain.values("late")) == offline(TOPIC, chain.sent)
+
+
+async def test_strangers_have_to_go_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """Another consumer that has the partitions would commit again: it is named, and nothing is changed."""
+    async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC) as chain:
+        await work(chain, 100)
+        await chain.send(40)
+        kafka = chain.kafka.model_copy(update={"client_id": "stray"})
+        async with Consumer(kafka, ConsumerSettings(group_id=TOPIC, auto_offset_reset="earliest")) as stray:
+            stray.subscribe([TOPIC])
+            while not stray.assignment():
+                await stray.poll(20)
+            await stray.commit({FIRST: 60})
+            assert await command(chain, "--execute") == 1
+            assert "GroupNotEmpty: group clicks has members" in (said := capsys.readouterr().err)
+            assert "client 'stray'" in said
+            assert (await committed(chain))[FIRST] == 60
+
+
+async def test_without_a_position_in_the_changelog_it_is_asked_for() -> None:
+    """Nothing says that these partitions were never read: only the topic's name starts them over, with empty state."""
+    async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC) as chain:
+        await chain.send(100)
+        await commit_as_stranger(chain, 20)
+        with pytest.raises(GroupAhead, match=r"has no position.* --execute --start-over clicks`"):
+            await fails(chain.worker())
+        assert await command(chain, "--execute") == 0
+        assert await committed(chain) == {FIRST: 20, SECOND: 20}
+        assert await command(chain, "--execute", "--start-over", "other") == 2
+        assert await command(chain, "--execute", "--start-over", TOPIC) == 0
+        assert await committed(chain) == {FIRST: 0, SECOND: 0}
+        await work(chain, 100)
+        assert (await chain.values("out"), await chain.values("late")) == offline(TOPIC, chain.sent)
+
+
+async def test_the_lake_has_the_position_where_the_changelog_was_shortened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where compactions deleted the changelog's records the snapshot tells; without the lake that is said."""
+    async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC) as chain:
+        await chain.send(100)
+        worker = chain.worker(topology(TOPIC, **BINARY))
+        async with running(worker):
+            await chain.wait_processed(worker)
+        covered = await write_snapshot(chain, tmp_path)
+        await delete_head(chain, {p: offset for p, (_, offset) in covered.items()})
+        await chain.send(40)
+        await commit_as_stranger(chain, 60)
+        assert await command(chain, "--execute") == 1
+        assert "streams.lake" in capsys.readouterr().err
+        monkeypatch.setenv("PENSTOCK_STREAMS__LAKE", str(tmp_path))
+        assert await command(chain, "--json", "--execute") == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert [(one["topic"], one["partition"], one["committed"], one["position"]) for one in plan["back"]] == [
+            (TOPIC, 0, 60, 50),
+            (TOPIC, 1, 60, 50),
+        ]
+        assert (plan["unknown"], plan["executed"]) == ([], True)
+        assert await committed(chain) == {FIRST: 50, SECOND: 50}
+
+
+def progress(**sources: int) -> Progress:
+    return Progress("app", "exactly_once", sources, 0, {}, {}, (), 0)
+
+
+def test_the_plan_names_what_stays() -> None:
+    """Offsets of topics and partitions that the application does not read are another consumer's."""
+    other, beyond = TopicPartition("other", 0), TopicPartition(TOPIC, 2)
+    offsets = {FIRST: own_offset(9), SECOND: OffsetAndMetadata(9), other: OffsetAndMetadata(9), beyond: own_offset(9)}
+    plan = compare(StreamsSettings(application_id="app"), offsets, {0: progress(clicks=5), 1: None})
+    assert plan == RestorePlan(
+        "app",
+        [Ahead(FIRST, 9, 5, True)],
+        [Ahead(SECOND, 9, None, False)],
+        [Ahead(beyond, 9, None, True), Ahead(other, 9, None, False)],
+    )
+    assert [line.split(": ")[0] for line in lines_of(plan)] == ["clicks-0", "clicks-1", "clicks-2", "other-0"]
+    settings = StreamsSettings(application_id="app", start_from_group_offsets=True)
+    assert compare(settings, offsets, {0: progress(clicks=9), 1: None}).back == []
