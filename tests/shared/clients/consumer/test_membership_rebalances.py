@@ -546,3 +546,52 @@ async def test_an_auto_commit_that_fails_in_a_revocation_is_not_reported(cluster
             consumer.enforce_rebalance()
             await until(consumer, lambda: consumer.group_metadata().generation_id > before)
         await consumer.commit()
+
+
+async def test_a_member_that_has_left_rests_until_the_next_poll(cluster: FakeCluster) -> None:
+    """The loss waits for a poll to tell the listener; until then the group's task takes no step."""
+    left = asyncio.Event()
+    cluster.control(Api.LEAVE_GROUP, lambda _: left.set())
+    async with opened(cluster, max_poll_interval_ms=60) as consumer:
+        consumer.subscribe(["t"])
+        await handed_out(consumer, 3)
+        coordinator, steps = consumer._fetching._coordinator, [0]
+        assert coordinator is not None
+        before_step = coordinator._before_step
+
+        def count() -> None:
+            steps[0] += 1
+            before_step()
+
+        await left.wait()
+        coordinator._before_step = count
+        for _ in range(500):
+            await asyncio.sleep(0)
+        assert steps[0] < 10
+
+
+async def test_a_poll_does_not_wait_for_the_answer_to_a_leave(cluster: FakeCluster) -> None:
+    """A member that polls too late hears of the loss at once, however long the coordinator takes."""
+    async with opened(cluster, max_poll_interval_ms=100) as consumer:
+        listener = Commits(consumer)
+        consumer.subscribe(["t"], listener)
+        await handed_out(consumer, 3)
+        with cluster.control(Api.LEAVE_GROUP, Delay(1_500)):
+            hold_up(0.15)
+            started = time.monotonic()
+            await consumer.poll(0)
+            assert listener.calls == [("lost", frozenset({A, B}))]
+            assert time.monotonic() - started < 1
+
+
+async def test_a_close_right_after_a_commit_that_came_too_late_tells_the_group(cluster: FakeCluster) -> None:
+    """Code that blocked kept the member from leaving: its partitions must not wait for the session to end."""
+    left: list[Request] = []
+    cluster.control(Api.LEAVE_GROUP, left.append)
+    async with opened(cluster, max_poll_interval_ms=100) as consumer:
+        consumer.subscribe(["t"])
+        await handed_out(consumer, 3)
+        hold_up(0.15)
+        with pytest.raises(CommitFailed):
+            await consumer.commit()
+    assert len(left) == 1
