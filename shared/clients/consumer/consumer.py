@@ -14,7 +14,8 @@ on in the background, the listener is called by the next poll. So a listener tha
         ...
 
 Here each record counts as processed when the next one is asked for. A `commit` in the body takes the body's record with
-it; what commits by itself (`commit_strategy`, revocation, close) leaves it out, also after a `break`.
+it; what commits by itself (`commit_strategy`, revocation, close) leaves it out, also after a `break`, and so does a
+listener that commits in close.
 """
 
 from __future__ import annotations
@@ -120,7 +121,8 @@ class Consumer(Committing):
     async def close(self, timeout_ms: float | None = None) -> None:
         """Commit what was polled (unless the strategy is `none`), have the listener revoke, leave the group.
 
-        Of an `async for` that was the record before the last, as the last one may not have been processed.
+        Of an `async for` that was the record before the last, as the last one may not have been processed; after an
+        exception in `async with` it is the poll before the last. A listener's `commit` takes no more than that.
 
         `timeout_ms` bounds all of it, but for the 200 ms that telling the group always has; by default
         `listener_timeout_ms` bounds commit and listener, and the answers to the last requests are waited for.
@@ -371,6 +373,8 @@ class Consumer(Committing):
             return
         if processed and not self._positions.is_one_by_one:
             self._positions.processed()
+        else:  # nor does a listener that commits take it
+            self._positions.unprocessed()
         started_ms = SYSTEM_CLOCK.monotonic_ms()
         # What is last, telling the group, has a share of its own.
         work_ms = None if timeout_ms is None else max(0.0, timeout_ms - LEAVE_TIME_MS)

@@ -93,6 +93,11 @@ class Positions:
         self._processed.update(self._returned)
         self._returned.clear()
 
+    def unprocessed(self) -> None:
+        """What was returned last may not be done: from here on `polled` is what is `uncommitted`."""
+        self._processed = {tp: self._processed[tp] for tp in self.uncommitted()}
+        self._returned.clear()
+
     def uncommitted(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """The processed positions above what was handed to the committer."""
         registered = self._registered

@@ -595,3 +595,32 @@ async def test_a_close_right_after_a_commit_that_came_too_late_tells_the_group(c
         with pytest.raises(CommitFailed):
             await consumer.commit()
     assert len(left) == 1
+
+
+@pytest.mark.parametrize("way", ["poll", "next", "break"])
+async def test_a_listener_that_commits_in_close_leaves_out_what_was_not_processed(
+    cluster: FakeCluster, way: str
+) -> None:
+    """Where the block fails, or ends within an iteration, what was handed out last is read again."""
+    with contextlib.suppress(ZeroDivisionError):
+        async with opened(cluster) as consumer:
+            consumer.subscribe(["t"], Commits(consumer))
+            if way == "poll":
+                await handed_out(consumer, 1)
+            else:
+                first, second = await anext(consumer), await anext(consumer)
+                assert (first.partition, first.offset + 1) == (second.partition, second.offset)
+            if way != "break":
+                raise ZeroDivisionError
+    assert sum(offsets_of(cluster).values()) == (0 if way == "poll" else 1)
+
+
+async def test_a_listener_that_commits_in_close_does_not_go_below_what_was_committed(cluster: FakeCluster) -> None:
+    """Although the block fails, what the user has committed stays committed."""
+    with contextlib.suppress(ZeroDivisionError):
+        async with opened(cluster) as consumer:
+            consumer.subscribe(["t"], Commits(consumer))
+            at = await handed_out(consumer, 9)
+            await consumer.commit()
+            raise ZeroDivisionError
+    assert offsets_of(cluster).items() >= at.items()
