@@ -624,3 +624,16 @@ async def test_a_listener_that_commits_in_close_does_not_go_below_what_was_commi
             await consumer.commit()
             raise ZeroDivisionError
     assert offsets_of(cluster).items() >= at.items()
+
+
+async def test_a_close_that_comes_too_late_has_lost_its_partitions(cluster: FakeCluster) -> None:
+    """Whatever blocked: the listener hears of a loss, as in a poll, and the group of the leave."""
+    left: list[Request] = []
+    cluster.control(Api.LEAVE_GROUP, left.append)
+    async with opened(cluster, max_poll_interval_ms=100) as consumer:
+        listener = Commits(consumer)
+        consumer.subscribe(["t"], listener)
+        await handed_out(consumer, 3)
+        hold_up(0.15)
+    assert listener.calls == [("lost", frozenset({A, B}))]
+    assert len(left) == 1
