@@ -189,7 +189,7 @@ class Consumer(Committing):
         return {tp: each.columns for tp, each in taken.items()}
 
     async def _poll(self, timeout_ms: float, max_records: int | None) -> dict[TopicPartition, Taken]:
-        self._check_open()
+        self._check_reading("poll")
         if self._is_polling:
             raise IllegalState("another task is in poll, or waits for the next record: a consumer is one task's")
         if max_records is not None and max_records < 1:
@@ -206,8 +206,8 @@ class Consumer(Committing):
             await self._commit_as_configured()
             await asyncio.sleep(0)  # heartbeats, joins and fetches go on, also where records are always at hand
             while True:
-                self._check_open()
                 await self._fetching.call_listener()
+                self._check_reading("poll")
                 self._membership.raise_pending()
                 self._fetching.check_errors()
                 self._raise_undecodable()
@@ -226,7 +226,7 @@ class Consumer(Committing):
         return self
 
     async def __anext__(self) -> ConsumerRecord:
-        self._check_open()
+        self._check_reading("the next record")
         if (task := current_task()) is not self._iterating:
             self._begin_iterating(task)
         self._since_look += 1
@@ -368,9 +368,12 @@ class Consumer(Committing):
             self._positions.sought(tp, await self.position(tp))
 
     async def _close(self, timeout_ms: float | None, *, processed: bool) -> None:
-        if self._state != "open":
+        if self._state == "new":
             self._state = "closed"
+        if self._state != "open":
             return
+        self._check_reading("close")
+        self._state = "closing"
         if processed and not self._positions.is_one_by_one:
             self._positions.processed()
         else:  # nor does a listener that commits take it
@@ -387,5 +390,12 @@ class Consumer(Committing):
             await self._fetching.close(None if timeout_ms is None else max(0.0, timeout_ms - waited_ms))
 
     def _check_open(self) -> None:
+        if self._state not in ("open", "closing"):
+            raise IllegalState(f"the consumer is {self._state}")
+
+    def _check_reading(self, what: str) -> None:
+        """What calls the listener is neither for the listener itself, which it would wait for, nor beside a close."""
         if self._state != "open":
             raise IllegalState(f"the consumer is {self._state}")
+        if self._membership.is_called(current_task()):
+            raise IllegalState(f"{what}: not inside a rebalance listener")

@@ -41,6 +41,7 @@ class Membership:
         self._owned: frozenset[TopicPartition] = frozenset()
         self._errors: deque[BaseException] = deque()
         self._why_gone = NOT_OWNED
+        self._calling: asyncio.Task[object] | None = None
         self.positions = Positions()
 
     def raise_pending(self) -> None:
@@ -49,6 +50,10 @@ class Membership:
             raise self._errors.popleft()
         if self._settings.commit_strategy != "none" and (lost := self.positions.take_forfeited()):
             raise self.not_committed(lost)
+
+    def is_called(self, task: asyncio.Task[object] | None) -> bool:
+        """Whether the listener is being called by this task."""
+        return task is not None and task is self._calling
 
     async def wait(self, timeout_ms: float) -> None:
         """Until there may be something to return; the listener may be called meanwhile."""
@@ -141,6 +146,7 @@ class Membership:
 
     async def _call(self, call: Awaitable[None], name: str, limit_ms: float) -> None:
         deadline, task = asyncio.timeout(limit_ms / 1000), asyncio.current_task()
+        self._calling = task
         try:
             async with deadline:
                 await call
@@ -156,6 +162,8 @@ class Membership:
             self._note(IllegalState(f"{self._who()}: {name} let a cancellation through that was not asked for"), name)
         except Exception as e:
             self._note(e, name)
+        finally:
+            self._calling = None
 
     def _who(self) -> str:
         return (

@@ -637,3 +637,77 @@ async def test_a_close_that_comes_too_late_has_lost_its_partitions(cluster: Fake
         hold_up(0.15)
     assert listener.calls == [("lost", frozenset({A, B}))]
     assert len(left) == 1
+
+
+@pytest.mark.parametrize("way", ["poll", "cancelled poll", "close"])
+@pytest.mark.parametrize("what", ["poll", "next", "close"])
+async def test_a_listener_can_neither_poll_nor_close(cluster: FakeCluster, what: str, way: str) -> None:
+    """It would wait for its own end: it is told so at once, and the member goes on."""
+    outcomes: asyncio.Queue[object] = asyncio.Queue()
+    go_on = asyncio.Event()
+
+    class Calls(RebalanceListener):
+        async def on_partitions_revoked(self, partitions: Partitions) -> None:
+            await go_on.wait()
+            try:
+                match what:
+                    case "poll":
+                        outcomes.put_nowait(await consumer.poll(0))
+                    case "next":
+                        outcomes.put_nowait(await anext(consumer))
+                    case "close":
+                        outcomes.put_nowait(await consumer.close())
+            except BaseException as e:
+                outcomes.put_nowait(e)
+
+    async with opened(cluster, listener_timeout_ms=2_000) as consumer:
+        consumer.subscribe(["t"], Calls())
+        await handed_out(consumer, 3)
+        if way == "close":
+            go_on.set()
+            await consumer.close()
+        else:
+            before = consumer.group_metadata().generation_id
+            consumer.enforce_rebalance()
+            poll = asyncio.create_task(until(consumer, lambda: consumer.group_metadata().generation_id > before))
+            coordinator = consumer._fetching._coordinator
+            while coordinator is None or not coordinator._calling:  # noqa: ASYNC110 - beside the poll
+                await asyncio.sleep(0)
+            if way == "cancelled poll":
+                poll.cancel()
+            go_on.set()
+            await asyncio.wait([poll])
+        outcome = await outcomes.get()
+        if (what, way) == ("close", "close"):
+            assert outcome is None  # it is being closed
+        else:
+            assert isinstance(outcome, IllegalState)
+        if way != "close":
+            await handed_out(consumer, 3)
+
+
+async def test_a_poll_beside_a_close_gives_nothing_that_its_listener_commits(cluster: FakeCluster) -> None:
+    """It ends with an error once the close has begun, and another close does not call the listener again."""
+    calls: list[str] = []
+
+    class Fills(RebalanceListener):
+        async def on_partitions_revoked(self, partitions: Partitions) -> None:
+            calls.append("revoked")
+            consumer.resume(A, B)
+            await heartbeats(cluster, "one", 2)
+            await consumer.close()
+            await consumer.commit()
+
+    async with opened(cluster, client_id="one") as consumer:
+        consumer.subscribe(["t"], Fills())
+        await handed_out(consumer, 3)
+        await consumer.commit()
+        at = offsets_of(cluster)
+        consumer.pause(A, B)
+        poll = asyncio.create_task(consumer.poll(5_000))
+        await asyncio.sleep(0)
+        await consumer.close()
+        with pytest.raises(IllegalState):
+            await poll
+    assert offsets_of(cluster) == at
+    assert calls == ["revoked"]
