@@ -211,10 +211,6 @@ class Subscribing:
     def assignment(self) -> Partitions:
         return self._assignment
 
-    def topics(self) -> frozenset[str]:
-        """The topics subscribed to."""
-        return self._topics
-
     def look_for_topics(self, now_ms: int) -> None:
         """Have those asked for that do not exist."""
         if now_ms < self._next_refresh_ms:
@@ -256,9 +252,11 @@ class Subscribing:
         left = self._assignment - partitions
         if lost:
             self._read(left, left)
-        if self._rebalances is not None:
-            await self._rebalances.on_revoked(partitions, lost=lost)
-        self._read(left, left)
+        try:
+            if self._rebalances is not None:
+                await self._rebalances.on_revoked(partitions, lost=lost)
+        finally:
+            self._read(left, left)
 
     async def on_assigned(self, assigned: Partitions, added: Partitions) -> None:
         """From the group: these are ours."""

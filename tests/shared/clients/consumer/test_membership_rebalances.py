@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
@@ -711,3 +712,44 @@ async def test_a_poll_beside_a_close_gives_nothing_that_its_listener_commits(clu
             await poll
     assert offsets_of(cluster) == at
     assert calls == ["revoked"]
+
+
+async def test_a_close_does_not_make_a_call_again_that_it_gave_up(cluster: FakeCluster) -> None:
+    """A listener that a cancelled poll left behind is cancelled, and the close says so."""
+    calls: list[str] = []
+    began = asyncio.Event()
+
+    class Hangs(RebalanceListener):
+        async def on_partitions_revoked(self, partitions: Partitions) -> None:
+            calls.append("revoked")
+            began.set()
+            await asyncio.Event().wait()
+
+    async with opened(cluster) as consumer:
+        consumer.subscribe(["t"], Hangs())
+        await handed_out(consumer, 3)
+        consumer.enforce_rebalance()
+        poll = asyncio.create_task(until(consumer, lambda: False))
+        await began.wait()
+        poll.cancel()
+        with pytest.raises(KafkaTimeout):
+            await consumer.close(300)
+    assert calls == ["revoked"]
+
+
+async def test_a_pattern_that_matches_nothing_any_more_revokes(cluster: FakeCluster) -> None:
+    """The listener is called for partitions of a topic that was deleted, although no topic is subscribed to."""
+    revoked: list[Partitions] = []
+
+    class Listener(RebalanceListener):
+        async def on_partitions_revoked(self, partitions: Partitions) -> None:
+            revoked.append(partitions)
+
+    async with opened(cluster) as consumer:
+        consumer.subscribe(re.compile("t"), Listener())
+        await handed_out(consumer, 3)
+        consumer.pause(A, B)
+        cluster.delete_topic("t")
+        consumer.ask_for_answer()
+        await until(consumer, lambda: not consumer.assignment())
+        assert revoked == [frozenset({A, B})]
