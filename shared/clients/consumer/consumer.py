@@ -91,7 +91,8 @@ class Consumer(Committing):
             is_managed=lambda: self._fetching.is_managed,
             require_stable=settings.isolation_level == "read_committed",
             gone_because=lambda: self._fetching.gone_because,
-            is_rejoining=lambda: self._fetching.is_rejoining,
+            is_owner=lambda: self._fetching.is_owner,
+            on_refused=self._fetching.on_commit_refused,
         )
         self._membership = Membership(self._fetching, self._committer, settings, self._metrics)
         self._state = "new"

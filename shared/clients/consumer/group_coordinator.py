@@ -128,6 +128,11 @@ class GroupCoordinator:
             with self.listening():
                 await self._settled.wait()
 
+    def on_commit_refused(self, sent_as: tuple[int, str], code: int) -> None:
+        """Who is told so of a commit need not wait for the next heartbeat: the place is lost."""
+        self.state.on_heartbeat(sent_as, code, self._clock.monotonic_ms())
+        self.wake()
+
     def leave_if_overdue(self) -> None:
         """Leave where nobody has polled for `max_poll_interval_ms`: blocking code keeps the loop from noticing."""
         if not self._calling and (step := self.state.leave_if_idle(self._idle_ms())) is not None:
@@ -159,9 +164,9 @@ class GroupCoordinator:
         return self.state.state is MemberState.SYNCING
 
     @property
-    def is_rejoining(self) -> bool:
-        """Whether the member keeps its partitions and is on its way into the next generation."""
-        return self.state.is_rejoining and not self._stopping
+    def is_owner(self) -> bool:
+        """Whether the member owns partitions and takes part in the group's rebalances."""
+        return self.state.is_owner and not self._stopping
 
     async def close(self) -> None:
         """Leave the group, unless the member is static: its place is kept until its session is over."""

@@ -130,9 +130,14 @@ class Subscribing:
         return NONE if self.is_managed and self.generation == NO_GENERATION else self._assignment
 
     @property
-    def is_rejoining(self) -> bool:
-        """Whether a member that keeps its partitions is on its way into the next generation."""
-        return self._coordinator is not None and self._coordinator.is_rejoining
+    def is_owner(self) -> bool:
+        """Whether this is a member that owns partitions, and takes part in the group's rebalances."""
+        return self._coordinator is not None and self._coordinator.is_owner
+
+    def on_commit_refused(self, sent_as: tuple[int, str], code: int) -> None:
+        """The group does not know this member, or its generation, any more."""
+        if self._coordinator is not None:
+            self._coordinator.on_commit_refused(sent_as, code)
 
     @property
     def rebalance_ms(self) -> float:

@@ -18,7 +18,7 @@ from shared.clients.producer import Producer
 from shared.common.errors import CommitFailed, IllegalState, KafkaTimeout
 from shared.common.records import ProducerRecord, TopicPartition
 from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import Api, Delay, Drop, FakeCluster, Request
+from shared.testing.fake_broker import Api, Delay, Drop, ErrorCode, Fail, FakeCluster, Request
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 RECORDS = 400
@@ -753,3 +753,48 @@ async def test_a_pattern_that_matches_nothing_any_more_revokes(cluster: FakeClus
         consumer.ask_for_answer()
         await until(consumer, lambda: not consumer.assignment())
         assert revoked == [frozenset({A, B})]
+
+
+@pytest.mark.parametrize("what", ["commit", "commit_async", "sync"])
+async def test_a_commit_that_a_rebalance_holds_up_waits(cluster: FakeCluster, what: str) -> None:
+    """The group takes none while it assigns; that is no failure, also where the answer comes when all is over."""
+    strategy = "sync" if what == "sync" else "none"
+    given = {"partition_assignment_strategy": "cooperative-sticky", "commit_strategy": strategy}
+    async with opened(cluster, **given) as consumer:
+        consumer.subscribe(["t"])
+        at = await handed_out(consumer, 3)
+        before = consumer.group_metadata().generation_id
+        cluster.control(Api.SYNC_GROUP, Delay(50))
+        late = cluster.control(Api.OFFSET_COMMIT, Delay(150, Fail(ErrorCode.REBALANCE_IN_PROGRESS)), times=1)
+        consumer.enforce_rebalance()
+        while consumer.group_metadata().generation_id == before:  # noqa: ASYNC110 - beside the user's code
+            await asyncio.sleep(0)
+        match what:
+            case "commit":
+                await consumer.commit()
+            case "commit_async":
+                told: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+                consumer.commit_async(callback=lambda _, error: told.set_result(error))
+                assert await told is None
+            case "sync":
+                await consumer.poll(0)
+        assert late.acted == 1
+        assert offsets_of(cluster).items() >= at.items()
+
+
+@pytest.mark.parametrize("strategy", ["none", "sync"])
+@pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION])
+async def test_a_loss_that_a_commit_hears_of_first_is_reported_once(
+    cluster: FakeCluster, strategy: str, code: ErrorCode
+) -> None:
+    """The next poll calls the listener, without waiting for a heartbeat, and gives nothing that is another's."""
+    async with opened(cluster, commit_strategy=strategy, heartbeat_interval_ms=2_000) as consumer:
+        listener = Commits(consumer)
+        consumer.subscribe(["t"], listener)
+        await handed_out(consumer, 3)
+        cluster.control(Api.OFFSET_COMMIT, Fail(code))
+        with pytest.raises(CommitFailed):
+            await (consumer.commit() if strategy == "none" else consumer.poll(0))
+        await consumer.poll(0)
+        assert listener.calls == [("lost", frozenset({A, B}))]
+        await consumer.commit()
