@@ -798,3 +798,23 @@ async def test_a_loss_that_a_commit_hears_of_first_is_reported_once(
         await consumer.poll(0)
         assert listener.calls == [("lost", frozenset({A, B}))]
         await consumer.commit()
+
+
+async def test_a_loss_is_reported_once_where_a_pending_commit_reports_it(cluster: FakeCluster) -> None:
+    """The call fails for an asynchronous commit before it, and covers what was handed out since."""
+    async with opened(cluster, session_timeout_ms=300) as consumer:
+        consumer.subscribe(["t"])
+        await handed_out(consumer, 9)
+        consumer.pause(A, B)
+        before = consumer.group_metadata().generation_id
+        with (
+            cluster.control(Api.OFFSET_COMMIT, Fail(ErrorCode.UNKNOWN_MEMBER_ID)),
+            cluster.control(Api.HEARTBEAT, Fail(ErrorCode.UNKNOWN_MEMBER_ID), times=1),
+        ):
+            consumer.commit_async({A: 1})
+            while consumer._fetching.owned:  # noqa: ASYNC110 - beside the user's code
+                await asyncio.sleep(0)
+            with pytest.raises(CommitFailed):
+                await consumer.commit()
+        await until(consumer, lambda: consumer.group_metadata().generation_id > before)
+        await consumer.commit()
