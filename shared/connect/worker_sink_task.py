@@ -111,6 +111,11 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             self._receive(ours, lists[0] if len(lists) == 1 else list(itertools.chain.from_iterable(lists)))
             await self._deliver()
 
+    @property
+    def holds_all(self) -> bool:
+        """Whether everything is to stay paused, whatever the connector's task resumes."""
+        return self.should_pause or self._is_converting
+
     def _follow_target(self) -> None:
         """Pause or go on, where that is newly wanted."""
         if not self._changed.is_set() or self.stopping:
@@ -274,7 +279,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             positions = {tp: await self._consumer.position(tp) for tp in sorted(partitions)}
             paused = self.core.opened(positions)
             self.metrics.set("partition_count", len(self.core.assigned))
-            self._consumer.pause(*(self.core.assigned if self.should_pause or self._is_converting else paused))
+            self._consumer.pause(*(self.core.assigned if self.holds_all else paused))
             if partitions:
                 await self._call(self.task.open(frozenset(partitions)))
                 self._rewind()
@@ -360,7 +365,7 @@ class WorkerSinkTaskContext:
     def resume(self, *partitions: TopicPartition) -> None:
         self._check_assigned(partitions)
         self._core.paused_by_task.difference_update(partitions)
-        if not self._task.should_pause and not self._core.paused_for_redelivery:
+        if not self._task.holds_all and not self._core.paused_for_redelivery:
             self._consumer.resume(*partitions)
 
     def timeout(self, timeout_ms: int) -> None:

@@ -55,10 +55,12 @@ class Committer:
         is_managed: Callable[[], bool],
         require_stable: bool,
         gone_because: Callable[[], str] = str,
-        is_rejoining: Callable[[], bool] = bool,
+        is_owner: Callable[[], bool] = bool,
+        on_refused: Callable[[tuple[int, str], int], None] = lambda sent_as, code: None,
     ) -> None:
-        """`gone_because` says why the member has lost its place, "" where it does not know; `is_rejoining` whether it
-        joins the next generation and keeps its partitions: a commit then waits for that generation."""
+        """`gone_because` says why the member has lost its place, "" where it does not know; `is_owner` whether it is in
+        the group and owns partitions: a commit then waits for the end of a rebalance. `on_refused` is told of answers
+        that say otherwise: whose commit it was (generation and member id), and the code."""
         self._connection = connection
         self._member = member
         self._metrics = metrics
@@ -66,7 +68,7 @@ class Committer:
         self._is_managed = is_managed
         self._require_stable = require_stable
         self._gone_because = gone_because
-        self._is_rejoining = is_rejoining
+        self._is_owner, self._on_refused = is_owner, on_refused
         self.sequence = CommitSequence()
         self._task: asyncio.Task[None] | None = None
         self._waiting: list[tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, int], OnCommit]] = []
@@ -345,6 +347,8 @@ class Committer:
                 if code:
                     tp = TopicPartition(topic, partition)
                     refused[tp] = error = self._error(code, f"{where}, {tp}", member.group_id)
+                    if isinstance(error, CommitFailed):
+                        self._on_refused((member.generation_id, member.member_id), code)
                     of_group = of_group or (None if code in OF_ONE_PARTITION else error)
         return refused, of_group
 
@@ -367,7 +371,7 @@ class Committer:
 
     def _passing(self, error: PenstockError) -> bool:
         if isinstance(error, RebalanceInProgress | IllegalGeneration):
-            return self._is_rejoining()
+            return self._is_owner()
         return isinstance(error, RetriableError)
 
     def _tell(

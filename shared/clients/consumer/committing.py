@@ -41,7 +41,7 @@ class Committing(OffsetLookups):
         try:
             await self._committer.commit(wanted, self._settings.commit_timeout_ms if timeout_ms is None else timeout_ms)
         except CommitFailed:
-            positions.reported({tp: at.offset for tp, at in wanted.items()})
+            positions.reported({tp: at.offset for tp, at in wanted.items()} | lost)
             raise
         positions.recovered({tp: at.offset for tp, at in wanted.items()})
         if lost:

@@ -14,7 +14,8 @@ on in the background, the listener is called by the next poll. So a listener tha
         ...
 
 Here each record counts as processed when the next one is asked for. A `commit` in the body takes the body's record with
-it; what commits by itself (`commit_strategy`, revocation, close) leaves it out, also after a `break`.
+it; what commits by itself (`commit_strategy`, revocation, close) leaves it out, also after a `break`, and so does a
+listener that commits in close.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ class Consumer(Committing):
             is_managed=lambda: self._fetching.is_managed,
             require_stable=settings.isolation_level == "read_committed",
             gone_because=lambda: self._fetching.gone_because,
-            is_rejoining=lambda: self._fetching.is_rejoining,
+            is_owner=lambda: self._fetching.is_owner,
+            on_refused=self._fetching.on_commit_refused,
         )
         self._membership = Membership(self._fetching, self._committer, settings, self._metrics)
         self._state = "new"
@@ -120,7 +122,8 @@ class Consumer(Committing):
     async def close(self, timeout_ms: float | None = None) -> None:
         """Commit what was polled (unless the strategy is `none`), have the listener revoke, leave the group.
 
-        Of an `async for` that was the record before the last, as the last one may not have been processed.
+        Of an `async for` that was the record before the last, as the last one may not have been processed; after an
+        exception in `async with` it is the poll before the last. A listener's `commit` takes no more than that.
 
         `timeout_ms` bounds all of it, but for the 200 ms that telling the group always has; by default
         `listener_timeout_ms` bounds commit and listener, and the answers to the last requests are waited for.
@@ -187,7 +190,7 @@ class Consumer(Committing):
         return {tp: each.columns for tp, each in taken.items()}
 
     async def _poll(self, timeout_ms: float, max_records: int | None) -> dict[TopicPartition, Taken]:
-        self._check_open()
+        self._check_reading("poll")
         if self._is_polling:
             raise IllegalState("another task is in poll, or waits for the next record: a consumer is one task's")
         if max_records is not None and max_records < 1:
@@ -204,8 +207,8 @@ class Consumer(Committing):
             await self._commit_as_configured()
             await asyncio.sleep(0)  # heartbeats, joins and fetches go on, also where records are always at hand
             while True:
-                self._check_open()
                 await self._fetching.call_listener()
+                self._check_reading("poll")
                 self._membership.raise_pending()
                 self._fetching.check_errors()
                 self._raise_undecodable()
@@ -224,7 +227,7 @@ class Consumer(Committing):
         return self
 
     async def __anext__(self) -> ConsumerRecord:
-        self._check_open()
+        self._check_reading("the next record")
         if (task := current_task()) is not self._iterating:
             self._begin_iterating(task)
         self._since_look += 1
@@ -366,11 +369,16 @@ class Consumer(Committing):
             self._positions.sought(tp, await self.position(tp))
 
     async def _close(self, timeout_ms: float | None, *, processed: bool) -> None:
-        if self._state != "open":
+        if self._state == "new":
             self._state = "closed"
+        if self._state != "open":
             return
+        self._check_reading("close")
+        self._state = "closing"
         if processed and not self._positions.is_one_by_one:
             self._positions.processed()
+        else:  # nor does a listener that commits take it
+            self._positions.unprocessed()
         started_ms = SYSTEM_CLOCK.monotonic_ms()
         # What is last, telling the group, has a share of its own.
         work_ms = None if timeout_ms is None else max(0.0, timeout_ms - LEAVE_TIME_MS)
@@ -383,5 +391,12 @@ class Consumer(Committing):
             await self._fetching.close(None if timeout_ms is None else max(0.0, timeout_ms - waited_ms))
 
     def _check_open(self) -> None:
+        if self._state not in ("open", "closing"):
+            raise IllegalState(f"the consumer is {self._state}")
+
+    def _check_reading(self, what: str) -> None:
+        """What calls the listener is neither for the listener itself, which it would wait for, nor beside a close."""
         if self._state != "open":
             raise IllegalState(f"the consumer is {self._state}")
+        if self._membership.is_called(current_task()):
+            raise IllegalState(f"{what}: not inside a rebalance listener")

@@ -74,7 +74,7 @@ class GroupCoordinator:
         self._calling = self._stopping = self._listener_due = False
         self._listening = 0
         self._settled = asyncio.Event()
-        self._leaving_id = ""
+        self._leaving: asyncio.Task[None] | None = None
         self._broken: BaseException | None = None
         self._began_ms: int | None = None
         self._watch: asyncio.TimerHandle | None = None
@@ -128,11 +128,15 @@ class GroupCoordinator:
             with self.listening():
                 await self._settled.wait()
 
+    def on_commit_refused(self, sent_as: tuple[int, str], code: int) -> None:
+        """Who is told so of a commit need not wait for the next heartbeat: the place is lost."""
+        self.state.on_heartbeat(sent_as, code, self._clock.monotonic_ms())
+        self.wake()
+
     def leave_if_overdue(self) -> None:
         """Leave where nobody has polled for `max_poll_interval_ms`: blocking code keeps the loop from noticing."""
-        if not self._calling and (left := self.state.leave_if_idle(self._idle_ms())) is not None:
-            self._say_left(left)
-            self._leaving_id = left.member_id
+        if not self._calling and (step := self.state.leave_if_idle(self._idle_ms())) is not None:
+            self._leave(step)
             self.wake()
 
     @property
@@ -161,9 +165,9 @@ class GroupCoordinator:
         return self.state.is_rejoining and self.state.state is not MemberState.UNJOINED
 
     @property
-    def is_rejoining(self) -> bool:
-        """Whether the member keeps its partitions and is on its way into the next generation."""
-        return self.state.is_rejoining and not self._stopping
+    def is_owner(self) -> bool:
+        """Whether the member owns partitions and takes part in the group's rebalances."""
+        return self.state.is_owner and not self._stopping
 
     async def close(self) -> None:
         """Leave the group, unless the member is static: its place is kept until its session is over."""
@@ -172,14 +176,13 @@ class GroupCoordinator:
         for task in self._tasks:
             await _cancel(task)
         await self._requests.leave(self.state.leave())
+        if self._leaving is not None:
+            await asyncio.wait([self._leaving])
 
     async def run_once(self) -> None:
         """One step."""
         self._wake.clear()
         self._before_step()
-        if self._leaving_id:
-            member_id, self._leaving_id = self._leaving_id, ""
-            await self._requests.leave(member_id)
         step = self.state.next_step(self._clock.monotonic_ms(), self._idle_ms())
         try:
             await self._do(step)
@@ -195,7 +198,9 @@ class GroupCoordinator:
             self._began_ms = self._clock.monotonic_ms()
         self._set_listener_due(isinstance(step, Revoke | Lose | Complete))
         if self._listener_due and not self._listening:
-            await self._wait(self.state.config.max_poll_interval_ms - self._idle_ms())
+            # A poll wakes this. One that is overdue has nothing more to miss: the member has left, or failed.
+            left_ms = self.state.config.max_poll_interval_ms - self._idle_ms()
+            await self._wait(left_ms if left_ms > 0 else None)
             return
         match step:
             case Wait(ms):
@@ -215,14 +220,12 @@ class GroupCoordinator:
                 self.state.on_gathered(await self._partitions(topics))
             case Sync():
                 self.state.on_sync(await self._requests.sync(step), self._clock.monotonic_ms())
-            case Leave(member_id):
-                self._say_left(step)
-                if member_id:
-                    await self._requests.leave(member_id)
+            case Leave():
+                self._leave(step)
 
     async def _wait(self, ms: float | None) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if ms is None else max(0.0, ms) / 1000):
+            async with asyncio.timeout(None if ms is None else ms / 1000):
                 await self._wake.wait()
 
     def _set_listener_due(self, is_due: bool) -> None:
@@ -232,11 +235,14 @@ class GroupCoordinator:
         self._listener_due = is_due
         self._settled.set()
 
-    def _say_left(self, step: Leave) -> None:
+    def _leave(self, step: Leave) -> None:
+        """LeaveGroup is sent beside the steps: no poll waits for its answer, and a close that comes next sends it."""
         what = "left the group" if step.member_id else "gave up its place, which is kept for a session"
         limit_ms = self.state.config.max_poll_interval_ms
         self.gone_because = f"{what}: no poll within max_poll_interval_ms={limit_ms}"
         log.error(self.gone_because, **self._requests.fields())
+        if step.member_id:
+            self._leaving = asyncio.create_task(self._requests.leave(step.member_id))
 
     async def _call(self, call: Any) -> None:
         self._calling = True

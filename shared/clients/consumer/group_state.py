@@ -72,10 +72,9 @@ class GroupState(Member):
         )
 
     @property
-    def is_rejoining(self) -> bool:
-        """Whether a join or sync is under way and partitions are kept meanwhile, as a cooperative member does."""
-        is_joining = self.state in (MemberState.UNJOINED, MemberState.JOINING, MemberState.SYNCING)
-        return is_joining and self.generation != NO_GENERATION and bool(self.owned)
+    def is_owner(self) -> bool:
+        """Whether partitions are owned in a generation of the group, which may be on its way into the next one."""
+        return self.generation != NO_GENERATION and bool(self.owned)
 
     @property
     def is_forgotten(self) -> bool:

@@ -41,6 +41,7 @@ class Membership:
         self._owned: frozenset[TopicPartition] = frozenset()
         self._errors: deque[BaseException] = deque()
         self._why_gone = NOT_OWNED
+        self._calling: asyncio.Task[object] | None = None
         self.positions = Positions()
 
     def raise_pending(self) -> None:
@@ -49,6 +50,10 @@ class Membership:
             raise self._errors.popleft()
         if self._settings.commit_strategy != "none" and (lost := self.positions.take_forfeited()):
             raise self.not_committed(lost)
+
+    def is_called(self, task: asyncio.Task[object] | None) -> bool:
+        """Whether the listener is being called by this task."""
+        return task is not None and task is self._calling
 
     async def wait(self, timeout_ms: float) -> None:
         """Until there may be something to return; the listener may be called meanwhile."""
@@ -68,9 +73,11 @@ class Membership:
         self._why_gone = (lost and self._fetching.gone_because) or NOT_OWNED
         if lost:
             self._let_go(partitions, lost=True)
-        await self._give_back(partitions, lost=lost, limit_ms=self._listener_limit_ms)
-        if not lost:
-            self._let_go(partitions, lost=False)
+        try:
+            await self._give_back(partitions, lost=lost, limit_ms=self._listener_limit_ms)
+        finally:  # also where a close gives the call up, which does not make it again
+            if not lost:
+                self._let_go(partitions, lost=False)
 
     async def on_assigned(self, partitions: frozenset[TopicPartition], added: frozenset[TopicPartition]) -> None:
         """After the group has assigned; `added` are those that were not ours before."""
@@ -96,9 +103,10 @@ class Membership:
             return
         limit_ms = self._listener_limit_ms if timeout_ms is None else timeout_ms
         started_ms = SYSTEM_CLOCK.monotonic_ms()
+        self._fetching.polled()
         await self._fetching.stop_joining(limit_ms)
         partitions = self._fetching.assignment()
-        lost = bool(self._fetching.topics()) and self._fetching.generation == NO_GENERATION
+        lost = self._fetching.is_managed and self._fetching.generation == NO_GENERATION
         left_ms = max(0.0, limit_ms - (SYSTEM_CLOCK.monotonic_ms() - started_ms))
         if lost:
             self._committer.keep(())
@@ -132,7 +140,7 @@ class Membership:
         if self._settings.commit_strategy != "none" and (offsets := self.positions.uncommitted()):
             self._committer.commit_async(offsets)
             self.positions.registered(offsets)
-        if listener is not None and partitions and self._fetching.topics():
+        if listener is not None and partitions and self._fetching.is_managed:
             await self._call(listener.on_partitions_revoked(partitions), "on_partitions_revoked", limit_ms)
         if self._settings.group_id is not None:
             left_ms = max(0.0, limit_ms - (SYSTEM_CLOCK.monotonic_ms() - started_ms))
@@ -140,6 +148,7 @@ class Membership:
 
     async def _call(self, call: Awaitable[None], name: str, limit_ms: float) -> None:
         deadline, task = asyncio.timeout(limit_ms / 1000), asyncio.current_task()
+        self._calling = task
         try:
             async with deadline:
                 await call
@@ -150,11 +159,14 @@ class Membership:
                 self._note(e, name)
         except asyncio.CancelledError:
             if task is None or task.cancelling():
+                self._note(KafkaTimeout(f"{self._who()}: {name}: not done when the consumer was closed"), name)
                 raise
             # Of something that the listener awaits; were it passed on, it would end the membership without a word.
             self._note(IllegalState(f"{self._who()}: {name} let a cancellation through that was not asked for"), name)
         except Exception as e:
             self._note(e, name)
+        finally:
+            self._calling = None
 
     def _who(self) -> str:
         return (

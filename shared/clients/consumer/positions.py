@@ -93,6 +93,11 @@ class Positions:
         self._processed.update(self._returned)
         self._returned.clear()
 
+    def unprocessed(self) -> None:
+        """What was returned last may not be done: from here on `polled` is what is `uncommitted`."""
+        self._processed = {tp: self._processed[tp] for tp in self.uncommitted()}
+        self._returned.clear()
+
     def uncommitted(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """The processed positions above what was handed to the committer."""
         registered = self._registered
@@ -116,9 +121,12 @@ class Positions:
         return {tp: at for tp, at in self._handed.items() if tp in partitions and at > committed.get(tp, -1)}
 
     def reported(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """The user was told that these are not committed: once is enough."""
-        for tp, offset in offsets.items():
-            self._reported[tp] = max(offset, self._reported.get(tp, -1))
+        """The user was told that these are not committed: once is enough.
+
+        That says nothing of a partition that has gone already: if it comes back, its records are handed out again.
+        """
+        for tp in offsets.keys() & self._handed.keys():
+            self._reported[tp] = max(offsets[tp], self._reported.get(tp, -1))
         self.recovered(offsets)
 
     def recovered(self, offsets: Mapping[TopicPartition, int]) -> None:
@@ -146,6 +154,7 @@ class Positions:
         """The user's own position: what was read and committed before says nothing any more."""
         self.unread.drop([tp])
         self._handed.pop(tp, None)
+        self._reported.pop(tp, None)
         self._returned.pop(tp, None)
         self._registered.pop(tp, None)
         self._processed[tp] = offset, NO_EPOCH

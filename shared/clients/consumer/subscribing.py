@@ -130,9 +130,14 @@ class Subscribing:
         return NONE if self.is_managed and self.generation == NO_GENERATION else self._assignment
 
     @property
-    def is_rejoining(self) -> bool:
-        """Whether a member that keeps its partitions is on its way into the next generation."""
-        return self._coordinator is not None and self._coordinator.is_rejoining
+    def is_owner(self) -> bool:
+        """Whether this is a member that owns partitions, and takes part in the group's rebalances."""
+        return self._coordinator is not None and self._coordinator.is_owner
+
+    def on_commit_refused(self, sent_as: tuple[int, str], code: int) -> None:
+        """The group does not know this member, or its generation, any more."""
+        if self._coordinator is not None:
+            self._coordinator.on_commit_refused(sent_as, code)
 
     @property
     def rebalance_ms(self) -> float:
@@ -211,10 +216,6 @@ class Subscribing:
     def assignment(self) -> Partitions:
         return self._assignment
 
-    def topics(self) -> frozenset[str]:
-        """The topics subscribed to."""
-        return self._topics
-
     def look_for_topics(self, now_ms: int) -> None:
         """Have those asked for that do not exist."""
         if now_ms < self._next_refresh_ms:
@@ -256,9 +257,11 @@ class Subscribing:
         left = self._assignment - partitions
         if lost:
             self._read(left, left)
-        if self._rebalances is not None:
-            await self._rebalances.on_revoked(partitions, lost=lost)
-        self._read(left, left)
+        try:
+            if self._rebalances is not None:
+                await self._rebalances.on_revoked(partitions, lost=lost)
+        finally:
+            self._read(left, left)
 
     async def on_assigned(self, assigned: Partitions, added: Partitions) -> None:
         """From the group: these are ours."""

@@ -51,8 +51,10 @@ class Unread:
         return f"<Unread {self._rests}>"
 
     def add(self, taken: Mapping[TopicPartition, Taken]) -> None:
+        """What was fetched, or taken from here before: it comes before what is left of its partition, of which nothing
+        is fetched meanwhile."""
         for tp, each in taken.items():
-            self._rests.setdefault(tp, deque()).append(_Rest(each))
+            self._rests.setdefault(tp, deque()).appendleft(_Rest(each))
 
     def next(self, held: Collection[TopicPartition]) -> tuple[ConsumerRecord, int, int] | None:
         """The next record of a partition that is not held, the position after it and its leader epoch."""

@@ -100,6 +100,40 @@ async def test_a_sink_that_waits_for_a_registry_is_seen_and_pauses_and_stops() -
         assert committed.keys() == {TopicPartition("two", 0), TopicPartition("two", 1)}
 
 
+class ResumingSinkTask(SayingSinkTask):
+    """Resumes what it opens, as a task may."""
+
+    async def open(self, partitions: frozenset[TopicPartition]) -> None:
+        self.context.resume(*partitions)
+        await super().open(partitions)
+
+
+class ResumingSink(SayingSink):
+    task_class = ResumingSinkTask
+
+
+async def test_a_task_that_resumes_while_a_conversion_waits_loses_nothing() -> None:
+    """What it resumes is read once the conversion is done: the polls beside it only keep the group going."""
+    async with running() as run:
+        run.cluster.create_topic("two", 2)
+        async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
+            for partition in (0, 1):
+                for value in (b"a", b"x", b"b"):
+                    await producer.send("two", value, partition=partition)
+        await run.run(ResumingSink, topics="two", value_converter=CONVERTER, **FOR_EVER)
+        await run.until(lambda: stalled_ms(run) > 50)
+        first = SayingSinkTask.made[-1]
+        props = {"name": "c", "connector.class": f"{SayingSink.__module__}.SayingSink", "topics": "two"}
+        await run.worker.start_task(TaskSpec(ConnectorTaskId("c", 1), props, props), TargetState.STARTED, run.listener)
+        second = SayingSinkTask.made[-1]
+        assert second is not first
+        await run.until(lambda: second.values == ["a", "x", "b"])
+        since_ms = stalled_ms(run)
+        await run.until(lambda: stalled_ms(run) > since_ms + 300)  # polls go on beside it
+        Down.is_down = False
+        await run.until(lambda: first.values == ["a", "x", "b"])
+
+
 async def test_a_source_that_waits_for_a_registry_is_seen_and_pauses_and_stops() -> None:
     """What was sent before stays sent once, and its offset is stored; the rest goes out when the registry is back."""
     async with running(offset_flush_interval_ms="600000") as run:

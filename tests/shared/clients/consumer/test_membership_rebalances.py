@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
@@ -17,7 +18,7 @@ from shared.clients.producer import Producer
 from shared.common.errors import CommitFailed, IllegalState, KafkaTimeout
 from shared.common.records import ProducerRecord, TopicPartition
 from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import Api, Delay, Drop, FakeCluster, Request
+from shared.testing.fake_broker import Api, Delay, Drop, ErrorCode, Fail, FakeCluster, Request
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 RECORDS = 400
@@ -545,4 +546,275 @@ async def test_an_auto_commit_that_fails_in_a_revocation_is_not_reported(cluster
         with cluster.control(Api.OFFSET_COMMIT, Drop()):
             consumer.enforce_rebalance()
             await until(consumer, lambda: consumer.group_metadata().generation_id > before)
+        await consumer.commit()
+
+
+async def test_a_member_that_has_left_rests_until_the_next_poll(cluster: FakeCluster) -> None:
+    """The loss waits for a poll to tell the listener; until then the group's task takes no step."""
+    left = asyncio.Event()
+    cluster.control(Api.LEAVE_GROUP, lambda _: left.set())
+    async with opened(cluster, max_poll_interval_ms=60) as consumer:
+        consumer.subscribe(["t"])
+        await handed_out(consumer, 3)
+        coordinator, steps = consumer._fetching._coordinator, [0]
+        assert coordinator is not None
+        before_step = coordinator._before_step
+
+        def count() -> None:
+            steps[0] += 1
+            before_step()
+
+        await left.wait()
+        coordinator._before_step = count
+        for _ in range(500):
+            await asyncio.sleep(0)
+        assert steps[0] < 10
+
+
+async def test_a_poll_does_not_wait_for_the_answer_to_a_leave(cluster: FakeCluster) -> None:
+    """A member that polls too late hears of the loss at once, however long the coordinator takes."""
+    async with opened(cluster, max_poll_interval_ms=100) as consumer:
+        listener = Commits(consumer)
+        consumer.subscribe(["t"], listener)
+        await handed_out(consumer, 3)
+        with cluster.control(Api.LEAVE_GROUP, Delay(1_500)):
+            hold_up(0.15)
+            started = time.monotonic()
+            await consumer.poll(0)
+            assert listener.calls == [("lost", frozenset({A, B}))]
+            assert time.monotonic() - started < 1
+
+
+async def test_a_close_right_after_a_commit_that_came_too_late_tells_the_group(cluster: FakeCluster) -> None:
+    """Code that blocked kept the member from leaving: its partitions must not wait for the session to end."""
+    left: list[Request] = []
+    cluster.control(Api.LEAVE_GROUP, left.append)
+    async with opened(cluster, max_poll_interval_ms=100) as consumer:
+        consumer.subscribe(["t"])
+        await handed_out(consumer, 3)
+        hold_up(0.15)
+        with pytest.raises(CommitFailed):
+            await consumer.commit()
+    assert len(left) == 1
+
+
+@pytest.mark.parametrize("way", ["poll", "next", "break"])
+async def test_a_listener_that_commits_in_close_leaves_out_what_was_not_processed(
+    cluster: FakeCluster, way: str
+) -> None:
+    """Where the block fails, or ends within an iteration, what was handed out last is read again."""
+    with contextlib.suppress(ZeroDivisionError):
+        async with opened(cluster) as consumer:
+            consumer.subscribe(["t"], Commits(consumer))
+            if way == "poll":
+                await handed_out(consumer, 1)
+            else:
+                first, second = await anext(consumer), await anext(consumer)
+                assert (first.partition, first.offset + 1) == (second.partition, second.offset)
+            if way != "break":
+                raise ZeroDivisionError
+    assert sum(offsets_of(cluster).values()) == (0 if way == "poll" else 1)
+
+
+async def test_a_listener_that_commits_in_close_does_not_go_below_what_was_committed(cluster: FakeCluster) -> None:
+    """Although the block fails, what the user has committed stays committed."""
+    with contextlib.suppress(ZeroDivisionError):
+        async with opened(cluster) as consumer:
+            consumer.subscribe(["t"], Commits(consumer))
+            at = await handed_out(consumer, 9)
+            await consumer.commit()
+            raise ZeroDivisionError
+    assert offsets_of(cluster).items() >= at.items()
+
+
+async def test_a_close_that_comes_too_late_has_lost_its_partitions(cluster: FakeCluster) -> None:
+    """Whatever blocked: the listener hears of a loss, as in a poll, and the group of the leave."""
+    left: list[Request] = []
+    cluster.control(Api.LEAVE_GROUP, left.append)
+    async with opened(cluster, max_poll_interval_ms=100) as consumer:
+        listener = Commits(consumer)
+        consumer.subscribe(["t"], listener)
+        await handed_out(consumer, 3)
+        hold_up(0.15)
+    assert listener.calls == [("lost", frozenset({A, B}))]
+    assert len(left) == 1
+
+
+@pytest.mark.parametrize("way", ["poll", "cancelled poll", "close"])
+@pytest.mark.parametrize("what", ["poll", "next", "close"])
+async def test_a_listener_can_neither_poll_nor_close(cluster: FakeCluster, what: str, way: str) -> None:
+    """It would wait for its own end: it is told so at once, and the member goes on."""
+    outcomes: asyncio.Queue[object] = asyncio.Queue()
+    go_on = asyncio.Event()
+
+    class Calls(RebalanceListener):
+        async def on_partitions_revoked(self, partitions: Partitions) -> None:
+            await go_on.wait()
+            try:
+                match what:
+                    case "poll":
+                        outcomes.put_nowait(await consumer.poll(0))
+                    case "next":
+                        outcomes.put_nowait(await anext(consumer))
+                    case "close":
+                        outcomes.put_nowait(await consumer.close())
+            except BaseException as e:
+                outcomes.put_nowait(e)
+
+    async with opened(cluster, listener_timeout_ms=2_000) as consumer:
+        consumer.subscribe(["t"], Calls())
+        await handed_out(consumer, 3)
+        if way == "close":
+            go_on.set()
+            await consumer.close()
+        else:
+            before = consumer.group_metadata().generation_id
+            consumer.enforce_rebalance()
+            poll = asyncio.create_task(until(consumer, lambda: consumer.group_metadata().generation_id > before))
+            coordinator = consumer._fetching._coordinator
+            while coordinator is None or not coordinator._calling:  # noqa: ASYNC110 - beside the poll
+                await asyncio.sleep(0)
+            if way == "cancelled poll":
+                poll.cancel()
+            go_on.set()
+            await asyncio.wait([poll])
+        outcome = await outcomes.get()
+        if (what, way) == ("close", "close"):
+            assert outcome is None  # it is being closed
+        else:
+            assert isinstance(outcome, IllegalState)
+        if way != "close":
+            await handed_out(consumer, 3)
+
+
+async def test_a_poll_beside_a_close_gives_nothing_that_its_listener_commits(cluster: FakeCluster) -> None:
+    """It ends with an error once the close has begun, and another close does not call the listener again."""
+    calls: list[str] = []
+
+    class Fills(RebalanceListener):
+        async def on_partitions_revoked(self, partitions: Partitions) -> None:
+            calls.append("revoked")
+            consumer.resume(A, B)
+            await heartbeats(cluster, "one", 2)
+            await consumer.close()
+            await consumer.commit()
+
+    async with opened(cluster, client_id="one") as consumer:
+        consumer.subscribe(["t"], Fills())
+        await handed_out(consumer, 3)
+        await consumer.commit()
+        at = offsets_of(cluster)
+        consumer.pause(A, B)
+        poll = asyncio.create_task(consumer.poll(5_000))
+        await asyncio.sleep(0)
+        await consumer.close()
+        with pytest.raises(IllegalState):
+            await poll
+    assert offsets_of(cluster) == at
+    assert calls == ["revoked"]
+
+
+async def test_a_close_does_not_make_a_call_again_that_it_gave_up(cluster: FakeCluster) -> None:
+    """A listener that a cancelled poll left behind is cancelled, and the close says so."""
+    calls: list[str] = []
+    began = asyncio.Event()
+
+    class Hangs(RebalanceListener):
+        async def on_partitions_revoked(self, partitions: Partitions) -> None:
+            calls.append("revoked")
+            began.set()
+            await asyncio.Event().wait()
+
+    async with opened(cluster) as consumer:
+        consumer.subscribe(["t"], Hangs())
+        await handed_out(consumer, 3)
+        consumer.enforce_rebalance()
+        poll = asyncio.create_task(until(consumer, lambda: False))
+        await began.wait()
+        poll.cancel()
+        with pytest.raises(KafkaTimeout):
+            await consumer.close(300)
+    assert calls == ["revoked"]
+
+
+async def test_a_pattern_that_matches_nothing_any_more_revokes(cluster: FakeCluster) -> None:
+    """The listener is called for partitions of a topic that was deleted, although no topic is subscribed to."""
+    revoked: list[Partitions] = []
+
+    class Listener(RebalanceListener):
+        async def on_partitions_revoked(self, partitions: Partitions) -> None:
+            revoked.append(partitions)
+
+    async with opened(cluster) as consumer:
+        consumer.subscribe(re.compile("t"), Listener())
+        await handed_out(consumer, 3)
+        consumer.pause(A, B)
+        cluster.delete_topic("t")
+        consumer.ask_for_answer()
+        await until(consumer, lambda: not consumer.assignment())
+        assert revoked == [frozenset({A, B})]
+
+
+@pytest.mark.parametrize("what", ["commit", "commit_async", "sync"])
+async def test_a_commit_that_a_rebalance_holds_up_waits(cluster: FakeCluster, what: str) -> None:
+    """The group takes none while it assigns; that is no failure, also where the answer comes when all is over."""
+    strategy = "sync" if what == "sync" else "none"
+    given = {"partition_assignment_strategy": "cooperative-sticky", "commit_strategy": strategy}
+    async with opened(cluster, **given) as consumer:
+        consumer.subscribe(["t"])
+        at = await handed_out(consumer, 3)
+        before = consumer.group_metadata().generation_id
+        cluster.control(Api.SYNC_GROUP, Delay(50))
+        late = cluster.control(Api.OFFSET_COMMIT, Delay(150, Fail(ErrorCode.REBALANCE_IN_PROGRESS)), times=1)
+        consumer.enforce_rebalance()
+        while consumer.group_metadata().generation_id == before:  # noqa: ASYNC110 - beside the user's code
+            await asyncio.sleep(0)
+        match what:
+            case "commit":
+                await consumer.commit()
+            case "commit_async":
+                told: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+                consumer.commit_async(callback=lambda _, error: told.set_result(error))
+                assert await told is None
+            case "sync":
+                await consumer.poll(0)
+        assert late.acted == 1
+        assert offsets_of(cluster).items() >= at.items()
+
+
+@pytest.mark.parametrize("strategy", ["none", "sync"])
+@pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION])
+async def test_a_loss_that_a_commit_hears_of_first_is_reported_once(
+    cluster: FakeCluster, strategy: str, code: ErrorCode
+) -> None:
+    """The next poll calls the listener, without waiting for a heartbeat, and gives nothing that is another's."""
+    async with opened(cluster, commit_strategy=strategy, heartbeat_interval_ms=2_000) as consumer:
+        listener = Commits(consumer)
+        consumer.subscribe(["t"], listener)
+        await handed_out(consumer, 3)
+        cluster.control(Api.OFFSET_COMMIT, Fail(code))
+        with pytest.raises(CommitFailed):
+            await (consumer.commit() if strategy == "none" else consumer.poll(0))
+        await consumer.poll(0)
+        assert listener.calls == [("lost", frozenset({A, B}))]
+        await consumer.commit()
+
+
+async def test_a_loss_is_reported_once_where_a_pending_commit_reports_it(cluster: FakeCluster) -> None:
+    """The call fails for an asynchronous commit before it, and covers what was handed out since."""
+    async with opened(cluster, session_timeout_ms=300) as consumer:
+        consumer.subscribe(["t"])
+        await handed_out(consumer, 9)
+        consumer.pause(A, B)
+        before = consumer.group_metadata().generation_id
+        with (
+            cluster.control(Api.OFFSET_COMMIT, Fail(ErrorCode.UNKNOWN_MEMBER_ID)),
+            cluster.control(Api.HEARTBEAT, Fail(ErrorCode.UNKNOWN_MEMBER_ID), times=1),
+        ):
+            consumer.commit_async({A: 1})
+            while consumer._fetching.owned:  # noqa: ASYNC110 - beside the user's code
+                await asyncio.sleep(0)
+            with pytest.raises(CommitFailed):
+                await consumer.commit()
+        await until(consumer, lambda: consumer.group_metadata().generation_id > before)
         await consumer.commit()

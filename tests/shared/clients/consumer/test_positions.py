@@ -51,6 +51,18 @@ def test_partitions_that_are_gone_are_forgotten() -> None:
     assert positions.uncommitted() == {B: OffsetAndMetadata(2)}
 
 
+def test_a_report_says_nothing_of_a_later_loss() -> None:
+    """A partition that comes back, or is read again after a seek, has its records handed out once more."""
+    positions = Positions()
+    positions.returned({A: 9, B: 9})
+    positions.forget_except([B])
+    positions.reported({A: 9, B: 9})
+    positions.sought(B, 0)
+    positions.returned({A: 3, B: 3})
+    positions.forfeit({A, B}, {})
+    assert positions.take_forfeited() == {A: 3, B: 3}
+
+
 def test_leader_epochs_go_with_the_positions() -> None:
     """Until a seek, after which it is not known under which leader the record before was written."""
     positions = Positions()

@@ -47,7 +47,7 @@ async def test_topics_are_read_whole_without_a_group() -> None:
             cluster.create_topic("c", partitions=1)
             await subscribing.connection.refresh_metadata()
             assert told == [(frozenset({A0, A1}), frozenset()), (frozenset({A0, A1, B0}), frozenset({A0, A1}))]
-            assert (subscribing.topics(), subscribing.is_managed, subscribing.generation) == ({"a", "b"}, False, -1)
+            assert (subscribing._topics, subscribing.is_managed, subscribing.generation) == ({"a", "b"}, False, -1)
         finally:
             await subscribing.close()
 

@@ -30,13 +30,20 @@ def test_positions_follow_the_records() -> None:
 
 
 def test_what_is_held_waits_in_its_order() -> None:
-    """The other partitions go on; what was taken of a partition later comes after what was taken before."""
+    """The other partitions go on."""
     unread = Unread()
     unread.add({A: taken(A, 1, 2, position=3), B: taken(B, 0, position=1)})
     assert unread.next(()) is not None
     assert drained(unread, A) == [(1, 0, 1)]
-    unread.add({A: taken(A, 3, position=4)})
-    assert drained(unread) == [(0, 2, 3), (0, 3, 4)]
+    assert drained(unread) == [(0, 2, 3)]
+
+
+def test_what_is_put_back_comes_before_the_rest() -> None:
+    """A poll inside an iteration takes as many records as a poll may, and puts them back."""
+    unread = Unread()
+    unread.add({A: taken(A, 1, 2, 3, position=4)})
+    unread.add(unread.take(2, ()))
+    assert drained(unread) == [(0, 1, 2), (0, 2, 3), (0, 3, 4)]
 
 
 def test_the_rest_can_be_taken_as_columns() -> None:
