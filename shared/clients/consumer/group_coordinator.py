@@ -162,7 +162,7 @@ class GroupCoordinator:
 
     @property
     def _ends_join(self) -> bool:
-        return self.state.is_rejoining and self.state.state is not MemberState.UNJOINED
+        return self.state.is_owner and self.state.state in (MemberState.JOINING, MemberState.SYNCING)
 
     @property
     def is_owner(self) -> bool:
