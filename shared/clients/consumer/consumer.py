@@ -52,10 +52,8 @@ from shared.common.topic_names import check_topic_name
 log = get_logger(__name__)
 
 ITERATION_TIMEOUT_MS = 1_000
-ITERATION_LOOK_RECORDS = 10
 ITERATION_YIELD_MS = 5
-"""An iteration whose body never awaits lets the event loop run so often, for heartbeats, joins and fetches; it looks at
-the clock every so many records."""
+"""An iteration whose body never awaits lets the event loop run so often, for heartbeats, joins and fetches."""
 
 _Subscription = tuple[Sequence[str] | re.Pattern[str], RebalanceListener | None]
 
@@ -100,7 +98,7 @@ class Consumer(Committing):
         self._positions = self._membership.positions
         self._is_polling = False
         self._iterating: asyncio.Task[object] | None = None
-        self._since_look = self._yielded_ms = 0
+        self._yielded_ms = 0
 
     def __repr__(self) -> str:
         return f"<Consumer {self._state}, client {self._fetching.client_id}, group {self._settings.group_id}>"
@@ -200,7 +198,7 @@ class Consumer(Committing):
         limit = self._settings.max_poll_records if max_records is None else max_records
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_ms
         self._positions.processed()
-        self._fetching.polled()
+        self._fetching.polled(SYSTEM_CLOCK.monotonic_ms())
         with self._fetching.polling(), self._until_polled():
             await self._fetching.call_listener()
             self._membership.raise_pending()
@@ -227,26 +225,22 @@ class Consumer(Committing):
         return self
 
     async def __anext__(self) -> ConsumerRecord:
-        self._check_reading("the next record")
-        if (task := current_task()) is not self._iterating:
+        task = current_task()
+        if task is not self._iterating or self._state != "open":
+            self._check_reading("the next record")
             self._begin_iterating(task)
-        self._since_look += 1
-        if self._since_look >= ITERATION_LOOK_RECORDS:
-            await self._let_others_run()
+        now_ms = SYSTEM_CLOCK.monotonic_ms()
+        if now_ms - self._yielded_ms >= ITERATION_YIELD_MS:
+            self._yielded_ms = now_ms
+            await asyncio.sleep(0)
         positions, unread = self._positions, self._positions.unread
         positions.processed()
-        self._fetching.polled()
+        self._fetching.polled(now_ms)
         while self._fetching.is_listener_due or (found := unread.next(self._fetching.paused())) is None:
             positions.taken(await self._poll(ITERATION_TIMEOUT_MS, None))
         record, position, epoch = found
         positions.returned_one(record.topic_partition, position, epoch)
         return record
-
-    async def _let_others_run(self) -> None:
-        self._since_look, now_ms = 0, SYSTEM_CLOCK.monotonic_ms()
-        if now_ms - self._yielded_ms >= ITERATION_YIELD_MS:
-            self._yielded_ms = now_ms
-            await asyncio.sleep(0)
 
     def _begin_iterating(self, task: asyncio.Task[object] | None) -> None:
         """Another task's turn: the one before must not be at work on a record any more."""

@@ -117,9 +117,8 @@ class GroupCoordinator:
     @property
     def is_listener_due(self) -> bool:
         """Whether the listener is to be called, or is being called, before anything else is handed out."""
-        if self._stopping or self._broken is not None:
-            return False
-        return self._listener_due or self.state.is_forgotten
+        is_due = self._listener_due or self.state.is_forgotten
+        return is_due and not self._stopping and self._broken is None
 
     async def call_listener(self) -> None:
         """Let the listener be called, and wait until that is done."""

@@ -103,7 +103,7 @@ class Membership:
             return
         limit_ms = self._listener_limit_ms if timeout_ms is None else timeout_ms
         started_ms = SYSTEM_CLOCK.monotonic_ms()
-        self._fetching.polled()
+        self._fetching.polled(SYSTEM_CLOCK.monotonic_ms())
         await self._fetching.stop_joining(limit_ms)
         partitions = self._fetching.assignment()
         lost = self._fetching.is_managed and self._fetching.generation == NO_GENERATION

@@ -181,9 +181,8 @@ class Subscribing:
         """A block in which the listener may be called: the caller processes no records."""
         return contextlib.nullcontext() if self._coordinator is None else self._coordinator.listening()
 
-    def polled(self) -> None:
+    def polled(self, now_ms: int) -> None:
         """The user asks for more: the consumer counts as alive for `max_poll_interval_ms` from now, if it still did."""
-        now_ms = SYSTEM_CLOCK.monotonic_ms()
         if now_ms - self._polled_ms >= self._consumer_settings.max_poll_interval_ms:
             self.leave_if_overdue()
         self._polled_ms = now_ms
