@@ -37,9 +37,9 @@ def test_gauges_while_it_runs() -> None:
         return registry.get_sample_value(f"penstock_streams_restore_{name}", {"partition": "3"})
 
     progress.moved(0, 1_000, now_ms=0)
-    assert (shown("records_left"), shown("eta_ms")) == (1_000, None)
+    assert (shown("records_left"), shown("eta_seconds")) == (1_000, None)
     progress.moved(250, 1_000, now_ms=500)
-    assert (shown("records_left"), shown("records_per_second"), shown("eta_ms")) == (750, 500, 1_500)
+    assert (shown("records_left"), shown("records_per_second"), shown("eta_seconds")) == (750, 500, 1.5)
 
 
 def test_a_line_now_and_then() -> None:
