@@ -27,6 +27,7 @@ from shared.common.records import Headers, ProducerRecord
 
 BLANK = b" \t\r"
 JSON_SPACE = b" \t\r\n"
+SPACE = 0x20
 LINES_MAX = 4_000
 """Lines that are parsed at once: between them others get on, and errors are counted."""
 
@@ -150,11 +151,13 @@ class EventParser:
             if value is None:
                 parsed.errors.append(self._too_long(position))
                 continue
+            # Before it is read: a compressed body of a few KB may hold millions of blank lines.
+            if not value or (value[0] <= SPACE and not value.strip(BLANK)):
+                continue
             try:
                 key, timestamp = read(value, latest_ms)
             except EventRefused as e:
-                if value.strip(BLANK):
-                    parsed.errors.append(RecordError(position, 400, e.error_code, str(e), e.column))
+                parsed.errors.append(RecordError(position, 400, e.error_code, str(e), e.column))
                 continue
             if key is None:
                 key = other_key
