@@ -181,16 +181,21 @@ def _time_reader(unit: TimeUnit, earliest: str) -> ReadTime:
             raise EventRefused(INVALID_TIMESTAMP, f"time: {source} {wanted}, got {_json_type(value)}")
         if earliest_ms <= timestamp <= latest_ms:
             return timestamp
-        said = f"time: {source} is {str(value)[:SHOWN_MAX]} ({utc_text(timestamp)[:SHOWN_MAX]} UTC), "
+        said = f"time: {source} is {str(value)[:SHOWN_MAX]} ({_moment(timestamp)}), "
         if timestamp < earliest_ms:
             said += f"before min_event_time={earliest}"
         else:
-            said += f"further ahead than max_future_ms allows ({utc_text(latest_ms)} UTC)"
+            said += f"further ahead than max_future_ms allows ({_moment(latest_ms)})"
         if type(value) is int and (other := _unit_that_fits(value, earliest_ms, latest_ms)):
             said += f'; it looks like {UNITS[other][2]}: set time_unit = "{other}" for the topic'
         raise EventRefused(INVALID_TIMESTAMP, said)
 
     return read_time
+
+
+def _moment(ms: int) -> str:
+    text = utc_text(ms)
+    return "outside of the years 1 to 9999" if text.removeprefix("-").isdigit() else f"{text} UTC"
 
 
 def _unit_that_fits(value: int, earliest_ms: int, latest_ms: int) -> TimeUnit | None:

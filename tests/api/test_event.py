@@ -239,3 +239,14 @@ def test_a_place_in_a_body_of_lines_is_line_and_column() -> None:
     error = explain_malformed(b'[\n  {"a": 1,,}\n]', e.value)
     assert (error.line, error.column) == (2, 11)
     assert at_column("") == 1
+
+
+def test_a_time_outside_of_the_calendar_is_said_to_be_so() -> None:
+    """The number is not shown again as if it were a time in UTC."""
+    settings = IngestSettings()
+    read_time = topic_reader(settings, settings.default_topic).time
+    with pytest.raises(
+        EventRefused, match=r"/at is 1795460162760000000 \(outside of the years 1 to 9999\), further"
+    ) as e:
+        read_time("/at", 1_795_460_162_760_000_000, 1_795_460_162_760)
+    assert 'time_unit = "ns"' in str(e.value)
