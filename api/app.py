@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from api import problem
 from api.auth import Guard
 from api.fast_path import FastPath, Handle
-from api.known_query import refuse_unknown_query
+from api.known_query import reject_unknown_query
 from api.openapi import Paths, describe
 from api.settings import Credential
 
@@ -44,7 +44,7 @@ def create_app(
     problem.install(app)
     for part in (ingest, *rest_proxy, admin, streams, *more, dashboard, health):
         if part is not None:
-            app.include_router(part, dependencies=[Depends(refuse_unknown_query)])
+            app.include_router(part, dependencies=[Depends(reject_unknown_query)])
     describe(app, handed_on)
     if straight is not None:
         app.add_middleware(FastPath, handle=straight)

@@ -34,14 +34,15 @@ from shared.common.log import get_logger
 log = get_logger(__name__)
 
 HEAD_TIMEOUT_MS = 10_000
-"""From a connection's first moment, or a request's first byte, to the end of its head."""
+"""From the start of a connection, or the first byte of a request, to the end of the head. A slow client would otherwise
+hold its connection for ever."""
 
 HEADERS_MAX = 256
 """Header fields of one request, trailers included: each costs some 150 bytes beside its own, however short it is."""
 
 LINGER_MS = 1_000
 DISCARDED_BYTES_MAX = 1_048_576
-"""How long, and for how many bytes, a refused client's data is discarded: a connection that is closed with unread data
+"""How long, and for how many bytes, data is discarded after a rejection. A connection that is closed with unread data
 is reset, and the client may then never see the answer."""
 
 HEAD_END = b"\r\n\r\n"
@@ -53,7 +54,7 @@ HEAD_TOO_LARGE = ErrorKind(431, "HEAD_TOO_LARGE", "Request head too large")
 
 
 class Reading(Enum):
-    """Of which part of a request the next byte is."""
+    """The part of a request that the next byte belongs to."""
 
     START = "start"
     HEAD = "head"
@@ -61,7 +62,7 @@ class Reading(Enum):
 
 
 class _Flow(FlowControl):
-    """Reads on only where nothing is kept that has not been parsed."""
+    """Resumes reading only if no unparsed bytes are kept."""
 
     keeps = False
 
@@ -71,7 +72,7 @@ class _Flow(FlowControl):
 
 
 class GuardedHttp(HttpToolsProtocol):
-    """See the module; `guarded_http` makes one with its limit."""
+    """The protocol described above; `guarded_http` sets `max_head_bytes`."""
 
     head_timeout_ms = HEAD_TIMEOUT_MS
     max_head_bytes: int
@@ -86,12 +87,12 @@ class GuardedHttp(HttpToolsProtocol):
         self._in_request_line = True
         self._header_count = 0
         self._last_bytes = b""  # the end of the part before, where an empty line may have begun
-        self._body_header = b""  # the one that says how the body ends; empty where there is no body
+        self._body_header = b""  # Content-Length or Transfer-Encoding; empty if there is no body
         self._body_left: int | None = None  # of a body of known length
         self._bytes_beside_data = 0  # since the last data of a chunked body
         self._hides_head = False  # of the parser that reads the body of a request with an upgrade
         self._unread = b""
-        self._refusal: Problem | None = None
+        self._rejection: Problem | None = None
         self._discarded: int | None = None
 
     def __repr__(self) -> str:
@@ -154,7 +155,7 @@ class GuardedHttp(HttpToolsProtocol):
             self._read_body(part)
             return
         if self._head_bytes + len(part) > self.max_head_bytes:
-            self._refuse(self._too_large(part), part)
+            self._reject(self._too_large(part), part)
             return
         if self._head_timer is None:
             self._expect_head()
@@ -174,7 +175,7 @@ class GuardedHttp(HttpToolsProtocol):
             self._body_left -= len(part)
         super().data_received(part)
         if self._bytes_beside_data > self.max_head_bytes:
-            self._refuse(Problem(HEAD_TOO_LARGE, f"trailers and chunk extensions are {self._longer}"))
+            self._reject(Problem(HEAD_TOO_LARGE, f"trailers and chunk extensions are {self._longer}"))
 
     # The parser's side
 
@@ -194,7 +195,7 @@ class GuardedHttp(HttpToolsProtocol):
         """A header field, or a trailer."""
         self._header_count += 1
         if self._header_count > HEADERS_MAX:
-            self._refusal = Problem(HEAD_TOO_LARGE, f"the request has more than {HEADERS_MAX} header fields")
+            self._rejection = Problem(HEAD_TOO_LARGE, f"the request has more than {HEADERS_MAX} header fields")
             raise ValueError("too many header fields")  # ends the parsing: see send_400_response
         if self._reading is Reading.BODY:
             return
@@ -217,7 +218,7 @@ class GuardedHttp(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The end of a request; where an upgrade is asked for, the parser takes the end of the head for it."""
+        """The end of a request. With an `Upgrade` the parser reports the end of the head as the end of the request."""
         if self.parser.should_upgrade() and self._body_header:
             self._hides_head = True
             self.parser = httptools.HttpRequestParser(self)
@@ -236,12 +237,12 @@ class GuardedHttp(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Called by uvicorn where the parser failed."""
-        self._refuse(self._refusal or Problem(MALFORMED, "the request is not HTTP/1.1"))
+        self._reject(self._rejection or Problem(MALFORMED, "the request is not HTTP/1.1"))
 
     def _unsupported_upgrade_warning(self) -> None:
         """An upgrade that is not offered is ignored; uvicorn would advise to install a WebSocket library."""
 
-    # Refusals
+    # Rejections
 
     def _too_large(self, part: bytes) -> Problem:
         line_end = part.find(b"\n")
@@ -260,9 +261,9 @@ class GuardedHttp(HttpToolsProtocol):
         url = not_parsed if self._reading is Reading.START else self.url
         return url.partition(b"?")[0].decode("latin-1")
 
-    def _refuse(self, problem: Problem, part: bytes = b"") -> None:
-        """Answer in the app's place and close. An app that is at work on the request sees that its client is gone."""
-        log.warning("request refused", client=self.client, status=problem.kind.status, reason=problem.detail)
+    def _reject(self, problem: Problem, part: bytes = b"") -> None:
+        """Answer instead of the app, and close. An app that handles the request meanwhile sees a disconnect."""
+        log.warning("request rejected", client=self.client, status=problem.kind.status, reason=problem.detail)
         self._stop_waiting()
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:

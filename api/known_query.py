@@ -1,8 +1,8 @@
-"""Query parameters under `/v1` that a route does not have are refused, with the nearest that it has.
+"""Rejects unknown query parameters under `/v1`, and names the nearest parameter of the route.
 
-A misspelled `?atomic=true` would otherwise store events one by one. REST Proxy's and Kafka Connect's routes ignore what
-they do not know, as their originals do. A route that is handed on to another service is not described, and the other
-service checks it.
+Without this check a misspelled `?atomic=true` would store events one by one. The routes of REST Proxy and Kafka Connect
+ignore unknown parameters, as their originals do. A forwarded route is not in the schema: the service that it is
+forwarded to checks it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ SHOWN_MAX = 40
 """Characters of a name that are repeated in an error."""
 
 
-async def refuse_unknown_query(request: Request) -> None:
-    """A dependency of every route: Problem (400) where the request has a parameter that its route does not have.
+async def reject_unknown_query(request: Request) -> None:
+    """A dependency of every route. Raises Problem (400) if the request has a parameter that its route lacks.
 
-    It is async: FastAPI runs others in a thread.
+    It is async, since FastAPI runs other dependencies in a thread.
     """
     route = request.scope.get("route")
     if not isinstance(route, APIRoute) or not route.include_in_schema or not route.path.startswith(PREFIX):
@@ -34,15 +34,15 @@ async def refuse_unknown_query(request: Request) -> None:
     known = sorted(set(_names(route.dependant)))
     for name in request.query_params:
         if name not in known:
-            raise Problem(ErrorKind(400, "UNKNOWN_PARAMETER", "Wrong request"), _said(name[:SHOWN_MAX], known))
+            raise Problem(ErrorKind(400, "UNKNOWN_PARAMETER", "Wrong request"), _describe(name[:SHOWN_MAX], known))
 
 
-def _said(name: str, known: list[str]) -> str:
-    """What is wrong.
+def _describe(name: str, known: list[str]) -> str:
+    """The error message for an unknown parameter.
 
-    >>> _said("atomc", ["ack", "atomic"])
+    >>> _describe("atomc", ["ack", "atomic"])
     "query: no parameter 'atomc' here (did you mean atomic?)"
-    >>> _said("zzz", ["ack", "atomic"]), _said("a", [])
+    >>> _describe("zzz", ["ack", "atomic"]), _describe("a", [])
     ("query: no parameter 'zzz' here; there are ack, atomic", "query: no parameter 'a' here; there are none")
     """
     return f"query: no parameter {name!r} here" + (nearest(name, known) or f"; there are {', '.join(known) or 'none'}")

@@ -89,13 +89,13 @@ class IngestSettings(Section):
         20_000, description="unacknowledged records of one request, and of all bulk requests together"
     )
     bulk_requests_at_once: PositiveCount = Field(
-        4, description="requests of more than 64 KiB or 1,000 events that hand events over at a time, the first first"
+        4, description="bulk requests (over 64 KiB or 1,000 events) that produce at a time, in order of arrival"
     )
     max_errors: PositiveCount = Field(1_000, description="errors in one request after which it is stopped")
     max_offsets: PositiveCount = Field(100_000, description="offsets in one answer to ?offsets=true")
     max_future_ms: PositiveMs = Field(HOUR_MS, description="how far ahead of the clock an event time may be")
     min_event_time: EventTime = Field(
-        "2000-01-01", description="the earliest event time, as ISO 8601; an earlier one is refused"
+        "2000-01-01", description="the earliest event time, as ISO 8601; an event with an earlier one is rejected"
     )
     ack_timeout_ms: PositiveMs = Field(30_000, description="how long a record may wait for its acknowledgement")
     body_timeout_ms: PositiveMs = Field(

@@ -93,10 +93,10 @@ class Turns:
 
     def place(self) -> Place:
         """A place behind all requests that have one."""
-        return Place(self, next(self._ranks))
+        return Place(self, self.next_rank())
 
     def next_rank(self) -> int:
-        """The end of the order."""
+        """The rank behind all that were given out."""
         return next(self._ranks)
 
     async def wait(self, rank: int) -> Turn:

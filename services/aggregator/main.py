@@ -199,8 +199,8 @@ class Aggregator:
             task.schedule(interval, PunctuationType.WALL_CLOCK_TIME, self.compaction.ask, name=SCHEDULE_NAME)
 
     def _check_tasks(self) -> CheckResult:
-        """Not well until the topology is known to fit the state. To restore it is no illness: a service that is
-        restarted for that would never get done."""
+        """Unhealthy until the topology is known to fit the state. A restore is healthy: restarts by an
+        orchestrator would never let it finish."""
         facts = {"pid": os.getpid()}
         if self._turned_ms is None:
             return CheckResult(False, f"starting: waiting for {self.worker.waits_for}", facts)

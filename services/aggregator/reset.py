@@ -171,6 +171,7 @@ def _settings(
 BootstrapServers = Annotated[str | None, typer.Option(help="host:port, comma-separated")]
 ConfigFile = Annotated[str | None, typer.Option("--config", help="TOML file")]
 Execute = Annotated[bool, typer.Option("--execute", help="apply the change (default: dry run)")]
+DRY_RUN = "nothing was changed: add --execute to apply the change"
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object")]
 
 
@@ -194,7 +195,7 @@ def reset(
     for line in lines_of(plan):
         typer.echo(line)
     if not plan.is_empty:
-        typer.echo("done" if execute else "nothing was changed; --execute does it")
+        typer.echo("done" if execute else DRY_RUN)
 
 
 @app.command("restore-offsets")
@@ -220,7 +221,7 @@ def restore_offsets(
     for line in offset_lines(plan):
         typer.echo(line)
     if plan.back:
-        typer.echo("done" if execute else "nothing was changed; --execute does it")
+        typer.echo("done" if execute else DRY_RUN)
 
 
 async def _restore_offsets(settings: ResetSettings, start_over: Collection[str], execute: bool) -> RestorePlan:

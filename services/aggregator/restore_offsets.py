@@ -1,18 +1,18 @@
 """`penstock streams restore-offsets`: sets an application's group back to the positions in its changelog.
 
-An application reads on where its changelog says; the group's committed offsets are only held against it. Where they
-are ahead of it (`GroupAhead`), for example because another consumer committed under the application's group id, the
+An application continues at its changelog's positions, and compares the group's committed offsets with them. If offsets
+are ahead (`GroupAhead`), for example because another consumer committed under the application's group id, the
 aggregator does not start. This command commits the changelog's positions for these partitions.
 
 It may run at any time, also while the aggregator restarts over and over:
 
-1. The group's offsets are read first and the changelog after them, up to its end at that moment, with transactions
-   that are open there waited for. A healthy owner's commit is in the changelog by the time its offset can be seen, so
-   what it owns is never ahead, and never changed.
-2. The offsets are committed in a transaction, without a member id. Brokers take that while the group has members; a
-   plain commit they would refuse until the last member has left, which in a restart loop may never be.
-3. To set a group back is always safe: an owner that starts meanwhile goes on where its changelog says. Members that
-   are not instances of the application are refused all the same, since they would commit again.
+1. It reads the group's offsets first, then the changelog up to its end at that moment, and waits for transactions that
+   are open there. The commit of a healthy owner is in the changelog before its offset can be read. So the partitions of
+   a healthy owner are never ahead, and never changed.
+2. It commits the offsets in a transaction, without a member id. Brokers accept that while the group has members. They
+   would reject a plain commit until the last member has left, which in a restart loop may never happen.
+3. To set a group back is always safe: an owner that starts meanwhile continues at its changelog's position. If the
+   group has members that are not instances of the application, the command fails, since they would commit again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ BEGINNING = 0
 
 
 class RestorePlan(NamedTuple):
-    """What a run sets back (`back`), and which committed offsets are ahead and stay.
+    """The offsets that are set back (`back`), and those that are ahead and stay.
 
     Of `unknown` the changelog has no position, and their topics were not named to start over. `unread` are partitions
     that the application does not read, as far as its changelog tells.

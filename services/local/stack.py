@@ -32,18 +32,18 @@ SHUTDOWN_TIMEOUT_MS = 30_000  # what a service is told, where its spec names not
 KILL_GRACE_MS = 2_000  # beyond what it was told: for ending its process once the shutdown is over or was cut off
 HEALTH_INTERVAL_MS = 100
 HEALTH_STILL_MS = 300_000
-"""A service whose `/health` says the same for so long is stuck: on a loaded machine its imports alone take a minute."""
+"""A service whose `/health` stays the same for so long is stuck. On a loaded machine imports alone take a minute."""
+HEALTH_REPORT_MS = 10_000  # how often the reason for waiting is reported
 _DIGITS = re.compile(r"\d+")
-HEALTH_SAY_MS = 10_000  # how often it is said what a service is waited for
 REQUEST_TIMEOUT_MS = 5_000
 
 
 class ServiceStuck(FatalError):
-    """A service runs and does not become healthy; the message has what its `/health` says, and its log."""
+    """A service runs and does not become healthy; the message has the reason in its `/health`, and its log file."""
 
 
 def failing_checks(health: str) -> str:
-    """What the failing checks of `/health`'s answer say; the answer itself where it is none.
+    """The details of the failing checks in a `/health` response; the response itself if it cannot be decoded.
 
     >>> failing_checks('{"checks": {"tasks": {"status": "failing", "detail": "starting"}, "kafka": {"status": "ok"}}}')
     'tasks: starting'
@@ -121,36 +121,39 @@ class Service:
         )
         self.starts += 1
 
-    async def healthy(self, say: Callable[[Service, str], None] | None = None, still_ms: int = HEALTH_STILL_MS) -> None:
-        """Wait until `/health` says 200, for as long as what it says changes; `say` is told now and then what that is.
+    async def healthy(
+        self, report: Callable[[Service, str], None] | None = None, still_ms: int = HEALTH_STILL_MS
+    ) -> None:
+        """Wait until `/health` is 200. `report` is called every HEALTH_REPORT_MS with the reason why it is not.
 
-        ChildDied with its last output where it ends, ServiceStuck with what it says where that stays for `still_ms`.
+        Raises ChildDied with the last output if the process ends, and ServiceStuck if the reason stays the same for
+        `still_ms`.
         """
         clock = asyncio.get_running_loop().time
-        said, changed_s, told_s = "no answer yet", clock(), clock()
+        reason, changed_s, reported_s = "no answer yet", clock(), clock()
         async with _client() as client:
             while True:
                 if self._child is None or self._child.returncode is not None:
                     raise self.died()
-                before = said
+                before = reason
                 try:
                     answer = await client.get(f"{self.url}/health")
                     if answer.status_code == httpx.codes.OK:
                         return
-                    said = failing_checks(answer.text)
+                    reason = failing_checks(answer.text)
                 except httpx.HTTPError as e:
-                    said = f"no answer ({type(e).__name__})"
+                    reason = f"no answer ({type(e).__name__})"
                 now_s = clock()
-                if _DIGITS.sub("", said) != _DIGITS.sub("", before):  # a duration that grows is no progress
+                if _DIGITS.sub("", reason) != _DIGITS.sub("", before):  # a duration that grows is no progress
                     changed_s = now_s
                 elif (now_s - changed_s) * 1_000 >= still_ms:
                     raise ServiceStuck(
-                        f"{self.name} is not healthy, and says the same for {still_ms} ms: {said}; its log: "
+                        f"{self.name} is not healthy, for the same reason for {still_ms} ms: {reason}; its log: "
                         f"{self.log_file}"
                     )
-                if say is not None and (now_s - told_s) * 1_000 >= HEALTH_SAY_MS:
-                    told_s = now_s
-                    say(self, said)
+                if report is not None and (now_s - reported_s) * 1_000 >= HEALTH_REPORT_MS:
+                    reported_s = now_s
+                    report(self, reason)
                 await asyncio.sleep(HEALTH_INTERVAL_MS / 1000)
 
     async def get(self, path: str) -> Any:

@@ -81,8 +81,8 @@ class Up:
     async def startup(self) -> None:
         """Kafka first, then the services; ConfigError or ChildDied with the reason where one cannot start.
 
-        What only settings can be wrong about (the ports, the aggregator's settings, the topology, its topics) is
-        checked before anything is started; topics that an earlier run may have left, as soon as Kafka answers.
+        Checks ports, the aggregator's settings and the topology before anything is started. Topics are checked then
+        as well if Kafka has no data yet, else as soon as Kafka answers: an earlier start may have created them.
         """
         settings = self._settings
         if settings.http.port:
@@ -103,7 +103,7 @@ class Up:
             await admin.create_topics([event_time_topic(settings.topic, settings.partitions)], exist_ok=True)
         self._console.print("starting the services …")
         aggregator = await self._stack.start(self._spec("aggregator", self._aggregator_settings()))
-        await aggregator.healthy(self._say_waiting)
+        await aggregator.healthy(self._report_waiting)
         consumer = await self._stack.start(self._consumer())
         others = [aggregator, consumer]
         connect = None
@@ -111,11 +111,11 @@ class Up:
             connect = await self._stack.start(self._connect(), settings.connect_port)
             others.append(connect)
         gateway = await self._stack.start(self._gateway(others), settings.http.port)
-        await asyncio.gather(*(service.healthy(self._say_waiting) for service in [*others, gateway]))
+        await asyncio.gather(*(service.healthy(self._report_waiting) for service in [*others, gateway]))
         self._say_where(gateway, connect, aggregates, source_type(topology, settings.topic))
 
-    def _say_waiting(self, service: Service, said: str) -> None:
-        self._console.print(escape(f"waiting for the {service.name}: {said}"), soft_wrap=True, highlight=False)
+    def _report_waiting(self, service: Service, reason: str) -> None:
+        self._console.print(escape(f"waiting for the {service.name}: {reason}"), soft_wrap=True, highlight=False)
 
     async def main_loop(self) -> None:
         """Keep everything running; Kafka's own end is an error."""
@@ -213,7 +213,7 @@ class Up:
 
 
 def require_topics(settings: UpSettings, topology: Topology, known: Collection[str]) -> None:
-    """ConfigError naming the topics that nothing will have made, of those that Kafka has to have.
+    """ConfigError naming required topics that neither exist nor will be created.
 
     `known` are the topics that Kafka has. `up` creates its own topic alone, and the aggregator those that its topology
     writes to; it waits for what it reads, and the consumer for what it handles.

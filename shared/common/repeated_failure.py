@@ -14,7 +14,7 @@ from __future__ import annotations
 FIRST_WAIT_MS = 10_000
 """Between the first line and the second: a failure that passes sooner is two lines, the first and the last."""
 LONGEST_WAIT_MS = 300_000
-"""Between any two lines: what lasts for hours is still said often enough to be found at a log's end."""
+"""The longest wait between two lines: a failure that lasts for hours still stands near the end of the log."""
 
 
 class RepeatedFailure:

@@ -1,10 +1,10 @@
 """What connectors may read and write: the folders and object stores of the worker's `connect.files.allowed`.
 
-Whoever may create a connector would otherwise read and write every file that the worker's user can. An entry is an
-absolute path of a folder, or a URL such as `s3://bucket/folder`; either allows everything below it.
+Without it, a client that may create a connector could read and write every file of the worker's user. An entry is an
+absolute path of a folder, or a URL such as `s3://bucket/folder`. Either allows everything below it.
 
 A path is compared after every link and `..` in it is resolved. To open a file, the folders between the allowed one and
-the file are opened one by one without following links: what becomes a link after the comparison is refused as well.
+the file are opened one by one without following links. So a link that is made after the comparison is rejected as well.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOCAL_SCHEMES = ("file", "local")
 FILE_MODE, FOLDER_MODE = 0o666, 0o777  # less the process's umask, as of any other file
 
 
-class Place(NamedTuple):
+class LocalPath(NamedTuple):
     """A file or folder of this machine: an allowed folder without links, and the names from there on."""
 
     folder: Path
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 
 class AllowedFiles:
-    """The folders and URLs that are allowed; each call that takes a place raises ConfigError if it is not."""
+    """The folders and URLs that are allowed; each method raises ConfigError for another path or URL."""
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
         self.allowed: tuple[str, ...] = tuple(allowed)
@@ -54,7 +54,7 @@ class AllowedFiles:
         """
         path = local_path(setting, given)
         if path is not None:
-            return self._place(setting, path).path
+            return self._allowed_path(setting, path).path
         if not is_plain(given):
             raise invalid(setting, without_passwords(given), NOT_PLAIN)
         if not any("://" in entry and _url_is_below(given, entry) for entry in self.allowed):
@@ -62,7 +62,7 @@ class AllowedFiles:
         return given
 
     def check(self, settings: Iterable[str], props: Mapping[str, str]) -> None:
-        """ConfigError if one of these settings names a place that is not allowed."""
+        """ConfigError if one of these settings names a path or URL that is not allowed."""
         for name in settings:
             if given := props.get(name):
                 self.resolved(name, given)
@@ -70,10 +70,10 @@ class AllowedFiles:
     def open(self, setting: str, given: str, mode: str) -> IO[Any]:
         """Open a file of this machine, `rb` to read or `a` to append text in UTF-8. OSError as of `open`."""
         flags = {"rb": os.O_RDONLY, "a": os.O_WRONLY | os.O_APPEND | os.O_CREAT}[mode]
-        place = self._local(setting, given)
-        folder = _open_folder(place.folder, place.below[:-1], make=False)
+        path = self._local(setting, given)
+        folder = _open_folder(path.folder, path.below[:-1], make=False)
         try:
-            file = os.open(place.below[-1], flags | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE, dir_fd=folder)
+            file = os.open(path.below[-1], flags | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE, dir_fd=folder)
         finally:
             os.close(folder)
         if mode == "rb":
@@ -81,10 +81,10 @@ class AllowedFiles:
         return os.fdopen(file, "a", encoding="utf-8", newline="")
 
     def write_whole(self, setting: str, given: str, data: bytes) -> None:
-        """Put a file in its place at once, with all its content; folders that are missing are made. OSError."""
-        place = self._local(setting, given)
-        name, beside = place.below[-1], place.below[-1] + ".new"
-        folder = _open_folder(place.folder, place.below[:-1], make=True)
+        """Write a file atomically; missing folders are created. OSError as of `open`."""
+        path = self._local(setting, given)
+        name, beside = path.below[-1], path.below[-1] + ".new"
+        folder = _open_folder(path.folder, path.below[:-1], make=True)
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
             with os.fdopen(os.open(beside, flags, FILE_MODE, dir_fd=folder), "wb") as file:
@@ -93,16 +93,16 @@ class AllowedFiles:
         finally:
             os.close(folder)
 
-    def _local(self, setting: str, given: str) -> Place:
+    def _local(self, setting: str, given: str) -> LocalPath:
         path = local_path(setting, given)
         if path is None:
             raise invalid(setting, without_passwords(given), "no file of this machine")
-        place = self._place(setting, path)
-        if not place.below:
+        local = self._allowed_path(setting, path)
+        if not local.below:
             raise invalid(setting, given, "a folder, not a file")
-        return place
+        return local
 
-    def _place(self, setting: str, path: str) -> Place:
+    def _allowed_path(self, setting: str, path: str) -> LocalPath:
         if "\0" in path:
             raise invalid(setting, path, "a path has no NUL")
         real = Path(os.path.realpath(path))
@@ -111,7 +111,7 @@ class AllowedFiles:
                 continue
             folder = Path(os.path.realpath(entry))
             if real.is_relative_to(folder):
-                return Place(folder, real.relative_to(folder).parts)
+                return LocalPath(folder, real.relative_to(folder).parts)
         raise self._refused(setting, path)
 
     def _refused(self, setting: str, given: str) -> ConfigError:
@@ -142,8 +142,8 @@ def local_path(setting: str, given: str) -> str | None:
 
 
 def is_plain(url: str) -> bool:
-    """Whether every library takes the URL to mean the same place: they treat `..` and control characters differently,
-    and `::` makes fsspec open one place by way of another.
+    """Whether the URL means the same to every library: they treat `..` and control characters differently,
+    and `::` makes fsspec open one URL by way of another.
 
     >>> is_plain("s3://bucket/a/b"), is_plain("s3://bucket/a/%2e%2e/b")
     (True, False)
@@ -163,12 +163,12 @@ def _url_is_below(url: str, allowed: str) -> bool:
     >>> [_url_is_below("s3://bucket/a/b", allowed) for allowed in ("s3://bucket/a", "s3://bucket/a/", "s3://", "s3://b")]
     [True, True, True, False]
     """
-    (scheme, place), (allowed_scheme, allowed_place) = _parts(url), _parts(allowed)
-    return scheme == allowed_scheme and (not allowed_place or f"{place}/".startswith(f"{allowed_place}/"))
+    (scheme, rest), (allowed_scheme, allowed_rest) = _parts(url), _parts(allowed)
+    return scheme == allowed_scheme and (not allowed_rest or f"{rest}/".startswith(f"{allowed_rest}/"))
 
 
 def _parts(url: str) -> tuple[str, str]:
-    """Scheme and place, without credentials, parameters and a slash at the end."""
+    """Scheme, and host with path, without credentials, parameters and a slash at the end."""
     scheme, _, rest = url.partition("://")
     host, slash, path = rest.partition("?")[0].partition("/")
     return scheme.lower(), unquote(host.rpartition("@")[2] + slash + path).rstrip("/")

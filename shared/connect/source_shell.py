@@ -40,10 +40,10 @@ HELD_UP_CHECK_MS = 100
 HELD_UP_SAY_MS = 10_000
 """After how long, and then how often, the log says that a record cannot be handed to the producer."""
 TOPIC_LOOKUP_MS = 2_000
-"""How long Kafka may take to list its topics, when the task needs to know whether a topic exists: a task that is to
-stop waits for it, and has `task.shutdown.graceful.timeout.ms` (five seconds) for all of its end."""
+"""How long Kafka may take to describe a topic. A task that is to stop waits for the answer, and has
+`task.shutdown.graceful.timeout.ms` (five seconds) to end."""
 TOPIC_LOOKUP_AGAIN_MS = 10_000
-"""How soon it asks again, if there was no answer or the topic exists."""
+"""How soon the topic is looked up again, if there was no answer or the topic exists."""
 CLOSE_TIMEOUT_MS = 30_000
 """How long the producer may take to send what it still has."""
 
@@ -395,7 +395,7 @@ class SourceTaskShell(WorkerTask):
     async def _have_topic(self, produced: ProducerRecord) -> None:
         """Create the record's topic if it does not exist and the connector says how; ConnectError if Kafka refuses.
 
-        An error that may pass is tried again: how long the record may wait for its topic is `_send_polled`'s to say.
+        A retriable error is tried again: `_send_polled` limits how long the record waits for its topic.
         """
         topic, groups = produced.topic, self.parts.topic_groups
         if topic in self._known_topics or groups is None:
@@ -411,7 +411,7 @@ class SourceTaskShell(WorkerTask):
         self._known_topics.add(topic)
 
     async def _created(self, topic: NewTopic) -> bool:
-        """Whether the topic exists now; False: it can be tried again, and `_topic_error` says why."""
+        """Whether the topic exists now. If not, it can be tried again, and `_topic_error` is the reason."""
         try:
             if topic.name not in await self.parts.admin.list_topics(internal=True):
                 await self.parts.admin.create_topics([topic])

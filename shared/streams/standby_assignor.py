@@ -12,8 +12,8 @@ where that leaves a choice (the cooperative-sticky one, for partitions that nobo
 preferred. Standbys are then placed on other members than the owner, on those that have state first, and evenly. Under
 the cooperative assignor a partition that changes hands has no owner for a moment: its standbys stay.
 
-What is said travels behind the assignor's own user data. A member without standbys of its own
-(`num_standby_replicas` = 0) says nothing and is given none.
+Members and leader send these partitions behind the assignor's own user data. A member with `num_standby_replicas` = 0
+sends none and gets no standbys.
 
 >>> place_standbys({0: "a", 1: "b", 2: "a"}, ["a", "b", "c"], {"c": {2}}, replicas=1)
 {'a': [1], 'b': [0], 'c': [2]}
@@ -34,7 +34,7 @@ from shared.clients.consumer.assignors import (
     RangeAssignor,
     in_order,
 )
-from shared.common.errors import ConfigError, InconsistentGroupProtocol
+from shared.common.errors import InconsistentGroupProtocol
 from shared.common.records import TopicPartition
 
 PREFIX = "penstock-streams-"
@@ -92,7 +92,7 @@ def place_standbys(
 
 
 class StreamsAssignor(Assignor):
-    """What each strategy does beside assigning; `warm` says what this instance has state of."""
+    """Standbys, which both strategies place alike. `warm` returns the partitions that this instance has state of."""
 
     def __init__(self, replicas: int, warm: Callable[[], Iterable[int]]) -> None:
         self._replicas, self._warm = replicas, warm
@@ -106,7 +106,7 @@ class StreamsAssignor(Assignor):
     def told(
         self, partitions: Mapping[str, int], members: Mapping[str, GroupMember], assigned: Assigned
     ) -> Mapping[str, bytes]:
-        """The standbys of each member. Every member is told something: user data keeps KIP-848 consumers out."""
+        """The standbys of each member. Every member gets user data, since that keeps KIP-848 consumers out."""
         numbers = range(max(partitions.values(), default=0))
         owners: dict[int, str | None] = dict.fromkeys(numbers)
         owners |= {at.partition: member for member, given in assigned.items() for at in given}
@@ -148,10 +148,8 @@ def warm_of(members: Mapping[str, GroupMember]) -> dict[str, frozenset[int]]:
     return {member: partitions for member, partitions in said.items() if partitions is not None}
 
 
-def assignor_of(strategy: str, replicas: int, warm: Callable[[], Iterable[int]]) -> StreamsAssignor:
-    """The strategy of that setting, with so many standbys of each partition."""
-    kinds: tuple[type[StreamsAssignor], ...] = (StreamsRange, StreamsCooperativeSticky)
-    for kind in kinds:
-        if kind.name == PREFIX + strategy:
-            return kind(replicas, warm)
-    raise ConfigError(f"streams.partition_assignment_strategy={strategy} is none of a streams application's")
+STRATEGIES: Mapping[str, type[StreamsAssignor]] = {
+    "range": StreamsRange,
+    "cooperative-sticky": StreamsCooperativeSticky,
+}
+"""By the value of `streams.partition_assignment_strategy`."""

@@ -1,8 +1,8 @@
 """Members of an application's group that are not instances of it.
 
 An application's group has an assignment strategy of its own (`standby_assignor`), so a broker does not take both kinds
-of members into one group. Whoever is there first keeps the other out. Where that is another consumer, this module says
-which: its client id is what its owner knows it by.
+of members into one group. If another consumer is there first, the instances cannot join. This module names that
+consumer by its client id, which its owner knows.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ from shared.streams.settings import StreamsSettings
 from shared.streams.slow_steps import SlowSteps
 from shared.streams.source_offsets import GroupAhead
 from shared.streams.source_positions import SourcePositions
-from shared.streams.standby_assignor import assignor_of
+from shared.streams.standby_assignor import STRATEGIES
 from shared.streams.standbys import Standbys
 from shared.streams.strangers import name_strangers
 from shared.streams.stream_task import StreamTask
@@ -99,7 +99,7 @@ class StreamWorker(RebalanceListener):
         self._maker = TaskMaker(settings, self.topology, self._commits, clock, self._registry)
         self._standbys = Standbys(kafka, settings, self._maker, clock, self._registry)
         replicas, strategy = settings.num_standby_replicas, settings.partition_assignment_strategy
-        self._assignor = assignor_of(strategy, replicas, self._standbys.warm)
+        self._assignor = STRATEGIES[strategy](replicas, self._standbys.warm)
         self._consumer = make_consumer(kafka, settings, self._registry, self._assignor)
         self._tables = GlobalTables(kafka, self.topology, clock)
         self._purge = RepartitionPurge(kafka, self.topology, clock, settings.repartition_purge_interval_ms)

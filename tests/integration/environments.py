@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -117,13 +116,6 @@ def distributions(python: Path) -> set[str]:
     """The canonical names of what is installed in an environment."""
     listed = ask(python, "from importlib.metadata import distributions as d; print(*(x.name for x in d()), sep='\\n')")
     return {canonicalize_name(name) for name in listed.split()}
-
-
-def free_port() -> int:
-    """A port of the loopback address that nothing listens on."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def inherited() -> dict[str, str]:

@@ -28,6 +28,7 @@ import yaml
 
 from penstock import Producer
 from services.local.kafka import EmbeddedKafka
+from services.local.ports import pick
 from shared.clients.admin import Admin, event_time_topic
 from shared.common.settings import KafkaSettings
 from tests.integration.connect import postgres
@@ -37,7 +38,6 @@ from tests.integration.environments import (
     SYSTEM_PATH,
     ask,
     distributions,
-    free_port,
     get,
     make_environment,
     pinned,
@@ -169,7 +169,7 @@ def service_running(
     service: str, installed: Path, bootstrap_servers: str, folder: Path
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A service by compose's command, healthy by compose's check: its process and its HTTP port."""
-    port = free_port()
+    (port,) = pick("127.0.0.1", 1)
     replaced = places(service, bootstrap_servers, folder, port)
     environment = {name: here(value, replaced) for name, value in SERVICES[service]["environment"].items()}
     environment["PATH"] = f"{installed}:{SYSTEM_PATH}"
@@ -303,7 +303,7 @@ def test_spark_cluster_runs(installed: Path, tmp_path: Path) -> None:
     """Master and worker come up by compose's commands and checks, and the worker reports to the master."""
     (tmp_path / "master").mkdir()
     (tmp_path / "worker").mkdir()
-    master_port, master_ui, worker_ui = free_port(), free_port(), free_port()
+    master_port, master_ui, worker_ui = pick("127.0.0.1", 3)
     common = {"7077": str(master_port), "spark-master": "127.0.0.1", "/var/lib/penstock": str(tmp_path / "worker")}
     # Where the lock put Spark's own scripts, too.
     environment = {"PATH": f"{installed}:{SYSTEM_PATH}", "SPARK_LOCAL_IP": "127.0.0.1"}

@@ -25,6 +25,7 @@ from deltalake import DeltaTable, QueryBuilder
 from penstock import Producer, ProducerRecord
 from services.local.demo.flights import FlightEvents
 from services.local.kafka import EmbeddedKafka
+from services.local.ports import pick
 from shared.clients.admin import Admin, event_time_topic
 from shared.common.settings import KafkaSettings
 from tests.documents import README, block
@@ -34,7 +35,6 @@ from tests.integration.environments import (
     ask,
     build_wheel,
     distributions,
-    free_port,
     get,
     inherited,
     link,
@@ -73,7 +73,7 @@ def test_compaction_runs(python: Path, kafka: EmbeddedKafka, topic_name: str, tm
     topology = block(README, "python", "# visits.py").replace('"clicks"', f'"{clicks}"')
     (tmp_path / "visits.py").write_text(topology.replace('to("visits")', f'to("{visits}")'), encoding="utf-8")
     asyncio.run(send_clicks(kafka.bootstrap_servers, clicks, visits))
-    port = free_port()
+    (port,) = pick("127.0.0.1", 1)
     environment = {
         "PATH": f"{python.parent}:{SYSTEM_PATH}",
         "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,

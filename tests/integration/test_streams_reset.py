@@ -63,7 +63,7 @@ async def test_a_snapshot_on_s3(
             assert (status, err) == (0, "")
             first, last = out.splitlines()
             assert first.startswith(f"snapshot {scheme}://lake/penstock/app: closed/visits (2 files, ")
-            assert last == "nothing was changed; --execute does it"
+            assert last == "nothing was changed: add --execute to apply the change"
         status, _, err = await reset(cluster, "s3://missing/penstock", "--execute")
         assert status == 1
         assert err.startswith("penstock streams: LakeNotRemoved: s3://missing/penstock/app cannot be listed: ")

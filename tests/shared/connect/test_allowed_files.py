@@ -10,7 +10,7 @@ import pytest
 
 from shared.clients.producer import Producer
 from shared.common.settings import KafkaSettings
-from shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles, Place
+from shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles, LocalPath
 from shared.connect.connectors.delta import DeltaSinkConnector
 from shared.connect.connectors.file import FileStreamSinkConnector, FileStreamSourceConnector
 from shared.connect.connectors.files import FilesSinkConnector
@@ -105,14 +105,14 @@ def test_an_entry_that_means_nothing_ends_the_start(entry: str) -> None:
 
 
 class Swapping(AllowedFiles):
-    """Files whose place changes between the comparison and the opening."""
+    """A path changes between the comparison and the opening."""
 
     swap: Callable[[], Any]
 
-    def _place(self, setting: str, path: str) -> Place:
-        place = super()._place(setting, path)
+    def _allowed_path(self, setting: str, path: str) -> LocalPath:
+        found = super()._allowed_path(setting, path)
         self.swap()
-        return place
+        return found
 
 
 def test_a_link_that_comes_after_the_comparison_is_not_followed(data: Path) -> None:
