@@ -361,6 +361,16 @@ async def test_a_revocation_waits_for_a_poll_until_its_interval_is_over(cluster:
             assert listener.calls == [("lost", frozenset({A, B}))]
 
 
+async def test_the_group_is_told_how_long_a_member_may_take(cluster: FakeCluster) -> None:
+    """JoinGroup's rebalance timeout is `max_poll_interval_ms`."""
+    told: list[int] = []
+    cluster.control(Api.JOIN_GROUP, lambda request: told.append(request.body.rebalance_timeout_ms))
+    async with opened(cluster, max_poll_interval_ms=12_345) as consumer:
+        consumer.subscribe(["t"])
+        await handed_out(consumer, 3)
+    assert set(told) == {12_345}
+
+
 async def test_a_listener_may_take_longer_than_a_session(cluster: FakeCluster) -> None:
     """Heartbeats go on while it is awaited, so the group keeps the member."""
 
