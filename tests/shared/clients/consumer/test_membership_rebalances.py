@@ -165,7 +165,7 @@ async def test_a_poll_that_comes_too_late_is_noticed_whatever_blocked(cluster: F
         await until(consumer, lambda: lost and consumer.group_metadata().generation_id > before)
         assert lost == [frozenset({A, B})]
         assert len(left) == 1
-        await until(consumer, consumer.assignment)
+        await handed_out(consumer, 9)  # those that were lost among them
         await consumer.commit()
     assert len(lost) == 1
 
@@ -460,7 +460,7 @@ async def test_a_commit_after_max_poll_interval_fails_once(
         is_silent = strategy == "none" and what in ("poll", "next")
         assert [type(e) for e in errors] == ([] if is_silent else [CommitFailed])
         assert all("no poll within max_poll_interval_ms=150" in str(e) for e in errors)
-        assert offsets_of(cluster) == before
+        assert sum(offsets_of(cluster).values()) == sum(before.values())
         generation = consumer.group_metadata().generation_id
         await until(consumer, lambda: consumer.group_metadata().generation_id >= generation and consumer.assignment())
         await handed_out(consumer, 9)
