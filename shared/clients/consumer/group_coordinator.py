@@ -54,7 +54,6 @@ class GroupCoordinator:
         rebalances: Rebalances,
         clock: Clock,
         *,
-        rebalance_timeout_ms: int,
         idle_ms: Callable[[], float],
         on_news: Callable[[], None],
         before_step: Callable[[], None],
@@ -65,7 +64,7 @@ class GroupCoordinator:
             state,
             clock,
             protocol_type=PROTOCOL_TYPE,
-            rebalance_timeout_ms=rebalance_timeout_ms,
+            rebalance_timeout_ms=state.config.max_poll_interval_ms,
             on_heartbeat=self._after_heartbeat,
         )
         self._idle_ms, self._on_news, self._before_step = idle_ms, on_news, before_step

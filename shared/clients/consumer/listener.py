@@ -10,7 +10,9 @@ class RebalanceListener:
 
     They are called inside `poll`, the next record of an `async for`, and `close`, and nowhere else, each within
     `listener_timeout_ms`; heartbeats go on meanwhile. What a method raises (or its time running out, as KafkaTimeout)
-    is raised by that poll. A `commit()` in them takes everything that was handed out. Do not poll in them.
+    is raised by that poll. A `commit()` in them takes everything that was handed out; in a `close` that ends an
+    iteration, or that follows an exception in `async with`, not what was handed out last. They cannot poll, iterate or
+    close.
 
     Source of the semantics: Java's ConsumerRebalanceListener.
     """

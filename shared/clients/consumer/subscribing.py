@@ -80,7 +80,6 @@ class Subscribing:
             self._group,
             self,
             SYSTEM_CLOCK,
-            rebalance_timeout_ms=settings.max_poll_interval_ms,
             idle_ms=lambda: self.idle_ms,
             on_news=self._wake_poll,
             before_step=self._note_metadata,
