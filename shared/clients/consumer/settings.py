@@ -10,6 +10,8 @@ from shared.clients.consumer.reset_policy import ResetPolicy
 from shared.common.errors import ConfigError
 from shared.common.settings import PositiveMs, Section
 
+GroupMs = Annotated[int, Field(gt=0, le=2**31 - 1)]
+"""A time that JoinGroup carries, in 32 bits."""
 CommitStrategy = Literal["none", "auto", "sync", "async"]
 
 
@@ -30,9 +32,9 @@ class ReadingSettings(Section):
     )
     isolation_level: Literal["read_uncommitted", "read_committed"] = "read_uncommitted"
     commit_timeout_ms: PositiveMs = Field(60_000, description="a commit that is waited for is retried so long")
-    session_timeout_ms: PositiveMs = 45_000
+    session_timeout_ms: GroupMs = 45_000
     heartbeat_interval_ms: PositiveMs = 3_000
-    max_poll_interval_ms: PositiveMs = Field(
+    max_poll_interval_ms: GroupMs = Field(
         300_000, description="between two polls; the group waits so long for a member to take part in a rebalance"
     )
     listener_timeout_ms: PositiveMs = Field(
