@@ -12,9 +12,9 @@ import asyncio
 import json
 import re
 import shutil
-import sys
 import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import venv
