@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -118,6 +119,8 @@ async def test_revoked_records_are_not_given_any_more(cluster: FakeCluster) -> N
             generations.append(consumer.group_metadata().generation_id)
             if len(found) == 4:
                 consumer.enforce_rebalance()
+                while not consumer._fetching.is_listener_due:  # noqa: ASYNC110 - a body that awaits
+                    await asyncio.sleep(0)
             if len(found) == 2 * RECORDS:
                 break
     assert generations[-1] > generations[0]
