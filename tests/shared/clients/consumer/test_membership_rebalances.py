@@ -378,13 +378,13 @@ async def test_a_listener_may_take_longer_than_a_session(cluster: FakeCluster) -
         calls: ClassVar[list[str]] = []
 
         async def on_partitions_revoked(self, partitions: Partitions) -> None:
-            await heartbeats(cluster, "one", 30)
+            await heartbeats(cluster, "one", 55)
             self.calls.append("revoked")
 
         async def on_partitions_lost(self, partitions: Partitions) -> None:
             self.calls.append("lost")
 
-    async with opened(cluster, session_timeout_ms=200, client_id="one") as consumer:
+    async with opened(cluster, session_timeout_ms=1_000, client_id="one") as consumer:
         consumer.subscribe(["t"], Slow())
         await handed_out(consumer, 3)
         before = consumer.group_metadata().generation_id
