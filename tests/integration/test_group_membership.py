@@ -169,10 +169,10 @@ async def test_the_recipe_loses_no_record_in_a_crash(
     async def work_of_first(record: ConsumerRecord) -> None:
         if len(processed["first"]) == 10:
             coming.set()
-            while not (first._fetching.is_listener_due or processed["second"]):
+            while not (first._fetching.is_listener_due or processed["second"]):  # noqa: ASYNC110 - beside the members
                 await asyncio.sleep(0.01)
         if coming.is_set() and (crash == "before the next poll" or len(first.assignment()) < partitions):
-            while crash == "after the rebalance" and not processed["second"]:
+            while crash == "after the rebalance" and not processed["second"]:  # noqa: ASYNC110 - beside the members
                 await asyncio.sleep(0.01)
             has_crashed.set()
             await first._fetching.connection.close()  # as a process that is killed
@@ -198,7 +198,7 @@ async def test_the_recipe_loses_no_record_in_a_crash(
         async with member(kafka, topic_name, **settings) as second:
             joined = asyncio.create_task(process(second, topic_name, work_of_second))
             everything = {(p, offset) for p in range(partitions) for offset in range(each)}
-            while processed["first"] | processed["second"] != everything or not has_crashed.is_set():
+            while processed["first"] | processed["second"] != everything or not has_crashed.is_set():  # noqa: ASYNC110 - beside the members
                 await asyncio.sleep(0.05)
             for task in (joined, processing):
                 task.cancel()
