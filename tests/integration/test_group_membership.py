@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListene
 from shared.clients.producer import Producer
 from shared.common.errors import GroupNotEmpty
 from shared.common.java import find_java
-from shared.common.records import OffsetAndMetadata, ProducerRecord, TopicPartition
+from shared.common.records import ConsumerRecord, OffsetAndMetadata, ProducerRecord, TopicPartition
 from shared.common.settings import KafkaSettings
+from tests.documents import DOCS, block, blocks, names_of
 
 COOPERATIVE = "cooperative-sticky"
 JAVA_ASSIGNORS = {
@@ -138,6 +140,71 @@ async def test_only_what_moves_is_given_back(kafka: EmbeddedKafka, topic_name: s
     of_kept = sorted(at for at in found if TopicPartition(topic_name, at[0]) in kept)
     assert of_kept == [(tp.partition, offset) for tp in sorted(kept) for offset in range(100)]
     assert set(found) == {(p, o) for p in range(4) for o in range(100)}
+
+
+async def process(consumer: Consumer, topic: str, work: Callable[[ConsumerRecord], Awaitable[None]]) -> None:
+    """What docs/consumer.md shows of a listener that commits, without end, with this as the work for each record."""
+    document = DOCS / "consumer.md"
+    shown = block(document, "python", "class CommitFirst(")
+    for of_document, ours in (('["orders"]', repr([topic])), ("done.append(record.value)", "await work(record)")):
+        assert shown.count(of_document) == 1
+        shown = shown.replace(of_document, ours)
+    names = names_of(document, blocks(document)[0], shown)
+    names["work"] = work
+    await names["process"](consumer, 1)
+
+
+@pytest.mark.parametrize("strategy", ["range", COOPERATIVE])
+@pytest.mark.parametrize("crash", ["before the next poll", "after the rebalance"])
+async def test_the_recipe_loses_no_record_in_a_crash(
+    kafka: EmbeddedKafka, topic_name: str, crash: str, strategy: str
+) -> None:
+    """A second member joins while the first is at work, which then dies with records of a batch in its hands."""
+    partitions, each = 4, 50
+    await fill(kafka, topic_name, partitions, each)
+    processed: dict[str, set[tuple[int, int]]] = {"first": set(), "second": set()}
+    has_crashed = asyncio.Event()
+    settings = {"partition_assignment_strategy": strategy, "session_timeout_ms": 2_000, "max_poll_records": 40}
+
+    async def work_of_first(record: ConsumerRecord) -> None:
+        if len(processed["first"]) == 10:
+            coming.set()
+            while not (first._fetching.is_listener_due or processed["second"]):  # noqa: ASYNC110 - beside the members
+                await asyncio.sleep(0.01)
+        if coming.is_set() and (crash == "before the next poll" or len(first.assignment()) < partitions):
+            while crash == "after the rebalance" and not processed["second"]:  # noqa: ASYNC110 - beside the members
+                await asyncio.sleep(0.01)
+            has_crashed.set()
+            await first._fetching.connection.close()  # as a process that is killed
+            await asyncio.Event().wait()
+        processed["first"].add((record.partition, record.offset))
+
+    async def work_of_second(record: ConsumerRecord) -> None:
+        processed["second"].add((record.partition, record.offset))
+        if crash == "after the rebalance":
+            await has_crashed.wait()
+
+    coming = asyncio.Event()
+    first = Consumer(
+        KafkaSettings(bootstrap_servers=kafka.bootstrap_servers),
+        ConsumerSettings.model_validate(
+            {"group_id": topic_name, "auto_offset_reset": "earliest", "heartbeat_interval_ms": 100, **settings}
+        ),
+    )
+    await first.start()
+    processing = asyncio.create_task(process(first, topic_name, work_of_first))
+    async with asyncio.timeout(60):
+        await coming.wait()
+        async with member(kafka, topic_name, **settings) as second:
+            joined = asyncio.create_task(process(second, topic_name, work_of_second))
+            everything = {(p, offset) for p in range(partitions) for offset in range(each)}
+            while processed["first"] | processed["second"] != everything or not has_crashed.is_set():  # noqa: ASYNC110 - beside the members
+                await asyncio.sleep(0.05)
+            for task in (joined, processing):
+                task.cancel()
+            await asyncio.wait({joined, processing})
+    with contextlib.suppress(Exception):
+        await first.close(100)
 
 
 @pytest.mark.parametrize("assignor", ["range", COOPERATIVE])

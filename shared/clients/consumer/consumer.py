@@ -233,6 +233,7 @@ class Consumer(Committing):
         if now_ms - self._yielded_ms >= ITERATION_YIELD_MS:
             self._yielded_ms = now_ms
             await asyncio.sleep(0)
+            self._check_reading("the next record")  # a close may have begun meanwhile
         positions, unread = self._positions, self._positions.unread
         positions.processed()
         self._fetching.polled(now_ms)

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from services.consumer.executor import Executor
 from services.consumer.handlers import Handler
-from services.consumer.runner import HandlerRunner
+from services.consumer.runner import HandlerRunner, RunnerOptions
 from services.consumer.runner_metrics import RunnerMetrics
 from services.consumer.settings import ConsumerServiceSettings
 from shared.clients.admin import Admin
@@ -134,6 +134,66 @@ async def test_a_handler_that_holds_the_loop_up_costs_the_place(caplog: pytest.L
     assert "in which no heartbeat was sent" in caplog.text
     assert "lost partitions=['t-0']" in caplog.text
     assert set(calls) == set(range(RECORDS))
+
+
+@pytest.mark.parametrize("way", ["rebalance", "stop"])
+async def test_a_drain_ends_after_its_own_limit(way: str) -> None:
+    """A handler that hangs is cancelled after `drain_timeout_ms`, not before, and long before the listener's limit."""
+    drain_timeout_ms = 400
+    begun, cancelled = asyncio.Event(), asyncio.Event()
+    calls: list[int] = []
+
+    async def handle(record: ConsumerRecord) -> None:
+        calls.append(record.offset)
+        if calls.count(0) == 1 and record.offset == 0:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+
+    async with broker(RECORDS) as cluster:
+        consumer = {"auto_offset_reset": "earliest", "listener_timeout_ms": 60_000}  # longer than this test may take
+        async with serving(cluster, handle, consumer=consumer) as runner:
+            await begun.wait()
+            runner.options = RunnerOptions(commit_interval_ms=10, drain_timeout_ms=drain_timeout_ms)
+            started = time.monotonic()
+            if way == "rebalance":
+                runner._consumer.enforce_rebalance()
+            else:
+                stopping = asyncio.create_task(runner.stop(drain_timeout_ms))
+            await cancelled.wait()
+            assert time.monotonic() - started > drain_timeout_ms / 1000 - 0.05
+            if way == "rebalance":  # the same member gets the partition again
+                await until(lambda: cluster.committed("g").get(T) == OffsetAndMetadata(RECORDS))
+            else:
+                await stopping
+    assert calls.count(0) == (2 if way == "rebalance" else 1)
+
+
+async def test_a_drain_waits_for_handlers_that_end() -> None:
+    """Within its limit none is cancelled: what they finish is committed before the partition goes."""
+    begun, free = asyncio.Event(), asyncio.Event()
+    calls: list[int] = []
+
+    async def handle(record: ConsumerRecord) -> None:
+        calls.append(record.offset)
+        if record.offset == RECORDS - 1:
+            begun.set()
+            await free.wait()
+
+    async with broker(RECORDS) as cluster:
+        consumer = {"auto_offset_reset": "earliest", "listener_timeout_ms": 60_000}
+        async with serving(cluster, handle, consumer=consumer, max_concurrency=RECORDS) as runner:
+            await begun.wait()
+            await until(lambda: runner.finished == RECORDS - 1)
+            runner._consumer.enforce_rebalance()
+            await until(lambda: runner.scheduler._partitions[T].draining)
+            for _ in range(100):
+                await asyncio.sleep(0)
+            free.set()
+            await until(lambda: cluster.committed("g").get(T) == OffsetAndMetadata(RECORDS))
+    assert sorted(calls) == list(range(RECORDS))
 
 
 async def test_a_stop_while_the_partitions_are_lost() -> None:

@@ -51,6 +51,16 @@ def test_what_does_not_fit_is_refused_by_name(arguments: list[str], named: str) 
         load(*arguments)
 
 
+@pytest.mark.parametrize(("listener_timeout_ms", "max_poll_interval_ms"), [(30_000, 40_000), (40_000, 30_000)])
+def test_a_drain_has_what_the_last_commit_leaves(listener_timeout_ms: int, max_poll_interval_ms: int) -> None:
+    """Of the listener's limit, which is the shorter one of the two."""
+    settings = load(
+        "--consumer.listener-timeout-ms", str(listener_timeout_ms),
+        "--consumer.max-poll-interval-ms", str(max_poll_interval_ms),
+    )  # fmt: skip
+    assert settings.runner_options().drain_timeout_ms == 30_000 - GIVE_UP_RESERVE_MS
+
+
 def test_missing_settings_are_named() -> None:
     """What has no default is asked for."""
     with pytest.raises(ConfigError, match=r"topics.*group_id.*handler"):

@@ -25,10 +25,10 @@ async def filled(records: int, partitions: int = 1) -> AsyncIterator[FakeCluster
 
 
 @asynccontextmanager
-async def opened(cluster: FakeCluster, *, request_timeout_ms: int = 500, **given: object) -> AsyncIterator[Consumer]:
+async def opened(cluster: FakeCluster, **given: object) -> AsyncIterator[Consumer]:
     """In group `g`, with these settings beside its own; open for 20 seconds at most."""
     bootstrap = cluster.bootstrap_servers
-    kafka = KafkaSettings(bootstrap_servers=bootstrap, request_timeout_ms=request_timeout_ms, retry_backoff_ms=5)
+    kafka = KafkaSettings(bootstrap_servers=bootstrap, retry_backoff_ms=5)
     settings = {"group_id": "g", "auto_offset_reset": "earliest", "heartbeat_interval_ms": 20, "fetch_max_wait_ms": 20}
     async with asyncio.timeout(20), Consumer(kafka, ConsumerSettings.model_validate({**settings, **given})) as consumer:
         yield consumer

@@ -109,8 +109,8 @@ async def test_a_pause_in_the_body_holds_for_the_next_record(cluster: FakeCluste
         assert await offsets_of(consumer, RECORDS - 1) == list(range(1, RECORDS))
 
 
-async def test_revoked_records_are_not_given_any_more(cluster: FakeCluster) -> None:
-    """A rebalance that is asked for in the body comes with the next record: each record is given once all the same."""
+async def test_a_rebalance_in_the_body_gives_each_record_once(cluster: FakeCluster) -> None:
+    """The next record waits for the rebalance; every record is given, none twice."""
     async with opened(cluster, commit_strategy="auto", max_poll_records=None) as consumer:
         consumer.subscribe(["t"])
         found, generations = [], []
@@ -125,6 +125,19 @@ async def test_revoked_records_are_not_given_any_more(cluster: FakeCluster) -> N
                 break
     assert generations[-1] > generations[0]
     assert len(set(found)) == 2 * RECORDS
+
+
+async def test_a_close_beside_an_iteration_ends_it(cluster: FakeCluster) -> None:
+    """A close that begins while the next record is asked for comes before it."""
+    async with opened(cluster, commit_strategy="auto") as consumer:
+        consumer.assign([A])
+        assert await offsets_of(consumer, 2) == [0, 1]
+        consumer._yielded_ms = 0  # the next record lets the event loop run first
+        closing = asyncio.create_task(consumer.close())
+        with pytest.raises(IllegalState):
+            await offsets_of(consumer, 1)
+        await closing
+    assert committed(cluster) == 1
 
 
 async def test_a_loop_goes_on_after_an_error(cluster: FakeCluster) -> None:

@@ -42,7 +42,7 @@ async def test_heartbeats_go_out_while_records_are_at_hand(cluster: FakeCluster,
         async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
             lost.append(partitions)
 
-    async with opened(cluster, request_timeout_ms=2_000, max_poll_records=10, session_timeout_ms=400) as consumer:
+    async with opened(cluster, max_poll_records=10, session_timeout_ms=400) as consumer:
         consumer.subscribe(["t"], Listener())
         while not consumer.assignment() or not consumer.known_lag(A):
             await consumer.poll(20, 1)
@@ -65,7 +65,7 @@ async def test_heartbeats_go_out_while_records_are_at_hand(cluster: FakeCluster,
 
 async def test_polls_without_time_join_the_group(cluster: FakeCluster) -> None:
     """Who polls with a timeout of 0 in a loop gets records as well."""
-    async with opened(cluster, request_timeout_ms=2_000) as consumer:
+    async with opened(cluster) as consumer:
         consumer.subscribe(["t"])
         while not await consumer.poll(0):
             pass
@@ -73,7 +73,7 @@ async def test_polls_without_time_join_the_group(cluster: FakeCluster) -> None:
 
 async def test_a_poll_beside_another_is_refused(cluster: FakeCluster) -> None:
     """The second would count as processed what the first is about to return; the first goes on."""
-    async with opened(cluster, request_timeout_ms=2_000) as consumer:
+    async with opened(cluster) as consumer:
         consumer.subscribe(["t"])
         first = asyncio.create_task(consumer.poll(10_000))
         await asyncio.sleep(0)
@@ -87,7 +87,7 @@ async def test_a_poll_beside_another_is_refused(cluster: FakeCluster) -> None:
 
 async def test_iterations_of_two_tasks_are_refused(cluster: FakeCluster) -> None:
     """The record that one task works on would count as processed when the other asks for the next."""
-    async with opened(cluster, request_timeout_ms=2_000) as consumer:
+    async with opened(cluster) as consumer:
         consumer.subscribe(["t"])
         busy = asyncio.Event()
 
@@ -109,7 +109,7 @@ async def test_iterations_of_two_tasks_are_refused(cluster: FakeCluster) -> None
 
 async def test_an_iteration_may_go_on_in_another_task(cluster: FakeCluster) -> None:
     """Where the one before has ended its loop, or is over: also one task for each record."""
-    async with opened(cluster, request_timeout_ms=2_000) as consumer:
+    async with opened(cluster) as consumer:
         consumer.subscribe(["t"])
         offsets = []
         async for record in consumer:
@@ -130,7 +130,7 @@ async def test_an_iteration_may_go_on_in_another_task(cluster: FakeCluster) -> N
 @pytest.mark.parametrize("topics", [["a b"], [""], ["t", "x" * 300], [7]], ids=str)
 async def test_a_name_that_no_topic_can_have_is_refused_at_once(cluster: FakeCluster, topics: list[str]) -> None:
     """Before and after the start, rather than waited for."""
-    async with opened(cluster, request_timeout_ms=2_000) as consumer:
+    async with opened(cluster) as consumer:
         with pytest.raises(InvalidTopic):
             consumer.subscribe(topics)
         consumer.subscribe(["t"])
@@ -142,7 +142,7 @@ async def test_a_pattern_matches_whole_names(cluster: FakeCluster) -> None:
     """As Java's do: a part of the name is not enough."""
     cluster.create_topic("other-t")
     cluster.create_topic("t-other")
-    async with opened(cluster, request_timeout_ms=2_000) as consumer:
+    async with opened(cluster) as consumer:
         consumer.subscribe(re.compile("t"))
         while not consumer.assignment():
             await consumer.poll(10)
@@ -152,7 +152,7 @@ async def test_a_pattern_matches_whole_names(cluster: FakeCluster) -> None:
 @pytest.mark.parametrize("time_ms", [-1, -2, -5, True, "x"])
 async def test_a_time_below_the_epoch_is_none(cluster: FakeCluster, time_ms: int) -> None:
     """To a broker it is the end, the start, or nothing it knows."""
-    async with opened(cluster, request_timeout_ms=2_000) as consumer:
+    async with opened(cluster) as consumer:
         consumer.assign([A])
         with pytest.raises((ValueError, TypeError), match="t-0"):
             await consumer.offsets_for_times({A: time_ms})

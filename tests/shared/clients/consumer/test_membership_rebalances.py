@@ -14,11 +14,12 @@ from typing import ClassVar
 import pytest
 
 from shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
+from shared.clients.consumer.subscribing import LEAVE_TIME_MS
 from shared.clients.producer import Producer
 from shared.common.errors import CommitFailed, IllegalState, KafkaTimeout
 from shared.common.records import ProducerRecord, TopicPartition
 from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import Api, Delay, Drop, ErrorCode, Fail, FakeCluster, Request
+from shared.testing.fake_broker import Action, Api, Close, Delay, Drop, ErrorCode, Fail, FakeCluster, Request
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 RECORDS = 400
@@ -40,7 +41,7 @@ def member(cluster: FakeCluster, **given: object) -> Consumer:
     kafka = KafkaSettings(
         bootstrap_servers=cluster.bootstrap_servers,
         client_id=given.pop("client_id", None),  # type: ignore[arg-type]
-        request_timeout_ms=2_000,
+        request_timeout_ms=given.pop("request_timeout_ms", 2_000),  # type: ignore[arg-type]
         retry_backoff_ms=5,
     )
     settings = {"group_id": "g", "auto_offset_reset": "earliest", "heartbeat_interval_ms": 20, "fetch_max_wait_ms": 20}
@@ -197,15 +198,18 @@ async def test_a_close_has_one_deadline_and_the_group_is_told(cluster: FakeClust
         async with asyncio.timeout(10):
             while not await consumer.poll(20):
                 pass
-        started = time.monotonic()
-        with pytest.raises(KafkaTimeout, match=r"client .*, group g, generation .*on_partitions_revoked: not done"):
-            await consumer.close(timeout_ms)
-        assert (time.monotonic() - started) * 1_000 < timeout_ms + 1_000
+        async with asyncio.timeout(20):  # the listener's own limit is longer
+            with pytest.raises(KafkaTimeout, match=r"client .*, group g, generation .*on_partitions_revoked: ") as hung:
+                await consumer.close(timeout_ms)
+        (listener_ms,) = re.findall(r"not done within (\d+) ms", str(hung.value))
+        assert int(listener_ms) <= max(0, timeout_ms - LEAVE_TIME_MS)
         assert len(left) == left_so_far
 
 
-async def test_a_revocation_stays_within_the_listener_timeout(cluster: FakeCluster) -> None:
-    """Listener and commit together have one limit."""
+async def test_a_revocation_stays_within_the_listener_timeout(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Listener and commit together have one limit: nothing of it is left for the commit of one that hangs."""
 
     class Hangs(RebalanceListener):
         async def on_partitions_revoked(self, partitions: Partitions) -> None:
@@ -227,7 +231,9 @@ async def test_a_revocation_stays_within_the_listener_timeout(cluster: FakeClust
                 await until(consumer, lambda: False)
             while not joins:
                 await consumer.poll(10)
-        assert 0.5 < joins[0] - started < 1.15
+        assert joins[0] - started > 0.5
+        (waited_ms,) = re.findall(r"commits are pending .*waited_ms=(\d+)", caplog.text)
+        assert int(waited_ms) < 100
         with contextlib.suppress(KafkaTimeout):
             await consumer.close()
 
@@ -532,30 +538,57 @@ async def test_a_commit_that_catches_up_has_nothing_to_say(cluster: FakeCluster)
         assert offsets_of(cluster).items() >= again.items()
 
 
-async def test_an_async_commit_that_a_newer_one_superseded_has_succeeded(cluster: FakeCluster) -> None:
-    """Its callback is told so when the newer one is stored."""
+@pytest.mark.parametrize(
+    "fault", [Fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS), Fail(ErrorCode.REBALANCE_IN_PROGRESS), Close()], ids=repr
+)
+async def test_an_async_commit_that_a_newer_one_superseded_has_succeeded(cluster: FakeCluster, fault: Action) -> None:
+    """One that failed is not sent again once there is a newer one; its callback is told when that is stored."""
+    sent: list[int] = []
+    told: list[tuple[int, Exception | None]] = []
+    over = asyncio.Event()
+
+    def commit(offset: int) -> None:
+        def note(_: object, error: Exception | None) -> None:
+            told.append((offset, error))
+            if len(told) == 2:
+                over.set()
+
+        consumer.commit_async({A: offset}, note)
+
+    def refuse_first(request: Request) -> Action | None:
+        sent.extend(row.offset for topic in request.body.topics for row in topic.partitions)
+        if len(sent) > 1:
+            return None
+        commit(2)
+        return fault
+
     async with opened(cluster) as consumer:
         consumer.subscribe(["t"])
         await handed_out(consumer, 3)
-        told: list[tuple[int, Exception | None]] = []
-        with cluster.control(Api.OFFSET_COMMIT, Drop(), times=1):
-            consumer.commit_async({A: 1}, lambda _, error: told.append((1, error)))
-            await asyncio.sleep(0)
-            consumer.commit_async({A: 2}, lambda _, error: told.append((2, error)))
-        await consumer.commit({A: 3})
+        cluster.control(Api.OFFSET_COMMIT, refuse_first)
+        commit(1)
+        await over.wait()
+        assert sent == [1, 2]
         assert told == [(1, None), (2, None)]
-        assert offsets_of(cluster)[A] == 3
+        assert offsets_of(cluster)[A] == 2
 
 
-async def test_an_auto_commit_that_fails_in_a_revocation_is_not_reported(cluster: FakeCluster) -> None:
-    """The next owner reads the records again; a poll of an ordinary rebalance raises nothing."""
-    async with opened(cluster, commit_strategy="auto", listener_timeout_ms=50) as consumer:
+@pytest.mark.parametrize("strategy", ["auto", "async"])
+@pytest.mark.parametrize("fault", [Drop(), Fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)], ids=repr)
+async def test_a_commit_by_itself_that_fails_in_a_revocation_is_not_reported(
+    cluster: FakeCluster, strategy: str, fault: Action
+) -> None:
+    """The next owner reads the records again; neither a poll of an ordinary rebalance nor a later commit raises."""
+    given = {"commit_strategy": strategy, "auto_commit_interval_ms": 60_000, "listener_timeout_ms": 50}
+    async with opened(cluster, **given) as consumer:
         consumer.subscribe(["t"])
-        await handed_out(consumer, 3)
-        before = consumer.group_metadata().generation_id
-        with cluster.control(Api.OFFSET_COMMIT, Drop()):
+        with cluster.control(Api.OFFSET_COMMIT, fault) as failing:
+            await handed_out(consumer, 3)
+            before = consumer.group_metadata().generation_id
             consumer.enforce_rebalance()
             await until(consumer, lambda: consumer.group_metadata().generation_id > before)
+            assert failing.acted > 0
+            assert offsets_of(cluster) == {}
         await consumer.commit()
 
 
@@ -583,16 +616,15 @@ async def test_a_member_that_has_left_rests_until_the_next_poll(cluster: FakeClu
 
 async def test_a_poll_does_not_wait_for_the_answer_to_a_leave(cluster: FakeCluster) -> None:
     """A member that polls too late hears of the loss at once, however long the coordinator takes."""
-    async with opened(cluster, max_poll_interval_ms=100) as consumer:
+    async with opened(cluster, max_poll_interval_ms=100, request_timeout_ms=60_000) as consumer:
         listener = Commits(consumer)
         consumer.subscribe(["t"], listener)
         await handed_out(consumer, 3)
-        with cluster.control(Api.LEAVE_GROUP, Delay(1_500)):
+        with cluster.control(Api.LEAVE_GROUP, Delay(60_000)):  # longer than this test may take
             hold_up(0.15)
-            started = time.monotonic()
             await consumer.poll(0)
             assert listener.calls == [("lost", frozenset({A, B}))]
-            assert time.monotonic() - started < 1
+            await consumer.close(0)
 
 
 async def test_a_close_right_after_a_commit_that_came_too_late_tells_the_group(cluster: FakeCluster) -> None:
