@@ -4,6 +4,7 @@ A client that stalls is answered after `body_timeout_ms`, and so is one that sen
 object has as long to come to its end, a body that is read whole `whole_body_timeout_ms`. Only time spent waiting for
 the client counts. When the service leaves, a body that is still coming has until the drain's deadline and is then
 answered for what was read so far. A compressed body is inflated step by step, and all limits apply to the data inside.
+The steps end when the client has left.
 """
 
 from __future__ import annotations
@@ -102,6 +103,8 @@ class BodyReader:
         self._inflater = inflater
         self._place = None if turns is None else turns.place()
         self._bytes = 0
+        self._ahead: asyncio.Future[MutableMapping[str, Any]] | None = None
+        """What is received while a chunk is inflated, so that a client that leaves meanwhile is noticed."""
         self._more = True
         self._in_part = False
         self._part_s = 0.0  # that the client was waited for since the part began
@@ -149,12 +152,17 @@ class BodyReader:
         while True:
             if inflater is not None and inflater.pending:
                 chunk = inflater.step()
+                if self._ahead is None:
+                    self._ahead = asyncio.ensure_future(self._receive())
                 await asyncio.sleep(0)
+                self._check_client()
                 if not chunk:
                     continue
             elif not self._more:
                 if inflater is not None:
                     inflater.close()
+                if self._ahead is not None:
+                    self._ahead.cancel()
                 return None
             else:
                 chunk = await self._next()
@@ -168,7 +176,8 @@ class BodyReader:
         """The next chunk as it arrives."""
         clock = asyncio.get_running_loop().time
         since = clock()
-        message = await self._drain.wait(self._receive, self._until(), self._late)
+        ahead, self._ahead = self._ahead, None
+        message = await self._drain.wait(self._receive if ahead is None else lambda: ahead, self._until(), self._late)
         self._last_byte_at = clock()
         if self._in_part:
             self._part_s += self._last_byte_at - since
@@ -178,6 +187,12 @@ class BodyReader:
         chunk = message.get("body", b"")
         assert isinstance(chunk, bytes)
         return chunk
+
+    def _check_client(self) -> None:
+        """ClientGone if the client left while a chunk is inflated."""
+        ahead = self._ahead
+        if ahead is not None and ahead.done() and ahead.result()["type"] == "http.disconnect":
+            raise ClientGone("the client closed the connection")
 
     def _until(self) -> float:
         """When something has to have come, by the loop's clock."""

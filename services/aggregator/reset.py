@@ -168,6 +168,7 @@ def _settings(
     return settings
 
 
+ApplicationId = Annotated[str | None, typer.Option(help="the application; default: streams.application_id")]
 BootstrapServers = Annotated[str | None, typer.Option(help="host:port, comma-separated")]
 ConfigFile = Annotated[str | None, typer.Option("--config", help="TOML file")]
 Execute = Annotated[bool, typer.Option("--execute", help="apply the change (default: dry run)")]
@@ -177,9 +178,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="one JSON object")]
 
 @app.command()
 def reset(
-    application_id: Annotated[
-        str | None, typer.Option(help="whose state goes; default: streams.application_id")
-    ] = None,
+    application_id: ApplicationId = None,
     bootstrap_servers: BootstrapServers = None,
     config: ConfigFile = None,
     execute: Execute = False,
@@ -200,9 +199,7 @@ def reset(
 
 @app.command("restore-offsets")
 def restore_offsets(
-    application_id: Annotated[
-        str | None, typer.Option(help="whose group is set back; default: streams.application_id")
-    ] = None,
+    application_id: ApplicationId = None,
     start_over: Annotated[
         list[str] | None,
         typer.Option(help="a source topic: where the changelog has no position, read it from the beginning; repeat it"),

@@ -2,6 +2,9 @@
 
 A batch that `poll` returned is sent record by record, in order; one whose sending fails in passing is gone on with
 after a short wait from the record that failed. What the producer reports later comes back through callbacks.
+
+A watch runs beside this loop. It knows the destinations of the records that are not in Kafka yet. It fails the task if
+one of these topics does not exist, whatever the loop does meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from shared.connect.error_reporting import ErrorReporters
 from shared.connect.errors import ConnectError, RetriableError, said_of
 from shared.connect.record import SourceRecord
 from shared.connect.retry_waits import Interrupted
-from shared.connect.states import ConnectorTaskId, Event
+from shared.connect.states import ConnectorTaskId, Event, State
 from shared.connect.status_listener import StatusListener
 from shared.connect.task import OffsetStorageReader, SourceTask, TransactionContext
 from shared.connect.task_metrics import TaskMetrics
@@ -44,8 +47,23 @@ TOPIC_LOOKUP_MS = 2_000
 `task.shutdown.graceful.timeout.ms` (five seconds) to end."""
 TOPIC_LOOKUP_AGAIN_MS = 10_000
 """How soon the topic is looked up again, if there was no answer or the topic exists."""
+TOPIC_WATCH_MS = 100
+"""How often at most it is checked whether a topic is to be looked up."""
 CLOSE_TIMEOUT_MS = 30_000
 """How long the producer may take to send what it still has."""
+
+
+Destination = tuple[str, int | None]
+"""A topic, and the partition that a record names, if it names one."""
+
+
+@dataclass
+class Waiting:
+    """Records for one destination that are not in Kafka yet."""
+
+    due_ms: int
+    """When the topic is looked up, unless one of them is acknowledged before."""
+    records: int = 0
 
 
 @dataclass
@@ -70,7 +88,7 @@ class SourceParts:
     reporters: ErrorReporters
     admin: Admin
     topic_wait_ms: int
-    """How long a record may wait for a topic that does not exist (`topic.wait.timeout.ms`)."""
+    """How long records may wait for a topic that does not exist (`topic.wait.timeout.ms`)."""
     topic_groups: TopicCreationGroups | None = None
     """How topics are created; None: the worker does not create them."""
 
@@ -90,6 +108,7 @@ class SourceTaskShell(WorkerTask):
         self._initialized = False
         self._in_hand: ProducerRecord | None = None
         """The record that waits for its topic or for room in the producer's buffer."""
+        self._waiting: dict[Destination, Waiting] = {}
         self._admin_open = False
         self._topic_error: PenstockError | None = None
         """Why the topic of the record in hand could not be created at the last attempt."""
@@ -142,15 +161,24 @@ class SourceTaskShell(WorkerTask):
 
     async def _execute(self) -> None:
         failed = True
+        loop, watch = asyncio.ensure_future(self._loop()), asyncio.ensure_future(self._watch_topics())
         try:
-            if not self.should_pause:
-                await self._before_loop()
-            while not self.stopping:
-                await self.iteration()
+            done, _ = await asyncio.wait((loop, watch), return_when=asyncio.FIRST_COMPLETED)
+            for ended in done:
+                ended.result()
             failed = False
         finally:
+            loop.cancel()
+            watch.cancel()
+            await asyncio.gather(loop, watch, return_exceptions=True)
             if not self.cancelled:
                 await self._last_commit(failed=failed)
+
+    async def _loop(self) -> None:
+        if not self.should_pause:
+            await self._before_loop()
+        while not self.stopping:
+            await self.iteration()
 
     async def iteration(self) -> None:
         """One turn: pause if that is wanted, poll where nothing is left to send, send."""
@@ -240,10 +268,6 @@ class SourceTaskShell(WorkerTask):
                 else:
                     held_up_ms += HELD_UP_CHECK_MS
                     self._say_held_up(before, held_up_ms)
-                    over_ms = held_up_ms - self.parts.topic_wait_ms
-                    if over_ms >= 0 and over_ms % TOPIC_LOOKUP_AGAIN_MS < HELD_UP_CHECK_MS:
-                        waited = f"topic.wait.timeout.ms={self.parts.topic_wait_ms}"
-                        await self._fail_without_topic(before, waited)
         finally:
             self.metrics.set("source_send_blocked_ms", 0)
             if not sending.done():
@@ -251,12 +275,42 @@ class SourceTaskShell(WorkerTask):
                 await asyncio.wait((sending,))
         return not sending.cancelled() and sending.result()
 
-    async def _fail_without_topic(self, produced: ProducerRecord, waited: str) -> None:
-        """ConnectError if Kafka answers that the record's topic, or the partition it names, does not exist.
+    async def _watch_topics(self) -> None:
+        """Look up each destination of which nothing was acknowledged for `topic.wait.timeout.ms`, though records are
+        on their way to it; ConnectError as `_fail_without_topic` says."""
+        wait_ms = self.parts.topic_wait_ms
+        while True:
+            now_ms = self._clock.monotonic_ms()
+            for destination, waiting in list(self._waiting.items()):
+                if waiting.due_ms <= now_ms and self.state is not State.PAUSED:
+                    await self._fail_without_topic(destination, f"topic.wait.timeout.ms={wait_ms}")
+                    waiting.due_ms = self._clock.monotonic_ms() + TOPIC_LOOKUP_AGAIN_MS
+            now_ms = self._clock.monotonic_ms()
+            next_ms = min((waiting.due_ms for waiting in self._waiting.values()), default=now_ms + wait_ms)
+            await asyncio.sleep(max(TOPIC_WATCH_MS, min(next_ms - now_ms, wait_ms)) / 1000)
+
+    def _on_its_way(self, destination: Destination) -> None:
+        """A record for it is not in Kafka yet."""
+        waiting = self._waiting.get(destination)
+        if waiting is None:
+            due_ms = self._clock.monotonic_ms() + self.parts.topic_wait_ms
+            waiting = self._waiting[destination] = Waiting(due_ms)
+        waiting.records += 1
+
+    def _settled(self, destination: Destination) -> None:
+        """One of those records is in Kafka, was refused or was taken back."""
+        waiting = self._waiting[destination]
+        waiting.records -= 1
+        waiting.due_ms = self._clock.monotonic_ms() + self.parts.topic_wait_ms
+        if not waiting.records:
+            del self._waiting[destination]
+
+    async def _fail_without_topic(self, destination: Destination, waited: str) -> None:
+        """ConnectError if Kafka answers that the topic, or the partition that the record names, does not exist.
 
         While no broker answers, nobody can tell: the task goes on waiting, as it does for a topic that exists.
         """
-        topic, partition = produced.topic, produced.partition
+        topic, partition = destination
         try:
             async with asyncio.timeout(TOPIC_LOOKUP_MS / 1000):
                 await self._open_admin()
@@ -319,7 +373,7 @@ class SourceTaskShell(WorkerTask):
                 self._not_sent(token)
                 self.to_send = records[index:]
                 if isinstance(e, UnknownTopicOrPartition):  # the connector's own producer.override.max.block.ms is over
-                    await self._fail_without_topic(produced, "the producer's max.block.ms")
+                    await self._fail_without_topic(_destination(produced), "the producer's max.block.ms")
                 log.warning("send will be tried again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
                 return False
             except ConnectError:  # not the record's own error: what is tolerated of records does not pass it over
@@ -338,7 +392,10 @@ class SourceTaskShell(WorkerTask):
         return True
 
     async def _send(self, record: SourceRecord, produced: ProducerRecord, token: object) -> None:
+        destination = _destination(produced)
+
         def on_delivery(metadata: RecordMetadata | None, error: Exception | None) -> None:
+            self._settled(destination)
             if metadata is not None and error is None:
                 self.metrics.add("source_record_write_total")
                 self._sent(record, token, metadata)
@@ -346,6 +403,7 @@ class SourceTaskShell(WorkerTask):
                 self._failed_later(record, token, error)
 
         self._in_hand = produced
+        self._on_its_way(destination)
         try:
             await self.producer.send(
                 produced.topic,
@@ -356,6 +414,9 @@ class SourceTaskShell(WorkerTask):
                 timestamp=produced.timestamp,
                 on_delivery=on_delivery,
             )
+        except BaseException:
+            self._settled(destination)
+            raise
         finally:
             self._in_hand = None
         if produced.topic not in self._topics_said:
@@ -395,12 +456,14 @@ class SourceTaskShell(WorkerTask):
     async def _have_topic(self, produced: ProducerRecord) -> None:
         """Create the record's topic if it does not exist and the connector says how; ConnectError if Kafka refuses.
 
-        A retriable error is tried again: `_send_polled` limits how long the record waits for its topic.
+        A retriable error is tried again: `_watch_topics` limits how long the record waits for its topic.
         """
         topic, groups = produced.topic, self.parts.topic_groups
         if topic in self._known_topics or groups is None:
             return
+        destination = _destination(produced)
         self._in_hand = produced
+        self._on_its_way(destination)
         try:
             while True:
                 if await self._created(groups.topic(topic)):
@@ -408,6 +471,7 @@ class SourceTaskShell(WorkerTask):
                 await asyncio.sleep(SEND_FAILED_BACKOFF_MS / 1000)
         finally:
             self._in_hand = None
+            self._settled(destination)
         self._known_topics.add(topic)
 
     async def _created(self, topic: NewTopic) -> bool:
@@ -438,3 +502,7 @@ class SourceTaskShell(WorkerTask):
             if self._admin_open:
                 await self.parts.admin.close()
             await self.producer.close(0 if self.cancelled else CLOSE_TIMEOUT_MS)
+
+
+def _destination(produced: ProducerRecord) -> Destination:
+    return produced.topic, produced.partition

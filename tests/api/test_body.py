@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from typing import Any
 
 import pytest
 
 from api.body import PART_BYTES, BodyReader, BodyStalled, ClientGone, Drain, ServiceLeaving
+from api.content_encoding import STEP_BYTES, Inflater
 from api.problem import Problem
 from api.turns import BULK_BYTES, BULK_EVENTS, FREE, Turns
 from tests.api.conftest import after
@@ -53,6 +55,26 @@ async def test_a_client_that_leaves_is_told_apart_from_the_end() -> None:
     assert await reader.next() == b"a"
     with pytest.raises(ClientGone):
         await reader.next()
+
+
+@pytest.mark.parametrize("more", [True, False])
+async def test_a_client_that_leaves_ends_the_inflating(more: bool) -> None:
+    """A small body that holds much is not inflated to its end for nobody, whether or not more of it was to come."""
+    left, body = asyncio.Event(), gzip.compress(bytes(100 * STEP_BYTES))
+    messages = [part(body, more)]
+
+    async def receive() -> dict[str, Any]:
+        if messages:
+            return messages.pop()
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    reader = BodyReader(receive, Drain(), 1_000, inflater=Inflater("gzip"))
+    assert await reader.next()
+    assert await reader.next()
+    left.set()
+    with pytest.raises(ClientGone):
+        await reader.all(50 * STEP_BYTES)
 
 
 async def test_draining_reaches_bodies_that_are_being_waited_for() -> None:

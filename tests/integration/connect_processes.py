@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,23 +14,18 @@ from typing import Any
 
 import httpx
 
+from services.local.ports import pick
 from tests.integration.connect_worker import properties_file
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S, STOP_S = 60, 60
 
 
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
-
-
 class WorkerProcess:
     """One worker; `url` is its REST."""
 
     def __init__(self, folder: Path, props: dict[str, str], mode: str = "distributed", *more: str) -> None:
-        port = free_port()
+        [port] = pick("127.0.0.1", 1)
         self.url = f"http://127.0.0.1:{port}"
         self._log = folder / f"worker-{port}.log"
         file = properties_file(folder, {**props, "listeners": self.url})

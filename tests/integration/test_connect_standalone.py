@@ -14,9 +14,10 @@ import pytest
 from services.connect import connectors
 from services.connect.daemon import CONNECTOR_FAILED, KAFKA_UNREACHABLE, PORT_TAKEN, WRONG_SETTING
 from services.local.kafka import EmbeddedKafka
+from services.local.ports import pick
 from shared.clients.admin import Admin, NewTopic
 from shared.common.settings import KafkaSettings
-from tests.integration.connect_processes import ROOT, WorkerProcess, free_port
+from tests.integration.connect_processes import ROOT, WorkerProcess
 from tests.integration.connect_worker import JSON_CONVERTER
 
 STRING = "org.apache.kafka.connect.storage.StringConverter"
@@ -56,7 +57,7 @@ async def test_lines_go_through_kafka_and_offsets_survive(
         await admin.create_topics([NewTopic(topic_name, 1)])
     source = connector(tmp_path / "src.properties", name="src", connector_class="FileStreamSource",
                        file=str(tmp_path / "in.txt"), topic=topic_name)  # fmt: skip
-    sink = connector(tmp_path / "snk.properties", name="snk", connector_class="FileStreamSink",
+    sink = connector(tmp_path / "snk.properties", name=f"{topic_name}-sink", connector_class="FileStreamSink",
                      file=str(tmp_path / "out.txt"), topics=topic_name)  # fmt: skip
     (tmp_path / "in.txt").write_text("one\ntwo\n")
     props = standalone(kafka.bootstrap_servers, tmp_path)
@@ -86,7 +87,8 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
 def test_what_keeps_a_worker_from_starting_has_its_own_status(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     """A wrong setting, a port taken, Kafka that is not there, a connector that cannot be made: one line each."""
     file = tmp_path / "worker.properties"
-    props = standalone(kafka.bootstrap_servers, tmp_path) | {"listeners": f"http://127.0.0.1:{free_port()}"}
+    rest, no_kafka = pick("127.0.0.1", 2)
+    props = standalone(kafka.bootstrap_servers, tmp_path) | {"listeners": f"http://127.0.0.1:{rest}"}
     file.write_text("".join(f"{name}={value}\n" for name, value in props.items()))
     wrong = run("standalone", str(file), "--offset.flush.interval.ms=never")
     assert (wrong.returncode, "offset.flush.interval.ms" in said(wrong)) == (WRONG_SETTING, True)
@@ -96,7 +98,7 @@ def test_what_keeps_a_worker_from_starting_has_its_own_status(kafka: EmbeddedKaf
         port = taken.getsockname()[1]
         refused = run("standalone", str(file), f"--listeners=http://127.0.0.1:{port}")
     assert (refused.returncode, str(port) in said(refused)) == (PORT_TAKEN, True)
-    nowhere = f"127.0.0.1:{free_port()}"
+    nowhere = f"127.0.0.1:{no_kafka}"
     alone = run("standalone", str(file), f"--bootstrap.servers={nowhere}", "--request.timeout.ms=1000")
     assert (alone.returncode, nowhere in said(alone)) == (KAFKA_UNREACHABLE, True)
     bad = connector(tmp_path / "bad.properties", name="bad", connector_class="no.such.Class")

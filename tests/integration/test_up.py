@@ -116,8 +116,15 @@ def test_what_up_prints_and_readme_shows_works(said: dict[str, str], tmp_path: P
     assert_clean(httpx.get(f"{said['dashboard']}/metrics", timeout=60).text)
     the_whole_rest_is_there(said["Connect"].partition(": ")[0])
     assert said["topology"] == "visits:topology, as application penstock"
+    logs = tmp_path / ".penstock" / "logs"
+    assert said["results"] == (
+        f"topic visits; services.local.handlers:log_record has them, its log is {logs / 'consumer.log'}"
+    )
+    assert said["files"].startswith(f"{tmp_path / '.penstock' / 'files'}, ")
+    assert said["logs"] == str(logs)
     assert f"a compaction every 1234 s (compaction.interval_ms={INTERVAL_MS})" in said["lake"]
     program, *audit = shlex.split(said["audit"])
+    assert said["Kafka"] == audit[audit.index("--kafka.bootstrap-servers") + 1]
     assert program.endswith("penstock")
     (result,) = lines_of(audit, tmp_path)[-1:]
     assert (result["records"], result["dead_letters"], result["late"], result["unprocessed"]) == (4, 0, 1, 0)

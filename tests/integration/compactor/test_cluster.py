@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import msgspec
 import pytest
 
 from services.compactor.spark import use_java
+from services.local import ports
 from services.local.kafka import EmbeddedKafka
 from shared.common import lake
 from shared.common.java import find_java
@@ -53,12 +53,6 @@ MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.depl
 pytestmark = pytest.mark.soak  # nine JVMs: more than a minute on two cores
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 @contextlib.contextmanager
 def running(arguments: list[str], folder: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """A Spark daemon in a process group of its own, which is killed as a whole at the end."""
@@ -79,7 +73,7 @@ def running(arguments: list[str], folder: Path, environment: dict[str, str]) -> 
 def master(tmp_path: Path) -> Iterator[str]:
     """The URL of a master that has two workers, each with one core and one gigabyte."""
     use_java(find_java())
-    port, web = free_port(), free_port()
+    port, web, *worker_webs = ports.pick("127.0.0.1", 2 + WORKERS)
     url = f"spark://127.0.0.1:{port}"
     own = {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": f"{Path.cwd()}:{tmp_path}"}
     own["PATH"] = f"{SPARK_CLASS.parent}:{os.environ['PATH']}"  # the launcher asks the Python there where Spark is
@@ -89,7 +83,7 @@ def master(tmp_path: Path) -> Iterator[str]:
     with contextlib.ExitStack() as stack:
         daemons = [stack.enter_context(running([MASTER, *asked], tmp_path / "master", environment))]
         for number in range(WORKERS):
-            work = ["--work-dir", str(executors(tmp_path, number)), "--webui-port", str(free_port())]
+            work = ["--work-dir", str(executors(tmp_path, number)), "--webui-port", str(worker_webs[number])]
             line = [WORKER, *offered, *work, url]
             daemons.append(stack.enter_context(running(line, tmp_path / f"worker-{number}", environment)))
         deadline = time.monotonic() + START_SECONDS

@@ -81,6 +81,8 @@ async def test_offsets_of_a_stranger_are_set_back_while_the_application_restarts
         said = capsys.readouterr().out
         assert said.count(f"{FIRST}: another client committed 70: back to 50\n") == 2
         assert said.endswith("back to 50\ndone\n")
+        assert await command(chain) == 0
+        assert capsys.readouterr().out == f"application {TOPIC}: {NOTHING}\n"
 
         async def is_processed() -> bool:
             return sorted((await committed(chain)).values()) == [70, 70]

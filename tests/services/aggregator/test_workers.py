@@ -65,9 +65,14 @@ async def serving(worker: Worker, app: FastAPI) -> AsyncIterator[None]:
 
 
 def test_a_worker_has_the_settings_but_for_what_there_can_be_one_of() -> None:
-    """Numbered names, the address of the process above, and a part of the time for the shutdown."""
-    given = settings_of("--streams.group-instance-id=agg", "--kafka.client-id=me", "--shutdown-timeout-ms=10000")
+    """Numbered names, the address of the process above, and a part of the time for the shutdown. What that process
+    takes of a request's head its workers take too."""
+    given = settings_of(
+        "--streams.group-instance-id=agg", "--kafka.client-id=me", "--shutdown-timeout-ms=10000",
+        "--http.max-head-bytes=80000",
+    )  # fmt: skip
     own = worker_settings(given, 2, "http://host:8083/workers/2")
+    assert own.http == HttpSettings(max_head_bytes=80_000)
     assert (own.streams.group_instance_id, own.kafka.client_id, own.workers) == ("agg-2", "me-2", 1)
     assert own.streams.state_dir == ".penstock/state/worker-2"
     assert own.queries.application_server == "http://host:8083/workers/2"

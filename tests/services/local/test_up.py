@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from services.local.broker_config import LOG_FOLDER
 from services.local.kafka import META_PROPERTIES, EmbeddedKafka
-from services.local.up import UpSettings, main, require_topics
+from services.local.up import Up, UpSettings, main, require_topics
 from shared.common.errors import ConfigError
+from shared.common.settings import HttpSettings
 from shared.streams.aggregations import Count
 from shared.streams.dsl import StreamsBuilder
 from shared.streams.topology import Topology
@@ -88,6 +90,29 @@ def test_a_wrong_setting_of_the_aggregator_is_said_before_kafka_is_started(
     (line,) = capfd.readouterr().err.splitlines()
     assert "compaction.interval_ms" in line
     assert not (tmp_path / "data").exists()
+
+
+class Started(Exception):
+    """Kafka was to be started."""
+
+
+class BrokerWithData:
+    """A broker of an earlier start."""
+
+    def has_data(self) -> bool:
+        return True
+
+    async def start(self) -> None:
+        raise Started
+
+
+async def test_a_broker_with_data_is_asked_for_its_topics() -> None:
+    """An earlier start may have created what the topology reads: nothing is refused before Kafka answers."""
+    settings = UpSettings(http=HttpSettings(port=0), connect_port=0, topology="up_topologies:build")
+    up = Up(settings, Console(quiet=True))
+    up._broker = BrokerWithData()  # type: ignore[assignment]
+    with pytest.raises(Started):
+        await up.startup()
 
 
 def joined() -> Topology:

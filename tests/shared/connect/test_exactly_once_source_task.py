@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from shared.connect import source_shell
 from shared.connect.states import ConnectorTaskId, TargetState
 from shared.connect.worker_task import TaskSpec
+from shared.testing.fake_broker import Api, Fail
 from tests.shared.connect.harness import Running, SayingSource, SayingSourceTask, running, source_record
 
 ENABLED = {"exactly_once_source_support": "enabled"}
@@ -138,3 +142,18 @@ async def test_a_topic_that_stays_missing_fails_the_task_and_its_transaction() -
         await run.until(lambda: "failure" in run.listener.of(id))
         assert "topic missing, which a record is for, does not exist" in run.listener.traces[0]
         assert values(run) == values(run, "offsets") == []
+
+
+async def test_a_topic_that_is_deleted_during_a_commit_fails_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit waits for a record that the producer still has; the reason is the topic, and nothing is written."""
+    monkeypatch.setattr(source_shell, "CLOSE_TIMEOUT_MS", 100)
+    async with running(**ENABLED, topic_wait_timeout_ms="300") as run:
+        run.cluster.create_topic("short")
+        id = await started(run, producer_override_max_block_ms="1000")
+        with run.cluster.control(Api.PRODUCE, Fail(7)) as failing:  # REQUEST_TIMED_OUT: sent again and again
+            task().batches.put_nowait([source_record("a", 1, topic="short")])
+            await run.until(lambda: failing.acted)
+            run.cluster.delete_topic("short")
+        await run.until(lambda: "failure" in run.listener.of(id), 20)
+        assert "topic short, which a record is for, does not exist" in run.listener.traces[0]
+        assert values(run, "offsets") == []

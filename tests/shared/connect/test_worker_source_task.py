@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from shared.connect import RetriableError, source_shell
 from shared.connect.states import TargetState
-from shared.testing.fake_broker import Api, Close, Fail
+from shared.testing.fake_broker import Api, Close, Fail, Request
 from tests.shared.connect.harness import Running, SayingSource, SayingSourceTask, running, source_record
 
 KEY = b'["c",{"file":"a"}]'
@@ -229,6 +229,42 @@ async def test_a_topic_that_is_deleted_fails_the_task(monkeypatch: pytest.Monkey
             await run.until(lambda: task().batches.empty() or "failure" in run.listener.of(id))
         assert "topic short, which a record is for, does not exist" in run.listener.traces[0]
         assert run.store.data == {KEY: b'{"position":1}'}
+
+
+async def test_a_deleted_topic_fails_a_task_that_polls_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record that the producer still has is enough, though `poll` only waits; its offset is not stored."""
+    monkeypatch.setattr(source_shell, "CLOSE_TIMEOUT_MS", 100)  # what the producer has is never sent
+    async with running(topic_wait_timeout_ms="300", offset_flush_timeout_ms="100") as run:
+        run.cluster.create_topic("short")
+        id = await started(run)
+        task().batches.put_nowait([source_record("a", 1, topic="short")])
+        await run.until(lambda: run.store.data.get(KEY) == b'{"position":1}')
+        with run.cluster.control(Api.PRODUCE, Fail(7)):  # REQUEST_TIMED_OUT: sent again and again
+            task().batches.put_nowait([source_record("b", 2, topic="short"), source_record("c", 3)])
+            await run.until(lambda: run.worker.task_metrics()[0][2]["source_record_active_count"] == 2)
+            run.cluster.delete_topic("short")
+        await run.until(lambda: "failure" in run.listener.of(id), 20)
+        assert "topic short, which a record is for, does not exist" in run.listener.traces[0]
+        assert "topic.wait.timeout.ms=300" in run.listener.traces[0]
+        assert run.store.data == {KEY: b'{"position":1}'}
+
+
+async def test_a_slow_broker_fails_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that waits longer than `topic.wait.timeout.ms` for a topic that exists goes out when it can."""
+    monkeypatch.setattr(source_shell, "TOPIC_LOOKUP_AGAIN_MS", 100)
+    lookups: list[Request] = []
+
+    def noted(request: Request) -> None:
+        if request.client_id.startswith("connector-admin"):
+            lookups.append(request)
+
+    async with running(topic_wait_timeout_ms="100") as run:
+        id = await started(run)
+        with run.cluster.control(Api.PRODUCE, Fail(7)), run.cluster.control(Api.METADATA, noted):
+            task().batches.put_nowait([source_record("a", 1)])
+            await run.until(lambda: len(lookups) >= 3)
+        await run.until(lambda: run.store.data.get(KEY) == b'{"position":1}')
+        assert run.listener.of(id) == ["startup"]
 
 
 async def test_a_topic_that_cannot_be_made_for_long_fails_the_task() -> None:

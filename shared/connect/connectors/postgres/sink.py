@@ -138,24 +138,23 @@ class PostgresSinkTask(SinkTask):
     async def _put(self, records: list[SinkRecord]) -> None:
         """Write a batch, and report the records of it that cannot be rows.
 
-        The first of them is reported before anything is written: where that ends the task, each restart would write
-        the records before it once more.
+        Such a record is reported before those in front of it are written: where that ends the task, each restart would
+        write them once more. Behind it the parts that are tried begin as short as the one in front of it was, and
+        double, so that a batch in which much is wrong is not tried as a whole again and again.
         """
-        error = await self._attempt(records)
-        if error is not None:
-            await self._report(*await self._first_errant(records, error))
-            await self._put_halves(records, error)
-
-    async def _put_halves(self, records: list[SinkRecord], error: Exception) -> None:
-        """Write what can be written of records that failed together, and report the rest one by one."""
-        if len(records) == 1:
-            await self._report(records[0], error)
-            self._note_done(records)
-            return
-        half = len(records) // 2
-        for part in (records[:half], records[half:]):
-            if (e := await self._attempt(part)) is not None:
-                await self._put_halves(part, e)
+        at, size = 0, len(records)
+        while at < len(records):
+            part = records[at : at + size]
+            error = await self._attempt(part)
+            if error is None:
+                at, size = at + len(part), 2 * size
+                continue
+            errant, error = await self._first_errant(part, error)
+            await self._report(part[errant], error)
+            if await self._attempt(part[:errant]) is None:  # otherwise the database changed meanwhile: look again
+                self._note_done([part[errant]])
+                at += errant + 1
+            size = max(1, errant)
 
     async def _attempt(self, records: list[SinkRecord], *, keep: bool = True) -> Exception | None:
         """Write them; the error if one of them cannot be a row. Without `keep` the rows are taken back.
@@ -170,8 +169,8 @@ class PostgresSinkTask(SinkTask):
             raise await self._failure(e) from e
         return None
 
-    async def _first_errant(self, records: list[SinkRecord], error: Exception) -> tuple[SinkRecord, Exception]:
-        """The first of records that failed together which cannot be a row, and why; nothing is written."""
+    async def _first_errant(self, records: list[SinkRecord], error: Exception) -> tuple[int, Exception]:
+        """Which of records that failed together is the first that cannot be a row, and why; nothing is written."""
         fine, failing = 0, 1  # `fine` records can be written together, `failing` cannot once the first loop is over
         while failing < len(records):
             found = await self._attempt(records[:failing], keep=False)
@@ -186,7 +185,7 @@ class PostgresSinkTask(SinkTask):
                 fine = middle
             else:
                 failing, error = middle, found
-        return records[failing - 1], error
+        return failing - 1, error
 
     async def _report(self, record: SinkRecord, error: Exception) -> None:
         """An error of this record, once; ConnectError if nobody takes it or it is not tolerated."""
