@@ -25,8 +25,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from shared.connect.group.connect_protocol import NOTHING, Work
-from shared.connect.states import ConnectorTaskId
+from penstock.shared.connect.group.connect_protocol import NOTHING, Work
+from penstock.shared.connect.states import ConnectorTaskId
 
 T = TypeVar("T", str, ConnectorTaskId)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.connect.group.assignor import IncrementalAssignor, Plan, assign_eagerly
-from shared.connect.group.connect_protocol import NOTHING, Work
-from shared.connect.states import ConnectorTaskId
+from penstock.shared.connect.group.assignor import IncrementalAssignor, Plan, assign_eagerly
+from penstock.shared.connect.group.connect_protocol import NOTHING, Work
+from penstock.shared.connect.states import ConnectorTaskId
 
 DELAY_MS = 1_000
 
