@@ -69,7 +69,7 @@ def test_environment_is_the_lock(installed: Path) -> None:
     named = set(pinned(LOCK))
     assert len(named) > 30
     assert distributions(python) == named | {"penstock"}
-    site = ask(python, "import services; print(services.__file__)")
+    site = ask(python, "import penstock; print(penstock.__file__)")
     assert Path(site).is_relative_to(installed.parent), "the checkout is seen instead of the wheel"
 
 

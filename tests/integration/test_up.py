@@ -95,7 +95,7 @@ def connector_runs(connectors: str, tmp_path: Path) -> None:
 def the_whole_rest_is_there(worker: str) -> None:
     """What the one address keeps for its page is answered at the worker's own: its version, its loggers."""
     assert httpx.get(f"{worker}/", timeout=60).json().keys() == {"version", "commit", "kafka_cluster_id"}
-    level = httpx.put(f"{worker}/admin/loggers/shared.connect", json={"level": "DEBUG"}, timeout=60)
+    level = httpx.put(f"{worker}/admin/loggers/penstock.shared.connect", json={"level": "DEBUG"}, timeout=60)
     assert level.status_code == 200
     assert httpx.get(f"{worker}/admin/loggers", timeout=60).json()["penstock.shared.connect"]["level"] == "DEBUG"
     assert httpx.get(f"{worker}/connectors", timeout=60).json() == ["visits"]
